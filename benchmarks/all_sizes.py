@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import einnet_explore as ee
-from einnet_explore.parametric.family import Derived
-from einnet_explore.parametric.operator_calls import wrong_call
-from einnet_explore.parametric.proof import prove
+from einnet_explore.parametric.family import FamilyDerivation
+from einnet_explore.parametric.operator_calls import operator_mismatch
+from einnet_explore.parametric.proof import prove_step
 
 LINE = """param H >= 3, C, F
 tensor A[H, C] pad [1, 0]
@@ -37,11 +37,11 @@ def milliseconds(work: Callable[[], object], rounds: int = 3) -> float:
     return 1e3 * min(seen)
 
 
-def all_steps(derived: Derived) -> None:
+def all_steps(derived: FamilyDerivation) -> None:
     """Every step again, and every call."""
     for before, after in pairwise(derived.schemas):
-        assert prove(derived.ground, before, after)[0].kind == "proved"
-        assert wrong_call(derived.ground, after) is None
+        assert prove_step(derived.ground, before, after)[0].kind == "proved"
+        assert operator_mismatch(derived.ground, after) is None
 
 
 def main() -> None:

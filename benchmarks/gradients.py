@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import einnet_explore as ee
-from einnet_explore.autodiff import Passes, cse, front, split
+from einnet_explore.autodiff import Passes, cse, pareto_front, split_passes
 from einnet_explore.ir import Program
 from einnet_explore.runtime.measurement import Timing, compare, pause, times_faster
 from einnet_explore.runtime.program import CompiledProgram, compile_program
@@ -85,8 +85,8 @@ def measured(forward: Program, threads: int, rounds: int) -> None:
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape, np.float32) for p in (forward, backward) for t in p.inputs}
     runs: dict[str, Callable[[], object]] = {"recomputing": prepared(backward, arrays, threads).execute}
-    for form, plan in front(passes.forms):
-        found = split(form, plan, passes.forms)
+    for form, plan in pareto_front(passes.forms):
+        found = split_passes(form, plan, passes.forms)
         kept = prepared(found.forward, arrays, threads)
         kept.execute()
         fed = arrays | {s.name: kept.outputs[s.name].copy() for s in found.stashes}

@@ -13,7 +13,7 @@ import numpy as np
 from certificate_steps import mutants, reread
 
 import einnet_explore as ee
-from einnet_explore.checker import wrong_instance
+from einnet_explore.checker import instance_mismatch
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, accesses
@@ -241,7 +241,7 @@ def passes(before: Program, after: Program) -> str | None:
     """Why *after* would be believed to be *before*; None where a certificate or an instance says no."""
     known = set(before.equations)
     for equation in after.equations:
-        if equation not in known and wrong_instance(equation) is not None:
+        if equation not in known and instance_mismatch(equation) is not None:
             return None
     found = certify(before, after)
     return str(found) if found.ok else None

@@ -23,8 +23,8 @@ from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
 from einnet_explore.checker import RecordError, check_file, check_record
-from einnet_explore.equivalence.assumptions import ROUNDED as FOLDED
-from einnet_explore.equivalence.certificate import known_as
+from einnet_explore.equivalence.assumptions import ROUNDING_AXIOM as FOLDED
+from einnet_explore.equivalence.certificate import program_hash
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.keys import ProfileKey
 from einnet_explore.runtime.profile_store import TimeStore
@@ -228,7 +228,7 @@ def test_a_way_over_a_wrong_program_is_none(believes: Callable[..., bool]) -> No
 def test_programs_that_differ_are_known_as_something_else() -> None:
     pairs = [pair for pair in (*FORGED.values(), *DIFFERENT.values()) if readable(*pair)]
     assert len(pairs) >= 40
-    assert not [pair for pair in pairs if known_as(parse(pair[0])) == known_as(parse(pair[1]))]
+    assert not [pair for pair in pairs if program_hash(parse(pair[0])) == program_hash(parse(pair[1]))]
 
 
 def test_infinite_results_that_stay_where_they_are_are_proved() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.integer_sets import Sets, context
-from einnet_explore.equivalence.linear_space import Form, Space
-from einnet_explore.equivalence.term_multiset import alike, known_by, uncommon
+from einnet_explore.equivalence.integer_sets import TermSets, bounded_context
+from einnet_explore.equivalence.linear_space import Form, TermSpace
+from einnet_explore.equivalence.term_multiset import cancel_common_terms, same_term_sets, term_key
 from einnet_explore.equivalence.term_relation import Term, terms_at
 from einnet_explore.syntax import parse
 
@@ -26,8 +26,8 @@ def certificate(before: str, after: str) -> Certificate:
     return certify(parse(tensors + before), parse(tensors + after))
 
 
-def space_of(*ranges: tuple[int, int]) -> Space:
-    return Space(tuple((lo, hi + 1) for lo, hi in ranges), lambda a, b: a == b)
+def space_of(*ranges: tuple[int, int]) -> TermSpace:
+    return TermSpace(tuple((lo, hi + 1) for lo, hi in ranges), lambda a, b: a == b)
 
 
 def read(form: Form) -> tuple[tuple[str, tuple[Form, ...]], ...]:
@@ -40,11 +40,16 @@ def test_terms_with_other_names_cancel_and_others_stay() -> None:
     one = Term(Fraction(1), read({"x0": 1, y: 2, "": 1}), (y,))
     renamed = Term(Fraction(1), read({"x0": 1, z: 2, "": 1}), (z,))
     longer = Term(Fraction(1), read({"x0": 1, u: 2, "": 1}), (u,))
-    assert known_by(space, one) == known_by(space, renamed) != known_by(space, longer)
-    assert uncommon(space, [one, longer], [renamed]) == ([longer], [])
-    assert uncommon(space, [one, one], [renamed]) == ([Term(Fraction(2), one.factors, one.summed)], [renamed])
-    assert uncommon(space, [one, Term(Fraction(-1), renamed.factors, renamed.summed)], []) == ([], [])
-    assert alike(space, [one, one, longer], [longer, renamed]) and not alike(space, [one, longer], [one])
+    assert term_key(space, one) == term_key(space, renamed) != term_key(space, longer)
+    assert cancel_common_terms(space, [one, longer], [renamed]) == ([longer], [])
+    assert cancel_common_terms(space, [one, one], [renamed]) == (
+        [Term(Fraction(2), one.factors, one.summed)],
+        [renamed],
+    )
+    assert cancel_common_terms(space, [one, Term(Fraction(-1), renamed.factors, renamed.summed)], []) == ([], [])
+    assert same_term_sets(space, [one, one, longer], [longer, renamed]) and not same_term_sets(
+        space, [one, longer], [one]
+    )
 
 
 def test_conditions_multiplicities_and_meanings_count() -> None:
@@ -53,20 +58,20 @@ def test_conditions_multiplicities_and_meanings_count() -> None:
     plain = Term(Fraction(1), read({"x0": 1, "": 0}))
     twice = Term(Fraction(1), read({"x0": 1, "": 0}), (y,))
     held = Term(Fraction(1), read({"x0": 1, "": 0}), (), ({"x0": 1, "": -1},))
-    assert len({known_by(space, t) for t in (plain, twice, held)}) == 3
+    assert len({term_key(space, t) for t in (plain, twice, held)}) == 3
     (x,) = space.point
     by_two, by_three = space._divide({**x, y: 1}, 2), space._divide({**x, y: 1}, 3)
     other = space._divide({**x, z: 1}, 2)
     terms = [Term(Fraction(1), read(q), (v,)) for q, v in ((by_two, y), (by_three, y), (other, z))]
-    keys = [known_by(space, t) for t in terms]
+    keys = [term_key(space, t) for t in terms]
     assert keys[0] == keys[2] != keys[1]
 
 
 def test_infinite_constants_are_not_taken_away() -> None:
     space = space_of((0, 3))
     one, other = Term(inf, read({"x0": 1, "": 0})), Term(Fraction(1), read({"x0": 1, "": 0}))
-    assert uncommon(space, [one, other], [one]) == ([one, other], [one])
-    assert uncommon(space, [one, other], [other, one]) == ([], [])
+    assert cancel_common_terms(space, [one, other], [one]) == ([one, other], [one])
+    assert cancel_common_terms(space, [one, other], [other, one]) == ([], [])
 
 
 def test_a_layout_of_many_terms_is_proved_without_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +85,14 @@ def test_a_layout_of_many_terms_is_proved_without_sets(monkeypatch: pytest.Monke
         f"{head}{TABLE}[h%4, p]*{TABLE}[w%4, q]*M[p, h//4, q, w//4, f]"
     )
     made = 0
-    of = Sets.of
+    of = TermSets.of
 
-    def counted(self: Sets, term: Term) -> object:
+    def counted(self: TermSets, term: Term) -> object:
         nonlocal made
         made += 1
         return of(self, term)
 
-    monkeypatch.setattr(Sets, "of", counted)
+    monkeypatch.setattr(TermSets, "of", counted)
     assert certificate(before, after).kind == "proved" and made == 0
     wrong = certificate(before, after.replace("L[p, q, f, k]", "L[p, q, f, 3-k]").replace("k:4", "k:3"))
     assert wrong.kind == "false"
@@ -141,10 +146,10 @@ def test_sets_are_those_of_their_conditions() -> None:
     """What a scope's terms say as constraints, point by point."""
     text = "tensor A[9, 9]\nY[i:5, j:6] = {[a:4, b:7] sum[k:3] A[(a+k)//2, b%3]} pad [(1, 0), 0][(i+j)%4-1, (i+2*j)//3]"
     scope = parse(text).equations[0].scope
-    space = Space(scope.box, lambda a, b: a == b)
+    space = TermSpace(scope.box, lambda a, b: a == b)
     found: set[tuple[int, ...]] = set()
     for term in terms_at(space, scope, space.point):
-        _, points = Sets(space, context(), counted=False).of(term)
+        _, points = TermSets(space, bounded_context(), counted=False).of(term)
         points.foreach_point(
             lambda p: found.add(tuple(p.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(4)))
         )

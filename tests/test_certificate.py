@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from einnet_explore.equivalence import term_multiset
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.linear_space import MOST, Undecided
+from einnet_explore.equivalence.linear_space import MAX_NAMES, Undecided
 from einnet_explore.equivalence.reads import illegal_read
-from einnet_explore.equivalence.sampling import compare, cost, interpreted, sliced
-from einnet_explore.equivalence.term_multiset import difference
+from einnet_explore.equivalence.sampling import compare_on_samples, grid_points, interpret_reals, slice_scope
+from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import Apply, Bound, Const, Index, Iterator, Program, Scope, Tensor, add, as_index, mul, program
 from einnet_explore.syntax import parse
@@ -226,7 +226,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Scope, Scope]:
 def test_terms_agree_with_evaluation(pair: tuple[Scope, Scope]) -> None:
     before, after = pair
     try:
-        witness = difference(before, after, before.box)
+        witness = term_difference(before, after, before.box)
     except Undecided:
         assume(False)
         return
@@ -239,8 +239,8 @@ def test_slices_hold_the_same_values(pair: tuple[Scope, Scope], first: int, seco
     whole = evaluate(scope, inputs := {"A": np.arange(20).reshape(5, 4) + 1, "B": np.arange(3) + 5})
     starts = [min(n, x.extent - 1) for n, x in zip((first, second), scope.traversals, strict=True)]
     window = tuple((n, x.hi) for n, x in zip(starts, scope.traversals, strict=True))
-    part = sliced(scope, window)
-    assert cost(part) <= cost(scope)
+    part = slice_scope(scope, window)
+    assert grid_points(part) <= grid_points(scope)
     np.testing.assert_array_equal(evaluate(part, inputs), whole[starts[0] :, starts[1] :])
 
 
@@ -260,7 +260,7 @@ def test_large_scopes_are_evaluated_in_slices_at_both_corners() -> None:
 def test_stand_ins_tell_functions_apart_where_reals_would_saturate() -> None:
     scope = parse("tensor v[9]\nY[i:9] = tanh(1000 + v[i]*v[i])").equations[0].scope
     other = parse("tensor v[9]\nY[i:9] = tanh(1001 + v[i]*v[i])").equations[0].scope
-    left, right = (evaluate(interpreted(s), {"v": np.arange(9)}) for s in (scope, other))
+    left, right = (evaluate(interpret_reals(s), {"v": np.arange(9)}) for s in (scope, other))
     assert left.dtype == np.int64 and not np.array_equal(left, right)
 
 
@@ -338,7 +338,7 @@ def test_what_the_theory_does_not_reach_says_why() -> None:
 
     def why(scope: Scope, other: Scope | None = None) -> str:
         with pytest.raises(Undecided) as caught:
-            difference(scope, other or scope, scope.box)
+            term_difference(scope, other or scope, scope.box)
         return str(caught.value)
 
     read = v[(as_index(i),)]
@@ -352,16 +352,16 @@ def test_what_the_theory_does_not_reach_says_why() -> None:
     turned = Scope((i,), (a, b), w[(i + a + (1 - b),)])
     assert "one term stands for several summation points" in why(Scope((i,), (a, b), w[(i + a + b,)]), turned)
     ten = add(*(v[(as_index(n % 4),)] for n in range(10)))
-    assert why(Scope((i,), (), mul(ten, ten, ten))) == f"the product has more than {MOST} terms"
+    assert why(Scope((i,), (), mul(ten, ten, ten))) == f"the product has more than {MAX_NAMES} terms"
     edge = Tensor("e", (4,), ((1, 1),), 2)
     many = add(*(edge[(i + n,)] for n in (-1, 1) for _ in range(5)))
-    assert why(Scope((i,), (), Apply("relu", (many,)))) == f"+ has more than {MOST} cases"
+    assert why(Scope((i,), (), Apply("relu", (many,)))) == f"+ has more than {MAX_NAMES} cases"
 
 
 def test_evaluation_that_fails_is_no_agreement() -> None:
     v = Tensor("v", (4,))
     i = Iterator("i", 0, 4)
-    sample = compare(Scope((i,), (), v[(as_index(i),)]), Scope((i,), (), v[(i + 1,)]), 100, 0)
+    sample = compare_on_samples(Scope((i,), (), v[(as_index(i),)]), Scope((i,), (), v[(i + 1,)]), 100, 0)
     assert sample.error is not None and "outside its reach" in sample.error
 
 
@@ -400,11 +400,11 @@ def test_two_functions_are_compared_once_however_many_terms_read_them(
 
     def counted(before: Scope, after: Scope, *rest: Any) -> Any:
         asked.append((before, after))
-        return difference(before, after, *rest)
+        return term_difference(before, after, *rest)
 
-    term_multiset._proved.cache_clear()
-    monkeypatch.setattr(term_multiset, "difference", counted)
-    assert (difference(one, other, one.box) is None) == said
+    term_multiset._cached_proof.cache_clear()
+    monkeypatch.setattr(term_multiset, "term_difference", counted)
+    assert (term_difference(one, other, one.box) is None) == said
     assert len(asked) == 1
 
 
@@ -428,6 +428,6 @@ def test_a_number_by_itself_is_sampled() -> None:
     """Tensors without dimensions take signs and peaks, too."""
     plain, added = (parse(f"tensor A[]\nY[] = {body}").equations[0].scope for body in ("2*A[]", "A[] + A[]"))
     squared = parse("tensor A[]\nY[] = A[] * A[]").equations[0].scope
-    assert compare(plain, added, 1000, 0, indices=((),)).differs is None
-    found = compare(plain, squared, 1000, 0, indices=((),)).differs
+    assert compare_on_samples(plain, added, 1000, 0, indices=((),)).differs is None
+    found = compare_on_samples(plain, squared, 1000, 0, indices=((),)).differs
     assert found is not None and found[0] == ()

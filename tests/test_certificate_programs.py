@@ -14,7 +14,7 @@ from rebuilding import BODIES
 
 from einnet_check import certificate as alone
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.equivalence.program_diff import Definitions, outermost
+from einnet_explore.equivalence.program_diff import EquationDefinitions, outermost_names
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Bound, Const, Equation, Iterator, Program, Scope, Tensor, as_index
 from einnet_explore.syntax import parse
@@ -328,12 +328,12 @@ def test_what_is_made_of_the_other_meets_where_that_lies(name: str) -> None:
 
 def test_the_outermost_are_put_in_first() -> None:
     program = parse("tensor A[4]\nT[i:4] = A[i]\nU[i:4] = T[i]\nV[i:4] = A[3-i]\nY[i:4] = U[i] + V[i]")
-    held = Definitions(program)
+    held = EquationDefinitions(program)
     assert held.made_of("Y") == {"A", "T", "U", "V"} and held.made_of("A") == frozenset()
-    assert outermost({"T", "U", "V"}, (held, {"T", "U", "V"})) == {"U", "V"}
-    assert outermost({"T", "U"}, (held, {"T"})) == {"T", "U"}
-    turned = Definitions(parse("tensor A[4]\nU[i:4] = A[i]\nT[i:4] = U[i]\nY[i:4] = T[i]"))
-    assert outermost({"T", "U"}, (held, {"U"}), (turned, {"T"})) == {"T", "U"}
+    assert outermost_names({"T", "U", "V"}, (held, {"T", "U", "V"})) == {"U", "V"}
+    assert outermost_names({"T", "U"}, (held, {"T"})) == {"T", "U"}
+    turned = EquationDefinitions(parse("tensor A[4]\nU[i:4] = A[i]\nT[i:4] = U[i]\nY[i:4] = T[i]"))
+    assert outermost_names({"T", "U"}, (held, {"U"}), (turned, {"T"})) == {"T", "U"}
     assert held.scope("Y", {"U", "V"}) == program.equations[3].scope
     (y,) = parse("tensor A[4]\nY[i:4] = {[i:4] {[i:4] A[i]}[i]}[i] + {[i:4] A[3-i]}[i]").equations
     assert held.scope("Y", frozenset()) == y.scope

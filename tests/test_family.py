@@ -13,10 +13,10 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.parametric.assumptions import witness
-from einnet_explore.parametric.conjecture import follow, original, usual_sizes
-from einnet_explore.parametric.family import Derived, Family, family, load_family
-from einnet_explore.parametric.proof import legal
+from einnet_explore.parametric.assumptions import find_sizes
+from einnet_explore.parametric.conjecture import default_sizes, record_steps, replay_steps
+from einnet_explore.parametric.family import Family, FamilyDerivation, family, load_family
+from einnet_explore.parametric.proof import prove_legal
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 from tests.lab_kit import ROOT
@@ -40,18 +40,18 @@ LINE = "param C\ntensor A[C]\ntensor B[C]\nY[] = sum[c:C] A[c] * B[c]\n"
 
 
 @pytest.fixture(scope="module")
-def convolution() -> Derived:
+def convolution() -> FamilyDerivation:
     return family(CONVOLUTION).derive(target="Matmul", limit=None, max_depth=6)
 
 
-def lifted(made: Family, sizes: dict[str, int], **params: object) -> Derived:
+def lifted(made: Family, sizes: dict[str, int], **params: object) -> FamilyDerivation:
     """One substitution at *sizes*, for all."""
     session = ee.explore(made.at(**sizes))
     session.apply("variable_substitution", "0", **params)
     return made.lift(session.derivation, sizes)
 
 
-def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convolution: Derived) -> None:
+def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convolution: FamilyDerivation) -> None:
     assert convolution.proof.kind == "proved"
     assert convolution.proof.means == ("isl",)
     assert convolution.guards == ("H >= 3", "C >= 1", "F >= 1")
@@ -67,7 +67,7 @@ def test_a_convolution_is_a_product_and_a_sum_of_offsets_for_all_sizes(convoluti
 
 
 @pytest.mark.parametrize("sizes", [{"H": 3, "C": 1, "F": 1}, {"H": 7, "C": 5, "F": 2}, {"H": 64, "C": 32, "F": 48}])
-def test_an_instance_is_an_ordinary_program_that_is_equal(convolution: Derived, sizes: dict[str, int]) -> None:
+def test_an_instance_is_an_ordinary_program_that_is_equal(convolution: FamilyDerivation, sizes: dict[str, int]) -> None:
     instance = convolution.instantiate(**sizes)
     assert dict(instance.sizes) == sizes
     assert instance.start == convolution.family.at(**sizes)
@@ -77,7 +77,7 @@ def test_an_instance_is_an_ordinary_program_that_is_equal(convolution: Derived, 
     assert ee.parse(ee.text(instance.program)) == instance.program
 
 
-def test_sizes_outside_the_guards_are_refused(convolution: Derived) -> None:
+def test_sizes_outside_the_guards_are_refused(convolution: FamilyDerivation) -> None:
     with pytest.raises(Refused, match=r"^H = 2 breaks the guard H >= 3$"):
         convolution.instantiate(H=2, C=4, F=4)
     with pytest.raises(Refused, match=r"^no value of F is given, expected those of H, C, F$"):
@@ -149,7 +149,7 @@ def test_kinds_of_derivations(kind: str) -> None:
 
 def test_sizes_to_derive_at_lie_apart() -> None:
     ground = family("param H >= 99, W >= 99, C % 7 == 3, F <= 6\ntensor A[H, W, C, F]\nY[i:H] = A[i, 0, 0, 0]").ground
-    assert usual_sizes(ground) == {"H": 99, "W": 104, "C": 24, "F": 6}
+    assert default_sizes(ground) == {"H": 99, "W": 104, "C": 24, "F": 6}
 
 
 def test_a_remainder_that_a_step_needs_is_inferred_and_guarded() -> None:
@@ -247,7 +247,7 @@ Y[i:N, j:N] = exp(S[i, j] - M[i]) / Z[i]
     assert family(rows).equals(family(turned.replace("- M[i]) / Z", "- M[j]) / Z"))).kind != "proved"
 
 
-def test_what_is_printed_is_read_again(convolution: Derived) -> None:
+def test_what_is_printed_is_read_again(convolution: FamilyDerivation) -> None:
     again = family(convolution.text())
     assert convolution.family.equals(again).kind == "proved"
     assert family(family(IMAGE).text()).text() == family(IMAGE).text()
@@ -275,9 +275,9 @@ def test_a_search_that_finds_nothing_says_so() -> None:
 def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:
     session = ee.explore(family(LINE).at(C=24))
     session.apply("variable_substitution", "0", phi={"a": "c//4", "b": "c%4"})
-    (step,) = original(session.derivation)
+    (step,) = record_steps(session.derivation)
     with pytest.raises(Refused, match=r"step 0, variable_substitution: path '5': expected an equation number"):
-        follow(session.derivation.start, [replace(step, at=(5,))], {"C": 24}, {"C": 24})
+        replay_steps(session.derivation.start, [replace(step, at=(5,))], {"C": 24}, {"C": 24})
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ Y[g:2*G] = sum[c:C//(2*G)] A[g*(C//(2*G))+c]
 TURNED = "param H, W\ntensor A[H, W]\nY[i:H, j:W] = A[j, i] * A[i, j]\n"
 
 
-def split(made: Family) -> Derived:
+def split(made: Family) -> FamilyDerivation:
     """The sum over the windows apart from that over channels, found where one derives usually."""
-    sizes = usual_sizes(made.ground)
+    sizes = default_sizes(made.ground)
     session = ee.explore(made.at(**sizes))
     session.apply("summation_splitting", "0", outer=["k"])
     return made.lift(session.derivation, sizes)
@@ -355,7 +355,7 @@ def test_an_inequality_between_parameters_is_enough_for_windows() -> None:
     assert ee.certify(instance.start, instance.program).kind == "proved"
     with pytest.raises(Refused, match=r"^W = 3, K = 4, C = 1 breaks the guard W >= K$"):
         found.instantiate(W=3, K=4, C=1)
-    assert legal(family(WINDOWS).ground, family(WINDOWS).schema).kind == "unproved"
+    assert prove_legal(family(WINDOWS).ground, family(WINDOWS).schema).kind == "unproved"
     for weaker in ("W + 1 >= K", "W >= C"):
         assert split(family(WINDOWS, assume=[weaker])).proof.kind != "proved"
     for stronger in ("W > 2*K", "K < W", "K + C <= W"):
@@ -367,7 +367,7 @@ def test_parameters_that_are_equal_are_one() -> None:
     made = family(TURNED, assume=["H == W"])
     assert made.guards == ("H >= 1", "H == W") and made.at(H=3, W=3)
     assert made.equals(family(swapped, assume=["W == H"])).kind == "proved"
-    assert legal(family(TURNED).ground, family(TURNED).schema).kind == "unproved"
+    assert prove_legal(family(TURNED).ground, family(TURNED).schema).kind == "unproved"
     with pytest.raises(Refused, match=r"^W = 4 breaks the guard H == W: it has to be 3$"):
         made.at(H=3, W=4)
     narrow = family(TURNED.replace("H, W\n", "H % 2 == 1, W % 3 == 0, W <= 20, W == H\n", 1))
@@ -382,7 +382,7 @@ def test_parameters_that_are_equal_are_one() -> None:
 def test_a_remainder_by_other_parameters() -> None:
     made = family(GROUPS, assume=["C % (2*G) == 0"])
     assert made.guards == ("G >= 1", "C % (2*G) == 0")
-    assert legal(made.ground, made.schema).kind == "proved"
+    assert prove_legal(made.ground, made.schema).kind == "proved"
     assert family(made.text()).equals(family(made.text())).kind == "proved"
     assert made.at(C=12, G=3) == ee.parse("tensor A[12]\nY[g:6] = sum[c:2] A[g*2+c]")
     other = GROUPS.replace("sum[c:C//(2*G)] A[g*(C//(2*G))+c]", "sum[c:C] where(c // (C//(2*G)) == g, A[c], 0)")
@@ -456,14 +456,14 @@ def test_the_family_that_the_text_form_shows() -> None:
     made = family(shown)
     assert made.guards == ("H >= 3", "W >= 3", "W <= 512", "C >= 1", "C % 4 == 0")
     assert made.equals(family(made.text())).kind == "proved"
-    assert legal(made.ground, made.schema).kind == "proved"
+    assert prove_legal(made.ground, made.schema).kind == "proved"
     (wrong,) = re.findall(r"^```text family\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
     with pytest.raises(TextError) as raised:
         family(shown.replace("+ r - 1", "+ r"), "conv.ein")
     assert str(raised.value) == wrong
 
 
-def test_an_instance_that_is_not_what_was_written_is_refused(convolution: Derived) -> None:
+def test_an_instance_that_is_not_what_was_written_is_refused(convolution: FamilyDerivation) -> None:
     sizes = {"H": 5, "C": 2, "F": 3}
     other = family(CONVOLUTION.replace("A[h+r-1, c] *", "2 * A[h+r-1, c] *"))
     with pytest.raises(ValueError, match=r"the text at .* is another program: false"):
@@ -528,7 +528,7 @@ AREA = "\ntensor A[H, W]\nY[h:H, w:W] = A[h, w]\n"
 )  # fmt: skip
 def test_products_that_leave_sizes_are_taken_with_sizes(assumed: str) -> None:
     ground = family(f"param {assumed}{AREA}").ground
-    found = witness(ground)
+    found = find_sizes(ground)
     assert found is not None
     ground.refuse(ground.sizes(found))
 

@@ -15,7 +15,7 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nested, strassen
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.program_diff import inlined
+from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.interpreter.running_error import (
     bilinear_error_bound,
@@ -193,7 +193,7 @@ def badged(derivation: Derivation, seed: int = 0) -> ErrorReport:
 
 def held(program: Program, given: Arrays) -> None:
     """Every error of *program* in single precision is within its bound, and its value is what evaluation gives."""
-    scope = inlined(program, ())[program.outputs[0]]
+    scope = inline_equations(program, ())[program.outputs[0]]
     near = running_error(scope, given)
     want = evaluate(program, given, np.float64, outputs_only=True)[program.outputs[0]]
     got = single(program, {})(given)[program.outputs[0]]
@@ -224,9 +224,9 @@ def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypat
     pooled = ee.parse("tensor A[2,9]\nY[i:2, j:5] = sum[k:3] A[i, (j + k)/2]*A[i, (j + 2*k)%3]")
     held(pooled, drawn(pooled))
     conv = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=4, R=3, S=3, padding=1)
-    whole = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
+    whole = running_error(inline_equations(conv, ())[conv.outputs[0]], drawn(conv))
     monkeypatch.setattr("einnet_explore.interpreter.running_error._MAX_ELEMENTS", 16)
-    pieces = running_error(inlined(conv, ())[conv.outputs[0]], drawn(conv))
+    pieces = running_error(inline_equations(conv, ())[conv.outputs[0]], drawn(conv))
     assert np.allclose(whole.value, pieces.value) and np.allclose(whole.error, pieces.error, rtol=0.2)
     assert (pieces.error > 0).all()
 

@@ -13,7 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.autodiff import Analysis, Chosen, Node, Passes, Problem, analyse, cse, optimize, split
+from einnet_explore.autodiff import (
+    Passes,
+    StashAnalysis,
+    StashPlan,
+    StashProblem,
+    ValueNode,
+    analyse_passes,
+    cse,
+    split_passes,
+    substitute_placeholders,
+)
 from einnet_explore.autodiff.differentiation import differentiate
 from einnet_explore.autodiff.pass_splitting import with_inverses
 from einnet_explore.cli import main
@@ -117,7 +127,7 @@ def assert_same(forward: Program, backward: Program, passes: Passes) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-9)
 
 
-def every_plan(problem: Problem) -> Iterable[Chosen]:
+def every_plan(problem: StashProblem) -> Iterable[StashPlan]:
     """What every set of candidates comes to."""
     few = problem.candidates
     return map(problem.outcome, chain.from_iterable(combinations(few, n) for n in range(len(few) + 1)))
@@ -140,7 +150,7 @@ def test_tanh_is_evaluated_once() -> None:
 
 def test_the_normalised_input_is_the_largest_and_not_its_parts() -> None:
     forward, backward = ee.parse(NORM), ee.parse(NORM_GAMMA)
-    found = analyse(forward, backward)
+    found = analyse_passes(forward, backward)
     assert (len(found.largest), len(found.common)) == (1, 9)  # its parts are common too
     passes = cse(forward, backward)
     wanted = NORM.replace(
@@ -169,7 +179,7 @@ def test_each_gradient_of_batch_normalisation() -> None:
 
 def test_optimize_rewrites_the_target_alone() -> None:
     forward, backward = ee.parse(TANH), ee.parse(TANH_BACK)
-    assert optimize(forward, backward) == cse(forward, backward).backward
+    assert substitute_placeholders(forward, backward) == cse(forward, backward).backward
     assert ee.cse is cse
 
 
@@ -177,35 +187,37 @@ def test_optimize_rewrites_the_target_alone() -> None:
 
 
 @pytest.fixture(scope="module", params=[(name, factored) for name in FORWARD for factored in (False, True)], ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[Program, Program, Analysis]:
+def case(request: pytest.FixtureRequest) -> tuple[Program, Program, StashAnalysis]:
     name, factored = request.param
     forward = ee.parse(FORWARD[name])
     backward = differentiate(forward)
-    return forward, backward, analyse(forward, backward, factored)
+    return forward, backward, analyse_passes(forward, backward, factored)
 
 
-def check_plans(case: tuple[Program, Program, Analysis], plans: Iterable[Chosen]) -> None:
+def check_plans(case: tuple[Program, Program, StashAnalysis], plans: Iterable[StashPlan]) -> None:
     forward, backward, found = case
     for plan in plans:
-        passes = split(found, plan)
+        passes = split_passes(found, plan)
         assert [c.kind for c in passes.certificates] == ["proved", "proved"]
         assert passes.operations == found.problem.outcome(plan.stashed).operations
         assert_same(forward, backward, passes)
         # What is left, counted from the new pass alone: what two of its expressions share is in each of them.
-        counted = analyse(Program((), (), ()), passes.backward, found.values.factored).problem.outcome(()).operations
+        counted = (
+            analyse_passes(Program((), (), ()), passes.backward, found.values.factored).problem.outcome(()).operations
+        )
         assert counted == plan.operations if plan == found.problem.cheapest() else counted >= plan.operations
 
 
-def test_gradients_keep_their_values(case: tuple[Program, Program, Analysis]) -> None:
+def test_gradients_keep_their_values(case: tuple[Program, Program, StashAnalysis]) -> None:
     check_plans(case, [case[2].problem.cheapest()])
 
 
 @pytest.mark.slow
-def test_gradients_keep_their_values_under_every_plan(case: tuple[Program, Program, Analysis]) -> None:
+def test_gradients_keep_their_values_under_every_plan(case: tuple[Program, Program, StashAnalysis]) -> None:
     check_plans(case, case[2].curve)
 
 
-def test_plans_are_those_of_brute_force(case: tuple[Program, Program, Analysis]) -> None:
+def test_plans_are_those_of_brute_force(case: tuple[Program, Program, StashAnalysis]) -> None:
     problem = case[2].problem
     if len(problem.candidates) > 12:
         problem = thinned(problem, 12)
@@ -223,29 +235,29 @@ def test_plans_are_those_of_brute_force(case: tuple[Program, Program, Analysis])
         assert cost.operations + price * cost.nbytes == min(p.operations + price * p.nbytes for p in every)
 
 
-def thinned(problem: Problem, most: int) -> Problem:
+def thinned(problem: StashProblem, most: int) -> StashProblem:
     """*problem* in which only the first *most* candidates may be stashed."""
     kept = set(problem.candidates[:most])
-    return Problem(
+    return StashProblem(
         {n: node if n in kept else replace(node, nbytes=None) for n, node in problem.nodes.items()}, problem.roots
     )
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> StashProblem:
     """A random graph of values, of which at most nine may be stashed."""
     count = draw(st.integers(2, 12))
     nodes = {}
     for n in range(count):
         reads = tuple(draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True))) if n else ()
         free = draw(st.integers(0, 3)) == 0 or len([m for m in nodes.values() if m.nbytes is not None]) > 8
-        nodes[n] = Node(draw(st.integers(0, 50)), reads, None if free else draw(st.integers(0, 20)))
-    return Problem(nodes, tuple(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True))))
+        nodes[n] = ValueNode(draw(st.integers(0, 50)), reads, None if free else draw(st.integers(0, 20)))
+    return StashProblem(nodes, tuple(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True))))
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems(), st.integers(0, 80))
-def test_random_problems_are_solved_exactly(problem: Problem, budget: int) -> None:
+def test_random_problems_are_solved_exactly(problem: StashProblem, budget: int) -> None:
     every = list(every_plan(problem))
     best = min(every, key=lambda p: (p.operations, p.nbytes))
     assert (problem.cheapest().operations, problem.cheapest().nbytes) == (best.operations, best.nbytes)
@@ -389,8 +401,8 @@ def again(program: Program) -> Program:
 
 
 def check_integers(forward: Program, backward: Program, factored: bool) -> None:
-    found = analyse(forward, backward, factored)
-    passes = split(found, found.problem.cheapest())
+    found = analyse_passes(forward, backward, factored)
+    passes = split_passes(found, found.problem.cheapest())
     assert all(c.ok for c in passes.certificates), passes.certificates
     arrays = inputs_for(backward, 1) | inputs_for(forward, 0)
     kept = outputs(passes.forward, arrays, "exact")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.autodiff import Passes, analyse, split
+from einnet_explore.autodiff import Passes, analyse_passes, split_passes
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program
 from tests.strategies import inputs_for
@@ -33,8 +33,8 @@ CORNER = """
 
 
 def passes_of(forward: Program, factored: bool) -> Passes:
-    found = analyse(forward, again(forward), factored)
-    return split(found, found.problem.cheapest())
+    found = analyse_passes(forward, again(forward), factored)
+    return split_passes(found, found.problem.cheapest())
 
 
 @pytest.mark.parametrize("factored", [False, True])
@@ -74,7 +74,7 @@ def test_a_stash_is_as_wide_for_its_first_reader_as_for_its_last() -> None:
         "tensor X[6]\ntensor d[6]\nZ[i:6] = exp(X[i]) pad [1]\nG[i:6] = sum[r:3] Z[i+r-1] * d[i]\noutput Z, G"
     )
     for factored in (False, True):
-        found = analyse(forward, backward, factored)
-        made = split(found, found.problem.cheapest())
+        found = analyse_passes(forward, backward, factored)
+        made = split_passes(found, found.problem.cheapest())
         assert [c.ok for c in made.certificates] == [True, True]
         assert ee.parse(ee.text(made.backward)) == made.backward

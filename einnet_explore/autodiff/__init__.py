@@ -1,19 +1,29 @@
 """Reverse-mode differentiation, and common subexpressions of both passes with a stash between them."""
 
-from einnet_explore.autodiff.stash import Analysis, Common, Passes, Stash, analyse, cse, front, optimize, split
-from einnet_explore.autodiff.stash_plan import Chosen, Node, Problem
+from einnet_explore.autodiff.stash import (
+    CommonValue,
+    Passes,
+    Stash,
+    StashAnalysis,
+    analyse_passes,
+    cse,
+    pareto_front,
+    split_passes,
+    substitute_placeholders,
+)
+from einnet_explore.autodiff.stash_plan import StashPlan, StashProblem, ValueNode
 
 __all__ = [
-    "Analysis",
-    "Chosen",
-    "Common",
-    "Node",
+    "CommonValue",
     "Passes",
-    "Problem",
     "Stash",
-    "analyse",
+    "StashAnalysis",
+    "StashPlan",
+    "StashProblem",
+    "ValueNode",
+    "analyse_passes",
     "cse",
-    "front",
-    "optimize",
-    "split",
+    "pareto_front",
+    "split_passes",
+    "substitute_placeholders",
 ]

@@ -78,7 +78,7 @@ class Preimage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Option:
+class _Elimination:
     """One way to solve an equation: for *v*, stepping through *u* in case of a coefficient; *saves* so many points."""
 
     saves: int
@@ -155,23 +155,23 @@ class _Solver:
                 return
             self._take(max(options, key=lambda o: self._rank(o, prefer)))
 
-    def _rank(self, option: _Option, prefer: Container[Iterator]) -> tuple[bool, bool, int]:
+    def _rank(self, option: _Elimination, prefer: Container[Iterator]) -> tuple[bool, bool, int]:
         # An equation with one unknown leaves no choice: it comes first.
         alone = sum(x in self.unknowns for x in self.equations[option.number].iterators) == 1
         return alone, option.v in prefer, option.saves
 
-    def _options(self, number: int, e: Index) -> Iterable[_Option]:
+    def _options(self, number: int, e: Index) -> Iterable[_Elimination]:
         hidden = {x for atom, _ in e.terms if not isinstance(atom, Iterator) for x in as_index(atom).iterators}
         linear = [(a, k) for a, k in e.terms if isinstance(a, Iterator) and a in self.unknowns and a not in hidden]
         for v, k in linear:
-            yield _Option(v.extent, number, v)
+            yield _Elimination(v.extent, number, v)
             if abs(k) > 1:
                 for u, c in linear:
                     # The unit steps between two values of u with one residue: 1 would step through all of them.
                     if u != v and (m := abs(k) // gcd(k, c)) > 1:
-                        yield _Option(v.extent * u.extent // -(-u.extent // m), number, v, u)
+                        yield _Elimination(v.extent * u.extent // -(-u.extent // m), number, v, u)
 
-    def _take(self, option: _Option) -> None:
+    def _take(self, option: _Elimination) -> None:
         e = self.equations.pop(option.number)
         v, k = option.v, e.coefficient(option.v)
         if option.u is not None:
@@ -230,7 +230,7 @@ def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
     return tuple(kept)
 
 
-MOST = 16
+MAX_SLOWDOWN = 16
 """How many points for each of the forward pass a gradient may walk through where its index map is not inverted."""
 
 
@@ -242,7 +242,9 @@ class Contribution:
     body: Scalar
 
 
-def targets(index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: Iterable[str]) -> tuple[Iterator, ...]:
+def target_iterators(
+    index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: Iterable[str]
+) -> tuple[Iterator, ...]:
     """New iterators over *box*, called as the lone iterators of *index* where there are such, else ``t1``, ``t2``, …"""
     taken = {*used, *(x.name for i in index for x in i.iterators)}
     out: list[Iterator] = []
@@ -254,7 +256,7 @@ def targets(index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: It
     return tuple(out)
 
 
-def contribution(
+def gradient_contribution(
     scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], scale: Scalar
 ) -> Contribution | None:
     """What the read of *part* contributes to the gradient over *into*; None where that is nothing.
@@ -263,20 +265,20 @@ def contribution(
     Raises ValueError where the index map has no usable inverse.
     """
     whole = replace(part, factor=mul(part.factor, scale))
-    direct = _pulled(scope, above, whole, into, scope.traversals)
+    direct = _pull_back(scope, above, whole, into, scope.traversals)
     if (direct.bounds or direct.stepped) and not whole.conditions and _finite(whole.factor):
         # Strides: where another factor's padding says which points count, this is a transposed convolution.  Rules step
         # through its sum as this did, but no rule makes steps whole again.
-        other = _pulled(scope, above, whole, into, scope.summations)
+        other = _pull_back(scope, above, whole, into, scope.summations)
         if not (other.bounds or other.stepped or other.hard):
             direct = other
     if direct.hard:
         _refuse_long(scope, direct.scope, part.access)
-    return _guarded(direct)
+    return _as_conditions(direct)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pulled:
+class _PulledScope:
     """A scope over the targets that is right where all *bounds* and *conditions* are met, and has to be 0 elsewhere.
 
     *stepped*: it walks through an iterator of the original in steps; *hard*: not all equations could be solved.
@@ -289,16 +291,16 @@ class _Pulled:
     hard: bool
 
 
-def _pulled(
+def _pull_back(
     scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], prefer: tuple[Iterator, ...]
-) -> _Pulled:
+) -> _PulledScope:
     """*part* times *above* at the targets *into*, solved for *prefer* where there is a choice."""
     own = (*scope.traversals, *scope.summations)
     # The new iterators may have names of the old ones: these get a mark in between.
     marked = {x: Iterator(f"{x.name}'", x.lo, x.hi) for x in own}
     index = tuple(i.substitute(lambda x: marked[x]) for i in part.access.index)
     found = preimage(tuple(marked.values()), index, into, {marked[x] for x in prefer})
-    plain = _unmarked(found.free, into)
+    plain = _unmark_iterators(found.free, into)
     stepped = any(y not in found.values for y in found.free)
 
     def named(i: Index) -> Index:
@@ -311,25 +313,25 @@ def _pulled(
     made = Scope(into, tuple(plain.values()), mul(read, substitute(part.factor, to)))
     if not part.conditions and _finite(part.factor):
         kept = tuple(b for b in bounds if not any(_vanishes(f, b) for f in factors(made.body)))
-        if len(kept) < len(bounds) and (fit := _fitted(made, above, legal_anyway=not kept)) is not None:
-            return _Pulled(fit, kept, conditions, stepped, found.hard)
-    return _Pulled(made, bounds, conditions, stepped, found.hard)
+        if len(kept) < len(bounds) and (fit := _pad_reads(made, above, legal_anyway=not kept)) is not None:
+            return _PulledScope(fit, kept, conditions, stepped, found.hard)
+    return _PulledScope(made, bounds, conditions, stepped, found.hard)
 
 
 def _refuse_long(scope: Scope, backward: Scope, access: Access) -> None:
     """Raises ValueError where *backward* walks through far more points than *scope* has, or elements are made."""
     walked, forward = (prod(x.extent for x in (*s.traversals, *s.summations)) for s in (backward, scope))
     made = prod(backward.shape)
-    if walked > MOST * max(forward, made):
+    if walked > MAX_SLOWDOWN * max(forward, made):
         assert isinstance(access.source, Tensor)
         raise ValueError(
             f"the index map ({', '.join(map(repr, access.index))}) of {access.source.name} has no usable inverse: its "
-            f"gradient, of {made} elements, would walk through {walked} points, expected at most {MOST} times as many "
-            f"as elements or as the {forward} points of the forward pass"
+            f"gradient, of {made} elements, would walk through {walked} points, expected at most {MAX_SLOWDOWN} times "
+            f"as many as elements or as the {forward} points of the forward pass"
         )
 
 
-def _unmarked(free: Iterable[Iterator], into: Iterable[Iterator]) -> dict[Iterator, Iterator]:
+def _unmark_iterators(free: Iterable[Iterator], into: Iterable[Iterator]) -> dict[Iterator, Iterator]:
     taken = {t.name for t in into}
     out: dict[Iterator, Iterator] = {}
     for y in free:
@@ -350,7 +352,7 @@ def _vanishes(factor: Scalar, bound: Bound) -> bool:
     return False
 
 
-def _fitted(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
+def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
     """*scope* with what it reads too far out padded by 0: *above*, and copies of others; None where that is wrong."""
     pads = [(0, 0)] * len(above.shape)
 
@@ -387,7 +389,7 @@ def _finite(factor: Scalar) -> bool:
             return False
 
 
-def _guarded(pulled: _Pulled) -> Contribution | None:
+def _as_conditions(pulled: _PulledScope) -> Contribution | None:
     """What is left, as conditions; None where they cannot be met."""
     body = pulled.scope.body
     for b in pulled.bounds:

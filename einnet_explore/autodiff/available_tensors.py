@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from einnet_explore.analysis.equations import wider
 from einnet_explore.analysis.regions import always
 from einnet_explore.analysis.substitution import substitute_domain
-from einnet_explore.autodiff.common_parts import Parts
-from einnet_explore.autodiff.program_values import Pass
-from einnet_explore.autodiff.values import Term, Use, Value, Values, constant
+from einnet_explore.autodiff.common_parts import EntryGroups
+from einnet_explore.autodiff.program_values import ProgramValues
+from einnet_explore.autodiff.values import Term, Use, Value, Values, lone_index
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -31,7 +31,7 @@ from einnet_explore.ir import (
 
 
 @dataclass(frozen=True)
-class Held:
+class AvailableTensor:
     """*tensor*[*own*] is *use*, where *domain* holds; where *padded*, also outside the tensor's box."""
 
     tensor: Tensor
@@ -54,7 +54,9 @@ class Held:
 
     def layout(self, use: Use) -> dict[Iterator, Index] | None:
         """As ``index``, by traversal, wherever that lies."""
-        found = {x: i for one, wanted in zip(self.use.at, use.at, strict=True) for x, i in _solved(one, wanted)}
+        found = {
+            x: i for one, wanted in zip(self.use.at, use.at, strict=True) for x, i in _solve_for_iterator(one, wanted)
+        }
         to = {x: found.get(x, as_index(x.lo)) for x in self.own}
         if any(x not in found and x.extent > 1 for x in self.own) or self.use.moved(to).at != use.at:
             return None
@@ -69,19 +71,19 @@ class Held:
         return access if use.sign == self.use.sign else Apply("neg", (access,))
 
 
-def held(read: Pass) -> Iterable[tuple[str, Held]]:
+def available_in(read: ProgramValues) -> Iterable[tuple[str, AvailableTensor]]:
     """What the equations and the given inputs of *read* hold, with their names."""
     for equation in read.program.equations:
         scope = equation.scope
         term = read.terms[equation.name]
         if isinstance(term, Use):
-            yield equation.name, Held(equation.tensor, term, scope.traversals, scope.domain)
+            yield equation.name, AvailableTensor(equation.tensor, term, scope.traversals, scope.domain)
         if equation.name in read.guarded:
             guarded = read.guarded[equation.name]
-            yield equation.name, Held(equation.tensor, guarded, scope.traversals, (), True)
+            yield equation.name, AvailableTensor(equation.tensor, guarded, scope.traversals, (), True)
 
 
-def given(read: Pass, before: Pass) -> Iterable[tuple[str, Held]]:
+def shared_inputs(read: ProgramValues, before: ProgramValues) -> Iterable[tuple[str, AvailableTensor]]:
     """What the inputs of *read* hold that are results of *before*."""
     made = {e.name: e for e in before.program.equations}
     for tensor in read.program.inputs:
@@ -89,34 +91,40 @@ def given(read: Pass, before: Pass) -> Iterable[tuple[str, Held]]:
             scope = made[tensor.name].scope
             term = read.terms[tensor.name]
             if isinstance(term, Use):
-                yield tensor.name, Held(tensor, term, scope.traversals, scope.domain)
+                yield tensor.name, AvailableTensor(tensor, term, scope.traversals, scope.domain)
             if tensor.name in read.guarded:
                 guarded = read.guarded[tensor.name]
-                yield tensor.name, Held(tensor, guarded, scope.traversals, (), True)
+                yield tensor.name, AvailableTensor(tensor, guarded, scope.traversals, (), True)
 
 
-def holds(one: Held, value: Value, box: Iterable[tuple[int, int]]) -> bool:
+def is_available(one: AvailableTensor, value: Value, box: Iterable[tuple[int, int]]) -> bool:
     """Whether *one* holds *value* all over *box*."""
     own = tuple(Iterator(f"x{n}", lo, hi) for n, (lo, hi) in enumerate(box))
-    at = tuple(map(constant, own))
+    at = tuple(map(lone_index, own))
     return one.use.value is value and one.index(Use(1, value, at)) is not None
 
 
-def _solved(one: Index, wanted: Index) -> Iterable[tuple[Iterator, Index]]:
+def _solve_for_iterator(one: Index, wanted: Index) -> Iterable[tuple[Iterator, Index]]:
     """The iterator that *one* is, up to sign and offset, and what it has to be for *one* to be *wanted*."""
     match one.terms:
         case ((Iterator() as x, (1 | -1) as k),):
             yield x, (wanted - one.const) * k
 
 
-ALWAYS = -1
+BEFORE_ALL = -1
 """The position of what may be read anywhere."""
 
 
-class Shelf:
+class AvailableTensors:
     """*stashed* tensors, and what is *made* by equations, with their positions; *parts* of sums and products."""
 
-    def __init__(self, values: Values, parts: Parts, stashed: Sequence[Held], made: Iterable[tuple[int, Held]]) -> None:
+    def __init__(
+        self,
+        values: Values,
+        parts: EntryGroups,
+        stashed: Sequence[AvailableTensor],
+        made: Iterable[tuple[int, AvailableTensor]],
+    ) -> None:
         self.values = values
         self.parts = parts
         self.pads: dict[str, tuple[Padding, float]] = {}
@@ -125,12 +133,12 @@ class Shelf:
         """What the equation computes that is written; what it is made of may be read from any other equation."""
         self.domain: tuple[Bound, ...] = ()
         """Where the scope that is written computes: nothing is read elsewhere."""
-        self._stashed: dict[int, list[Held]] = {}
+        self._stashed: dict[int, list[AvailableTensor]] = {}
         for one in stashed:
             self._stashed.setdefault(one.use.value.number, []).append(one)
         self._names = {one.tensor.name for one in stashed}
         self._touches: dict[int, bool] = {}
-        self._made: dict[int, list[tuple[int, Held]]] = {}
+        self._made: dict[int, list[tuple[int, AvailableTensor]]] = {}
         for position, one in made:
             self._made.setdefault(one.use.value.number, []).append((position, one))
 
@@ -143,9 +151,9 @@ class Shelf:
         finally:
             self.domain = outer
 
-    def put(self, one: Held) -> None:
+    def put(self, one: AvailableTensor) -> None:
         """*one* may be read anywhere from now on."""
-        self._made.setdefault(one.use.value.number, []).append((ALWAYS, one))
+        self._made.setdefault(one.use.value.number, []).append((BEFORE_ALL, one))
 
     def stashes(self, name: str) -> bool:
         """Whether the tensor called *name* is a stashed one."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from einnet_explore.autodiff.values import GROUPS, Entries, Term, Use, Value, Values, called
+from einnet_explore.autodiff.values import GROUPS, Entries, Term, Use, Value, Values, parameter_names
 from einnet_explore.ir import Const, as_index
 
-MOST = 12
+MAX_SUBSET_ENTRIES = 12
 """Entries that two sums or products share up to which all sub-multisets are compared; beyond, pairs are.
 
 And how many parts of one value are compared, the largest.
@@ -23,27 +23,27 @@ And how many parts of one value are compared, the largest.
 
 
 @dataclass(frozen=True)
-class Part:
+class EntryGroup:
     """*use*: some entries of a sum or product, those numbered *taken*, as one."""
 
     taken: frozenset[int]
     use: Use
 
 
-Parts: TypeAlias = "Mapping[int, tuple[Part, ...]]"
+EntryGroups: TypeAlias = "Mapping[int, tuple[EntryGroup, ...]]"
 """The parts of sums and products, by their values' numbers."""
 Reads: TypeAlias = "Callable[[Value], Iterable[Use]]"
 """What a value is computed from."""
 
 
-def whole(value: Value) -> Use:
+def value_use(value: Value) -> Use:
     """*value* at its own parameters."""
     return Use(1, value, tuple(map(as_index, value.scope.traversals)))
 
 
-def entries_with(values: Values, value: Value, parts: Iterable[Part]) -> Entries:
+def grouped_entries(values: Values, value: Value, parts: Iterable[EntryGroup]) -> Entries:
     """The entries of *value*, over its parameters, with disjoint *parts* in place of what they are made of."""
-    entries = values.entries(whole(value))
+    entries = values.entries(value_use(value))
     out: list[tuple[int, Term]] = []
     taken: set[int] = set()
     for part in parts:
@@ -54,14 +54,14 @@ def entries_with(values: Values, value: Value, parts: Iterable[Part]) -> Entries
     return (*(e for n, e in enumerate(entries) if n not in taken), *out)
 
 
-def reads_with(values: Values, value: Value, parts: Parts) -> tuple[Use, ...]:
+def grouped_reads(values: Values, value: Value, parts: EntryGroups) -> tuple[Use, ...]:
     """What *value* reads if it is computed from its *parts*."""
     if value.kind in GROUPS:
-        return tuple(t for _, t in entries_with(values, value, parts.get(value.number, ())) if isinstance(t, Use))
+        return tuple(t for _, t in grouped_entries(values, value, parts.get(value.number, ())) if isinstance(t, Use))
     return values.reads(value)
 
 
-def below(roots: Iterable[Value], reads: Reads) -> tuple[Value, ...]:
+def reachable_values(roots: Iterable[Value], reads: Reads) -> tuple[Value, ...]:
     """*roots* and all that they are computed from by *reads*, readers before what they read."""
     order: list[Value] = []
     seen: set[int] = set()
@@ -79,7 +79,7 @@ def below(roots: Iterable[Value], reads: Reads) -> tuple[Value, ...]:
 
 def common_parts(
     values: Values, forward: Iterable[Value], backward: Iterable[Value], kept: Iterable[Value] = ()
-) -> tuple[Parts, Parts]:
+) -> tuple[EntryGroups, EntryGroups]:
     """What sums and products of *backward* share with those of *forward*: (forward's parts, backward's).
 
     A sum or product of *backward* may also have one of *kept*, which it computes anyway, as a part.  The parts of one
@@ -88,19 +88,19 @@ def common_parts(
     ones = [v for v in forward if v.kind in GROUPS]
     whole_ones = [v for v in kept if v.kind in GROUPS]
     waiting = [v for v in backward if v.kind in GROUPS]
-    theirs: dict[int, list[Part]] = {}
-    mine: dict[int, tuple[Part, ...]] = {}
+    theirs: dict[int, list[EntryGroup]] = {}
+    mine: dict[int, tuple[EntryGroup, ...]] = {}
     popular: Counter[int] = Counter()
     weights: dict[int, int] = {}
     while waiting:
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[EntryGroup]] = {}
         for value in waiting:
-            shared = [*_parts(values, value, ones, theirs), *_kept(values, value, whole_ones)]
+            shared = [*_common_groups(values, value, ones, theirs), *_kept_groups(values, value, whole_ones)]
             found[value.number] = sorted(
                 dict.fromkeys(shared), key=lambda p: (-len(p.taken), -_weight(values, p.use.value, weights))
             )
             popular.update({p.use.value.number for p in found[value.number]})
-        mine.update({n: _disjoint(parts[:MOST], popular) for n, parts in found.items()})
+        mine.update({n: _disjoint_groups(parts[:MAX_SUBSET_ENTRIES], popular) for n, parts in found.items()})
         chosen = {p.use.value.number: p.use.value for n in found for p in mine[n]}
         waiting = [v for n, v in chosen.items() if n not in mine]
     used = {*mine, *(p.use.value.number for parts in mine.values() for p in parts)}
@@ -111,35 +111,37 @@ def common_parts(
     )
 
 
-def _parts(values: Values, value: Value, ones: Iterable[Value], theirs: dict[int, list[Part]]) -> Iterable[Part]:
+def _common_groups(
+    values: Values, value: Value, ones: Iterable[Value], theirs: dict[int, list[EntryGroup]]
+) -> Iterable[EntryGroup]:
     """The parts of *value* that are common with one of *ones*, whose own are put into *theirs*."""
     for one in ones:
-        for here, there in _shared(values, one, value):
-            if len(here.taken) < len(values.entries(whole(one))):
+        for here, there in _shared_groups(values, one, value):
+            if len(here.taken) < len(values.entries(value_use(one))):
                 theirs.setdefault(one.number, []).append(here)
-            if len(there.taken) < len(values.entries(whole(value))):
+            if len(there.taken) < len(values.entries(value_use(value))):
                 yield there
 
 
-def _kept(values: Values, value: Value, kept: Iterable[Value]) -> Iterable[Part]:
+def _kept_groups(values: Values, value: Value, kept: Iterable[Value]) -> Iterable[EntryGroup]:
     """The parts of *value* that are one of *kept*."""
     for one in kept:
-        for here, there in _shared(values, one, value):
-            if here.use.value is one and len(there.taken) < len(values.entries(whole(value))):
+        for here, there in _shared_groups(values, one, value):
+            if here.use.value is one and len(there.taken) < len(values.entries(value_use(value))):
                 yield there
 
 
-def _disjoint(parts: list[Part], popular: Counter[int]) -> tuple[Part, ...]:
+def _disjoint_groups(parts: list[EntryGroup], popular: Counter[int]) -> tuple[EntryGroup, ...]:
     """Those of *parts* that leave the fewest entries; among such those that most values have, then the fewest."""
 
-    def worth(chosen: tuple[Part, ...]) -> tuple[int, int, int]:
+    def worth(chosen: tuple[EntryGroup, ...]) -> tuple[int, int, int]:
         return (
             sum(len(p.taken) - 1 for p in chosen),
             sum(popular[p.use.value.number] for p in chosen) - len(chosen),
             -len(chosen),
         )
 
-    def best(n: int, chosen: tuple[Part, ...]) -> tuple[Part, ...]:
+    def best(n: int, chosen: tuple[EntryGroup, ...]) -> tuple[EntryGroup, ...]:
         if n == len(parts):
             return chosen
         without = best(n + 1, chosen)
@@ -150,11 +152,11 @@ def _disjoint(parts: list[Part], popular: Counter[int]) -> tuple[Part, ...]:
     return best(0, ())
 
 
-def _shared(values: Values, one: Value, other: Value) -> Iterable[tuple[Part, Part]]:
+def _shared_groups(values: Values, one: Value, other: Value) -> Iterable[tuple[EntryGroup, EntryGroup]]:
     """The parts that two sums or products have in common, as parts of each; none if they are of different kinds."""
     if one is other or one.kind != other.kind:
         return
-    mine, others = (values.entries(whole(v)) for v in (one, other))
+    mine, others = (values.entries(value_use(v)) for v in (one, other))
     both = Counter(map(_sort, mine)) & Counter(map(_sort, others))
     if both.total() < 2:
         return
@@ -164,16 +166,16 @@ def _shared(values: Values, one: Value, other: Value) -> Iterable[tuple[Part, Pa
             yield ours[part.use.value.number], part
 
 
-def _subsets(values: Values, value: Value, entries: Entries, most: Counter[object]) -> Iterable[Part]:
+def _subsets(values: Values, value: Value, entries: Entries, most: Counter[object]) -> Iterable[EntryGroup]:
     numbers = [n for n, e in enumerate(entries) if _sort(e) in most]
-    sizes = range(len(numbers), 1, -1) if len(numbers) <= MOST else (2,)
+    sizes = range(len(numbers), 1, -1) if len(numbers) <= MAX_SUBSET_ENTRIES else (2,)
     for size in sizes:
         for taken in combinations(numbers, size):
             if Counter(_sort(entries[n]) for n in taken) <= most:
                 group = values.total if value.kind == "sum" else values.product
-                term = group((entries[n] for n in taken), called(value))
+                term = group((entries[n] for n in taken), parameter_names(value))
                 if isinstance(term, Use) and term.value.kind == value.kind:
-                    yield Part(frozenset(taken), term)
+                    yield EntryGroup(frozenset(taken), term)
 
 
 def _sort(entry: tuple[int, Term]) -> object:
@@ -184,5 +186,5 @@ def _sort(entry: tuple[int, Term]) -> object:
 def _weight(values: Values, value: Value, known: dict[int, int]) -> int:
     """The number of values that *value* is computed from, itself among them: how large a subexpression is."""
     if value.number not in known:
-        known[value.number] = len(below((value,), values.reads))
+        known[value.number] = len(reachable_values((value,), values.reads))
     return known[value.number]

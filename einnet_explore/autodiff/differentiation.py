@@ -35,8 +35,8 @@ from dataclasses import dataclass, field, replace
 
 from einnet_explore.analysis.equations import exchanged
 from einnet_explore.analysis.substitution import fresh, substitute
-from einnet_explore.autodiff.adjoints import Contribution, contribution, targets
-from einnet_explore.autodiff.scalar_derivatives import ONE, partials, summed
+from einnet_explore.autodiff.adjoints import Contribution, gradient_contribution, target_iterators
+from einnet_explore.autodiff.scalar_derivatives import ONE, partials, sum_terms
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -59,7 +59,7 @@ from einnet_explore.ir import (
 )
 
 
-def lifted(program: Program) -> Program:
+def lift_scopes(program: Program) -> Program:
     """*program* with every nested scope as an equation before its reader; nothing is instantiated any more."""
     names = set(program.names())
     made: dict[Scope, Equation] = {}
@@ -89,7 +89,7 @@ def _fresh(names: set[str]) -> str:
     return name
 
 
-ANY = None
+NONLINEAR = None
 """The degree of 0, which is homogeneous of every degree."""
 
 
@@ -99,7 +99,7 @@ def assert_linear(program: Program, names: Iterable[str]) -> None:
     for equation in program.equations:
         degrees[equation.name] = _scope(equation.scope, degrees, equation.name)
     for name in program.outputs:
-        if degrees.get(name, 0) not in (1, ANY):
+        if degrees.get(name, 0) not in (1, NONLINEAR):
             raise ValueError(f"{name} does not depend on {', '.join(sorted(set(names)))} linearly: it has degree 0")
 
 
@@ -132,29 +132,29 @@ def _degree(body: Scalar, degrees: Mapping[str, int | None], told: str) -> int |
         case Compare():
             return 0
         case Const(value):
-            return 0 if value else ANY
+            return 0 if value else NONLINEAR
         case Apply("*", args):
             each = [_degree(a, degrees, told) for a in args]
-            total = sum(d for d in each if d is not ANY)
+            total = sum(d for d in each if d is not NONLINEAR)
             if total > 1:
                 raise ValueError(f"{told}: {body!r} has degree {total}, expected 1 at most")
-            return ANY if ANY in each else total
+            return NONLINEAR if NONLINEAR in each else total
         case Apply("/", (a, b)):
             if _degree(b, degrees, told) == 1:
                 raise ValueError(f"{told}: {body!r} divides by what is linear")
             return _degree(a, degrees, told)
         case Apply("where", (_, *branches)) | Apply("+" | "-" | "neg", branches):
-            found = {d for a in branches if (d := _degree(a, degrees, told)) is not ANY}
+            found = {d for a in branches if (d := _degree(a, degrees, told)) is not NONLINEAR}
             if len(found) > 1:
                 raise ValueError(f"{told}: the terms of {body!r} have degrees 0 and 1")
-            return found.pop() if found else ANY
+            return found.pop() if found else NONLINEAR
         case Apply(op, args):
             if any(_degree(a, degrees, told) == 1 for a in args):
                 raise ValueError(f"{told}: {op} of what is linear is not linear")
             return 0
 
 
-PREFIX = "d_"
+GRADIENT_PREFIX = "d_"
 """The gradient of ``Y`` is called ``d_Y``."""
 
 
@@ -167,23 +167,23 @@ def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program
     Raises ValueError for a name that is no input, for one that is given twice, for an operator without a derivative,
     and for an index map whose pre-images take far more points than the forward pass has.
     """
-    chosen = _chosen(program, wrt)
-    flat = lifted(program)
-    run = _Run(flat, set(flat.names()))
+    chosen = _requested_inputs(program, wrt)
+    flat = lift_scopes(program)
+    run = _GradientBuilder(flat, set(flat.names()))
     for name in program.outputs:
         run.seed(name)
-    active = _active(flat, chosen)
+    active = _dependent_tensors(flat, chosen)
     for equation in reversed(flat.equations):
         if equation.name in active:
             run.through(equation, active)
     results = tuple(run.total(name) for name in chosen)
     made = Program((*program.inputs, *run.seeds.values()), (*flat.equations, *run.equations), results)
-    out = _widened(exchanged(made, {}, ()), run.gradients)
+    out = _widen_gradients(exchanged(made, {}, ()), run.gradients)
     assert_linear(out, [t.name for t in run.seeds.values()])
     return out
 
 
-def _chosen(program: Program, wrt: Iterable[str] | None) -> tuple[str, ...]:
+def _requested_inputs(program: Program, wrt: Iterable[str] | None) -> tuple[str, ...]:
     known = tuple(t.name for t in program.inputs)
     chosen = known if wrt is None else tuple(wrt)
     for name in chosen:
@@ -197,7 +197,7 @@ def _chosen(program: Program, wrt: Iterable[str] | None) -> tuple[str, ...]:
     return chosen
 
 
-def _active(program: Program, wrt: Iterable[str]) -> frozenset[str]:
+def _dependent_tensors(program: Program, wrt: Iterable[str]) -> frozenset[str]:
     """The tensors that depend on *wrt*, these included."""
     found = set(wrt)
     for equation in program.equations:
@@ -207,7 +207,7 @@ def _active(program: Program, wrt: Iterable[str]) -> frozenset[str]:
 
 
 @dataclass
-class _Run:
+class _GradientBuilder:
     """The gradients found so far, and what is still to be added up for each tensor."""
 
     program: Program
@@ -224,7 +224,7 @@ class _Run:
 
     def seed(self, name: str) -> None:
         """Make the gradient of output *name* an input."""
-        self.seeds[name] = Tensor(self._new(PREFIX + name), self._tensor(name).shape)
+        self.seeds[name] = Tensor(self._new(GRADIENT_PREFIX + name), self._tensor(name).shape)
 
     def through(self, equation: Equation, active: frozenset[str]) -> None:
         """Pass the gradient of *equation* on to what it reads."""
@@ -241,8 +241,8 @@ class _Run:
             source = part.access.source
             assert isinstance(source, Tensor)
             used = (x.name for x in (*scope.traversals, *scope.summations))
-            into = self.into.setdefault(source.name, targets(part.access.index, source.box, used))
-            if (found := contribution(scope, above, part, into, scale)) is not None:
+            into = self.into.setdefault(source.name, target_iterators(part.access.index, source.box, used))
+            if (found := gradient_contribution(scope, above, part, into, scale)) is not None:
                 self.parts.setdefault(source.name, []).append(found)
 
     def total(self, name: str) -> str:
@@ -264,9 +264,9 @@ class _Run:
             # An input starts at 0, a result where its ranges do.
             parts.insert(0, Contribution((), self.seeds[name][tuple(t - t.lo for t in into)]))
         if len(parts) == 1:
-            return self._made(PREFIX + name, Scope(into, parts[0].free, parts[0].body))
+            return self._made(GRADIENT_PREFIX + name, Scope(into, parts[0].free, parts[0].body))
         each = [p.body if not p.free else Scope(into, p.free, p.body)[into] for p in parts]
-        return self._made(PREFIX + name, Scope(into, (), summed(each)))
+        return self._made(GRADIENT_PREFIX + name, Scope(into, (), sum_terms(each)))
 
     def _reduced(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
         """The gradient that each reduced value gets, as (a tensor like *equation*'s, a factor over its iterators)."""
@@ -318,7 +318,7 @@ class _Run:
         return name
 
 
-def _widened(program: Program, names: frozenset[str]) -> Program:
+def _widen_gradients(program: Program, names: frozenset[str]) -> Program:
     """*program* with the gradients *names* padded by 0 as far as they are read."""
     pads: dict[str, Padding] = {}
     for equation in program.equations:

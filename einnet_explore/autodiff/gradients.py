@@ -34,7 +34,7 @@ def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
     for n in range(len(program.equations)):
         for name in _injective(derivation.end, n, stay):
             try:
-                derivation = _inlined(derivation, n, name)
+                derivation = _inline_equation(derivation, n, name)
             except Refused:
                 continue
     for equation in reversed(program.equations):
@@ -52,17 +52,17 @@ def _injective(program: Program, n: int, stay: set[str]) -> tuple[str, ...]:
     return tuple(reversed(plain))
 
 
-def _inlined(derivation: Derivation, n: int, name: str) -> Derivation:
+def _inline_equation(derivation: Derivation, n: int, name: str) -> Derivation:
     """Equation *n* without reads of *name*; raises Refused where one of them cannot be merged."""
     source = next(e.scope for e in derivation.end.equations if e.name == name)
     derivation = derivation.then(EXPRESSION_INLINING.match(derivation.end, (n,), tensor=name))
-    while (found := _reading(derivation.end.equations[n].scope, source)) is not None:
+    while (found := _only_access(derivation.end.equations[n].scope, source)) is not None:
         path, number = found
         derivation = derivation.then(TRAVERSAL_MERGING.match(derivation.end, (n, *path), access=number))
     return derivation
 
 
-def _reading(scope: Scope, source: Scope) -> tuple[tuple[int, ...], int] | None:
+def _only_access(scope: Scope, source: Scope) -> tuple[tuple[int, ...], int] | None:
     for path, reader in scopes(scope):
         for number, access in enumerate(accesses(reader.body)):
             if isinstance(access, Access) and access.source == source:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import prod
 
 from einnet_explore.analysis.substitution import at, substitute_domain
-from einnet_explore.autodiff.common_parts import Parts, Reads, below, entries_with
-from einnet_explore.autodiff.program_values import Pass
-from einnet_explore.autodiff.values import Use, Value, Values, span
+from einnet_explore.autodiff.common_parts import EntryGroups, Reads, grouped_entries, reachable_values
+from einnet_explore.autodiff.program_values import ProgramValues
+from einnet_explore.autodiff.values import Use, Value, Values, index_span
 from einnet_explore.ir import Bound, Box, Index, Iterator
 
-ITEM = 4
+ITEM_BYTES = 4
 """Bytes of an element (float32)."""
 
 
@@ -38,17 +38,17 @@ class Demand:
         return all(a <= c and d <= b for (a, b), (c, d) in zip(self.box, other.box, strict=True))
 
 
-def demands(read: Pass, reads: Reads) -> Mapping[int, Demand]:
+def demands(read: ProgramValues, reads: Reads) -> Mapping[int, Demand]:
     """The demand for every value that *read* computes by *reads* from the outputs on, by number."""
     boxes: dict[int, Box] = {}
     roots = [(equation.scope.domain, term) for equation, term in read.roots if isinstance(term, Use)]
     for domain, use in roots:
         _widen(boxes, use.value, use.at, domain)
-    order = below((use.value for _, use in roots), reads)
+    order = reachable_values((use.value for _, use in roots), reads)
     for value in order:
         box = boxes[value.number]
         if value.kind == "guard":
-            box = _meet(box, value.scope.box)
+            box = _intersect(box, value.scope.box)
         to = {x: Iterator(x.name, a, b) for x, (a, b) in zip(value.scope.traversals, box, strict=True)}
         domain = substitute_domain(value.scope.domain, to)
         for use in reads(value):
@@ -56,7 +56,7 @@ def demands(read: Pass, reads: Reads) -> Mapping[int, Demand]:
     return {value.number: Demand(value, boxes[value.number]) for value in order}
 
 
-def operations(values: Values, demand: Demand, parts: Parts) -> int:
+def demand_operations(values: Values, demand: Demand, parts: EntryGroups) -> int:
     """What computing *demand* takes, what it reads left out."""
     value = demand.value
     match value.kind:
@@ -67,17 +67,17 @@ def operations(values: Values, demand: Demand, parts: Parts) -> int:
         case "reduction":
             return demand.points * prod(y.extent for y in value.scope.summations)
         case "sum" | "product":
-            marks = [mark for mark, _ in entries_with(values, value, parts.get(value.number, ()))]
+            marks = [mark for mark, _ in grouped_entries(values, value, parts.get(value.number, ()))]
             return demand.points * (len(marks) - (1 if 1 in marks else 0))
 
 
-def _meet(box: Box, other: Box) -> Box:
+def _intersect(box: Box, other: Box) -> Box:
     """What is read of a guarded value: inside its box; all of it where that is nothing."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True))
     return other if any(a >= b for a, b in both) else both
 
 
 def _widen(boxes: dict[int, Box], value: Value, index: tuple[Index, ...], domain: tuple[Bound, ...]) -> None:
-    read = tuple(span(i, domain) for i in index)
+    read = tuple(index_span(i, domain) for i in index)
     held = boxes.get(value.number, read)
     boxes[value.number] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(held, read, strict=True))

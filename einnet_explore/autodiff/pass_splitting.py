@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from einnet_explore.analysis.equations import exchanged, wider
-from einnet_explore.autodiff.available_tensors import Held, given, held
-from einnet_explore.autodiff.common_parts import Parts, whole
+from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, shared_inputs
+from einnet_explore.autodiff.common_parts import EntryGroups, value_use
 from einnet_explore.autodiff.pass_costs import Demand
-from einnet_explore.autodiff.pass_writer import Writer, iterators
-from einnet_explore.autodiff.program_values import Pass
-from einnet_explore.autodiff.values import Use, Value, Values, constant
+from einnet_explore.autodiff.pass_writer import PassWriter, fresh_iterators
+from einnet_explore.autodiff.program_values import ProgramValues
+from einnet_explore.autodiff.values import Use, Value, Values, lone_index
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import (
     Access,
@@ -48,7 +48,7 @@ def with_inverses(program: Program) -> Program:
     return replace(program, equations=tuple(replace(e, scope=_scope(e.scope)) for e in program.equations))
 
 
-def divides(scope: Scope) -> bool:
+def has_division(scope: Scope) -> bool:
     """Whether *scope*, or a scope below it, divides by anything but a number."""
     return any(_divides(inner.body) for _, inner in scopes(scope))
 
@@ -67,19 +67,19 @@ def _scope(scope: Scope) -> Scope:
     def read(access: Access) -> Access:
         return Access(_scope(access.source), access.index) if isinstance(access.source, Scope) else access
 
-    return replace(scope, body=map_accesses(_inverted(scope.body), read))
+    return replace(scope, body=map_accesses(_invert_quotients(scope.body), read))
 
 
-def _inverted(body: Scalar) -> Scalar:
+def _invert_quotients(body: Scalar) -> Scalar:
     match body:
         case Apply("/", (a, b)):
-            return mul(_inverted(a), *map(_inverse, factors(_inverted(b))))
+            return mul(_invert_quotients(a), *map(_inverse, factors(_invert_quotients(b))))
         case Apply("*", args):
-            return mul(*map(_inverted, args))
+            return mul(*map(_invert_quotients, args))
         case Apply("neg", (a,)):
-            return mul(Const(-1), _inverted(a))
+            return mul(Const(-1), _invert_quotients(a))
         case Apply(op, args):
-            return Apply(op, tuple(map(_inverted, args)))
+            return Apply(op, tuple(map(_invert_quotients, args)))
         case Access() | Const() | Compare():
             return body
 
@@ -93,27 +93,31 @@ def _inverse(factor: Scalar) -> Scalar:
     return Apply("/", (Const(1), factor))
 
 
-def writer(values: Values, one: Pass, parts: Parts, stashed: Sequence[Held], used: Iterable[str] = ()) -> Writer:
+def pass_writer(
+    values: Values, one: ProgramValues, parts: EntryGroups, stashed: Sequence[AvailableTensor], used: Iterable[str] = ()
+) -> PassWriter:
     """A writer of the expressions of *one*, whose new equations have none of the names *used*."""
     position = {e.name: n for n, e in enumerate(one.program.equations)}
-    made = [(position[name], found) for name, found in held(one)]
-    return Writer(values, parts, {t.name: t for t in one.program.inputs}, stashed, made, (*used, *one.program.names()))
+    made = [(position[name], found) for name, found in available_in(one)]
+    return PassWriter(
+        values, parts, {t.name: t for t in one.program.inputs}, stashed, made, (*used, *one.program.names())
+    )
 
 
-def placed(by: Writer, demand: Demand) -> tuple[tuple[Iterator, ...], Use]:
+def placed_traversals(by: PassWriter, demand: Demand) -> tuple[tuple[Iterator, ...], Use]:
     """Traversals over the box of *demand*, moved to begin at 0, in its layout, and the value over these."""
     value = demand.value
     ranges = tuple(as_index(Iterator("x", lo, hi)) for lo, hi in demand.box)
-    own = tuple(Iterator(x.name, 0, x.extent) for x in iterators(value.names, ranges))
-    at = tuple(constant(x) + lo for x, (lo, _) in zip(own, demand.box, strict=True))
-    return tuple(own[n] for n in layout(by, value)), Use(1, value, at)
+    own = tuple(Iterator(x.name, 0, x.extent) for x in fresh_iterators(value.names, ranges))
+    at = tuple(lone_index(x) + lo for x, (lo, _) in zip(own, demand.box, strict=True))
+    return tuple(own[n] for n in stash_layout(by, value)), Use(1, value, at)
 
 
-def layout(by: Writer, value: Value) -> tuple[int, ...]:
+def stash_layout(by: PassWriter, value: Value) -> tuple[int, ...]:
     """The order of the parameters of *value* as a tensor: that of the tensor with most of them that it reads."""
     params = value.scope.traversals
     best: tuple[int, ...] = ()
-    waiting = [whole(value)]
+    waiting = [value_use(value)]
     seen: set[Use] = set()
     while waiting:
         use = waiting.pop()
@@ -127,15 +131,19 @@ def layout(by: Writer, value: Value) -> tuple[int, ...]:
     return (*best, *(n for n in value.order if n not in best))
 
 
-def definition(made: Writer, demand: Demand, position: int) -> Scope:
+def stash_definition(made: PassWriter, demand: Demand, position: int) -> Scope:
     """The value of *demand* as a scope of its own; it reads equations before *position*."""
-    own, use = placed(made, demand)
+    own, use = placed_traversals(made, demand)
     return made.definition(use.value, own, use.at, position)
 
 
 def with_stash(
-    values: Values, one: Pass, parts: Parts, chosen: Sequence[tuple[Demand, str | None]], used: Iterable[str]
-) -> tuple[Program, tuple[Held, ...]]:
+    values: Values,
+    one: ProgramValues,
+    parts: EntryGroups,
+    chosen: Sequence[tuple[Demand, str | None]],
+    used: Iterable[str],
+) -> tuple[Program, tuple[AvailableTensor, ...]]:
     """The forward pass *one* with each of *chosen* as an output, and the tensors that the outputs are.
 
     A chosen value is held by the equation that is named beside it, or gets an equation of its own; its name is none of
@@ -144,26 +152,27 @@ def with_stash(
     program = one.program
     taken = {*used, *program.names()}
     scope_of = {e.name: e.scope for e in program.equations}
-    plain = writer(values, one, parts, ())
-    out: list[Held] = []
-    new: list[tuple[Demand, Held]] = []
+    plain = pass_writer(values, one, parts, ())
+    out: list[AvailableTensor] = []
+    new: list[tuple[Demand, AvailableTensor]] = []
     for demand, name in chosen:
         if name is not None:
             term = one.terms[name]
             assert isinstance(term, Use)
-            out.append(Held(Tensor(name, scope_of[name].shape), term, scope_of[name].traversals))
+            out.append(AvailableTensor(Tensor(name, scope_of[name].shape), term, scope_of[name].traversals))
             continue
         free = next(f"stash{n}" for n in range(1, len(taken) + 2) if f"stash{n}" not in taken)
         taken.add(free)
-        own, use = placed(plain, demand)
-        out.append(Held(Tensor(free, tuple(x.extent for x in own)), use, own))
+        own, use = placed_traversals(plain, demand)
+        out.append(AvailableTensor(Tensor(free, tuple(x.extent for x in own)), use, own))
         new.append((demand, out[-1]))
-    made = writer(values, one, parts, [h for _, h in new], taken)
+    made = pass_writer(values, one, parts, [h for _, h in new], taken)
     end = len(program.equations)
-    defined = [Equation(h.tensor.name, definition(made, demand, end)) for demand, h in new]
+    defined = [Equation(h.tensor.name, stash_definition(made, demand, end)) for demand, h in new]
     rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
     more = [
-        replace(e, scope=_reaching(made.shelf.padded(e.scope), *made.shelf.pads.get(e.name, ((), 0)))) for e in defined
+        replace(e, scope=_with_padding(made.shelf.padded(e.scope), *made.shelf.pads.get(e.name, ((), 0))))
+        for e in defined
     ]
     more += [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
     changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
@@ -172,15 +181,15 @@ def with_stash(
 
 
 def with_placeholders(
-    values: Values, one: Pass, before: Pass, parts: Parts, stashed: Sequence[Held]
+    values: Values, one: ProgramValues, before: ProgramValues, parts: EntryGroups, stashed: Sequence[AvailableTensor]
 ) -> tuple[Program, Mapping[str, int]]:
     """The backward pass *one* reading *stashed*, results of *before*, and how often it reads each of them.
 
     Inputs that it no longer reads are dropped.  Raises ValueError where it has an output of a stashed tensor's name.
     """
     program = one.program
-    known = [found for _, found in given(one, before)]
-    made = writer(values, one, parts, [*stashed, *known], before.program.names())
+    known = [found for _, found in shared_inputs(one, before)]
+    made = pass_writer(values, one, parts, [*stashed, *known], before.program.names())
     names = {h.tensor.name for h in stashed} - one.given
     if clash := sorted(names & set(program.outputs)):
         raise ValueError(f"{', '.join(clash)} is an output of both passes, expected different names")
@@ -199,32 +208,34 @@ def with_placeholders(
     return rest, {h.tensor.name: sum(_count(e.scope, h.tensor.name) for e in rest.equations) for h in stashed}
 
 
-def certified(
+def certify_passes(
     forward: Program, backward: Program, new_forward: Program, new_backward: Program
 ) -> tuple[Certificate, Certificate]:
     """That the new forward pass computes what the old did, and the new backward pass, fed by it, what the old did."""
     ahead = exchanged(replace(new_forward, outputs=forward.outputs), {}, ())
-    return _proof(forward, ahead), _proof(joined(forward, backward), joined(new_forward, new_backward))
+    return _proof(forward, ahead), _proof(join_passes(forward, backward), join_passes(new_forward, new_backward))
 
 
 def _proof(before: Program, after: Program) -> Certificate:
-    if before == after or not any(divides(e.scope) for p in (before, after) for e in p.equations):
+    if before == after or not any(has_division(e.scope) for p in (before, after) for e in p.equations):
         return certify(before, after)
     # Products are flat here, also across divisions: the theory of terms needs to be told.
     told = certify(with_inverses(before), with_inverses(after))
     return replace(told, detail="quotients as products") if told.kind == "proved" else certify(before, after)
 
 
-def joined(forward: Program, backward: Program) -> Program:
+def join_passes(forward: Program, backward: Program) -> Program:
     """Both passes as one program with the outputs of *backward*, whose inputs that *forward* makes are read from it.
 
     Results of *forward* that *backward* reads keep their names; others make way for names that both have.
     """
     made = {e.name for e in forward.equations}
     fed = {t.name: t for t in backward.inputs if t.name in made}
-    forward = renamed(forward, apart(forward, made & {e.name for e in backward.equations}, backward.names()))
+    forward = rename_equations(
+        forward, fresh_names(forward, made & {e.name for e in backward.equations}, backward.names())
+    )
     ahead = [
-        replace(e, scope=_reaching(e.scope, fed[e.name].padding, fed[e.name].value)) if e.name in fed else e
+        replace(e, scope=_with_padding(e.scope, fed[e.name].padding, fed[e.name].value)) if e.name in fed else e
         for e in forward.equations
     ]
     boxes = {e.name: e.tensor for e in ahead}
@@ -237,7 +248,7 @@ def joined(forward: Program, backward: Program) -> Program:
     return exchanged(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
 
 
-def apart(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
+def fresh_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
     """A new name for each of *names*, none of them in *program* or in *used*."""
     taken = {*used, *program.names()}
     new: dict[str, str] = {}
@@ -247,7 +258,7 @@ def apart(program: Program, names: Iterable[str], used: Iterable[str]) -> Mappin
     return new
 
 
-def renamed(program: Program, new: Mapping[str, str]) -> Program:
+def rename_equations(program: Program, new: Mapping[str, str]) -> Program:
     """*program* with equations renamed."""
     if not new:
         return program
@@ -264,7 +275,7 @@ def renamed(program: Program, new: Mapping[str, str]) -> Program:
     )
 
 
-def _reaching(scope: Scope, padding: Padding, value: float) -> Scope:
+def _with_padding(scope: Scope, padding: Padding, value: float) -> Scope:
     """*scope* with at least *padding*, where it is *value*; raises ValueError where it is something else already."""
     if not padding:
         return scope

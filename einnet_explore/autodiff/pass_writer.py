@@ -10,9 +10,18 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from einnet_explore.analysis.substitution import at, fresh, substitute, substitute_domain
-from einnet_explore.autodiff.available_tensors import Held, Shelf
-from einnet_explore.autodiff.common_parts import Part, Parts, entries_with
-from einnet_explore.autodiff.values import Entries, Term, Use, Value, Values, constant, moved, span
+from einnet_explore.autodiff.available_tensors import AvailableTensor, AvailableTensors
+from einnet_explore.autodiff.common_parts import EntryGroup, EntryGroups, grouped_entries
+from einnet_explore.autodiff.values import (
+    Entries,
+    Term,
+    Use,
+    Value,
+    Values,
+    index_span,
+    lone_index,
+    substitute_iterators,
+)
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import (
     Access,
@@ -36,7 +45,7 @@ from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """*use* over the traversals *own*, where *domain* holds; its reader reads that at *index*."""
 
     own: tuple[Iterator, ...]
@@ -45,20 +54,20 @@ class Place:
     index: tuple[Index, ...]
 
 
-def places(use: Use, domain: tuple[Bound, ...]) -> Iterable[Place]:
+def placements(use: Use, domain: tuple[Bound, ...]) -> Iterable[Placement]:
     """Where the value that *use* reads, in a scope with *domain*, may be computed: the better places first.
 
     First over what its indices are, which other readers may share.  That box may have points at which nobody reads
     the value, and at which it reads beyond its sources; the points at which *use* itself stands have none.
     """
-    own = iterators(use.value.names, use.at, domain)
-    moved = tuple(Iterator(x.name, 0, x.extent) for x in own)
-    there = tuple(constant(z) + x.lo for x, z in zip(own, moved, strict=True))
+    own = fresh_iterators(use.value.names, use.at, domain)
+    shifted = tuple(Iterator(x.name, 0, x.extent) for x in own)
+    there = tuple(lone_index(z) + x.lo for x, z in zip(own, shifted, strict=True))
     index = tuple(i - x.lo for i, x in zip(use.at, own, strict=True))
-    yield Place(moved, (), Use(1, use.value, there), index)
+    yield Placement(shifted, (), Use(1, use.value, there), index)
     standing, relevant = _standing(use, domain)
     to = {x: Iterator(x.name, 0, x.extent) + x.lo for x in standing}
-    yield Place(
+    yield Placement(
         tuple(Iterator(x.name, 0, x.extent) for x in standing),
         substitute_domain(relevant, to),
         Use(1, use.value, tuple(at(i, to) for i in use.at)),
@@ -66,12 +75,12 @@ def places(use: Use, domain: tuple[Bound, ...]) -> Iterable[Place]:
     )
 
 
-def iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bound, ...] = ()) -> tuple[Iterator, ...]:
+def fresh_iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bound, ...] = ()) -> tuple[Iterator, ...]:
     """An iterator for each of the indices *at*, over what it is in *domain*, called as *names* say, each otherwise."""
     taken: list[str] = []
     for name in names:
         taken.append(name if name not in taken else fresh(name, taken))
-    return tuple(Iterator(name, *span(i, domain)) for name, i in zip(taken, at, strict=True))
+    return tuple(Iterator(name, *index_span(i, domain)) for name, i in zip(taken, at, strict=True))
 
 
 def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...], tuple[Bound, ...]]:
@@ -86,7 +95,7 @@ def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...]
     return tuple(own), tuple(linked)
 
 
-class Writer:
+class PassWriter:
     """Writes expressions in which *stashed* tensors are read, and equations of the program where they stood before.
 
     *inputs*: the program's, by name.  *made*: what its equations hold, with their positions.
@@ -95,16 +104,16 @@ class Writer:
     def __init__(
         self,
         values: Values,
-        parts: Parts,
+        parts: EntryGroups,
         inputs: Mapping[str, Tensor],
-        stashed: Sequence[Held],
-        made: Iterable[tuple[int, Held]],
+        stashed: Sequence[AvailableTensor],
+        made: Iterable[tuple[int, AvailableTensor]],
         names: Iterable[str] = (),
     ) -> None:
         self.values = values
         self.parts = parts
         self.inputs = inputs
-        self.shelf = Shelf(values, parts, stashed, made)
+        self.shelf = AvailableTensors(values, parts, stashed, made)
         self.lifted: list[Equation] = []
         """Reductions inside other expressions, which get equations of their own; none is called like one of *names*."""
         self._used = {*names, *inputs}
@@ -146,7 +155,7 @@ class Writer:
         found = self.shelf.look(term, position)
         if found is not None:
             return found
-        return negated(self._written(replace(term, sign=1), position), term.sign)
+        return signed_body(self._written(replace(term, sign=1), position), term.sign)
 
     def _written(self, use: Use, position: int) -> Scalar:
         """*use* by its definition."""
@@ -158,7 +167,7 @@ class Writer:
                 assert isinstance(body, Access)
                 source = body.source
                 read = Access(source if isinstance(source, Table) else self.inputs[_name(source)], use.at)
-                return negated(read, use.sign)
+                return signed_body(read, use.sign)
             case "function":
                 written: Scalar = self._function(substitute(value.scope.body, to), position)
             case "sum" | "product":
@@ -170,18 +179,18 @@ class Writer:
                 written = self._lifted(use, position)
             case "guard":
                 written = self._guarded(use, position)
-        return negated(written, use.sign)
+        return signed_body(written, use.sign)
 
     def _entries(self, use: Use, position: int) -> Entries:
         """The entries of *use* with those parts that a tensor holds, or that need a stashed tensor."""
         to = dict(zip(use.value.scope.traversals, use.at, strict=True))
-        parts: list[Part] = []
+        parts: list[EntryGroup] = []
         for part in self.parts.get(use.value.number, ()):
             here = part.use.moved(to)
             free = not any(part.taken & other.taken for other in parts)
             if free and (self.shelf.touches(here) or self.shelf.look(here, position) is not None):
                 parts.append(part)
-        return tuple((mark, moved(t, to)) for mark, t in entries_with(self.values, use.value, parts))
+        return tuple((mark, substitute_iterators(t, to)) for mark, t in grouped_entries(self.values, use.value, parts))
 
     def _sum(self, entries: Entries, position: int) -> Scalar:
         signed = [self._signed(t, mark, position) for mark, t in entries]
@@ -232,14 +241,14 @@ class Writer:
         to = dict(zip(made.traversals, use.at, strict=True)) | {
             y: as_index(z) for y, z in zip(made.summations, sums, strict=True)
         }
-        inner = moved(self.values.term(made.body), to)
+        inner = substitute_iterators(self.values.term(made.body), to)
         if use.sign < 0:
             inner = replace(inner, sign=-inner.sign) if isinstance(inner, Use) else Const(-inner.value)
         return replace(scope, summations=tuple(sums), body=self.term(inner, position), reduce=made.reduce)
 
     def _lifted(self, use: Use, position: int) -> Scalar:
         """*use* of a reduction, read from an equation of its own."""
-        for place in places(use, self.shelf.domain):
+        for place in placements(use, self.shelf.domain):
             with self.shelf.within(place.domain):
                 scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
             if (wrong := illegal_read(self.shelf.padded(scope))) is None:
@@ -249,20 +258,20 @@ class Writer:
         name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
         self._used.add(name)
         self.lifted.append(Equation(name, scope))
-        one = Held(self.lifted[-1].tensor, place.use, place.own, place.domain)
+        one = AvailableTensor(self.lifted[-1].tensor, place.use, place.own, place.domain)
         self.shelf.put(one)
         return Access(one.tensor, place.index)
 
     def _guarded(self, use: Use, position: int) -> Scalar:
         made = use.value.scope
-        own = iterators(use.value.names, tuple(map(as_index, made.traversals)))
-        to = {x: constant(y) for x, y in zip(made.traversals, own, strict=True)}
+        own = fresh_iterators(use.value.names, tuple(map(as_index, made.traversals)))
+        to = {x: lone_index(y) for x, y in zip(made.traversals, own, strict=True)}
         domain = substitute_domain(made.domain, to)
         with self.shelf.within(domain):
-            body = self.term(moved(self.values.term(made.body), to), position)
+            body = self.term(substitute_iterators(self.values.term(made.body), to), position)
         pads = {
             x: (max(0, x.lo - lo), max(0, hi - x.hi))
-            for x, (lo, hi) in zip(own, (span(i, self.shelf.domain) for i in use.at), strict=True)
+            for x, (lo, hi) in zip(own, (index_span(i, self.shelf.domain) for i in use.at), strict=True)
         }
         args = dict(zip(own, use.at, strict=True))
         match body:
@@ -281,7 +290,7 @@ class Writer:
         return Access(inner, tuple(args[x] for x in ordered))
 
 
-def negated(body: Scalar, sign: int) -> Scalar:
+def signed_body(body: Scalar, sign: int) -> Scalar:
     """*sign* · *body*, without a minus before another."""
     match body:
         case _ if sign > 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from einnet_explore.analysis.regions import always
 from einnet_explore.analysis.substitution import substitute_domain
-from einnet_explore.autodiff.values import Term, Use, Values, constant, moved
+from einnet_explore.autodiff.values import Term, Use, Values, lone_index, substitute_iterators
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -25,7 +25,7 @@ from einnet_explore.ir import (
 
 
 @dataclass(frozen=True)
-class Pass:
+class ProgramValues:
     """A program that has been read.
 
     *terms*: what each equation computes inside its box and domain, over its traversals; *guarded*: what reading it
@@ -43,7 +43,7 @@ class Pass:
         return tuple((e, self.terms[e.name]) for e in self.program.equations if e.name in self.program.outputs)
 
 
-def read(values: Values, program: Program, before: Pass | None = None) -> Pass:
+def read_program(values: Values, program: Program, before: ProgramValues | None = None) -> ProgramValues:
     """*program* read into *values*; inputs with the name of a result of *before* are that result.
 
     Raises ValueError where such an input, or an input of both, has another shape.
@@ -65,7 +65,7 @@ def read(values: Values, program: Program, before: Pass | None = None) -> Pass:
     for equation in program.equations:
         reader.terms[equation.name] = reader.scope(equation.scope)
         reader.made[equation.name] = equation.scope
-    return Pass(program, reader.terms, reader.guarded, frozenset(given))
+    return ProgramValues(program, reader.terms, reader.guarded, frozenset(given))
 
 
 class _Reader:
@@ -104,7 +104,9 @@ class _Reader:
                 return self.values.product([(1, self.scalar(a, scope)), (-1, self.scalar(b, scope))], own)
             case Apply(op, args):
                 read = [
-                    Compare(a.op, _plain(a.left), _plain(a.right)) if isinstance(a, Compare) else self.scalar(a, scope)
+                    Compare(a.op, _without_fixed_iterators(a.left), _without_fixed_iterators(a.right))
+                    if isinstance(a, Compare)
+                    else self.scalar(a, scope)
                     for a in args
                 ]
                 return self.values.function(op, read, own)
@@ -112,7 +114,7 @@ class _Reader:
                 raise ValueError(f"comparison {body!r} outside the condition of where")
 
     def _access(self, access: Access, scope: Scope) -> Term:
-        index = tuple(map(_plain, access.index))
+        index = tuple(map(_without_fixed_iterators, access.index))
         match access.source:
             case Tensor(name) if name in self.made:
                 return self._at(self.made[name], self.terms[name], index, scope, name)
@@ -127,13 +129,13 @@ class _Reader:
         domain = tuple(outer.domain)
         inside = (Bound(i, x.lo, x.hi) for x, i in to.items())
         if all(always(b, domain) for b in (*inside, *substitute_domain(inner.domain, to))):
-            return moved(term, to)
+            return substitute_iterators(term, to)
         guarded = self.values.guard(inner, term)
         if name is not None:
             self.guarded[name] = guarded
         return guarded.moved(to)
 
 
-def _plain(index: Index) -> Index:
+def _without_fixed_iterators(index: Index) -> Index:
     """*index* with iterators of one value replaced by it."""
-    return index.substitute(constant) if any(x.extent == 1 for x in index.iterators) else index
+    return index.substitute(lone_index) if any(x.extent == 1 for x in index.iterators) else index

@@ -45,18 +45,18 @@ def partials(body: Scalar) -> tuple[Partial, ...]:
     Raises ValueError for an operator without a derivative.
     """
     total: dict[tuple[Access, tuple[Condition, ...]], list[Scalar]] = {}
-    for part in _down(body, ONE, ()):
+    for part in _chain_rule(body, ONE, ()):
         total.setdefault((part.access, part.conditions), []).append(part.factor)
-    return tuple(Partial(access, summed(factors), where) for (access, where), factors in total.items())
+    return tuple(Partial(access, sum_terms(factors), where) for (access, where), factors in total.items())
 
 
-def summed(parts: Iterable[Scalar]) -> Scalar:
+def sum_terms(parts: Iterable[Scalar]) -> Scalar:
     """The sum of *parts*; equal ones are counted."""
     counted = Counter(term for part in parts for term in terms(part))
     return add(*(mul(Const(n), part) for part, n in counted.items()))
 
 
-def _down(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> Iterable[Partial]:
+def _chain_rule(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> Iterable[Partial]:
     """What reaches every read of *body*, of which the whole's derivative is *above*."""
     match body:
         case Access():
@@ -65,17 +65,17 @@ def _down(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> Iterable
             pass
         case Apply("+", args):
             for arg in args:
-                yield from _down(arg, above, where)
+                yield from _chain_rule(arg, above, where)
         case Apply("*", args):
             for n, arg in enumerate(args):
-                yield from _down(arg, mul(above, *args[:n], *args[n + 1 :]), where)
+                yield from _chain_rule(arg, mul(above, *args[:n], *args[n + 1 :]), where)
         case Apply("where", (Compare() as condition, yes, no)):
-            yield from _down(yes, above, (*where, (condition, True)))
-            yield from _down(no, above, (*where, (condition, False)))
+            yield from _chain_rule(yes, above, (*where, (condition, True)))
+            yield from _chain_rule(no, above, (*where, (condition, False)))
         case Apply(op, args):
             for arg, factor in zip(args, _derivatives(op, args), strict=True):
                 if factor != Const(0):
-                    yield from _down(arg, mul(above, factor), where)
+                    yield from _chain_rule(arg, mul(above, factor), where)
 
 
 def _derivatives(op: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...]:

@@ -16,21 +16,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from einnet_explore.autodiff.available_tensors import Held, given, held, holds
-from einnet_explore.autodiff.common_parts import Parts, below, common_parts, reads_with
-from einnet_explore.autodiff.pass_costs import ITEM, Demand, demands, operations
+from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, is_available, shared_inputs
+from einnet_explore.autodiff.common_parts import EntryGroups, common_parts, grouped_reads, reachable_values
+from einnet_explore.autodiff.pass_costs import ITEM_BYTES, Demand, demand_operations, demands
 from einnet_explore.autodiff.pass_splitting import (
-    apart,
-    certified,
-    definition,
-    renamed,
+    certify_passes,
+    fresh_names,
+    pass_writer,
+    rename_equations,
+    stash_definition,
     with_placeholders,
     with_stash,
-    writer,
 )
-from einnet_explore.autodiff.pass_writer import Writer
-from einnet_explore.autodiff.program_values import Pass, read
-from einnet_explore.autodiff.stash_plan import Chosen, Node, Problem
+from einnet_explore.autodiff.pass_writer import PassWriter
+from einnet_explore.autodiff.program_values import ProgramValues, read_program
+from einnet_explore.autodiff.stash_plan import StashPlan, StashProblem, ValueNode
 from einnet_explore.autodiff.values import Use, Value, Values
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.equivalence.reads import illegal_read
@@ -39,7 +39,7 @@ from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonValue:
     """A value that both passes compute: its *scope* in the forward pass's terms, and what stashing it takes.
 
     *name*: the forward equation that holds it, None where none does.  *nbytes* is 0 for an output of the forward pass,
@@ -54,7 +54,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Analysis:
+class StashAnalysis:
     """A forward and a backward pass read into one table of values, and what they have in common.
 
     *programs*: as they were given.  *backward*, as read, calls its equations otherwise where *forward* has the name.
@@ -63,38 +63,38 @@ class Analysis:
     """
 
     programs: tuple[Program, Program]
-    forward: Pass = field(repr=False)
-    backward: Pass = field(repr=False)
+    forward: ProgramValues = field(repr=False)
+    backward: ProgramValues = field(repr=False)
     values: Values = field(repr=False)
-    parts: tuple[Parts, Parts] = field(repr=False)
-    common: Mapping[int, Common]
-    problem: Problem = field(repr=False)
+    parts: tuple[EntryGroups, EntryGroups] = field(repr=False)
+    common: Mapping[int, CommonValue]
+    problem: StashProblem = field(repr=False)
 
     @cached_property
-    def largest(self) -> tuple[Common, ...]:
+    def largest(self) -> tuple[CommonValue, ...]:
         """The largest common subexpressions: those that the backward pass reads for something that is not common."""
         return tuple(self.common[n] for n in sorted(self.problem.cheapest().stashed) if n in self.common)
 
     @cached_property
-    def curve(self) -> tuple[Chosen, ...]:
+    def curve(self) -> tuple[StashPlan, ...]:
         """Recomputation against memory: every plan that no other beats in both, most bytes first."""
         return self.problem.curve()
 
 
-def analyse(forward: Program, backward: Program, factored: bool = False) -> Analysis:
+def analyse_passes(forward: Program, backward: Program, factored: bool = False) -> StashAnalysis:
     """What *forward* and *backward* have in common.  *factored*: factors that a sum does not move stand outside it.
 
     Inputs of both that have one name are one tensor, and so are an input of *backward* and a result of *forward*.
     Raises ValueError where such two have different shapes.
     """
     values = Values(factored)
-    first = read(values, forward)
+    first = read_program(values, forward)
     both = {e.name for e in backward.equations} & forward.names() - set(backward.outputs)
-    second = read(values, renamed(backward, apart(backward, both, forward.names())), first)
+    second = read_program(values, rename_equations(backward, fresh_names(backward, both, forward.names())), first)
     parts = common_parts(
         values,
-        below(_values(first), values.reads),
-        below(_values(second), values.reads),
+        reachable_values(_values(first), values.reads),
+        reachable_values(_values(second), values.reads),
         [term.value for term in second.terms.values() if isinstance(term, Use)],
     )
 
@@ -102,46 +102,46 @@ def analyse(forward: Program, backward: Program, factored: bool = False) -> Anal
         return (*values.reads(value), *(part.use for part in parts[0].get(value.number, ())))
 
     def instead(value: Value) -> tuple[Use, ...]:
-        return reads_with(values, value, parts[1])
+        return grouped_reads(values, value, parts[1])
 
     made, needed = demands(first, beside), demands(second, instead)
-    by = writer(values, first, parts[0], ())
-    free = [one for _, one in given(second, first)]
-    common: dict[int, Common] = {}
-    nodes: dict[int, Node] = {}
+    by = pass_writer(values, first, parts[0], ())
+    free = [one for _, one in shared_inputs(second, first)]
+    common: dict[int, CommonValue] = {}
+    nodes: dict[int, ValueNode] = {}
     for number, demand in needed.items():
-        own = operations(values, demand, parts[1])
-        nbytes = 0 if any(holds(one, demand.value, demand.box) for one in free) else None
+        own = demand_operations(values, demand, parts[1])
+        nbytes = 0 if any(is_available(one, demand.value, demand.box) for one in free) else None
         if nbytes is None and own and number in made and made[number].holds(demand):
             found = _common(first, by, demand, own)
             if found is not None and illegal_read(found.scope) is None:
                 common[number], nbytes = found, found.nbytes
-        nodes[number] = Node(own, tuple(use.value.number for use in instead(demand.value)), nbytes)
+        nodes[number] = ValueNode(own, tuple(use.value.number for use in instead(demand.value)), nbytes)
     roots = tuple(dict.fromkeys(value.number for value in _values(second)))
-    return Analysis((forward, backward), first, second, values, parts, common, Problem(nodes, roots))
+    return StashAnalysis((forward, backward), first, second, values, parts, common, StashProblem(nodes, roots))
 
 
-def _common(first: Pass, by: Writer, demand: Demand, own: int) -> Common | None:
+def _common(first: ProgramValues, by: PassWriter, demand: Demand, own: int) -> CommonValue | None:
     """*demand* as common to both passes; None where a scope of its own would have a part that cannot be computed."""
     outputs = first.program.outputs
-    holders = [(name, one) for name, one in held(first) if _fits(one, demand)]
+    holders = [(name, one) for name, one in available_in(first) if _can_stash(one, demand)]
     if holders:
         name, one = min(holders, key=lambda h: (h[0] not in outputs, prod(h[1].tensor.shape)))
         scope = next(e.scope for e in first.program.equations if e.name == name)
-        return Common(scope, name, 0 if name in outputs else ITEM * prod(one.tensor.shape), own, demand)
+        return CommonValue(scope, name, 0 if name in outputs else ITEM_BYTES * prod(one.tensor.shape), own, demand)
     try:
-        scope = definition(by, demand, len(first.program.equations))
+        scope = stash_definition(by, demand, len(first.program.equations))
     except Refused:
         return None
-    return Common(scope, None, ITEM * demand.points, own, demand)
+    return CommonValue(scope, None, ITEM_BYTES * demand.points, own, demand)
 
 
-def _fits(one: Held, demand: Demand) -> bool:
+def _can_stash(one: AvailableTensor, demand: Demand) -> bool:
     """Whether *one* can be handed over as the stash of *demand*: it holds all of it, and begins at 0."""
-    return not one.padded and not one.domain and not one.tensor.origin and holds(one, demand.value, demand.box)
+    return not one.padded and not one.domain and not one.tensor.origin and is_available(one, demand.value, demand.box)
 
 
-def _values(one: Pass) -> tuple[Value, ...]:
+def _values(one: ProgramValues) -> tuple[Value, ...]:
     return tuple(term.value for _, term in one.roots if isinstance(term, Use))
 
 
@@ -177,16 +177,16 @@ class Passes:
     before: int
     nbytes: int
     certificates: tuple[Certificate, Certificate]
-    forms: tuple[Analysis, ...] = field(repr=False)
+    forms: tuple[StashAnalysis, ...] = field(repr=False)
 
     @cached_property
-    def curve(self) -> tuple[Chosen, ...]:
+    def curve(self) -> tuple[StashPlan, ...]:
         """Recomputation against memory: every plan that no other beats in both, most bytes first."""
-        return tuple(plan for _, plan in front(self.forms))
+        return tuple(plan for _, plan in pareto_front(self.forms))
 
     def within(self, memory: int | None) -> Passes:
         """The passes under another budget; raises ValueError for a negative one."""
-        return _best(self.forms, memory)
+        return _best_passes(self.forms, memory)
 
     def __repr__(self) -> str:
         names = ", ".join(s.name for s in self.stashes) or "nothing"
@@ -200,26 +200,26 @@ def cse(forward: Program, backward: Program, memory: int | None = None) -> Passe
     Raises ValueError for a negative *memory*, for tensors of one name and different shapes, and where a stashed value
     has the name of an output of *backward*.
     """
-    return _best(tuple(analyse(forward, backward, factored) for factored in (False, True)), memory)
+    return _best_passes(tuple(analyse_passes(forward, backward, factored) for factored in (False, True)), memory)
 
 
-def front(forms: tuple[Analysis, ...]) -> tuple[tuple[Analysis, Chosen], ...]:
+def pareto_front(forms: tuple[StashAnalysis, ...]) -> tuple[tuple[StashAnalysis, StashPlan], ...]:
     """The plans of *forms* that no other beats in operations and bytes, most bytes first."""
     every = sorted(((f, p) for f in forms for p in f.curve), key=lambda e: (e[1].nbytes, e[1].operations))
-    out: list[tuple[Analysis, Chosen]] = []
+    out: list[tuple[StashAnalysis, StashPlan]] = []
     for form, plan in every:
         if not out or plan.operations < out[-1][1].operations:
             out.append((form, plan))
     return tuple(reversed(out))
 
 
-def _best(forms: tuple[Analysis, ...], memory: int | None) -> Passes:
+def _best_passes(forms: tuple[StashAnalysis, ...], memory: int | None) -> Passes:
     plans = [(form, form.problem.within(memory)) for form in forms]
     found, plan = min(plans, key=lambda p: (p[1].operations, p[1].nbytes))
-    return split(found, plan, forms)
+    return split_passes(found, plan, forms)
 
 
-def split(found: Analysis, plan: Chosen, forms: tuple[Analysis, ...] = ()) -> Passes:
+def split_passes(found: StashAnalysis, plan: StashPlan, forms: tuple[StashAnalysis, ...] = ()) -> Passes:
     """The passes of *found* with what *plan* says stashed between them; raises ValueError as ``cse`` does.
 
     *forms*: the analyses that it was chosen from, the first of them that of the passes as they are.
@@ -230,7 +230,7 @@ def split(found: Analysis, plan: Chosen, forms: tuple[Analysis, ...] = ()) -> Pa
         found.values, found.forward, found.parts[0], [(c.demand, c.name) for c in chosen], after.names()
     )
     backward, counts = with_placeholders(found.values, found.backward, found.forward, found.parts[1], tensors)
-    backward = renamed(backward, _back(found, backward))
+    backward = rename_equations(backward, _equation_names(found, backward))
     stashes = tuple(
         Stash(one.tensor.name, common.scope, common.nbytes, counts[one.tensor.name])
         for common, one in zip(chosen, tensors, strict=True)
@@ -242,12 +242,12 @@ def split(found: Analysis, plan: Chosen, forms: tuple[Analysis, ...] = ()) -> Pa
         plan.operations,
         (forms or (found,))[0].problem.outcome(()).operations,
         plan.nbytes,
-        certified(before, after, forward, backward),
+        certify_passes(before, after, forward, backward),
         forms or (found,),
     )
 
 
-def optimize(src: Program, tgt: Program) -> Program:
+def substitute_placeholders(src: Program, tgt: Program) -> Program:
     """*tgt* with every largest subexpression that *src* computes too replaced by a placeholder.
 
     It is called as in the CSE document; ``cse`` also gives the *src* whose outputs feed the placeholders.
@@ -255,7 +255,7 @@ def optimize(src: Program, tgt: Program) -> Program:
     return cse(src, tgt).backward
 
 
-def _back(found: Analysis, backward: Program) -> dict[str, str]:
+def _equation_names(found: StashAnalysis, backward: Program) -> dict[str, str]:
     """The names that equations of *backward* had, where these are free."""
     names = zip(found.backward.program.equations, found.programs[1].equations, strict=True)
     inputs = {t.name for t in backward.inputs}

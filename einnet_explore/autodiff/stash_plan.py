@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 
 @dataclass(frozen=True)
-class Node:
+class ValueNode:
     """A value that a pass may compute: its own *operations*, what it *reads*, and the bytes that stashing it takes.
 
     *nbytes* is None for what cannot be stashed and 0 for what the caller holds anyway.
@@ -36,7 +36,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class StashPlan:
     """Which values are stashed, the operations that are left, and the bytes of the stash."""
 
     stashed: frozenset[int]
@@ -45,10 +45,10 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StashProblem:
     """The values of a pass by number, and those of its outputs."""
 
-    nodes: Mapping[int, Node]
+    nodes: Mapping[int, ValueNode]
     roots: tuple[int, ...]
 
     @cached_property
@@ -56,7 +56,7 @@ class Problem:
         """The values that may be stashed."""
         return tuple(n for n, node in self.nodes.items() if node.nbytes is not None)
 
-    def outcome(self, stashed: Iterable[int]) -> Chosen:
+    def outcome(self, stashed: Iterable[int]) -> StashPlan:
         """What computing the outputs takes if *stashed* are read; of these only the ones that are."""
         held = set(stashed)
         seen: set[int] = set()
@@ -68,13 +68,13 @@ class Problem:
                 if number not in held:
                     waiting.extend(self.nodes[number].reads)
         used = frozenset(seen & held)
-        return Chosen(
+        return StashPlan(
             used,
             sum(self.nodes[n].operations for n in seen - held),
             sum(self.nodes[n].nbytes or 0 for n in used),
         )
 
-    def cheapest(self, price: Fraction | None = None) -> Chosen:
+    def cheapest(self, price: Fraction | None = None) -> StashPlan:
         """The fewest operations + *price* · bytes; without a price the fewest operations, then the fewest bytes.
 
         Exact: the capacities are integers.
@@ -94,7 +94,7 @@ class Problem:
         _, (side, _) = networkx.minimum_cut(graph, "from", "to")
         return self.outcome(n for n in self.candidates if ("needed", n) in side and ("computed", n) not in side)
 
-    def within(self, budget: int | None) -> Chosen:
+    def within(self, budget: int | None) -> StashPlan:
         """The fewest operations with at most *budget* bytes stashed, and of these plans one with the fewest bytes.
 
         Raises ValueError for a negative budget.
@@ -107,14 +107,14 @@ class Problem:
         first = self._solved(budget, None)
         return self._solved(budget, first.operations)
 
-    def curve(self) -> tuple[Chosen, ...]:
+    def curve(self) -> tuple[StashPlan, ...]:
         """Every plan that no other beats in both operations and bytes, most bytes first."""
         found = [self.cheapest()]
         while found[-1].nbytes > 0:
             found.append(self.within(found[-1].nbytes - 1))
         return tuple(found)
 
-    def _solved(self, budget: int, most: int | None) -> Chosen:
+    def _solved(self, budget: int, most: int | None) -> StashPlan:
         """The fewest operations; if *most* is given, the fewest bytes with at most so many operations."""
         numbers = list(self.nodes)
         place = {number: n for n, number in enumerate(numbers)}

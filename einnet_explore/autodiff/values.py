@@ -44,7 +44,7 @@ from einnet_explore.ir import (
     map_accesses,
 )
 
-Kind: TypeAlias = Literal["leaf", "function", "sum", "product", "reduction", "guard"]
+ValueKind: TypeAlias = Literal["leaf", "function", "sum", "product", "reduction", "guard"]
 Term: TypeAlias = "Const | Use"
 Entries: TypeAlias = "tuple[tuple[int, Term], ...]"
 """The terms of a sum with their signs, or the factors of a product, where -1 means divided by."""
@@ -64,7 +64,7 @@ class Value:
     """
 
     number: int
-    kind: Kind
+    kind: ValueKind
     scope: Scope
     names: tuple[str, ...]
     order: tuple[int, ...]
@@ -92,12 +92,12 @@ class Use:
         return replace(self, at=tuple(at(i, to) for i in self.at))
 
 
-def constant(x: Iterator) -> Index:
+def lone_index(x: Iterator) -> Index:
     """*x* as an index: its value if it has only one."""
     return as_index(x.lo if x.extent == 1 else x)
 
 
-def span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
+def index_span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
     """The half-open range of what *index* is where *domain* holds.
 
     It is exact: digits of one iterator go together, and what is computed beyond that reads beyond its sources.
@@ -106,17 +106,17 @@ def span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
     return (lo, hi + 1) if lo <= hi else (index.bounds[0], index.bounds[1] + 1)  # a domain that holds nowhere
 
 
-def called(value: Value) -> Called:
+def parameter_names(value: Value) -> Called:
     """What the parameters of *value* are called."""
     return {value.scope.traversals[n]: value.names[n] for n in value.order}
 
 
-def moved(term: Term, to: dict[Iterator, Index]) -> Term:
+def substitute_iterators(term: Term, to: dict[Iterator, Index]) -> Term:
     """*term* with iterators replaced."""
     return term.moved(to) if isinstance(term, Use) else term
 
 
-def scalar(term: Term) -> Scalar:
+def definition_scalar(term: Term) -> Scalar:
     """*term* as the body of a definition reads it."""
     if isinstance(term, Const):
         return term
@@ -124,7 +124,7 @@ def scalar(term: Term) -> Scalar:
     return read if term.sign > 0 else Apply("neg", (read,))
 
 
-FREE = 1 << 40
+FREE_EXTENT = 1 << 40
 """Parameters that stand for whole indices range over [-FREE, FREE): who reads the value says where."""
 
 
@@ -147,11 +147,11 @@ def canonical(body: Scalar, summations: tuple[Iterator, ...] = (), reduce: str =
     params = tuple(sorted(args, key=lambda p: number[p]))
     ordered = tuple(sorted(sums, key=lambda y: number[y]))
     plain = Scope(params, ordered, read, reduce)
-    scope = with_iterators(plain, {**numbered(params, "p"), **numbered(ordered, "y")})
+    scope = with_iterators(plain, {**numbered_iterators(params, "p"), **numbered_iterators(ordered, "y")})
     return Canonical(key(scope), scope, tuple(args[p] for p in params), tuple(sums[y].name for y in ordered))
 
 
-def numbered(iterators: Sequence[Iterator], stem: str) -> dict[Iterator, Iterator]:
+def numbered_iterators(iterators: Sequence[Iterator], stem: str) -> dict[Iterator, Iterator]:
     """Iterators of the same ranges called *stem* and a number."""
     return {x: Iterator(f"{stem}{n}", x.lo, x.hi) for n, x in enumerate(iterators)}
 
@@ -170,7 +170,7 @@ def _parameters(
     for i in indices:
         mine = set(i.iterators)
         if not mine & fixed and not any(mine & set(j.iterators) for j in indices if j != i):
-            whole[i] = Iterator(f"a{len(whole)}", -FREE, FREE)
+            whole[i] = Iterator(f"a{len(whole)}", -FREE_EXTENT, FREE_EXTENT)
     rest = dict.fromkeys(x for i in indices if i not in whole for x in i.iterators)
     rest |= dict.fromkeys(compared(body))
     number = count()
@@ -204,7 +204,7 @@ class Values:
             case Table():
                 found = ("leaf", source)
         if found not in self._by_key:
-            own = tuple(Iterator(f"p{n}", -FREE, FREE) for n in range(len(index)))
+            own = tuple(Iterator(f"p{n}", -FREE_EXTENT, FREE_EXTENT) for n in range(len(index)))
             scope = Scope(own, (), Access(source, tuple(map(as_index, own))))
             names = tuple(x.name for x in own)
             self._add(found, Value(len(self.known), "leaf", scope, names, tuple(range(len(own)))))
@@ -212,7 +212,7 @@ class Values:
 
     def function(self, op: str, args: Iterable[Term | Compare], own: Called) -> Use:
         """op(args); a comparison may be among them."""
-        body = Apply(op, tuple(a if isinstance(a, Compare) else scalar(a) for a in args))
+        body = Apply(op, tuple(a if isinstance(a, Compare) else definition_scalar(a) for a in args))
         return self._made("function", canonical(body), own)
 
     def total(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
@@ -230,7 +230,7 @@ class Values:
             return replace(uses[0][1], sign=uses[0][0])
         ways = {}
         for turn in (1, -1):
-            terms = tuple(scalar(replace(use, sign=turn * sign)) for sign, use in uses)
+            terms = tuple(definition_scalar(replace(use, sign=turn * sign)) for sign, use in uses)
             ways[turn] = canonical(Apply("+", (Const(turn * const), *terms) if const else terms))
         written = 1 if sum(sign for sign, _ in uses) + (const > 0) - (const < 0) >= 0 else -1
         known = (turn for turn in (written, -written) if ("sum", ways[turn].key) in self._by_key)
@@ -251,12 +251,12 @@ class Values:
         for mark, value in consts.items():
             if value < 0:
                 sign, consts[mark] = -sign, -value
-        numbers = [_factor(mark, Const(value)) for mark, value in consts.items() if value != 1]
+        numbers = [_factor_of(mark, Const(value)) for mark, value in consts.items() if value != 1]
         if not uses and consts[-1] == 1:
             return Const(sign * consts[1])
         if len(uses) == 1 and uses[0][0] == 1 and not numbers:
             return replace(uses[0][1], sign=sign)
-        args = (*numbers, *(_factor(mark, scalar(use)) for mark, use in uses))
+        args = (*numbers, *(_factor_of(mark, definition_scalar(use)) for mark, use in uses))
         body = Apply("*", args) if len(args) > 1 else args[0]
         return replace(self._made("product", canonical(body), own), sign=sign)
 
@@ -275,16 +275,16 @@ class Values:
                 return self.product([(1, Const(term.sign)), *outside, (1, whole)], own)
         sign = term.sign if reduce == "sum" and isinstance(term, Use) else 1
         plain = replace(term, sign=term.sign * sign) if isinstance(term, Use) else term
-        made = canonical(scalar(plain), summations, reduce)
+        made = canonical(definition_scalar(plain), summations, reduce)
         return replace(self._made("reduction", made, own), sign=sign)
 
     def guard(self, scope: Scope, term: Term) -> Use:
         """*term* in the box of *scope* where its domain holds, and its value elsewhere."""
-        plain = Scope((), scope.traversals, scalar(term), "sum", scope.domain, (), scope.value)
+        plain = Scope((), scope.traversals, definition_scalar(term), "sum", scope.domain, (), scope.value)
         number = numbering(plain)
         order = sorted(range(len(scope.traversals)), key=lambda n: number[scope.traversals[n]])
         own = tuple(scope.traversals[n] for n in order)
-        turned = with_iterators(replace(plain, traversals=own, summations=()), numbered(own, "p"))
+        turned = with_iterators(replace(plain, traversals=own, summations=()), numbered_iterators(own, "p"))
         found = ("guard", key(turned))
         if found not in self._by_key:
             back = tuple(sorted(range(len(own)), key=lambda n: order[n]))
@@ -302,7 +302,7 @@ class Values:
             case body:
                 raise ValueError(f"{use.value} is no sum and no product: {body!r}")
         to = dict(zip(use.value.scope.traversals, use.at, strict=True))
-        return tuple((mark, moved(term, to)) for mark, term in (self._entry(op, a) for a in args))
+        return tuple((mark, substitute_iterators(term, to)) for mark, term in (self._entry(op, a) for a in args))
 
     def reads(self, value: Value) -> tuple[Use, ...]:
         """What the definition of *value* reads; nothing for a leaf."""
@@ -333,7 +333,7 @@ class Values:
                 return -1, self.term(inner)
         return 1, self.term(arg)
 
-    def _flat(self, entries: Iterable[tuple[int, Term]], kind: Kind) -> Iterable[tuple[int, Term]]:
+    def _flat(self, entries: Iterable[tuple[int, Term]], kind: ValueKind) -> Iterable[tuple[int, Term]]:
         for mark, term in entries:
             if isinstance(term, Use) and term.value.kind == kind:
                 if kind == "product" and term.sign < 0:
@@ -343,7 +343,7 @@ class Values:
             else:
                 yield mark, term
 
-    def _made(self, kind: Kind, made: Canonical, own: Called) -> Use:
+    def _made(self, kind: ValueKind, made: Canonical, own: Called) -> Use:
         found = (kind, made.key)
         if found not in self._by_key:
             place = {x: n for n, x in enumerate(own)}
@@ -358,5 +358,5 @@ class Values:
         self.known.append(value)
 
 
-def _factor(mark: int, body: Scalar) -> Scalar:
+def _factor_of(mark: int, body: Scalar) -> Scalar:
     return body if mark > 0 else Apply("/", (Const(1), body))

@@ -1,7 +1,7 @@
 """Replays the certificates of a record; knows neither rules nor search."""
 
 from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
-from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, wrong_instance
+from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, instance_mismatch
 
 __all__ = [
     "FORMAT",
@@ -11,7 +11,7 @@ __all__ = [
     "StepReport",
     "check_file",
     "check_record",
+    "instance_mismatch",
     "load_json",
     "read_record",
-    "wrong_instance",
 ]

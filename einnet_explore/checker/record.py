@@ -34,25 +34,25 @@ class RecordedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Record:
     """A record that has the right form; nothing of it has been proved."""
 
     start: Program
     steps: tuple[RecordedStep, ...]
 
 
-def read_record(record: object, source: str = "<record>") -> Recorded:
+def read_record(record: object, source: str = "<record>") -> Record:
     """The programs and steps of *record*; raises RecordError where it has another form."""
     data = _object(record, source, "$")
     found = _get(data, "format", str, source, "$")
     if found != FORMAT:
-        raise _wrong(source, "$.format", repr(found), repr(FORMAT))
+        raise _mismatch(source, "$.format", repr(found), repr(FORMAT))
     version = _get(data, "version", int, source, "$")
     if version != VERSION:
-        raise _wrong(source, "$.version", str(version), str(VERSION))
+        raise _mismatch(source, "$.version", str(version), str(VERSION))
     start = _program(_get(data, "start", str, source, "$"), source, "$.start")
     steps = _get(data, "steps", list, source, "$")
-    return Recorded(start, tuple(_step(step, source, f"$.steps[{n}]") for n, step in enumerate(steps)))
+    return Record(start, tuple(_step(step, source, f"$.steps[{n}]") for n, step in enumerate(steps)))
 
 
 def load_json(path: str | PathLike[str]) -> object:
@@ -60,12 +60,12 @@ def load_json(path: str | PathLike[str]) -> object:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
-        raise _wrong(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
+        raise _mismatch(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise RecordError(f"{path}: $: expected JSON; at {where}: {error.msg}") from None
     except RecursionError:
-        raise _wrong(str(path), "$", "JSON that nests too deeply", "a record") from None
+        raise _mismatch(str(path), "$", "JSON that nests too deeply", "a record") from None
     except ValueError as error:
         raise RecordError(f"{path}: $: {error}") from None
 
@@ -83,7 +83,7 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
     path = _get(data, "at", str, source, at)
     rule = _get(data, "rule", str, source, at)
     if not re.fullmatch(r"\w+", rule, re.ASCII):
-        raise _wrong(source, f"{at}.rule", ascii(rule), "the name of a rule")
+        raise _mismatch(source, f"{at}.rule", ascii(rule), "the name of a rule")
     try:
         read_path(path)
     except ValueError as error:
@@ -113,16 +113,16 @@ def _program(text: str, source: str, at: str) -> Program:
 
 def _object(value: object, source: str, at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(source, at, _kind(value), "an object")
+        raise _mismatch(source, at, _kind(value), "an object")
     return value
 
 
 def _get(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
     if key not in data:
-        raise _wrong(source, f"{at}.{key}", "nothing", _KINDS[expected])
+        raise _mismatch(source, f"{at}.{key}", "nothing", _KINDS[expected])
     value = data[key]
     if not isinstance(value, expected) or isinstance(value, bool):
-        raise _wrong(source, f"{at}.{key}", _kind(value), _KINDS[expected])
+        raise _mismatch(source, f"{at}.{key}", _kind(value), _KINDS[expected])
     return value
 
 
@@ -135,5 +135,5 @@ def _kind(value: object) -> str:
     return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), f"{value!r}")
 
 
-def _wrong(source: str, at: str, found: str, expected: str) -> RecordError:
+def _mismatch(source: str, at: str, found: str, expected: str) -> RecordError:
     return RecordError(f"{source}: {at}: found {found}, expected {expected}")

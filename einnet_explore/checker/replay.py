@@ -14,11 +14,11 @@ from typing import Any
 
 from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.checker.record import RecordedStep, load_json, read_record
-from einnet_explore.equivalence.assumptions import of_tensors, only
-from einnet_explore.equivalence.certificate import Certificate, Kind, certify, end_to_end
+from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
+from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.reads import illegal_read
-from einnet_explore.equivalence.term_multiset import difference
+from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.ir import (
     VIEW,
     Access,
@@ -34,7 +34,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators import OPERATORS, Operator
 
 
-def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
+def instance_mismatch(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
     """Why *equation* is not what its instance runs; None where it is (or where nothing runs it yet).
 
     An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
@@ -44,11 +44,11 @@ def wrong_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATO
     if via is None or via.is_eoperator:
         return None
     if via.operator == VIEW:
-        return _no_view(equation.scope, via)
-    return _no_call(equation.scope, via, operators)
+        return _view_mismatch(equation.scope, via)
+    return _call_mismatch(equation.scope, via, operators)
 
 
-def _no_view(scope: Scope, via: Instance) -> str | None:
+def _view_mismatch(scope: Scope, via: Instance) -> str | None:
     match scope:
         case Scope(summations=(), domain=(), body=Access(source=Tensor() as source) as access):
             for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
@@ -57,11 +57,11 @@ def _no_view(scope: Scope, via: Instance) -> str | None:
                     read = f"dimension {d} of {source.name} in [{least}, {most}]"
                     return f"a view reads {read}, its elements lie in [{lo}, {hi})"
             address = flat_address(access)
-            return _other_address(scope, address, via) if address.affine else f"address {address!r} is not affine"
+            return _address_mismatch(scope, address, via) if address.affine else f"address {address!r} is not affine"
     return "a view reads one tensor, at every point of its box, and nothing else"
 
 
-def _other_address(scope: Scope, address: Index, via: Instance) -> str | None:
+def _address_mismatch(scope: Scope, address: Index, via: Instance) -> str | None:
     """What the view's offset and strides, where it names them, have to do with *address*; one element has no stride."""
     named = dict(via.attributes)
     found: dict[str, Attribute] = {
@@ -77,7 +77,7 @@ def _other_address(scope: Scope, address: Index, via: Instance) -> str | None:
     return f"a view with {wrong[0]} {named[wrong[0]]}, the address has {found[wrong[0]]}" if wrong else None
 
 
-def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> str | None:
+def _call_mismatch(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> str | None:
     operator = next((o for o in operators if via.operator in o.names), None)
     if operator is None:
         return f"unknown operator {via.operator}, expected one of {', '.join(n for o in operators for n in o.names)}"
@@ -96,7 +96,7 @@ def _no_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> st
     if canonical.box != scope.box:
         return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
     try:
-        witness = difference(canonical, scope, scope.box, of_tensors(scope))
+        witness = term_difference(canonical, scope, scope.box, assume_infinite_tensors(scope))
     except Undecided as beyond:
         return f"{via!r} could not be compared with the equation: {beyond}"
     return None if witness is None else f"{via!r} is another expression: {witness}"
@@ -108,7 +108,7 @@ class StepReport:
 
     rule: str
     at: str
-    claimed: Kind | None
+    claimed: CertificateKind | None
     certificate: Certificate
     instances: tuple[str, ...] = ()
 
@@ -152,7 +152,7 @@ class Report:
         return self.start is None and self.whole.ok and all(step.ok for step in self.steps)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CertificateKind:
         """The record's certificate: ``proved`` if every step is, or else the end is proved against the start."""
         if not self.ok:
             return "false"
@@ -182,17 +182,17 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = [f"{n}. {step.rule} at {step.at}: {_said(step)}" for n, step in enumerate(self.steps)]
-        needed = self.whole.detail if self.whole.programs else only([self.whole.detail])
+        lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps)]
+        needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
         how = ", ".join(filter(None, (self.whole.method, needed)))
         lines.append(f"start to end: {self.whole.kind} ({how})")
         verdict = self.kind if self.ok else f"false: {self.counterexample}"
         return "\n".join([*lines, f"{self.source}: {verdict}"])
 
 
-def _said(step: StepReport) -> str:
+def _result_text(step: StepReport) -> str:
     kind = "false" if not step.ok else step.certificate.kind
-    how = ", ".join(filter(None, (step.certificate.method, only([step.certificate.detail]))))
+    how = ", ".join(filter(None, (step.certificate.method, join_axioms([step.certificate.detail]))))
     return f"{kind} ({how})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")
 
 
@@ -206,10 +206,10 @@ def check_record(
     """
     held = read_record(record, source)
     programs = (held.start, *(step.after for step in held.steps))
-    start = wrong_start(held.start, operators)
+    start = program_fault(held.start, operators)
     steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))
     chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
-    return Report(source, start, steps, end_to_end(chain, seed))
+    return Report(source, start, steps, certify_chain(chain, seed))
 
 
 def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = OPERATORS, seed: int = 0) -> Report:
@@ -217,10 +217,10 @@ def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = O
     return check_record(load_json(path), source=str(path), operators=operators, seed=seed)
 
 
-def wrong_start(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
+def program_fault(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
     """What is wrong with a program by itself: an illegal read, or an instance that is not its operator."""
     for equation in program.equations:
-        wrong = illegal_read(equation.scope) or wrong_instance(equation, operators)
+        wrong = illegal_read(equation.scope) or instance_mismatch(equation, operators)
         if wrong is not None:
             return f"{equation.name}: {wrong}"
     return None
@@ -229,7 +229,7 @@ def wrong_start(program: Program, operators: tuple[Operator, ...] = OPERATORS) -
 def _step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
     known = set(before.equations)
     wrong = (
-        f"{e.name}: {why}" for e in step.after.equations if e not in known and (why := wrong_instance(e, operators))
+        f"{e.name}: {why}" for e in step.after.equations if e not in known and (why := instance_mismatch(e, operators))
     )
     claimed = None if step.certificate is None else step.certificate.kind
     return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), tuple(wrong))

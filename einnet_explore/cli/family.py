@@ -7,7 +7,7 @@ from typing import Any
 
 from einnet_explore.cli.errors import NO, OK
 from einnet_explore.cli.output import STDOUT, check_writable, write_json
-from einnet_explore.parametric.family import Derived, Instance, load_family
+from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance, load_family
 from einnet_explore.syntax import text
 
 
@@ -41,7 +41,7 @@ def _parse_sizes(argument: str) -> dict[str, int]:
     return out
 
 
-def _report(case: str, derived: Derived, instance: Instance | None) -> dict[str, Any]:
+def _report(case: str, derived: FamilyDerivation, instance: FamilyInstance | None) -> dict[str, Any]:
     """Return the document that ``--json`` writes."""
     steps = zip(derived.proof.rules, derived.proof.verdicts, strict=True)
     return {
@@ -65,7 +65,7 @@ def _report(case: str, derived: Derived, instance: Instance | None) -> dict[str,
     }
 
 
-def _format(derived: Derived, instance: Instance | None, latex: bool) -> str:
+def _format(derived: FamilyDerivation, instance: FamilyInstance | None, latex: bool) -> str:
     lines = [repr(derived.proof)]
     if derived.inferred:
         lines.append(f"inferred: {', '.join(derived.inferred)}")

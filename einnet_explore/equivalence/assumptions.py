@@ -18,17 +18,17 @@ from math import isfinite
 from einnet_explore.interpreter.numbers import Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
 
-EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b)"
+EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
 """What a proof says that needs more of the exponential than that it is a function."""
 
-ROUNDED = "with constants taken for one that agree to 12 digits"
+ROUNDING_AXIOM = "with constants taken for one that agree to 12 digits"
 """What a proof says that needs two constants to be one which folding in floating point made two."""
 
-AXIOMS = (EXPONENTIAL, ROUNDED)
+AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING_AXIOM)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Assumptions:
     """The names of tensors that may hold infinite values, and the axioms that may be used."""
 
     infinite: frozenset[str] = frozenset()
@@ -46,17 +46,17 @@ class Given:
 
     def endless(self, scope: Scope) -> bool:
         """Whether values of *scope* may be infinite."""
-        constant, names = _passed(scope)
+        constant, names = _infinite_sources(scope)
         return constant or not self.infinite.isdisjoint(names)
 
     def unsure(self, scalar: Scalar) -> bool:
         """Whether *scalar* may be infinite."""
-        constant, names = _through(scalar)
+        constant, names = _scalar_sources(scalar)
         return constant or not self.infinite.isdisjoint(names)
 
-    def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Given]:
+    def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Assumptions]:
         """This with the axioms that may help to compare what is *before* with what is *after*, few of them first."""
-        inside = [[_kinds(scope) for scope in side] for side in (before, after)]
+        inside = [[_axiom_needs(scope) for scope in side] for side in (before, after)]
         exponential = all(any(e for e, _ in side) for side in inside)
         folded = any(f for side in inside for _, f in side)
         for e, r in ((False, True), (True, False), (True, True)):
@@ -64,13 +64,13 @@ class Given:
                 yield replace(self, exponential=e, rounds=r)
 
 
-PLAIN = Given()
+NO_ASSUMPTIONS = Assumptions()
 """Nothing may be infinite, and there is no axiom."""
 
 
-def infinite_results(programs: Iterable[Iterable[Equation]]) -> Given:
+def infinite_results(programs: Iterable[Iterable[Equation]]) -> Assumptions:
     """What to take for granted of equations by their names: what may be infinite in one of *programs* may be so."""
-    given = PLAIN
+    given = NO_ASSUMPTIONS
     for equations in programs:
         for equation in equations:
             if given.endless(equation.scope):
@@ -78,65 +78,65 @@ def infinite_results(programs: Iterable[Iterable[Equation]]) -> Given:
     return given
 
 
-def of_tensors(scope: Scope) -> Given:
+def assume_infinite_tensors(scope: Scope) -> Assumptions:
     """That all tensors which *scope* itself reads may hold infinite values: nobody knows where they are from."""
-    return Given(frozenset(a.source.name for a in accesses(scope.body) if isinstance(a.source, Tensor)))
+    return Assumptions(frozenset(a.source.name for a in accesses(scope.body) if isinstance(a.source, Tensor)))
 
 
-def only(axioms: Iterable[str]) -> str:
+def join_axioms(axioms: Iterable[str]) -> str:
     """What a proof says that needs all that the *axioms* name, each of them once."""
     said = list(axioms)
     return ", ".join(axiom for axiom in AXIOMS if any(axiom in one for one in said))
 
 
-_Passed = tuple[bool, frozenset[str]]
-_NOTHING: _Passed = (False, frozenset())
+_InfiniteSources = tuple[bool, frozenset[str]]
+_NO_SOURCES: _InfiniteSources = (False, frozenset())
 
 
 @lru_cache(1 << 14)
-def _passed(scope: Scope) -> _Passed:
+def _infinite_sources(scope: Scope) -> _InfiniteSources:
     """Whether an infinite constant may become a value of *scope*, and the tensors of which an element may."""
     outside = not isfinite(scope.value) and bool(scope.domain or scope.padding)
-    return _united(((outside, frozenset()), _through(scope.body)))
+    return _union(((outside, frozenset()), _scalar_sources(scope.body)))
 
 
-def _through(body: Scalar) -> _Passed:
+def _scalar_sources(body: Scalar) -> _InfiniteSources:
     match body:
         case Const(value):
             return not isfinite(value), frozenset()
         case Access(Tensor(name) as source):
             return not isfinite(source.value) and bool(source.padding), frozenset([name])
         case Access(Scope() as source):
-            return _passed(source)
+            return _infinite_sources(source)
         case Apply("/", (a, Const(0))):
-            return _united(((True, frozenset()), _through(a)))
+            return _union(((True, frozenset()), _scalar_sources(a)))
         case Apply("/", (a, _)):
-            return _through(a)
+            return _scalar_sources(a)
         case Apply(op, args) if op not in ASSUMED_FINITE:
-            return _united(map(_through, args))
-    return _NOTHING
+            return _union(map(_scalar_sources, args))
+    return _NO_SOURCES
 
 
-def _united(parts: Iterable[_Passed]) -> _Passed:
+def _union(parts: Iterable[_InfiniteSources]) -> _InfiniteSources:
     every = list(parts)
     return any(constant for constant, _ in every), frozenset[str]().union(*(names for _, names in every))
 
 
 @lru_cache(1 << 14)
-def _kinds(scope: Scope) -> tuple[bool, bool]:
+def _axiom_needs(scope: Scope) -> tuple[bool, bool]:
     """Whether an exponential is taken in *scope*, and whether a constant in it is none that rounding leaves."""
-    return _within(scope.body)
+    return _scalar_needs(scope.body)
 
 
-def _within(body: Scalar) -> tuple[bool, bool]:
+def _scalar_needs(body: Scalar) -> tuple[bool, bool]:
     match body:
         case Const(value):
             return False, isfinite(value) and simplest_fraction(value) != value
         case Access(Scope() as source):
-            return _kinds(source)
+            return _axiom_needs(source)
         case Access(Table() as source):
             return False, any(simplest_fraction(entry) != entry for entry in source.entries)
         case Apply(op, args):
-            parts = list(map(_within, args))
+            parts = list(map(_scalar_needs, args))
             return op == "exp" or any(e for e, _ in parts), any(f for _, f in parts)
     return False, False

@@ -22,19 +22,24 @@ from typing import TypeAlias
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import read_by
 from einnet_explore.equivalence import sampling
-from einnet_explore.equivalence.assumptions import EXPONENTIAL, ROUNDED, infinite_results, only
-from einnet_explore.equivalence.program_diff import Definitions, agreement, outermost, unfit
+from einnet_explore.equivalence.assumptions import infinite_results, join_axioms
+from einnet_explore.equivalence.program_diff import (
+    EquationDefinitions,
+    interface_mismatch,
+    outermost_names,
+    prove_scopes_equal,
+)
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import Witness
-from einnet_explore.equivalence.verdict import UNPROVED, Certificate, Kind, weakest
+from einnet_explore.equivalence.verdict import UNDECIDED_TEXT, Certificate, CertificateKind, weakest_certificate
 from einnet_explore.ir import Program, Scope
 
-EXACT_POINTS = 20_000_000
+MAX_EXACT_POINTS = 20_000_000
 """Grid points up to which two programs are evaluated whole; larger ones are evaluated in slices."""
 
 
 def certify(
-    before: Program, after: Program, *, exact_elements: int | None = EXACT_POINTS, seed: int = 0
+    before: Program, after: Program, *, exact_elements: int | None = MAX_EXACT_POINTS, seed: int = 0
 ) -> Certificate:
     """Whether *after* computes every output of *before*, and reads nothing beyond its reach.
 
@@ -43,7 +48,7 @@ def certify(
     """
     if before == after:
         return Certificate("proved", "identical")
-    if (wrong := unfit(before, after)) is not None:
+    if (wrong := interface_mismatch(before, after)) is not None:
         return Certificate("false", "structure", counterexample=wrong)
     known = set(before.equations)
     for number, equation in enumerate(after.equations):
@@ -65,7 +70,7 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
     Where *points* is None nothing is evaluated: what is not proved counts as false.
     """
     others = {e.name: e.scope for e in after.equations}
-    both = _Both(before, after, points, seed)
+    both = _AlignedPrograms(before, after, points, seed)
     known: set[str] = set()
     changed = {e.name for e in before.equations} | others.keys()
     results: list[Certificate] = []
@@ -82,15 +87,15 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
             results += [found] if found else []
         known.add(name)
         changed.discard(name)
-    return weakest(results)
+    return weakest_certificate(results)
 
 
-class _Both:
+class _AlignedPrograms:
     """Two programs in which equations of one name are compared."""
 
     def __init__(self, before: Program, after: Program, points: int | None, seed: int) -> None:
         self._given = infinite_results((before.equations, after.equations))
-        self._left, self._right = Definitions(before), Definitions(after)
+        self._left, self._right = EquationDefinitions(before), EquationDefinitions(after)
         self._points, self._seed = points, seed
 
     def compare(self, name: str, number: int, kept: Set[str], *, whole: bool) -> Certificate | None:
@@ -108,15 +113,15 @@ class _Both:
             if hiding := kept & self._hiding(mine, theirs):
                 kept -= hiding
                 continue
-            found = agreement(one, other, one.box, (number,), self._given)
+            found = prove_scopes_equal(one, other, one.box, (number,), self._given)
             if isinstance(found, Certificate):
                 return found
             # What only one of the two reads is no common ground: it is looked into before anything is evaluated.
             # So is what may be infinite, for which no random integers stand.
             if odd := kept & ((mine ^ theirs) | (mine & theirs & self._given.infinite)):
-                kept -= outermost(odd, (self._left, mine), (self._right, theirs))
+                kept -= outermost_names(odd, (self._left, mine), (self._right, theirs))
                 continue
-            settled = _settle(found, one, other, number, self._points, self._seed)
+            settled = _certify_by_evaluation(found, one, other, number, self._points, self._seed)
             free = kept & (mine | theirs)
             if settled.ok or not whole or not free:
                 return settled
@@ -133,13 +138,15 @@ class _Both:
         }
 
 
-def _settle(why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int) -> Certificate:
+def _certify_by_evaluation(
+    why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int
+) -> Certificate:
     """What remains where there is no proof: a decisive witness, or evaluation (not where *points* is None)."""
     decisive = isinstance(why, Witness) and why.decisive
     if points is None or decisive:
-        return Certificate("false", "term relation", str(number), 0, str(why), "" if decisive else UNPROVED)
+        return Certificate("false", "term relation", str(number), 0, str(why), "" if decisive else UNDECIDED_TEXT)
     hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
-    sample = sampling.compare(before, after, points, seed, *hints)
+    sample = sampling.compare_on_samples(before, after, points, seed, *hints)
     if sample.error is not None:
         return Certificate("false", "evaluation", str(number), sample.elements, sample.error, str(why))
     if sample.differs is not None:
@@ -153,7 +160,7 @@ Link: TypeAlias = "tuple[Program, Program, Certificate]"
 """The programs before and after a step, and what is known of the two."""
 
 
-def composed(chain: Sequence[Link]) -> Certificate:
+def compose_certificates(chain: Sequence[Link]) -> Certificate:
     """What the certificates of all steps of *chain* say of its two ends.
 
     The certificate names every program on the way by ``known_as``, and an axiom that a step needs.  Raises ValueError
@@ -161,25 +168,25 @@ def composed(chain: Sequence[Link]) -> Certificate:
     """
     if not chain:
         return Certificate("proved", "identical")
-    programs = tuple(map(known_as, (chain[0][0], *(after for _, after, _ in chain))))
+    programs = tuple(map(program_hash, (chain[0][0], *(after for _, after, _ in chain))))
     for n, (before, _, _) in enumerate(chain):
-        if known_as(before) != programs[n]:
+        if program_hash(before) != programs[n]:
             raise ValueError(
-                f"step {n} starts from {known_as(before)[:12]}, the step before ended in {programs[n][:12]}"
+                f"step {n} starts from {program_hash(before)[:12]}, the step before ended in {programs[n][:12]}"
             )
     certificates = [certificate for _, _, certificate in chain]
     for n, found in enumerate(certificates):
         if not found.ok:
             return Certificate("false", found.method, found.at, found.elements, f"step {n}: {found.counterexample}")
     proved = sum(found.kind == "proved" for found in certificates)
-    kind: Kind = "proved" if proved == len(chain) else "exact"
+    kind: CertificateKind = "proved" if proved == len(chain) else "exact"
     steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {proved} proved"
-    needed = only(found.detail for found in certificates)
+    needed = join_axioms(found.detail for found in certificates)
     elements = sum(found.elements for found in certificates)
     return Certificate(kind, "composition", "", elements, None, ", ".join(filter(None, (steps, needed))), programs)
 
 
-def end_to_end(chain: Sequence[Link], seed: int = 0) -> Certificate:
+def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
     """Whether the end of *chain* computes what its start does.
 
     By the two programs alone where that is a proof; else by the steps, if all are proved; else the ends are evaluated,
@@ -189,23 +196,21 @@ def end_to_end(chain: Sequence[Link], seed: int = 0) -> Certificate:
         return chain[0][2] if chain else Certificate("proved", "identical")
     (start, _, _), (_, end, _) = chain[0], chain[-1]
     whole = certify(start, end, exact_elements=None)
-    if whole.detail != UNPROVED:
+    if whole.detail != UNDECIDED_TEXT:
         return whole
-    steps = composed(chain)
+    steps = compose_certificates(chain)
     return steps if steps.kind == "proved" else certify(start, end, seed=seed)
 
 
-def known_as(program: Program) -> str:
+def program_hash(program: Program) -> str:
     """SHA-256 of the canonical key of *program*: one for programs that differ in names of iterators and order only."""
     return hashlib.sha256(repr(program_key(program)).encode()).hexdigest()
 
 
 __all__ = [
-    "EXACT_POINTS",
-    "EXPONENTIAL",
-    "ROUNDED",
-    "UNPROVED",
+    "MAX_EXACT_POINTS",
+    "UNDECIDED_TEXT",
     "Certificate",
-    "Kind",
+    "CertificateKind",
     "certify",
 ]

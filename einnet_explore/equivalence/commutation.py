@@ -9,7 +9,7 @@ from einnet_explore.equivalence.linear_space import Factor, Form
 from einnet_explore.equivalence.term_relation import Term
 
 
-def ordered(terms: list[Term]) -> list[Term]:
+def order_factors(terms: list[Term]) -> list[Term]:
     """Terms whose factors of one tensor stand in the lexical order of their indices: products commute.
 
     Every permutation of a term's factors becomes a piece, restricted to where it is the stably sorted one; the pieces

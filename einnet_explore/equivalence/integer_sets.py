@@ -9,7 +9,14 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_explore.equivalence.linear_space import Form, Space, Undecided, accumulate, minus, pinned
+from einnet_explore.equivalence.linear_space import (
+    Form,
+    TermSpace,
+    Undecided,
+    accumulate_form,
+    pinned_values,
+    subtract_forms,
+)
 from einnet_explore.equivalence.term_relation import Term
 from einnet_explore.interpreter.numbers import Number
 
@@ -21,17 +28,17 @@ Names: TypeAlias = "tuple[str, ...]"
 _OPERATIONS = 20_000_000
 
 
-def context() -> Any:
+def bounded_context() -> Any:
     """An isl context that gives up (isl.Error) on comparisons that would take very long."""
     ctx = isl.Context()
     ctx.set_max_operations(_OPERATIONS)
     return ctx
 
 
-class Sets:
+class TermSets:
     """The sets of terms in one space.  *counted*: a term must say how often it occurs, else only where."""
 
-    def __init__(self, space: Space, ctx: Any, *, counted: bool) -> None:
+    def __init__(self, space: TermSpace, ctx: Any, *, counted: bool) -> None:
         self.space, self.ctx, self.counted = space, ctx, counted
 
     def of(self, term: Term) -> tuple[Number, Any]:
@@ -54,7 +61,7 @@ class Sets:
                 lo, hi = self.space.ranges[y]
                 count *= max(0, hi - lo + 1)
         rows = self._rows(used, summed, where)
-        fixed = pinned(where, self.space.ranges)
+        fixed = pinned_values(where, self.space.ranges)
         open_ = [y for y in summed if y not in fixed]
         if self.counted and self._undetermined(forms, used, open_) and not self._injective(forms, used, summed, rows):
             raise Undecided("one term stands for several summation points, whose number integer sets do not hold")
@@ -65,7 +72,7 @@ class Sets:
             bare = len(form) == 2 and form[v] == 1 and not form[""] and v in summed and v not in named
             named.append(v if bare else f"i{n}")
             if not bare:
-                rows.append((True, minus({f"i{n}": 1, "": 0}, form)))
+                rows.append((True, subtract_forms({f"i{n}": 1, "": 0}, form)))
         hidden = [v for v in used if v not in named and v not in self.space.coordinates]
         points = isl.Set.from_basic_set(self._where(rows, (), (*self.space.coordinates, *named), hidden))
         return (term.coefficient * count if self.counted else term.coefficient), points
@@ -75,7 +82,7 @@ class Sets:
         hidden = [v for v in used if v not in summed and v not in self.space.coordinates]
         x = self.space.coordinates
         image = {f"i{n}": form for n, form in enumerate(forms)} | {f"p{v}": {v: 1, "": 0} for v in x}
-        rows = [*rows, *((True, minus({i: 1, "": 0}, form)) for i, form in image.items())]
+        rows = [*rows, *((True, subtract_forms({i: 1, "": 0}, form)) for i, form in image.items())]
         return bool(isl.Map.from_basic_map(self._where(rows, (*x, *summed), tuple(image), hidden)).is_injective())
 
     def _where(self, rows: list[Condition], domain: Names, names: Names, hidden: Iterable[str]) -> Any:
@@ -125,9 +132,9 @@ class Sets:
         for v, k in form.items():
             if v in self.space.aliases:
                 met.add(v)
-                accumulate(out, self._opened(self.space.aliases[v], met), k)
+                accumulate_form(out, self._opened(self.space.aliases[v], met), k)
             else:
-                accumulate(out, {v: 1}, k)
+                accumulate_form(out, {v: 1}, k)
         return {v: k for v, k in out.items() if k or not v}
 
     def _within(self, met: set[str]) -> list[Form]:
@@ -185,13 +192,13 @@ class Sets:
         return True
 
 
-def sample(space: Space, term: Term) -> tuple[int, ...] | None:
+def sample_term_point(space: TermSpace, term: Term) -> tuple[int, ...] | None:
     """The output coordinates and indices of one point where *term* occurs; None when it occurs nowhere."""
-    _, points = Sets(space, context(), counted=False).of(term)
-    return None if points.is_empty() else tuple(coordinates(points))
+    _, points = TermSets(space, bounded_context(), counted=False).of(term)
+    return None if points.is_empty() else tuple(lexical_minimum(points))
 
 
-def coordinates(points: Any) -> list[int]:
+def lexical_minimum(points: Any) -> list[int]:
     """The smallest point of a set that is not empty, in lexical order."""
     point = points.lexmin().sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

@@ -13,7 +13,7 @@ from itertools import islice, permutations
 from math import factorial, gcd, inf, prod
 from typing import TypeAlias
 
-from einnet_explore.equivalence.assumptions import PLAIN, Given
+from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX
 from einnet_explore.ir import Access, Box, Index, Iterator, Quotient, Remainder, Scope
 
@@ -23,20 +23,20 @@ Form: TypeAlias = dict[str, int]
 Factor: TypeAlias = "tuple[str, tuple[Form, ...]]"
 Env: TypeAlias = "Mapping[Iterator, Form]"
 
-MOST = 900
+MAX_NAMES = 900
 """How many terms or cases one scope may have before its comparison is given up."""
 
-_ORDERS = 24
+MAX_ORDERS = 24
 
 
 class Undecided(Exception):
     """The theory of term relations does not reach this scope; the message says why."""
 
 
-class Space:
+class TermSpace:
     """The integers that one comparison speaks of: output coordinates, summed iterators and quotients, with ranges."""
 
-    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
+    def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], given: Assumptions = NO_ASSUMPTIONS) -> None:
         self._same = same
         self.given = given
         self.ranges: dict[str, tuple[int, int]] = {}
@@ -65,13 +65,13 @@ class Space:
         for atom, k in index.terms:
             match atom:
                 case Iterator():
-                    accumulate(out, env[atom], k)
+                    accumulate_form(out, env[atom], k)
                 case Quotient(numerator, d):
-                    accumulate(out, self._divide(self.form(numerator, env), d), k)
+                    accumulate_form(out, self._divide(self.form(numerator, env), d), k)
                 case Remainder(numerator, d):
                     e = self.form(numerator, env)
-                    accumulate(out, e, k)
-                    accumulate(out, self._divide(e, d), -k * d)
+                    accumulate_form(out, e, k)
+                    accumulate_form(out, self._divide(e, d), -k * d)
         return {v: k for v, k in out.items() if k or not v}
 
     def _divide(self, e: Form, d: int) -> Form:
@@ -96,7 +96,7 @@ class Space:
                 if v in self._ways and whole == {v: 1, "": 0} and (e, d) not in self._ways[v]:
                     self._ways[v].append((e, d))
             return whole
-        known = (key(e), d)
+        known = (form_key(e), d)
         if known not in self._quotient:
             name = self.fresh("q", lo // d, hi // d)
             self._quotient[known] = name
@@ -134,7 +134,7 @@ class Space:
             if c % d == 0 and any(form.get(u, 0) * c < 0 for u in e if u):
                 # form = m·(e - d·q) + the rest
                 m = -c // d
-                rest = minus(form, {u: m * k for u, k in {**e, q: -d}.items()})
+                rest = subtract_forms(form, {u: m * k for u, k in {**e, q: -d}.items()})
                 least, most = self.bounds(rest)
                 lo, hi = max(lo, least + min(0, m * (d - 1))), min(hi, most + max(0, m * (d - 1)))
         return lo, hi
@@ -162,8 +162,8 @@ class Space:
         coordinates that give one value the least in order are taken: a symmetric scope may be read either way.
         """
         for n, known in enumerate((*self._opaque, scope)):
-            for order in islice(_orders(known, scope, at), _ORDERS):
-                if known == (turned := _permuted(scope, order)) or self._same(known, turned):
+            for order in islice(_orders(known, scope, at), MAX_ORDERS):
+                if known == (turned := _permute_traversals(scope, order)) or self._same(known, turned):
                     self._opaque += [scope] * (n == len(self._opaque))
                     return f"{{{n}}}" + INFINITE_SUFFIX * self.given.endless(known), tuple(at[d] for d in order)
         raise Undecided("a scope is not equal to itself")
@@ -178,22 +178,22 @@ def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[
             for order in permutations(range(rank))
             if all(known.reach[n] == scope.reach[d] for n, d in enumerate(order))
         )
-        few = factorial(rank) <= _ORDERS
-        yield from sorted(fitting, key=lambda order: [key(at[d]) for d in order]) if few else fitting
+        few = factorial(rank) <= MAX_ORDERS
+        yield from sorted(fitting, key=lambda order: [form_key(at[d]) for d in order]) if few else fitting
 
 
-def _permuted(scope: Scope, order: tuple[int, ...]) -> Scope:
+def _permute_traversals(scope: Scope, order: tuple[int, ...]) -> Scope:
     padding = tuple(scope.padding[d] for d in order) if scope.padding else ()
     return replace(scope, traversals=tuple(scope.traversals[d] for d in order), padding=padding)
 
 
-def kind(scope: Scope) -> str | None:
+def deciding_reduction(scope: Scope) -> str | None:
     """The reduction that decides how *scope* is compared: that of the first scope below it that reduces, if any."""
     if reduces(scope):
         return scope.reduce
     match scope.body:
         case Access(Scope() as inner):
-            return kind(inner)
+            return deciding_reduction(inner)
     return None
 
 
@@ -202,7 +202,9 @@ def reduces(scope: Scope) -> bool:
     return prod(y.extent for y in scope.summations) != 1
 
 
-def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterator, Form], tuple[Form, ...] | None]:
+def scope_conditions(
+    space: TermSpace, scope: Scope, at: tuple[Form, ...]
+) -> tuple[dict[Iterator, Form], tuple[Form, ...] | None]:
     """The iterators' forms when *scope* is read at *at*, and the conditions for it to be computed there."""
     inside = space.within(at, scope.box)
     env = dict(zip(scope.traversals, at if inside is None else space.enter(at, scope.box), strict=True))
@@ -214,13 +216,15 @@ def enter(space: Space, scope: Scope, at: tuple[Form, ...]) -> tuple[dict[Iterat
     return env, inside
 
 
-def point_of(space: Space, scope: Scope, env: dict[Iterator, Form]) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
+def with_summations(
+    space: TermSpace, scope: Scope, env: dict[Iterator, Form]
+) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
     """*env* with the summations' forms added, and their names."""
     names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
 
-def pinned(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def pinned_values(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """The integers that the conditions *where* leave one value each in their *ranges*, and these values."""
     ends: dict[str, tuple[float, float]] = {}
     for row in where:
@@ -236,20 +240,20 @@ def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:
     """Disjoint conjunctions that together hold exactly where *inside* does not."""
     if inside is None:
         return [()]
-    return [(*inside[:n], negated(row)) for n, row in enumerate(inside)]
+    return [(*inside[:n], negate_condition(row)) for n, row in enumerate(inside)]
 
 
-def value_at(form: Form, known: Mapping[str, int]) -> int:
+def form_value(form: Form, known: Mapping[str, int]) -> int:
     """The value of *form* where every integer of it is *known*."""
     return form[""] + sum(k * known[v] for v, k in form.items() if v)
 
 
-def negated(row: Form) -> Form:
+def negate_condition(row: Form) -> Form:
     """The condition that holds exactly where *row* does not."""
     return {**{v: -k for v, k in row.items()}, "": -row[""] - 1}
 
 
-def tensor_name(space: Space, name: str) -> str:
+def tensor_factor(space: TermSpace, name: str) -> str:
     """The factor of a tensor's elements: its name, in quotes where it is no word, so that no other symbol has it.
 
     One that may hold infinite values says so.
@@ -257,16 +261,16 @@ def tensor_name(space: Space, name: str) -> str:
     return (name if name.isidentifier() else json.dumps(name)) + INFINITE_SUFFIX * (name in space.given.infinite)
 
 
-def key(form: Form) -> tuple[tuple[str, int], ...]:
+def form_key(form: Form) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(form.items()))
 
 
-def minus(a: Form, b: Form) -> Form:
+def subtract_forms(a: Form, b: Form) -> Form:
     out = dict(a)
-    accumulate(out, b, -1)
+    accumulate_form(out, b, -1)
     return {v: k for v, k in out.items() if k or not v}
 
 
-def accumulate(out: Form, form: Form, k: int) -> None:
+def accumulate_form(out: Form, form: Form, k: int) -> None:
     for v, c in form.items():
         out[v] = out.get(v, 0) + c * k

@@ -8,7 +8,7 @@ from itertools import product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
-from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, key
+from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, form_key
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS
 
@@ -17,16 +17,16 @@ Polynomial: TypeAlias = "tuple[Monomial, ...]"
 
 ONE: Polynomial = ((Fraction(1), ()),)
 
-LESS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
+INFINITE_MINUS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
 """Where it is infinite that is no number, and elsewhere what is left: no symbol stands for both."""
 
 
-def endless(k: Number, factors: Iterable[Factor]) -> bool:
+def may_be_infinite(k: Number, factors: Iterable[Factor]) -> bool:
     """Whether a monomial may be infinite."""
     return isinf(k) or any(name.endswith(INFINITE_SUFFIX) for name, _ in factors)
 
 
-def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
+def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
     """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
 
     *rounds*: symbols are named with rounded constants.  Raises Undecided for what may be infinite times a sum or 0, or
@@ -36,22 +36,22 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
         case "+", _:
             return _collect(m for arg in args for m in arg)
         case "-", [a, b]:
-            return _collect((*a, *((times(k, Fraction(-1)), f) for k, f in b)))
+            return _collect((*a, *((multiply_numbers(k, Fraction(-1)), f) for k, f in b)))
         case "neg", [a]:
-            return tuple((times(k, Fraction(-1)), f) for k, f in a)
+            return tuple((multiply_numbers(k, Fraction(-1)), f) for k, f in a)
         case "*", _:
-            if infinite := [n for n, arg in enumerate(args) if any(endless(*m) for m in arg)]:
+            if infinite := [n for n, arg in enumerate(args) if any(may_be_infinite(*m) for m in arg)]:
                 if () in args:
-                    raise Undecided(LESS_ITSELF)
+                    raise Undecided(INFINITE_MINUS_ITSELF)
                 if any(len(arg) > 1 and infinite != [n] for n, arg in enumerate(args)):
                     raise Undecided("what may be infinite is multiplied by a sum")
             chosen = product(*args)
-            return _collect((times(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
+            return _collect((multiply_numbers(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
         case "/", [a, ((k, ()),)] if not isinf(k):
-            return tuple((times(c, 1 / Fraction(k)), f) for c, f in a)
+            return tuple((multiply_numbers(c, 1 / Fraction(k)), f) for c, f in a)
         case "/", [a, b] if a != ONE:
-            return applied("*", [a, applied("/", [ONE, b], rounds)])
-    constants = [constant(arg) for arg in args]
+            return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounds)])
+    constants = [constant_value(arg) for arg in args]
     function = SCALAR_FUNCTIONS.get(op)
     if function and function.is_integral and function.compute and None not in constants:
         value = function.of_numbers(*constants)
@@ -61,18 +61,18 @@ def applied(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial
         for c, other in zip(constants, reversed(args), strict=True):
             if c == neutral:
                 return other
-    names, index = zip(*(skeleton(arg, rounds) for arg in args), strict=True)
+    names, index = zip(*(polynomial_skeleton(arg, rounds) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
     passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and INFINITE_SUFFIX in of
     return ((Fraction(1), ((of + INFINITE_SUFFIX * passed, tuple(f for forms in index for f in forms)),)),)
 
 
-def factored(value: Polynomial, rounds: bool = False) -> Polynomial:
+def factor_exponentials(value: Polynomial, rounds: bool = False) -> Polynomial:
     """The exponential of a sum as the product of those of its terms; that of nothing is 1."""
-    return applied("*", [applied("exp", [(m,)], rounds) for m in value]) if value else ONE
+    return apply_to_polynomials("*", [apply_to_polynomials("exp", [(m,)], rounds) for m in value]) if value else ONE
 
 
-def cancelled(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+def cancel_exponentials(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
     """*factors* without pairs of exponentials whose product is 1: not those of what may be infinite."""
     kept: list[Factor] = []
     for name, at in factors:
@@ -89,7 +89,7 @@ def _opposite(name: str) -> str:
     return f"exp({rest}" if minus and not head else f"exp(-{name.removeprefix('exp(')}"
 
 
-def constant(value: Polynomial) -> Number | None:
+def constant_value(value: Polynomial) -> Number | None:
     """The number that *value* is, if it is one."""
     match value:
         case ():
@@ -107,8 +107,8 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
         which = tuple(map(_factor_key, ordered))
         if which not in total:
             total[which] = k, ordered
-        elif (old := total[which][0]) * k < 0 and endless(k, ordered):
-            raise Undecided(LESS_ITSELF)
+        elif (old := total[which][0]) * k < 0 and may_be_infinite(k, ordered):
+            raise Undecided(INFINITE_MINUS_ITSELF)
         else:
             total[which] = old + k, ordered
     kept = [(k, f) for k, f in total.values() if k]
@@ -116,10 +116,10 @@ def _collect(monomials: Iterable[Monomial]) -> Polynomial:
 
 
 def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...], ...]]:
-    return factor[0], tuple(map(key, factor[1]))
+    return factor[0], tuple(map(form_key, factor[1]))
 
 
-def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
+def polynomial_skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
     """A polynomial as the name of a function of tensor elements, and where these elements lie.
 
     With *rounds* its constants are rounded.
@@ -129,14 +129,14 @@ def skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, 
     return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
 
 
-def number(value: float) -> Number:
+def exact_number(value: float) -> Number:
     """*value* exactly; infinities stay as they are.  Raises Undecided for what is no number."""
     if isnan(value):
         raise Undecided("a constant is not a number")
     return value if isinf(value) else Fraction(value)
 
 
-def times(*numbers: Number) -> Number:
+def multiply_numbers(*numbers: Number) -> Number:
     """The product of *numbers*.  Raises Undecided where one of several is infinite."""
     if len(numbers) > 1 and any(map(isinf, numbers)):
         raise Undecided("an infinite constant is multiplied")

@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from einnet_explore.analysis.equations import read_by
-from einnet_explore.equivalence.assumptions import Given
+from einnet_explore.equivalence.assumptions import Assumptions
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.equivalence.term_multiset import Witness, difference
-from einnet_explore.equivalence.verdict import Certificate, joint
+from einnet_explore.equivalence.term_multiset import Witness, term_difference
+from einnet_explore.equivalence.verdict import Certificate, join_proofs
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -34,7 +34,7 @@ from einnet_explore.ir import (
 )
 
 
-def unfit(before: Program, after: Program) -> str | None:
+def interface_mismatch(before: Program, after: Program) -> str | None:
     """Why *after* cannot stand for *before*, by names and shapes alone: what is there, what is read."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
@@ -44,7 +44,7 @@ def unfit(before: Program, after: Program) -> str | None:
             expected = given[t.name].shape if t.name in given else "no such input"
             return f"input {t.name} has shape {t.shape}, expected {expected}"
         if given[t.name].box != t.box:
-            return f"input {t.name} has box {_box(t.box)}, expected {_box(given[t.name].box)}"
+            return f"input {t.name} has box {_box_text(t.box)}, expected {_box_text(given[t.name].box)}"
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
@@ -53,10 +53,11 @@ def unfit(before: Program, after: Program) -> str | None:
             if source is None:
                 return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
             if source.box != t.box or (t.name in defined and t.value != source.value):
-                return f"{equation.name} reads {t.name} as {_shown(t)}, but it is {_shown(source)}"
+                return f"{equation.name} reads {t.name} as {_tensor_text(t)}, but it is {_tensor_text(source)}"
             if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
                 # What lies there is not what its scope holds there.
-                return f"{equation.name} reads {t.name} in {_box(t.reach)}, but it reaches over {_box(source.reach)}"
+                reach = _box_text(source.reach)
+                return f"{equation.name} reads {t.name} in {_box_text(t.reach)}, but it reaches over {reach}"
         if equation.name in held:
             return f"{equation.name} is defined twice"
         held[equation.name] = equation.tensor
@@ -64,8 +65,8 @@ def unfit(before: Program, after: Program) -> str | None:
     boxes = {e.name: e.scope.box for e in before.equations}
     for name in before.outputs:
         if name in boxes and (name not in defined or held[name].box != boxes[name]):
-            found = _box(held[name].box) if name in defined else "nothing"
-            return f"output {name} has box {found}, expected {_box(boxes[name])}"
+            found = _box_text(held[name].box) if name in defined else "nothing"
+            return f"output {name} has box {found}, expected {_box_text(boxes[name])}"
         if name not in boxes and (name in defined or name not in held):
             found = "an equation" if name in defined else "nothing"
             return f"output {name} is {found}, expected the input of this name"
@@ -77,7 +78,7 @@ def _read(scope: Scope) -> tuple[Tensor, ...]:
     return tuple(tensors(scope))
 
 
-def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
+def inline_equations(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
     """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
     keep = set(kept)
     out: dict[str, Scope] = {}
@@ -102,11 +103,11 @@ def inlined(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
     return out
 
 
-def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
+def differing_scopes(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
     """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
     if replace(after, body=before.body, padding=before.padding) != before:
         return []
-    if not _alike(before.body, after.body):
+    if not _differ_in_scopes_only(before.body, after.body):
         return []
     pairs = zip(accesses(before.body), accesses(after.body), strict=True)
     return [
@@ -116,23 +117,23 @@ def children(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
     ]
 
 
-def _alike(a: Scalar, b: Scalar) -> bool:
+def _differ_in_scopes_only(a: Scalar, b: Scalar) -> bool:
     """Whether two bodies differ in nothing but the scopes that they read."""
     match a, b:
         case Access(Scope(), i), Access(Scope(), j):
             return i == j
         case Apply(f, x), Apply(g, y):
-            return f == g and len(x) == len(y) and all(map(_alike, x, y))
+            return f == g and len(x) == len(y) and all(map(_differ_in_scopes_only, x, y))
     return a == b
 
 
-def pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
+def access_pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
     """The accesses of two bodies in pairs, if the bodies differ in nothing else."""
     match a, b:
         case Access(), Access():
             return [(a, b)]
         case Apply(f, x), Apply(g, y) if f == g and len(x) == len(y):
-            found = [pairs(one, other) for one, other in zip(x, y, strict=True)]
+            found = [access_pairs(one, other) for one, other in zip(x, y, strict=True)]
             return None if None in found else [pair for some in found if some for pair in some]
     return [] if a == b else None
 
@@ -141,15 +142,15 @@ def _covers(box: Box, other: Box) -> bool:
     return all(a <= c and d <= b for (a, b), (c, d) in zip(box, other, strict=True))
 
 
-def _box(box: Box) -> str:
+def _box_text(box: Box) -> str:
     return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
 
 
-def _shown(t: Tensor) -> str:
-    return f"{_box(t.box)} with value {t.value:g} outside"
+def _tensor_text(t: Tensor) -> str:
+    return f"{_box_text(t.box)} with value {t.value:g} outside"
 
 
-class Definitions:
+class EquationDefinitions:
     """The equations of *program*, to be put into their readers one by one."""
 
     def __init__(self, program: Program) -> None:
@@ -167,7 +168,11 @@ class Definitions:
                     met.add(self._numbers[read])
                     stack.append(read)
         equations = tuple(self._program.equations[n] for n in sorted(met))
-        return inlined(replace(self._program, equations=equations), kept)[name] if len(met) > 1 else equations[0].scope
+        return (
+            inline_equations(replace(self._program, equations=equations), kept)[name]
+            if len(met) > 1
+            else equations[0].scope
+        )
 
     def made_of(self, name: str) -> frozenset[str]:
         """The names of all tensors that *name* is computed from, through other equations, too."""
@@ -181,7 +186,7 @@ class Definitions:
         return read_by(self._program.equations[self._numbers[name]].scope)
 
 
-def outermost(names: Set[str], *sides: tuple[Definitions, Set[str]]) -> Set[str]:
+def outermost_names(names: Set[str], *sides: tuple[EquationDefinitions, Set[str]]) -> Set[str]:
     """Those of *names* that no other of them is made of; all of them where each is.
 
     *sides* are the programs in which they are read, each with the names that are read there.
@@ -190,39 +195,43 @@ def outermost(names: Set[str], *sides: tuple[Definitions, Set[str]]) -> Set[str]
     return names - inner or names
 
 
-def agreement(before: Scope, after: Scope, region: Box, at: Path, given: Given) -> Certificate | Witness | str:
+def prove_scopes_equal(
+    before: Scope, after: Scope, region: Box, at: Path, given: Assumptions
+) -> Certificate | Witness | str:
     """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
     if before == after:
         return Certificate("proved", "identical", show_path(at))
-    if inner := children(before, after):
-        found = [agreement(b, a, _meet(b.reach, a.reach), (*at, n), given) for n, b, a in inner]
+    if inner := differing_scopes(before, after):
+        found = [prove_scopes_equal(b, a, _intersection(b.reach, a.reach), (*at, n), given) for n, b, a in inner]
         proofs = [c for c in found if isinstance(c, Certificate)]
         if len(proofs) == len(found):
-            return proofs[0] if len(proofs) == 1 else joint(proofs, show_path(at))
-    why = _why(before, after, region, given)
+            return proofs[0] if len(proofs) == 1 else join_proofs(proofs, show_path(at))
+    why = _counterexample(before, after, region, given)
     if why is None or _equal_pointwise(before, after, given):
         return Certificate("proved", "term relation", show_path(at))
     for more in given.axioms([before], [after]):
-        if _why(before, after, region, more) is None or (more.rounds and _equal_pointwise(before, after, more)):
+        if _counterexample(before, after, region, more) is None or (
+            more.rounds and _equal_pointwise(before, after, more)
+        ):
             return Certificate("proved", "term relation", show_path(at), detail=more.named)
     return why
 
 
-def _why(before: Scope, after: Scope, region: Box, given: Given) -> Witness | str | None:
+def _counterexample(before: Scope, after: Scope, region: Box, given: Assumptions) -> Witness | str | None:
     try:
-        return difference(before, after, region, given)
+        return term_difference(before, after, region, given)
     except Undecided as beyond:
         return str(beyond)
 
 
-def _equal_pointwise(before: Scope, after: Scope, given: Given) -> bool:
+def _equal_pointwise(before: Scope, after: Scope, given: Assumptions) -> bool:
     """Whether two scopes that differ in accesses only read equal elements at every point, access by access.
 
     So a function of a sum is equal where the sum is, although it is no sum itself.
     """
     if before.domain or replace(after, body=before.body, padding=before.padding) != before:
         return False
-    met = pairs(before.body, after.body)
+    met = access_pairs(before.body, after.body)
     if met is None:
         return False
     own = (*before.traversals, *before.summations)
@@ -231,10 +240,10 @@ def _equal_pointwise(before: Scope, after: Scope, given: Given) -> bool:
             one, other = Scope(own, (), b), Scope(own, (), a)
             if one == before and other == after:
                 return False
-            if _why(one, other, one.box, given) is not None:
+            if _counterexample(one, other, one.box, given) is not None:
                 return False
     return True
 
 
-def _meet(a: Box, b: Box) -> Box:
+def _intersection(a: Box, b: Box) -> Box:
     return tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))

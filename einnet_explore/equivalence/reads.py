@@ -10,9 +10,17 @@ from collections.abc import Iterable
 
 import islpy as isl
 
-from einnet_explore.equivalence.integer_sets import sample
-from einnet_explore.equivalence.linear_space import Env, Form, Space, Undecided, complement, enter, point_of
-from einnet_explore.equivalence.term_relation import Term, decide
+from einnet_explore.equivalence.integer_sets import sample_term_point
+from einnet_explore.equivalence.linear_space import (
+    Env,
+    Form,
+    TermSpace,
+    Undecided,
+    complement,
+    scope_conditions,
+    with_summations,
+)
+from einnet_explore.equivalence.term_relation import Term, condition_pieces
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
 
@@ -24,7 +32,7 @@ def illegal_read(scope: Scope) -> str | None:
     own = (*scope.traversals, *scope.summations)
     if len(set(own)) < len(own):
         return f"an iterator runs twice in one scope, of {', '.join(x.name for x in own)}"
-    if not _surely_legal(scope) and (found := _search(scope)) is not None:
+    if not _surely_legal(scope) and (found := _find_illegal_read(scope)) is not None:
         return found
     for access in accesses(scope.body):
         if isinstance(access.source, Scope) and (found := illegal_read(access.source)) is not None:
@@ -43,13 +51,13 @@ def _surely_legal(scope: Scope) -> bool:
     return True
 
 
-def _search(scope: Scope) -> str | None:
-    space = Space(scope.box, lambda a, b: False)
-    env, inside = enter(space, scope, space.point)
+def _find_illegal_read(scope: Scope) -> str | None:
+    space = TermSpace(scope.box, lambda a, b: False)
+    env, inside = scope_conditions(space, scope, space.point)
     if inside is None:
         return None
-    env, summed = point_of(space, scope, env)
-    for access, guards in guarded(space, scope.body, env, inside):
+    env, summed = with_summations(space, scope, env)
+    for access, guards in guarded_accesses(space, scope.body, env, inside):
         name = access.source.name if isinstance(access.source, Tensor) else "a scope"
         if len(access.index) != len(access.source.shape):
             return f"{name} has {len(access.source.shape)} dimensions and is read with {len(access.index)} indices"
@@ -58,7 +66,7 @@ def _search(scope: Scope) -> str | None:
             own = (*scope.traversals, *scope.summations)
             term = Term(1, (("", tuple(env[x] for x in own)),), summed, (*guards, *beyond))
             try:
-                point = sample(space, term)
+                point = sample_term_point(space, term)
             except isl.Error as error:
                 raise Undecided(f"integer sets: {error}") from None
             if point is not None:
@@ -72,19 +80,19 @@ def _search(scope: Scope) -> str | None:
     return None
 
 
-def guarded(
-    space: Space, scalar: Scalar, env: Env, guards: tuple[Form, ...]
+def guarded_accesses(
+    space: TermSpace, scalar: Scalar, env: Env, guards: tuple[Form, ...]
 ) -> Iterable[tuple[Access, tuple[Form, ...]]]:
     """Every access with the conditions under which it is made, in disjoint pieces."""
     match scalar:
         case Access():
             yield scalar, guards
         case Apply("where", (Compare() as condition, yes, no)):
-            for pieces, branch in zip(decide(space, condition, env), (yes, no), strict=True):
+            for pieces, branch in zip(condition_pieces(space, condition, env), (yes, no), strict=True):
                 for piece in pieces:
-                    yield from guarded(space, branch, env, (*guards, *piece))
+                    yield from guarded_accesses(space, branch, env, (*guards, *piece))
         case Apply(args=args):
             for arg in args:
-                yield from guarded(space, arg, env, guards)
+                yield from guarded_accesses(space, arg, env, guards)
         case Const() | Compare():
             pass

@@ -36,7 +36,7 @@ from einnet_explore.ir import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleResult:
     """How many output elements were compared; the first that differs (where, expected, found), or what went wrong."""
 
     elements: int
@@ -44,46 +44,46 @@ class Sample:
     error: str | None = None
 
 
-def cost(scope: Scope) -> int:
+def grid_points(scope: Scope) -> int:
     """The points of all grids of *scope* and the scopes below it, each distinct scope once."""
     distinct = dict.fromkeys(s for _, s in scopes(scope))
     return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
 
 
-def compare(
+def compare_on_samples(
     before: Scope,
     after: Scope,
     budget: int,
     seed: int,
     element: tuple[int, ...] | None = None,
     indices: tuple[tuple[int, ...], ...] = (),
-) -> Sample:
+) -> SampleResult:
     """Evaluate both scopes (of one box) on the same random integers, up to 16 times within *budget* grid points.
 
     Where once costs more, slices are evaluated: at both corners, at random, and around *element*.  *element* is an
     output element and *indices* are coordinates in tensors that a comparison of terms suspects: some inputs have a
     peak there, so that a maximum shows what it lost; some have one sign, so that one with a constant does.
     """
-    once = cost(before) + cost(after)
+    once = grid_points(before) + grid_points(after)
     rounds = range(max(4, min(16, budget // max(1, once))))
     seen: set[Box] = set()
     for n in rounds:
         random = np.random.default_rng((seed, n))
         window = before.box if once <= budget else _window(before, after, budget, random, n, element)
-        pair = [s if window == before.box else sliced(s, window) for s in (before, after)]
-        given = inputs(pair[0], pair[1], random, 1000 if n % 2 else 4)
+        pair = [s if window == before.box else slice_scope(s, window) for s in (before, after)]
+        given = random_inputs(pair[0], pair[1], random, 1000 if n % 2 else 4)
         if sign := {3: -1, 6: 1, 7: -1}.get(n % 8):
             given = {name: np.asarray(sign * np.abs(array)) for name, array in given.items()}
         if n % 4 != 0:
-            _peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
-        differs = _differs(pair[0], pair[1], window, given, n == 0)
+            _put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
+        differs = _first_difference(pair[0], pair[1], window, given, n == 0)
         if differs is not None:
-            return Sample(_volume({*seen, window}), *differs)
+            return SampleResult(_covered_elements({*seen, window}), *differs)
         seen.add(window)
-    return Sample(_volume(seen))
+    return SampleResult(_covered_elements(seen))
 
 
-def _differs(
+def _first_difference(
     before: Scope, after: Scope, window: Box, given: dict[str, Any], first: bool
 ) -> tuple[tuple[tuple[int, ...], float, float] | None, str | None] | None:
     """The first element that differs, or what stopped the evaluation; None where all agree.
@@ -93,7 +93,7 @@ def _differs(
     pair = (before, after)
     real = any(map(_is_real, pair))
     try:
-        left, right = (evaluate(interpreted(s), given) for s in pair)
+        left, right = (evaluate(interpret_reals(s), given) for s in pair)
         if real and (first or not np.array_equal(left, right)):
             # An identity of a real function may hold where its stand-in differs, and the other way round.
             scaled = {name: a / (1 + np.abs(a).max(initial=0)) + 1 for name, a in given.items()}
@@ -107,16 +107,16 @@ def _differs(
         return None
     at = np.unravel_index(int(np.argmin(agree)), left.shape)
     element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
-    return (element, _plain(left[at]), _plain(right[at])), None
+    return (element, _as_float(left[at]), _as_float(right[at])), None
 
 
-def inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
+def random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
     """Random integers in [-most, most] for every tensor that either scope reads."""
     read = dict.fromkeys((*tensors(before), *tensors(after)))
     return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in read}
 
 
-def _peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
+def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
     """Put *value* wherever coordinates of *indices*, or a part of them, lie in a tensor."""
     for array in given.values():
         for index in indices:
@@ -126,12 +126,12 @@ def _peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: in
                     array[part] = value
 
 
-def _volume(windows: set[Box]) -> int:
+def _covered_elements(windows: set[Box]) -> int:
     """How many elements lie in windows, those in several of them counted once where the windows are one."""
     return sum(prod(hi - lo for lo, hi in window) for window in windows)
 
 
-def sliced(scope: Scope, window: Box) -> Scope:
+def slice_scope(scope: Scope, window: Box) -> Scope:
     """*scope* computed in *window* only; it may be read as far as before, and is meant to be read only there."""
     to = {x: Iterator(x.name, lo, hi) for x, (lo, hi) in zip(scope.traversals, window, strict=True)}
     small = with_iterators(scope, to)
@@ -147,34 +147,34 @@ def sliced(scope: Scope, window: Box) -> Scope:
                 used = tuple(
                     s if s[0] < s[1] else (lo, min(lo + 1, hi)) for s, (lo, hi) in zip(spans, box, strict=True)
                 )
-                return Access(sliced(inner, used), access.index)
+                return Access(slice_scope(inner, used), access.index)
 
     return replace(small, body=map_accesses(small.body, narrow), padding=reach)
 
 
-def interpreted(scope: Scope) -> Scope:
+def interpret_reals(scope: Scope) -> Scope:
     """*scope* with every function over the reals replaced by a fixed integer polynomial."""
-    return replace(scope, body=_interpreted(scope.body))
+    return replace(scope, body=_interpret_scalar(scope.body))
 
 
-def _interpreted(body: Scalar) -> Scalar:
+def _interpret_scalar(body: Scalar) -> Scalar:
     match body:
         case Access(Scope() as source, index):
-            return Access(interpreted(source), index)
+            return Access(interpret_reals(source), index)
         case Apply("pow", (a, Const(value))) if value >= 0 and value == int(value):
-            return Apply("pow", (_interpreted(a), Const(value)))
+            return Apply("pow", (_interpret_scalar(a), Const(value)))
         case Apply("/", (a, Const(0))):
-            return Apply("/", (_interpreted(a), Const(0)))
+            return Apply("/", (_interpret_scalar(a), Const(0)))
         case Apply(op, args) if op in REAL_FUNCTIONS:
             k = 3 + 2 * REAL_FUNCTIONS.index(op)
-            first, *rest = map(_interpreted, args)
+            first, *rest = map(_interpret_scalar, args)
             return add(
                 mul(first, *(add(b, Const(k)) for b in rest), *(() if rest else (first,))),
                 mul(Const(k), first),
                 Const(k + 2),
             )
         case Apply(op, args):
-            return Apply(op, tuple(map(_interpreted, args)))
+            return Apply(op, tuple(map(_interpret_scalar, args)))
         case Access() | Const() | Compare():
             return body
 
@@ -199,7 +199,7 @@ def _window(
     """
     box = list(before.box)
     while any(hi - lo > 1 for lo, hi in box):
-        if cost(sliced(before, tuple(box))) + cost(sliced(after, tuple(box))) <= budget:
+        if grid_points(slice_scope(before, tuple(box))) + grid_points(slice_scope(after, tuple(box))) <= budget:
             break
         d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
         lo, hi = box[d]
@@ -211,5 +211,5 @@ def _window(
     return tuple(box)
 
 
-def _plain(value: Any) -> float:
+def _as_float(value: Any) -> float:
     return value.item() if hasattr(value, "item") else value  # type: ignore[no-any-return]

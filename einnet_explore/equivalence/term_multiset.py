@@ -25,24 +25,24 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_explore.equivalence.assumptions import PLAIN, Given
-from einnet_explore.equivalence.commutation import ordered
-from einnet_explore.equivalence.integer_sets import Sets, context, coordinates
-from einnet_explore.equivalence.linear_space import Form, Space, Undecided, kind, value_at
-from einnet_explore.equivalence.polynomial import cancelled, endless
-from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
+from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
+from einnet_explore.equivalence.commutation import order_factors
+from einnet_explore.equivalence.integer_sets import TermSets, bounded_context, lexical_minimum
+from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, deciding_reduction, form_value
+from einnet_explore.equivalence.polynomial import cancel_exponentials, may_be_infinite
+from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
 from einnet_explore.ir import Box, Scope
 
 
-def uncommon(space: Space, left: Iterable[Term], right: Iterable[Term]) -> tuple[list[Term], list[Term]]:
+def cancel_common_terms(space: TermSpace, left: Iterable[Term], right: Iterable[Term]) -> tuple[list[Term], list[Term]]:
     """What is left of both sides where terms that both have are taken away.
 
     What may be infinite is no number that could be taken away: such sides are returned as they are, or are the same.
     """
     sides = list(left), list(right)
-    if any(endless(term.coefficient, term.factors) for side in sides for term in side):
-        one, other = (Counter((known_by(space, term), term.coefficient) for term in side) for side in sides)
+    if any(may_be_infinite(term.coefficient, term.factors) for side in sides for term in side):
+        one, other = (Counter((term_key(space, term), term.coefficient) for term in side) for side in sides)
         return ([], []) if one == other else sides
     left_by, right_by = (_merged(space, side) for side in sides)
     rounds = space.given.rounds
@@ -50,11 +50,11 @@ def uncommon(space: Space, left: Iterable[Term], right: Iterable[Term]) -> tuple
     return [t for k, t in left_by.items() if k not in same], [t for k, t in right_by.items() if k not in same]
 
 
-def _merged(space: Space, side: list[Term]) -> dict[Hashable, Term]:
+def _merged(space: TermSpace, side: list[Term]) -> dict[Hashable, Term]:
     """The terms of one *side* by what they are known by, those that are alike but for their coefficients added up."""
     total: dict[Hashable, Term] = {}
-    for term in gathered(side):
-        known = total.get(same := known_by(space, term))
+    for term in add_like_terms(side):
+        known = total.get(same := term_key(space, term))
         total[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
     return {same: term for same, term in total.items() if term.coefficient}
 
@@ -65,7 +65,7 @@ def _one_number(a: Term, b: Term, rounds: bool) -> bool:
     return a.coefficient == b.coefficient
 
 
-def gathered(terms: Sequence[Term]) -> list[Term]:
+def add_like_terms(terms: Sequence[Term]) -> list[Term]:
     """*terms* with those that differ in their coefficients only added up, and without those that are cancelled.
 
     The products of a bilinear algorithm mostly cancel: their sets need not be made for that.
@@ -87,12 +87,12 @@ def gathered(terms: Sequence[Term]) -> list[Term]:
     return [term for term in out.values() if term.coefficient]
 
 
-def alike(space: Space, left: Iterable[Term], right: Iterable[Term]) -> bool:
+def same_term_sets(space: TermSpace, left: Iterable[Term], right: Iterable[Term]) -> bool:
     """Whether both sides have the same terms, no matter how often: as sets of values that are reduced they are one."""
-    return {known_by(space, term) for term in left} == {known_by(space, term) for term in right}
+    return {term_key(space, term) for term in left} == {term_key(space, term) for term in right}
 
 
-def known_by(space: Space, term: Term) -> Hashable:
+def term_key(space: TermSpace, term: Term) -> Hashable:
     """*term* but for its coefficient: equal for terms that differ in names of summed integers only.
 
     Summed integers are numbered as they are met; where an order of equals was chosen otherwise, two such terms may get
@@ -104,7 +104,7 @@ def known_by(space: Space, term: Term) -> Hashable:
 class _Naming:
     """The numbers of one term's summed integers, given as they are met."""
 
-    def __init__(self, space: Space, term: Term) -> None:
+    def __init__(self, space: TermSpace, term: Term) -> None:
         self._space, self._term = space, term
         self._numbers: dict[str, int] = {}
         self._summed = frozenset(term.summed)
@@ -131,8 +131,8 @@ class _Naming:
         return v
 
 
-Tally: TypeAlias = "dict[Number, Any]"
-Sides: TypeAlias = "tuple[list[Term], list[Term]]"
+TermMultiset: TypeAlias = "dict[Number, Any]"
+TermSides: TypeAlias = "tuple[list[Term], list[Term]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,45 +156,45 @@ class Witness:
         return f"element [{at}]: {term} occurs {_times(self.expected)} before and {_times(self.found)} after"
 
 
-def difference(before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Witness | None:
+def term_difference(before: Scope, after: Scope, region: Box, given: Assumptions = NO_ASSUMPTIONS) -> Witness | None:
     """None where both scopes are equal functions on *region*, else a term that is counted differently.
 
     *given* says what may be infinite, and which axioms may be used; without them functions are symbols and constants
     exact.  Raises Undecided where the theory does not reach.
     """
     inner = replace(given, exponential=False)
-    space = Space(region, lambda a, b: same(a, b, inner), given)
-    reduce = _common(kind(before), kind(after))
+    space = TermSpace(region, lambda a, b: provably_equal(a, b, inner), given)
+    reduce = _common_reduction(deciding_reduction(before), deciding_reduction(after))
     if reduce == "sum":
         sides = [terms_at(space, scope, space.point) for scope in (before, after)]
         if given.exponential:
-            sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
+            sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
     else:
-        sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
+        sides = [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
     try:
-        return _Comparison(space, context(), reduce).difference(*sides)
+        return _Comparison(space, bounded_context(), reduce).difference(*sides)
     except isl.Error as error:
         raise Undecided(f"integer sets: {error}") from None
 
 
-def same(before: Scope, after: Scope, given: Given = PLAIN) -> bool:
+def provably_equal(before: Scope, after: Scope, given: Assumptions = NO_ASSUMPTIONS) -> bool:
     """Whether two scopes are provably one function wherever they may be read."""
-    return before == after or (before.reach == after.reach and _proved(before, after, given))
+    return before == after or (before.reach == after.reach and _cached_proof(before, after, given))
 
 
 @lru_cache(1 << 12)
-def _proved(before: Scope, after: Scope, given: Given) -> bool:
+def _cached_proof(before: Scope, after: Scope, given: Assumptions) -> bool:
     """Whether ``difference`` proves two scopes equal wherever they may be read.
 
     Remembered: a function read in many terms is asked about in each, also in those of a scope read inside another.
     """
     try:
-        return difference(before, after, before.reach, given) is None
+        return term_difference(before, after, before.reach, given) is None
     except Undecided:
         return False
 
 
-def _common(before: str | None, after: str | None) -> str:
+def _common_reduction(before: str | None, after: str | None) -> str:
     """The reduction under which both are written; what does not reduce goes with either."""
     if before and after and before != after:
         raise Undecided(f"reductions {before} and {after} have no common form")
@@ -204,10 +204,10 @@ def _common(before: str | None, after: str | None) -> str:
 class _Comparison:
     """One comparison: a space, an isl context, and the reduction under which terms are gathered."""
 
-    def __init__(self, space: Space, ctx: Any, reduce: str) -> None:
+    def __init__(self, space: TermSpace, ctx: Any, reduce: str) -> None:
         self.space, self.ctx, self.reduce = space, ctx, reduce
         self.idempotent = reduce in ("max", "min")
-        self.sets = Sets(space, ctx, counted=not self.idempotent)
+        self.sets = TermSets(space, ctx, counted=not self.idempotent)
 
     def difference(self, before: list[Term], after: list[Term]) -> Witness | None:
         left, right = _by_signature(before), _by_signature(after)
@@ -224,17 +224,17 @@ class _Comparison:
                 return Witness(element, term, expected, got, self._decisive(names, names_of_all))
         return None
 
-    def _rest(self, left: list[Term], right: list[Term]) -> Sides:
+    def _rest(self, left: list[Term], right: list[Term]) -> TermSides:
         """What has to be compared: the sides without what both have, which for sets of values is all or nothing."""
         if self.idempotent:
-            return ([], []) if alike(self.space, left, right) else (left, right)
-        return uncommon(self.space, left, right)
+            return ([], []) if same_term_sets(self.space, left, right) else (left, right)
+        return cancel_common_terms(self.space, left, right)
 
-    def _differ(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+    def _differ(self, names: tuple[str, ...], rest: TermSides, sides: TermSides) -> Any:
         """As ``_compare``; products commute."""
         found = self._compare(names, rest, sides)
         if found is not None and len(set(names)) < len(names):
-            return self._compare(names, *((ordered(left), ordered(right)) for left, right in (rest, sides)))
+            return self._compare(names, *((order_factors(left), order_factors(right)) for left, right in (rest, sides)))
         return found
 
     def _decisive(self, names: tuple[str, ...], every: Iterable[tuple[str, ...]]) -> bool:
@@ -245,7 +245,7 @@ class _Comparison:
         plain = all(name.startswith("1*") and _is_tensor(name[2:]) for name in names)
         return self.idempotent and plain and all(_is_plain(name) for term in every for name in term)
 
-    def _compare(self, names: tuple[str, ...], rest: Sides, sides: Sides) -> Any:
+    def _compare(self, names: tuple[str, ...], rest: TermSides, sides: TermSides) -> Any:
         """None where both of *rest* are equal, else an element and a term with how often it is in each of *sides*."""
         for left, right in zip(*map(self._pieces, rest), strict=True):
             for k in dict.fromkeys((*left, *right)):
@@ -256,8 +256,8 @@ class _Comparison:
                             return self._witness(names, missing, sides)
         return None
 
-    def _witness(self, names: tuple[str, ...], missing: Any, sides: Sides) -> Any:
-        values = coordinates(missing)
+    def _witness(self, names: tuple[str, ...], missing: Any, sides: TermSides) -> Any:
+        values = lexical_minimum(missing)
         element, index = tuple(values[: len(self.space.coordinates)]), values[len(self.space.coordinates) :]
         at = isl.Set.from_point(missing.lexmin().sample_point())
         counts = [self._count(side, element, at) for side in sides]
@@ -271,27 +271,27 @@ class _Comparison:
         """How often the *terms* of one side occur at the point *at*, whose output element is *element*."""
         known = dict(zip(self.space.coordinates, element, strict=True))
         count: Number = Fraction(0)
-        for term in gathered(terms):
-            if all(value_at(row, known) >= 0 for row in term.where if known.keys() >= row.keys() - {""}):
+        for term in add_like_terms(terms):
+            if all(form_value(row, known) >= 0 for row in term.where if known.keys() >= row.keys() - {""}):
                 coefficient, points = self.sets.of(term)
                 if at.is_subset(points):
                     count = Fraction(1) if self.idempotent else count + coefficient
         return self.space.given.number(count)
 
-    def _pieces(self, terms: list[Term]) -> tuple[Tally, Tally]:
+    def _pieces(self, terms: list[Term]) -> tuple[TermMultiset, TermMultiset]:
         """Disjoint sets of (output element, indices), one a total coefficient; and where terms are added or subtracted.
 
         The latter for what may be infinite only: there it has to be the same, too.
         """
-        total: Tally = {}
-        signs: Tally = {}
+        total: TermMultiset = {}
+        signs: TermMultiset = {}
         for term in terms[:1]:
             self._sizes = tuple(len(at) for _, at in term.factors)
         if not self.idempotent:
             for term in (t for t in terms if any(name.endswith(INFINITE_SUFFIX) for name, _ in t.factors)):
                 sign, (_, rest) = Fraction(1 if term.coefficient > 0 else -1), self.sets.of(term)
                 signs[sign] = rest | signs[sign] if sign in signs else rest
-        for term in gathered(terms):
+        for term in add_like_terms(terms):
             coefficient, rest = self.sets.of(term)
             if self.idempotent:
                 total[Fraction(1)] = rest | total[Fraction(1)] if total else rest
@@ -299,8 +299,8 @@ class _Comparison:
                 total = self._add(total, coefficient, rest)
         return total, signs
 
-    def _add(self, total: Tally, coefficient: Number, piece: Any) -> Tally:
-        out: Tally = {}
+    def _add(self, total: TermMultiset, coefficient: Number, piece: Any) -> TermMultiset:
+        out: TermMultiset = {}
 
         def put(k: Number, s: Any) -> None:
             if k and not s.is_empty():

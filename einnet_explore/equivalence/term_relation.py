@@ -25,29 +25,29 @@ from typing import TypeAlias
 from einnet_explore.analysis.products import opened
 from einnet_explore.analysis.tables import entries
 from einnet_explore.equivalence.linear_space import (
-    MOST,
+    MAX_NAMES,
     Env,
     Factor,
     Form,
-    Space,
+    TermSpace,
     Undecided,
     complement,
-    enter,
-    minus,
-    pinned,
-    point_of,
+    pinned_values,
     reduces,
-    tensor_name,
+    scope_conditions,
+    subtract_forms,
+    tensor_factor,
+    with_summations,
 )
 from einnet_explore.equivalence.polynomial import (
     Polynomial,
-    applied,
-    constant,
-    endless,
-    factored,
-    number,
-    skeleton,
-    times,
+    apply_to_polynomials,
+    constant_value,
+    exact_number,
+    factor_exponentials,
+    may_be_infinite,
+    multiply_numbers,
+    polynomial_skeleton,
 )
 from einnet_explore.interpreter.numbers import Number
 from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, add
@@ -55,25 +55,25 @@ from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Scalar,
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
 
 
-def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
+def scalar_cases(space: TermSpace, scalar: Scalar, env: Env) -> list[Case]:
     """*scalar* at one point, by cases: conditions that exclude one another, and a polynomial for each."""
     match scalar:
         case Const(value):
-            return [((), ((number(value), ()),) if value else ())]
+            return [((), ((exact_number(value), ()),) if value else ())]
         case Access(Tensor() as source, index):
-            return read(space, source, tuple(space.form(i, env) for i in index))
+            return read_cases(space, source, tuple(space.form(i, env) for i in index))
         case Access(Table() as source, index):
-            return look_up(space, source, tuple(space.form(i, env) for i in index))
+            return table_cases(space, source, tuple(space.form(i, env) for i in index))
         case Access(Scope() as source, index):
             return _scope_cases(space, source, tuple(space.form(i, env) for i in index))
         case Apply("where", (Compare() as condition, a, b)):
-            yes, no = decide(space, condition, env)
-            chosen = ((yes, cases(space, a, env)), (no, cases(space, b, env)))
+            yes, no = condition_pieces(space, condition, env)
+            chosen = ((yes, scalar_cases(space, a, env)), (no, scalar_cases(space, b, env)))
             return [((*rows, *where), value) for sides, cases in chosen for rows in sides for where, value in cases]
         case Apply(op, args):
-            parts = [cases(space, arg, env) for arg in args]
-            if prod(map(len, parts)) > MOST:
-                raise Undecided(f"{op} has more than {MOST} cases")
+            parts = [scalar_cases(space, arg, env) for arg in args]
+            if prod(map(len, parts)) > MAX_NAMES:
+                raise Undecided(f"{op} has more than {MAX_NAMES} cases")
             return [
                 (
                     tuple(row for where, _ in choice for row in where),
@@ -84,32 +84,38 @@ def cases(space: Space, scalar: Scalar, env: Env) -> list[Case]:
     raise Undecided(f"{scalar!r} is no number")
 
 
-def _applied(space: Space, op: str, args: list[Polynomial]) -> Polynomial:
+def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
-    return factored(args[0], given.rounds) if op == "exp" and given.exponential else applied(op, args, given.rounds)
+    return (
+        factor_exponentials(args[0], given.rounds)
+        if op == "exp" and given.exponential
+        else apply_to_polynomials(op, args, given.rounds)
+    )
 
 
-def _scope_cases(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
+def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
         return opaque_case(space, scope, at)
-    env, inside = enter(space, scope, at)
-    out = constants(complement(inside), scope.value)
+    env, inside = scope_conditions(space, scope, at)
+    out = constant_cases(complement(inside), scope.value)
     if inside is not None:
         env.update({y: {"": y.lo} for y in scope.summations})
-        out += (((*inside, *where), value) for where, value in cases(space, scope.body, env))
+        out += (((*inside, *where), value) for where, value in scalar_cases(space, scope.body, env))
     return out
 
 
-def opaque_case(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
+def opaque_case(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     """``scope[at]`` as a symbol of its own."""
     return [((), ((Fraction(1), (space.opaque(scope, at),)),))]
 
 
-def decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
+def condition_pieces(
+    space: TermSpace, condition: Compare, env: Env
+) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
     """The pieces where *condition* holds, and those where it does not."""
     left, right = space.form(condition.left, env), space.form(condition.right, env)
-    less = space.within((minus(right, left),), ((1, None),))
-    more = space.within((minus(left, right),), ((1, None),))
+    less = space.within((subtract_forms(right, left),), ((1, None),))
+    more = space.within((subtract_forms(left, right),), ((1, None),))
     below: list[tuple[Form, ...]] = [] if less is None else [less]
     above: list[tuple[Form, ...]] = [] if more is None else [more]
     equal = [(*a, *b) for a in complement(less) for b in complement(more)]
@@ -118,16 +124,16 @@ def decide(space: Space, condition: Compare, env: Env) -> tuple[list[tuple[Form,
     return holds[condition.op], holds[fails[condition.op]]
 
 
-def read(space: Space, source: Tensor, at: tuple[Form, ...]) -> list[Case]:
+def read_cases(space: TermSpace, source: Tensor, at: tuple[Form, ...]) -> list[Case]:
     """``source[at]``: an element inside the box, the padding's value outside."""
     inside = space.within(at, source.box)
-    out = constants(complement(inside), source.value)
+    out = constant_cases(complement(inside), source.value)
     if inside is not None:
-        out.append((inside, ((Fraction(1), ((tensor_name(space, source.name), at),)),)))
+        out.append((inside, ((Fraction(1), ((tensor_factor(space, source.name), at),)),)))
     return out
 
 
-def look_up(space: Space, table: Table, at: tuple[Form, ...]) -> list[Case]:
+def table_cases(space: TermSpace, table: Table, at: tuple[Form, ...]) -> list[Case]:
     """``table[at]``: a case for each entry that may be meant."""
     found: list[Case] = []
     for index, x in entries(table).items():
@@ -137,12 +143,12 @@ def look_up(space: Space, table: Table, at: tuple[Form, ...]) -> list[Case]:
     return found
 
 
-def constants(pieces: list[tuple[Form, ...]], value: float) -> list[Case]:
+def constant_cases(pieces: list[tuple[Form, ...]], value: float) -> list[Case]:
     """*value* in each of *pieces*."""
-    return [(rows, ((number(value), ()),) if value else ()) for rows in pieces]
+    return [(rows, ((exact_number(value), ()),) if value else ()) for rows in pieces]
 
 
-_TRIED = 64 * MOST
+_MAX_PRODUCTS = 64 * MAX_NAMES
 """How many pairs of terms are put together before those that contradict one another are dropped."""
 
 
@@ -156,42 +162,44 @@ class Term:
     where: tuple[Form, ...] = ()
 
 
-def terms_at(space: Space, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
+def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
     """The terms of ``scope[at]`` for a sum (or a scope that does not reduce).  Raises Undecided."""
     if reduces(scope) and scope.reduce != "sum":
         return _from_cases(opaque_case(space, scope, at))
-    env, inside = enter(space, scope, at)
-    out = _from_cases(constants(complement(inside), scope.value))
+    env, inside = scope_conditions(space, scope, at)
+    out = _from_cases(constant_cases(complement(inside), scope.value))
     if inside is not None:
-        env, summed = point_of(space, scope, env)
+        env, summed = with_summations(space, scope, env)
         for term in _expand(space, scope.body, env):
             made = Term(term.coefficient, term.factors, (*summed, *term.summed), (*inside, *term.where))
-            if (settled := _settled(space, made)) is not None:
+            if (settled := _eliminate_fixed(space, made)) is not None:
                 out.append(settled)
-    return _capped(out)
+    return _check_term_count(out)
 
 
-def _settled(space: Space, term: Term) -> Term | None:
+def _eliminate_fixed(space: TermSpace, term: Term) -> Term | None:
     """*term* with every summed integer that its conditions leave one value replaced by it; None where they fail.
 
     One that a quotient or an alias is made of stays: these mean the same in all terms.
     """
-    fixed = {v: n for v, n in pinned(term.where, space.ranges).items() if v in term.summed and not space.means(v)}
+    fixed = {
+        v: n for v, n in pinned_values(term.where, space.ranges).items() if v in term.summed and not space.means(v)
+    }
     if not fixed:
         return term
     free = fixed.keys().isdisjoint
-    rows = [row if free(row) else _put(row, fixed) for row in term.where]
+    rows = [row if free(row) else _substitute(row, fixed) for row in term.where]
     if any(row[""] < 0 for row in rows if len(row) == 1):
         return None
     return Term(
         term.coefficient,
-        tuple([(name, tuple([f if free(f) else _put(f, fixed) for f in at])) for name, at in term.factors]),
+        tuple([(name, tuple([f if free(f) else _substitute(f, fixed) for f in at])) for name, at in term.factors]),
         tuple([y for y in term.summed if y not in fixed]),
         tuple([row for row in rows if len(row) > 1]),
     )
 
 
-def _put(form: Form, values: Mapping[str, int]) -> Form:
+def _substitute(form: Form, values: Mapping[str, int]) -> Form:
     out: Form = {"": form[""]}
     for v, k in form.items():
         if v in values:
@@ -201,24 +209,24 @@ def _put(form: Form, values: Mapping[str, int]) -> Form:
     return out
 
 
-def choices_at(space: Space, scope: Scope, at: tuple[Form, ...], reduce: str) -> list[Term]:
+def reduced_terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...], reduce: str) -> list[Term]:
     """Like ``terms_at`` under max, min or prod: every value that is reduced, as one factor with coefficient 1."""
-    env, inside = enter(space, scope, at)
+    env, inside = scope_conditions(space, scope, at)
     out: list[Term] = []
     if scope.value != REDUCTIONS[reduce]:
-        out = [_choice(space, *case) for case in constants(complement(inside), scope.value)]
+        out = [_choice(space, *case) for case in constant_cases(complement(inside), scope.value)]
     if inside is None:
         return out
-    env, summed = point_of(space, scope, env)
+    env, summed = with_summations(space, scope, env)
     inner = _choose(space, scope.body, env, reduce)
     out += (replace(t, summed=(*summed, *t.summed), where=(*inside, *t.where)) for t in inner)
-    return _capped(out)
+    return _check_term_count(out)
 
 
-def _choose(space: Space, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
+def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
     match scalar:
         case Access(Scope() as source, index) if not reduces(source) or source.reduce == reduce:
-            return choices_at(space, source, tuple(space.form(i, env) for i in index), reduce)
+            return reduced_terms_at(space, source, tuple(space.form(i, env) for i in index), reduce)
         case Apply(op, args) if op == _BINARY[reduce]:
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
         case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
@@ -226,44 +234,48 @@ def _choose(space: Space, scalar: Scalar, env: Env, reduce: str) -> list[Term]:
                 if isinstance(arg, Access) and not isinstance(found := opened(arg, reduce, env), str):
                     # g + max f is max (g + f).
                     body = add(*args[:n], *args[n + 1 :], found[0])
-                    inside, summed = point_of(space, Scope((), found[1], body), dict(env))
+                    inside, summed = with_summations(space, Scope((), found[1], body), dict(env))
                     chosen = _choose(space, body, inside, reduce)
                     return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
     neutral = REDUCTIONS[reduce]
-    return [_choice(space, where, value) for where, value in cases(space, scalar, env) if constant(value) != neutral]
+    return [
+        _choice(space, where, value)
+        for where, value in scalar_cases(space, scalar, env)
+        if constant_value(value) != neutral
+    ]
 
 
 _BINARY = {"max": "maximum", "min": "minimum", "prod": "*"}
 
 
-def _expand(space: Space, scalar: Scalar, env: Env) -> list[Term]:
+def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
     match scalar:
         case Const(value):
-            return [Term(number(value))] if value else []
+            return [Term(exact_number(value))] if value else []
         case Access(Tensor() as source, index):
-            return _from_cases(read(space, source, tuple(space.form(i, env) for i in index)))
+            return _from_cases(read_cases(space, source, tuple(space.form(i, env) for i in index)))
         case Access(Table() as source, index):
-            return _from_cases(look_up(space, source, tuple(space.form(i, env) for i in index)))
+            return _from_cases(table_cases(space, source, tuple(space.form(i, env) for i in index)))
         case Access(Scope() as source, index):
             return terms_at(space, source, tuple(space.form(i, env) for i in index))
         case Apply("+", args):
             return [t for arg in args for t in _expand(space, arg, env)]
         case Apply("-", (a, b)):
-            return [*_expand(space, a, env), *_scaled(_expand(space, b, env), Fraction(-1))]
+            return [*_expand(space, a, env), *_scale_terms(_expand(space, b, env), Fraction(-1))]
         case Apply("neg", (a,)):
-            return _scaled(_expand(space, a, env), Fraction(-1))
+            return _scale_terms(_expand(space, a, env), Fraction(-1))
         case Apply("*", args):
             return _product(args, [_expand(space, arg, env) for arg in args])
         case Apply("/", (a, Const(value))) if value and isfinite(value):
-            return _scaled(_expand(space, a, env), 1 / Fraction(value))
+            return _scale_terms(_expand(space, a, env), 1 / Fraction(value))
         case Apply("/", (a, b)) if a != Const(1):
             over = Apply("/", (Const(1), b))
             return _product((a, over), [_expand(space, a, env), _expand(space, over, env)])
-    return _from_cases(cases(space, scalar, env))
+    return _from_cases(scalar_cases(space, scalar, env))
 
 
-def _scaled(terms: list[Term], by: Number) -> list[Term]:
-    return [replace(t, coefficient=times(t.coefficient, by)) for t in terms]
+def _scale_terms(terms: list[Term], by: Number) -> list[Term]:
+    return [replace(t, coefficient=multiply_numbers(t.coefficient, by)) for t in terms]
 
 
 def _product(args: tuple[Scalar, ...], parts: list[list[Term]]) -> list[Term]:
@@ -271,19 +283,21 @@ def _product(args: tuple[Scalar, ...], parts: list[list[Term]]) -> list[Term]:
 
     Raises Undecided where one of *args*, of which these are the terms, may be infinite and another is 0 or a sum.
     """
-    if infinite := [n for n, part in enumerate(parts) if any(endless(t.coefficient, t.factors) for t in part)]:
+    if infinite := [n for n, part in enumerate(parts) if any(may_be_infinite(t.coefficient, t.factors) for t in part)]:
         for n, (arg, part) in enumerate(zip(args, parts, strict=True)):
             if infinite != [n] and (not part or _adds(arg)):
                 raise Undecided(f"what may be infinite is multiplied by {'a sum' if part else 0}")
     found = [Term(Fraction(1))]
     for part in sorted(parts, key=len):
-        if len(found) * len(part) > _TRIED:
-            raise Undecided(f"the product has more than {_TRIED} combinations of terms")
+        if len(found) * len(part) > _MAX_PRODUCTS:
+            raise Undecided(f"the product has more than {_MAX_PRODUCTS} combinations of terms")
         firsts = [(a, _spans(a, 1)) for a in found]
         seconds = [(b, _spans(b, -1)) for b in part]
-        found = [_joined(a, b) for (a, spans), (b, turned) in product(firsts, seconds) if _agree(spans, turned)]
-        if len(found) > MOST:
-            raise Undecided(f"the product has more than {MOST} terms")
+        found = [
+            _multiply_terms(a, b) for (a, spans), (b, turned) in product(firsts, seconds) if _compatible(spans, turned)
+        ]
+        if len(found) > MAX_NAMES:
+            raise Undecided(f"the product has more than {MAX_NAMES} terms")
     return found
 
 
@@ -313,24 +327,26 @@ def _spans(term: Term, sign: int) -> dict[_Span, int]:
     return out
 
 
-def _agree(spans: dict[_Span, int], turned: dict[_Span, int]) -> bool:
+def _compatible(spans: dict[_Span, int], turned: dict[_Span, int]) -> bool:
     """Whether no two conditions, one a side, leave a form no value: c + f >= 0 and c' - f >= 0 with c + c' < 0."""
     return all(spans[f] + turned[f] >= 0 for f in spans.keys() & turned.keys())
 
 
-def _joined(a: Term, b: Term) -> Term:
-    return Term(times(a.coefficient, b.coefficient), a.factors + b.factors, a.summed + b.summed, a.where + b.where)
+def _multiply_terms(a: Term, b: Term) -> Term:
+    return Term(
+        multiply_numbers(a.coefficient, b.coefficient), a.factors + b.factors, a.summed + b.summed, a.where + b.where
+    )
 
 
-def _choice(space: Space, where: tuple[Form, ...], value: Polynomial) -> Term:
-    return Term(Fraction(1), (skeleton(value, space.given.rounds),), where=where)
+def _choice(space: TermSpace, where: tuple[Form, ...], value: Polynomial) -> Term:
+    return Term(Fraction(1), (polynomial_skeleton(value, space.given.rounds),), where=where)
 
 
 def _from_cases(found: list[Case]) -> list[Term]:
     return [Term(k, factors, where=where) for where, value in found for k, factors in value]
 
 
-def _capped(terms: list[Term]) -> list[Term]:
-    if len(terms) > MOST:
-        raise Undecided(f"the scope has more than {MOST} kinds of terms")
+def _check_term_count(terms: list[Term]) -> list[Term]:
+    if len(terms) > MAX_NAMES:
+        raise Undecided(f"the scope has more than {MAX_NAMES} kinds of terms")
     return terms

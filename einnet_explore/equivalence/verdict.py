@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, TypeAlias
 
-from einnet_explore.equivalence.assumptions import only
+from einnet_explore.equivalence.assumptions import join_axioms
 from einnet_explore.support.wording import AMBER, GREEN, RED, counted, tinted
 
-Kind: TypeAlias = Literal["proved", "exact", "false"]
+CertificateKind: TypeAlias = Literal["proved", "exact", "false"]
 
-UNPROVED = "not proved, and not evaluated"
+UNDECIDED_TEXT = "not proved, and not evaluated"
 """What is said of two programs that may be equal for all that is known."""
 
 
@@ -27,7 +27,7 @@ class Certificate:
     program on the way from the first to the last is known by (``equivalence.certificate``), in order; else none.
     """
 
-    kind: Kind
+    kind: CertificateKind
     method: str
     at: str = ""
     elements: int = 0
@@ -47,7 +47,7 @@ class Certificate:
             case "exact" if self.programs:
                 return f"exact ({self.method} of {self.detail}): some were evaluated on random integers, not proved"
             case "proved":
-                needed = only([self.detail])
+                needed = join_axioms([self.detail])
                 axioms = needed and f", {needed}"
                 return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
@@ -72,7 +72,7 @@ class Certificate:
         }  # fmt: skip
         for name, expected in fields.items():
             if not isinstance(data.get(name), expected):
-                raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_named(expected)}")
+                raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_type_names(expected)}")
         if data["kind"] not in ("proved", "exact", "false"):
             raise ValueError(f"certificate: kind is {data['kind']!r}, expected 'proved', 'exact' or 'false'")
         programs = data.get("programs", [])
@@ -82,22 +82,22 @@ class Certificate:
         return Certificate(**given, programs=tuple(programs))
 
 
-def weakest(results: Sequence[Certificate]) -> Certificate:
+def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
     """What *results*, each about a part, say of the whole: it is known only as well as the part known least."""
     if not results:
         return Certificate("proved", "identical", detail="every equation means what it did")
     exact = [c for c in results if c.kind == "exact"]
     if exact:
         return replace(exact[0], elements=sum(c.elements for c in exact))
-    return results[0] if len(results) == 1 else joint(results, detail=f"{len(results)} equations")
+    return results[0] if len(results) == 1 else join_proofs(results, detail=f"{len(results)} equations")
 
 
-def joint(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
+def join_proofs(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
     """All of *proofs* as one, which needs what any of them needs."""
-    needed = only(c.detail for c in proofs)
+    needed = join_axioms(c.detail for c in proofs)
     return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
 
 
-def _named(expected: type | tuple[type, ...]) -> str:
+def _type_names(expected: type | tuple[type, ...]) -> str:
     kinds = expected if isinstance(expected, tuple) else (expected,)
     return " or ".join("null" if k is type(None) else k.__name__ for k in kinds)

@@ -14,32 +14,41 @@ from dataclasses import replace
 from itertools import chain, count, islice, product
 
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.parametric.decision import solution
-from einnet_explore.parametric.parameters import Ground, Parameter, Relation, Tied, form_of
-from einnet_explore.parametric.size_polynomials import Poly, Unknown, Whole, named_in, put, shown, terms_of, whole
-from einnet_explore.parametric.size_region import bounds, least
-from einnet_explore.parametric.statement import polynomial
+from einnet_explore.parametric.decision import z3_model
+from einnet_explore.parametric.parameters import FamilyParameters, Inequality, Parameter, TiedParameter, polynomial_form
+from einnet_explore.parametric.size_polynomials import (
+    Poly,
+    SizePolynomial,
+    Unknown,
+    parameters_in,
+    polynomial_text,
+    substitute_sizes,
+    sum_of_monomials,
+    terms_of,
+)
+from einnet_explore.parametric.size_region import least_point, range_rows
+from einnet_explore.parametric.statement import parse_polynomial
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.parametric_text import Assumption, Template
 
-TRIED = 2000
+MAX_TRIED_SIZES = 2000
 """So many sizes are tried, of those next to the least; and as many of powers of two above it."""
 
 
-def witness(ground: Ground) -> tuple[int, ...] | None:
+def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
     """The unknowns of *ground* at sizes that it allows; None where there are none.
 
     Raises Undecided where it is not known whether there are any.
     """
-    first = least(ground.ranges, ground.rows)
+    first = least_point(ground.ranges, ground.rows)
     if first is None:
         return None
-    for unknowns in chain([first], _small(ground), _powers(ground)):
+    for unknowns in chain([first], _near_least(ground), _powers_of_two(ground)):
         if _allowed(ground, unknowns):
             return unknowns
-    unknown = f"whether any sizes fulfil it is not known: none of up to {2 * TRIED} do"
+    unknown = f"whether any sizes fulfil it is not known: none of up to {2 * MAX_TRIED_SIZES} do"
     try:
-        found = solution([*bounds(ground.ranges), *ground.rows])
+        found = z3_model([*range_rows(ground.ranges), *ground.rows])
     except Undecided as why:
         raise Undecided(f"{unknown}, and {why}") from None
     if found is None:
@@ -50,7 +59,7 @@ def witness(ground: Ground) -> tuple[int, ...] | None:
     return unknowns
 
 
-def _allowed(ground: Ground, unknowns: Iterable[int]) -> bool:
+def _allowed(ground: FamilyParameters, unknowns: Iterable[int]) -> bool:
     try:
         ground.refuse(ground.sizes(unknowns))
     except Refused:
@@ -58,45 +67,45 @@ def _allowed(ground: Ground, unknowns: Iterable[int]) -> bool:
     return True
 
 
-def _small(ground: Ground) -> Iterable[tuple[int, ...]]:
+def _near_least(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
     """The unknowns by how far they lie above their least values, in all."""
     firsts = [p.first for p in ground.parameters]
-    every = (more for total in count() for more in _parts(total, len(firsts)))
-    return (tuple(map(sum, zip(firsts, more, strict=True))) for more in islice(every, TRIED))
+    every = (more for total in count() for more in _compositions(total, len(firsts)))
+    return (tuple(map(sum, zip(firsts, more, strict=True))) for more in islice(every, MAX_TRIED_SIZES))
 
 
-def _parts(total: int, terms: int) -> Iterable[tuple[int, ...]]:
+def _compositions(total: int, terms: int) -> Iterable[tuple[int, ...]]:
     """Natural numbers, *terms* of them, whose sum is *total*."""
     if terms == 1:
         yield (total,)
         return
     for n in range(total + 1):
-        for rest in _parts(total - n, terms - 1):
+        for rest in _compositions(total - n, terms - 1):
             yield (n, *rest)
 
 
-def _powers(ground: Ground) -> Iterable[tuple[int, ...]]:
+def _powers_of_two(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
     """The unknowns at powers of two above their least values, as far up as so many sizes go."""
     terms = len(ground.parameters)
     ends = range(2, 64)
-    most = max((n for n in ends if n**terms <= TRIED), default=1)
+    most = max((n for n in ends if n**terms <= MAX_TRIED_SIZES), default=1)
     steps = product([0, *(1 << (n * 48 // most) for n in range(most))], repeat=terms)
     return (tuple(p.first + n for p, n in zip(ground.parameters, more, strict=True)) for more in steps)
 
 
-def ground_of(template: Template) -> Ground:
+def parse_assumptions(template: Template) -> FamilyParameters:
     """The parameters of *template* with all that is assumed of them; raises TextError at an assumption that leaves
     no sizes, and at an equation or a remainder that cannot be solved for one parameter."""
     alone: dict[str, Parameter] = {name: Parameter(name) for name in template.names}
     for a in template.assumptions:
         if a.name:
-            alone[a.name] = _alone(template, a, alone[a.name])
-    ground = Ground(tuple(alone.values()), declared=template.names)
+            alone[a.name] = _assume_of_one(template, a, alone[a.name])
+    ground = FamilyParameters(tuple(alone.values()), declared=template.names)
     several = [a for a in template.assumptions if not a.name]
     for a in sorted(several, key=lambda a: a.op not in ("==", "%")):
         try:
-            ground = _with(template, ground, a)
-            empty = witness(ground) is None
+            ground = _assume_of_several(template, ground, a)
+            empty = find_sizes(ground) is None
         except Undecided as why:
             raise template.refuse(a, f"found {a.text}: {why}") from None
         if empty:
@@ -105,7 +114,7 @@ def ground_of(template: Template) -> Ground:
     return ground
 
 
-def _alone(template: Template, a: Assumption, p: Parameter) -> Parameter:
+def _assume_of_one(template: Template, a: Assumption, p: Parameter) -> Parameter:
     match a.op:
         case ">=":
             p = replace(p, least=max(p.least, a.number))
@@ -124,52 +133,58 @@ def _alone(template: Template, a: Assumption, p: Parameter) -> Parameter:
     return p
 
 
-def _with(template: Template, ground: Ground, a: Assumption) -> Ground:
+def _assume_of_several(template: Template, ground: FamilyParameters, a: Assumption) -> FamilyParameters:
     """*ground* with one assumption on several parameters; raises TextError where it cannot be solved."""
     assert a.left is not None and a.right is not None
-    left, right = (polynomial(side, ground.names) for side in (a.left, a.right))
+    left, right = (parse_polynomial(side, ground.names) for side in (a.left, a.right))
     match a.op:
         case "%":
-            return _multiple(template, ground, a, left, right)
+            return _assume_multiple(template, ground, a, left, right)
         case "==":
-            return _equal(template, ground, a, left, right)
+            return _assume_equal(template, ground, a, left, right)
     gap = left - right if a.op in (">=", ">") else right - left
-    return _related(ground, Relation(a.text, gap - 1 if a.op in (">", "<") else gap))
+    return _with_relations(ground, Inequality(a.text, gap - 1 if a.op in (">", "<") else gap))
 
 
-def _related(ground: Ground, *relations: Relation) -> Ground:
+def _with_relations(ground: FamilyParameters, *relations: Inequality) -> FamilyParameters:
     return replace(ground, relations=(*ground.relations, *relations))
 
 
-def _equal(template: Template, ground: Ground, a: Assumption, left: Whole, right: Whole) -> Ground:
+def _assume_equal(
+    template: Template, ground: FamilyParameters, a: Assumption, left: SizePolynomial, right: SizePolynomial
+) -> FamilyParameters:
     """*ground* with the parameter that stands alone on one side as what the other side is."""
     free = {p.name: p for p in ground.parameters}
     for one, other in ((right, left), (left, right)):
-        name, value = _name(one), _over_free(ground, other)
-        if name in free and not (isinstance(value, Poly) and name in named_in(value)):
-            return _tied(template, ground, a, free[name], Tied(name, value, a.text))
+        name, value = _lone_parameter(one), _over_free(ground, other)
+        if name in free and not (isinstance(value, Poly) and name in parameters_in(value)):
+            return _tie(template, ground, a, free[name], TiedParameter(name, value, a.text))
     if _over_free(ground, left - right) == 0:
         return ground
     raise template.refuse(a, f"found {a.text}, expected a parameter that stands alone on one side, and is not tied")
 
 
-def _multiple(template: Template, ground: Ground, a: Assumption, left: Whole, right: Whole) -> Ground:
+def _assume_multiple(
+    template: Template, ground: FamilyParameters, a: Assumption, left: SizePolynomial, right: SizePolynomial
+) -> FamilyParameters:
     """*ground* with a parameter as a product of *right* and a new natural number."""
-    name, free = _name(left), {p.name: p for p in ground.parameters}
-    if name not in free or name in named_in(_over_free(ground, right)):
+    name, free = _lone_parameter(left), {p.name: p for p in ground.parameters}
+    if name not in free or name in parameters_in(_over_free(ground, right)):
         raise template.refuse(a, f"found {a.text}, expected one parameter, which is not tied, in front of %")
     quotient = next(q for n in range(len(template.text)) if (q := f"{name}_{n}") not in template.text)
-    simple = shown(right).isidentifier()
-    text = f"{name}//{shown(right)}" if simple else f"{name}//({shown(right)})"
+    simple = polynomial_text(right).isidentifier()
+    text = f"{name}//{polynomial_text(right)}" if simple else f"{name}//({polynomial_text(right)})"
     ground = replace(ground, parameters=(*ground.parameters, Parameter(quotient, text=text)))
-    value = right * whole((((Unknown(quotient),), 1),))
-    return _tied(template, ground, a, free[name], Tied(name, value, a.text, quotient, right))
+    value = right * sum_of_monomials((((Unknown(quotient),), 1),))
+    return _tie(template, ground, a, free[name], TiedParameter(name, value, a.text, quotient, right))
 
 
-def _tied(template: Template, ground: Ground, a: Assumption, p: Parameter, tied: Tied) -> Ground:
+def _tie(
+    template: Template, ground: FamilyParameters, a: Assumption, p: Parameter, tied: TiedParameter
+) -> FamilyParameters:
     """*ground* with *p* no longer free: its least and largest values are inequalities now."""
     rest = tuple(q for q in ground.parameters if q != p)
-    same = next((q for q in rest if _name(tied.value) == q.name), None)
+    same = next((q for q in rest if _lone_parameter(tied.value) == q.name), None)
     if p.modulus > 1 and same is None:
         guard = f"{p.name} % {p.modulus} == {p.residue}"
         raise template.refuse(a, f"found {a.text} beside {guard}, expected one of the two")
@@ -185,28 +200,32 @@ def _tied(template: Template, ground: Ground, a: Assumption, p: Parameter, tied:
     ground = replace(ground, parameters=rest, tied=(*ground.tied, tied))
     if same is not None:
         return ground
-    gap = whole((((Unknown(p.name),), 1), ((), -p.least)))
-    ground = _related(ground, Relation(f"{p.name} >= {p.least}", gap)) if _may_fail(ground, gap) else ground
+    gap = sum_of_monomials((((Unknown(p.name),), 1), ((), -p.least)))
+    ground = _with_relations(ground, Inequality(f"{p.name} >= {p.least}", gap)) if _may_fail(ground, gap) else ground
     return (
         ground
         if p.most is None
-        else _related(ground, Relation(f"{p.name} <= {p.most}", whole((((Unknown(p.name),), -1), ((), p.most)))))
+        else _with_relations(
+            ground, Inequality(f"{p.name} <= {p.most}", sum_of_monomials((((Unknown(p.name),), -1), ((), p.most))))
+        )
     )
 
 
-def _may_fail(ground: Ground, gap: Whole) -> bool:
-    return not ground.surely(form_of(put(gap, ground.values)))
+def _may_fail(ground: FamilyParameters, gap: SizePolynomial) -> bool:
+    return not ground.surely(polynomial_form(substitute_sizes(gap, ground.values)))
 
 
-def _over_free(ground: Ground, n: Whole) -> Whole:
+def _over_free(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
     """*n* with tied parameters as what they are tied to, by names."""
     ties = {t.name: t.value for t in ground.tied}
-    while isinstance(n, Poly) and named_in(n) & ties.keys():
-        n = put(n, {name: ties.get(name, whole((((Unknown(name),), 1),))) for name in named_in(n)})
+    while isinstance(n, Poly) and parameters_in(n) & ties.keys():
+        n = substitute_sizes(
+            n, {name: ties.get(name, sum_of_monomials((((Unknown(name),), 1),))) for name in parameters_in(n)}
+        )
     return n
 
 
-def _name(n: Whole) -> str:
+def _lone_parameter(n: SizePolynomial) -> str:
     """The parameter that *n* is, or nothing."""
     match terms_of(n):
         case (((Unknown(parameter=name),), 1),):

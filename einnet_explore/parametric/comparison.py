@@ -23,75 +23,75 @@ from typing import Any
 
 import islpy as isl
 
-from einnet_explore.equivalence.assumptions import PLAIN, Given
-from einnet_explore.equivalence.commutation import ordered
-from einnet_explore.equivalence.integer_sets import context
-from einnet_explore.equivalence.linear_space import Form, Undecided, key, kind
-from einnet_explore.equivalence.polynomial import cancelled
-from einnet_explore.equivalence.term_relation import Term, choices_at, terms_at
+from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
+from einnet_explore.equivalence.commutation import order_factors
+from einnet_explore.equivalence.integer_sets import bounded_context
+from einnet_explore.equivalence.linear_space import Form, Undecided, deciding_reduction, form_key
+from einnet_explore.equivalence.polynomial import cancel_exponentials
+from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 from einnet_explore.parametric.decision import (
-    assumptions,
-    conditions,
-    equal,
-    meaning,
-    multiplied,
+    assumption_rows,
+    condition_rows,
+    equality_rows,
+    has_parameter_products,
+    integers_in,
+    quotient_rows,
     size_names,
-    unsatisfiable,
-    used_in,
+    solve_with_z3,
 )
-from einnet_explore.parametric.linear_forms import parts_of, plus, show
-from einnet_explore.parametric.parameters import Ground
-from einnet_explore.parametric.size_region import coordinates, dimension, linear, relaxed
+from einnet_explore.parametric.linear_forms import add_forms, form_text, symbols_in
+from einnet_explore.parametric.parameters import FamilyParameters
+from einnet_explore.parametric.size_region import isl_expression, isl_name, product_rows, smallest_point
 from einnet_explore.parametric.space import ParametricSpace
 
 
-def uncovered(space: ParametricSpace, left: list[Term], right: list[Term], counted: bool) -> str | None:
+def uncovered_point(space: ParametricSpace, left: list[Term], right: list[Term], counted: bool) -> str | None:
     """None where both sides' terms (with the same factors) are the same; else a point of one that the other lacks."""
-    left, right = (_gathered(side) if counted else side for side in (left, right))
+    left, right = (_add_coefficients(side) if counted else side for side in (left, right))
     for side in (left, right) if counted else ():
         for term in side:
-            if _solved(space, term, term) is None:
+            if _match_conditions(space, term, term) is None:
                 raise Undecided("one term stands for several summation points, whose number is not known")
         for one, other in combinations(side, 2):
-            _apart(space, one, other)
+            _require_disjoint(space, one, other)
     for here, there in ((left, right), (right, left)):
         for term in here:
             ways = [
                 rows
                 for it in there
                 if (it.coefficient == term.coefficient or not counted)
-                and (rows := _solved(space, term, it)) is not None
+                and (rows := _match_conditions(space, term, it)) is not None
             ]
-            if (found := _outside(space, term, ways)) is not None:
+            if (found := _point_outside(space, term, ways)) is not None:
                 return found
     return None
 
 
-def _gathered(terms: list[Term]) -> list[Term]:
+def _add_coefficients(terms: list[Term]) -> list[Term]:
     """*terms* with those that are the same but for their coefficients added up."""
     total: dict[object, Term] = {}
     for term in terms:
-        at = tuple((name, tuple(map(key, forms))) for name, forms in term.factors)
-        same = (at, term.summed, frozenset(map(key, term.where)))
+        at = tuple((name, tuple(map(form_key, forms))) for name, forms in term.factors)
+        same = (at, term.summed, frozenset(map(form_key, term.where)))
         old = total.get(same)
         total[same] = replace(term, coefficient=old.coefficient + term.coefficient) if old else term
     return [term for term in total.values() if term.coefficient]
 
 
-def _outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> str | None:
+def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> str | None:
     """None where at every point of *term* all of one of *ways* holds; else a point.  What is plain is not asked."""
     facts = _facts(space, term, ways)
-    known = set(map(key, facts))
-    open_ = [[row for row in rows if key(row) not in known and not _plain(space, row)] for rows in ways]
+    known = set(map(form_key, facts))
+    open_ = [[row for row in rows if form_key(row) not in known and not _holds_by_ranges(space, row)] for rows in ways]
     if any(not rows for rows in open_):
         return None
     space.asked.add("z3")
-    return unsatisfiable(facts, open_)
+    return solve_with_z3(facts, open_)
 
 
-def _plain(space: ParametricSpace, row: Form) -> bool:
+def _holds_by_ranges(space: ParametricSpace, row: Form) -> bool:
     """Whether *row* holds by the ranges of its integers alone."""
     try:
         return space.ground.surely(space.span(row)[0])
@@ -99,47 +99,47 @@ def _plain(space: ParametricSpace, row: Form) -> bool:
         return False
 
 
-def _apart(space: ParametricSpace, one: Term, other: Term) -> None:
+def _require_disjoint(space: ParametricSpace, one: Term, other: Term) -> None:
     """Raises Undecided unless two terms never stand for the same element and indices."""
-    rows = _solved(space, one, other)
+    rows = _match_conditions(space, one, other)
     space.asked.add("z3")
-    if rows is None or unsatisfiable([*_facts(space, one, [rows]), *rows]) is not None:
+    if rows is None or solve_with_z3([*_facts(space, one, [rows]), *rows]) is not None:
         raise Undecided("two terms overlap where a parameter is multiplied")
 
 
-def _forms(term: Term) -> list[Form]:
+def _index_forms(term: Term) -> list[Form]:
     return [form for _, at in term.factors for form in at]
 
 
 def _facts(space: ParametricSpace, term: Term, others: Iterable[Sequence[Form]]) -> list[Form]:
     """What holds at a point of *term*, and what the quotients in *others* mean there."""
-    used = used_in(space, (*_forms(term), *term.where))
-    more = used_in(space, [row for rows in others for row in rows])
-    rows = [*assumptions(space), *conditions(space, (*used, *term.summed), term.where)]
-    return rows + [row for v in more if v not in used and v in space.divisions for row in meaning(space, v)]
+    used = integers_in(space, (*_index_forms(term), *term.where))
+    more = integers_in(space, [row for rows in others for row in rows])
+    rows = [*assumption_rows(space), *condition_rows(space, (*used, *term.summed), term.where)]
+    return rows + [row for v in more if v not in used and v in space.divisions for row in quotient_rows(space, v)]
 
 
-def _solved(space: ParametricSpace, known: Term, term: Term) -> list[Form] | None:
+def _match_conditions(space: ParametricSpace, known: Term, term: Term) -> list[Form] | None:
     """What it means, at a point of *known*, that *term* has a point with the same indices; None if unsolved."""
-    values = _Values(space, term)
-    for form, target in zip(_forms(term), _forms(known), strict=True):
+    values = _Unification(space, term)
+    for form, target in zip(_index_forms(term), _index_forms(known), strict=True):
         values.equation(form, target)
     return values.rows(term) if values.solve() else None
 
 
-class _Values:
+class _Unification:
     """The summed integers, quotients and aliases of a term, as far as they are known as forms of another point."""
 
     def __init__(self, space: ParametricSpace, term: Term) -> None:
         self.space = space
         fixed = {*space.coordinates}
-        used = used_in(space, (*_forms(term), *term.where))
+        used = integers_in(space, (*_index_forms(term), *term.where))
         self.names = dict.fromkeys(v for v in (*term.summed, *used) if v not in fixed)
         self.values: dict[str, Form] = {v: {v: 1, "": 0} for v in fixed}
         self.equations: list[tuple[Form, Form]] = []
         for t in self.names:
             if t in space.aliases:
-                self.equations.append((plus(space.aliases[t], {t: 1, "": 0}, -1), {"": 0}))
+                self.equations.append((add_forms(space.aliases[t], {t: 1, "": 0}, -1), {"": 0}))
 
     def equation(self, form: Form, target: Form) -> None:
         """Adds that *form* is *target*, which is known."""
@@ -154,20 +154,20 @@ class _Values:
 
     def rows(self, term: Term) -> list[Form]:
         """The conditions of *term* and the equations, at the solution."""
-        out = [self.put(row) for row in conditions(self.space, self.names, term.where)]
+        out = [self.put(row) for row in condition_rows(self.space, self.names, term.where)]
         for form, target in self.equations:
-            out += equal(self.put(form), target)
+            out += equality_rows(self.put(form), target)
         return [row for row in out if any(k for v, k in row.items() if v) or row[""] < 0]
 
     def put(self, form: Form) -> Form:
         """*form* with what is known put in."""
-        return substituted(self.space, form, self.values)
+        return substitute_values(self.space, form, self.values)
 
     def _quotient(self) -> bool:
         for q in self.names:
             if q not in self.values and q in self.space.divisions:
                 e, d = self.space.divisions[q]
-                if parts_of(e) <= self.values.keys():
+                if symbols_in(e) <= self.values.keys():
                     self.values[q] = self.space.quotient(self.put(e), d)
                     return True
         return False
@@ -183,35 +183,35 @@ class _Values:
                 coefficient = "*".join(p for p in parts if p != unknown[0])
                 open_.setdefault(unknown[0], {"": 0})[coefficient] = k
             else:
-                rest = plus(rest, self.put({name: k, "": 0} if name else {"": k}), -1)
+                rest = add_forms(rest, self.put({name: k, "": 0} if name else {"": k}), -1)
         space = self.space
         for v, by in open_.items():
             if len(open_) == 1 and by in ({"": 1}, {"": -1}):
-                self.values[v] = plus({"": 0}, rest, by[""])
+                self.values[v] = add_forms({"": 0}, rest, by[""])
                 return True
             low: Form = {"": 0}
             for u, factor in open_.items():
                 if u != v:
-                    low = plus(low, space.times(factor, {u: 1, "": 0}))
-            if space.ground.surely(plus(by, {"": -1})) and space.digit(low, by):
+                    low = add_forms(low, space.times(factor, {u: 1, "": 0}))
+            if space.ground.surely(add_forms(by, {"": -1})) and space.digit(low, by):
                 self.values[v] = space.quotient(rest, by)
                 return True
         return False
 
 
-def substituted(space: ParametricSpace, form: Form, values: Mapping[str, Form]) -> Form:
+def substitute_values(space: ParametricSpace, form: Form, values: Mapping[str, Form]) -> Form:
     """*form* with *values* of its integers put in, also inside products; the others stay."""
     out: Form = {"": 0}
     for name, k in form.items():
         made: Form = {"": k}
         for part in name.split("*") if name else ():
             made = space.times(made, values.get(part, {part: 1, "": 0}))
-        out = plus(out, made)
+        out = add_forms(out, made)
     return out
 
 
 @dataclass(frozen=True, slots=True)
-class Differs:
+class Difference:
     """That a proof failed: where the terms differ, and the unknowns' values there if they are known."""
 
     why: str
@@ -219,13 +219,15 @@ class Differs:
 
 
 @dataclass(slots=True)
-class Prover:
+class FamilyProver:
     """What is assumed, and which means were needed so far: ``isl``, ``z3``, or ``digits`` where none was asked."""
 
-    ground: Ground
+    ground: FamilyParameters
     means: set[str]
 
-    def difference(self, before: Scope, after: Scope, region: Box, given: Given = PLAIN) -> Differs | None:
+    def difference(
+        self, before: Scope, after: Scope, region: Box, given: Assumptions = NO_ASSUMPTIONS
+    ) -> Difference | None:
         """None where both scopes are equal functions on *region* at all sizes, else why that is not proved.
 
         *given* says what may be infinite, and which axioms may be used.  Raises Undecided.
@@ -234,30 +236,30 @@ class Prover:
             return None
         inner = replace(given, exponential=False)
         space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
-        kinds = {k for k in (kind(before), kind(after)) if k}
+        kinds = {k for k in (deciding_reduction(before), deciding_reduction(after)) if k}
         if len(kinds) > 1:
             raise Undecided(f"reductions {' and '.join(sorted(kinds))} have no common form")
         reduce = min(kinds, default="sum")
         if reduce == "sum":
             sides = [terms_at(space, scope, space.point) for scope in (before, after)]
             if given.exponential:
-                sides = [[replace(t, factors=cancelled(t.factors)) for t in side] for side in sides]
+                sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
         else:
-            sides = [choices_at(space, scope, space.point, reduce) for scope in (before, after)]
+            sides = [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
         counts = reduce not in ("max", "min")
-        if counts and _cancelling([*sides[0], *sides[1]]):
+        if counts and _has_infinite_differences([*sides[0], *sides[1]]):
             raise Undecided("what may be infinite is taken from something")
-        left, right = ([counted(space, t) if counts else t for t in side] for side in sides)
-        one, other = by_signature(left), by_signature(right)
+        left, right = ([multiply_by_unused_extents(space, t) if counts else t for t in side] for side in sides)
+        one, other = group_by_factors(left), group_by_factors(right)
         for names in dict.fromkeys((*one, *other)):
             found = self._compare(space, one.get(names, []), other.get(names, []), counts)
             if found is not None:
-                return Differs(
+                return Difference(
                     f"{' · '.join(names) or 'the constant term'} is counted differently at {found.why}", found.unknowns
                 )
         return None
 
-    def same(self, before: Scope, after: Scope, given: Given = PLAIN) -> bool:
+    def same(self, before: Scope, after: Scope, given: Assumptions = NO_ASSUMPTIONS) -> bool:
         """Whether two scopes are provably one function wherever they may be read, at all sizes."""
         try:
             return before == after or (
@@ -266,25 +268,25 @@ class Prover:
         except Undecided:
             return False
 
-    def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Differs | None:
-        rows = [*assumptions(space), *(row for term in (*left, *right) for row in rows_of(space, term))]
-        if multiplied(space, rows):
-            found = uncovered(space, left, right, counts)
+    def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Difference | None:
+        rows = [*assumption_rows(space), *(row for term in (*left, *right) for row in term_rows(space, term))]
+        if has_parameter_products(space, rows):
+            found = uncovered_point(space, left, right, counts)
             self.means |= space.asked or {"digits"}
-            return None if found is None else Differs(found)
+            return None if found is None else Difference(found)
         self.means.add("isl")
         try:
-            tallies = _Tallies(space, size_names(space, rows), counts)
+            tallies = _TermMultisets(space, size_names(space, rows), counts)
             found_at = tallies.difference(left, right)
             names = [n for term in (*left, *right)[:1] for n, _ in term.factors]
             if found_at is not None and len(set(names)) < len(names):
-                found_at = tallies.difference(ordered(left), ordered(right))
+                found_at = tallies.difference(order_factors(left), order_factors(right))
             return found_at
         except isl.Error as error:
             raise Undecided(f"integer sets: {error}") from None
 
 
-def _cancelling(terms: list[Term]) -> bool:
+def _has_infinite_differences(terms: list[Term]) -> bool:
     """Whether what may be infinite is added and subtracted: then it may be no number."""
     signs: dict[tuple[str, ...], set[bool]] = {}
     for term in terms:
@@ -294,26 +296,26 @@ def _cancelling(terms: list[Term]) -> bool:
     return any(len(found) > 1 for found in signs.values())
 
 
-def counted(space: ParametricSpace, term: Term) -> Term:
+def multiply_by_unused_extents(space: ParametricSpace, term: Term) -> Term:
     """*term* times the extents of summed integers that occur nowhere: a number, or a factor without indices."""
-    used = used_in(space, rows_of(space, term, bare=True))
+    used = integers_in(space, term_rows(space, term, bare=True))
     coefficient, factors = term.coefficient, term.factors
     if isinf(coefficient):
         raise Undecided("an infinite constant is added")
     for y in term.summed:
         if y not in used:
             lo, hi = space.limits[y]
-            extent = plus(plus(hi, lo, -1), {"": 1})
+            extent = add_forms(add_forms(hi, lo, -1), {"": 1})
             if not space.ground.surely(extent):
-                raise Undecided(f"whether the extent {show(extent)} is positive depends on the sizes")
+                raise Undecided(f"whether the extent {form_text(extent)} is positive depends on the sizes")
             if set(extent) == {""}:
                 coefficient = coefficient * extent[""]
             else:
-                factors = (*factors, (f"|{show(dict(sorted(extent.items())))}|", ()))
+                factors = (*factors, (f"|{form_text(dict(sorted(extent.items())))}|", ()))
     return Term(coefficient, factors, tuple(y for y in term.summed if y in used), term.where)
 
 
-def by_signature(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
+def group_by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
     """*terms* by the names of their factors, which are put in order."""
     out: dict[tuple[str, ...], list[Term]] = {}
     for term in terms:
@@ -322,29 +324,29 @@ def by_signature(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
     return out
 
 
-def rows_of(space: ParametricSpace, term: Term, bare: bool = False) -> list[Form]:
+def term_rows(space: ParametricSpace, term: Term, bare: bool = False) -> list[Form]:
     """The conditions and indices of *term*; not *bare*: with all that its integers are made of."""
     forms = [*(form for _, at in term.factors for form in at), *term.where]
-    return forms if bare else [*forms, *conditions(space, (*used_in(space, forms), *term.summed), ())]
+    return forms if bare else [*forms, *condition_rows(space, (*integers_in(space, forms), *term.summed), ())]
 
 
-class _Tallies:
+class _TermMultisets:
     """Terms as disjoint sets of (sizes, output element, indices), one a total coefficient."""
 
     def __init__(self, space: ParametricSpace, sizes: tuple[str, ...], counts: bool) -> None:
-        self.space, self.sizes, self.counts, self.context = space, sizes, counts, context()
+        self.space, self.sizes, self.counts, self.context = space, sizes, counts, bounded_context()
         self.head = (*sizes, *(x for x in space.coordinates if x not in space.symbols))
 
-    def difference(self, left: list[Term], right: list[Term]) -> Differs | None:
+    def difference(self, left: list[Term], right: list[Term]) -> Difference | None:
         one, other = self._total(left), self._total(right)
         for k in dict.fromkeys((*one, *other)):
             for a, b in ((one, other), (other, one)):
                 missing = a[k] - b[k] if k in a and k in b else a.get(k)
                 if missing is not None and not missing.is_empty():
-                    values = coordinates(missing)
+                    values = smallest_point(missing)
                     n = len(self.space.symbols)
                     x = values[len(self.sizes) : len(self.head)]
-                    return Differs(f"element {x}, indices {values[len(self.head) :]}", tuple(values[:n]))
+                    return Difference(f"element {x}, indices {values[len(self.head) :]}", tuple(values[:n]))
         return None
 
     def _total(self, terms: list[Term]) -> dict[Number, Any]:
@@ -371,16 +373,16 @@ class _Tallies:
         """Where *term* occurs; raises Undecided where several summation points stand for one place."""
         space = self.space
         forms = [form for _, at in term.factors for form in at]
-        used = used_in(space, (*forms, *term.where))
-        rows = [*assumptions(space), *relaxed(space.ground.ranges, self.sizes)]
-        rows += conditions(space, (*used, *term.summed), term.where)
+        used = integers_in(space, (*forms, *term.where))
+        rows = [*assumption_rows(space), *product_rows(space.ground.ranges, self.sizes)]
+        rows += condition_rows(space, (*used, *term.summed), term.where)
         image = [f"i{n}" for n in range(len(forms))]
         said = [
-            *(f"{linear(row)} >= 0" for row in rows),
-            *(f"{i} = {linear(f)}" for i, f in zip(image, forms, strict=True)),
+            *(f"{isl_expression(row)} >= 0" for row in rows),
+            *(f"{i} = {isl_expression(f)}" for i, f in zip(image, forms, strict=True)),
         ]
         hidden = [v for v in dict.fromkeys((*used, *term.summed)) if v not in self.head]
-        place = ", ".join(map(dimension, (*self.head, *image)))
+        place = ", ".join(map(isl_name, (*self.head, *image)))
         bare = {v for form in forms for v in form if v and len(form) == 2}
         if self.counts and (summed := [y for y in term.summed if y not in bare]):
             others = [v for v in hidden if v not in summed]

@@ -12,61 +12,61 @@ from typing import Any
 
 import islpy as isl
 
-from einnet_explore.equivalence.integer_sets import context
+from einnet_explore.equivalence.integer_sets import bounded_context
 from einnet_explore.equivalence.linear_space import Form, Undecided
-from einnet_explore.parametric.linear_forms import parts_of, plus, told
-from einnet_explore.parametric.size_region import bounds, coordinates, dimension, linear, relaxed
+from einnet_explore.parametric.linear_forms import add_forms, symbol_text, symbols_in
+from einnet_explore.parametric.size_region import isl_expression, isl_name, product_rows, range_rows, smallest_point
 from einnet_explore.parametric.space import ParametricSpace
 
-EFFORT = 4_000_000
+Z3_RESOURCE_LIMIT = 4_000_000
 """Of z3, in units that do not depend on the machine, for one question."""
 
 
-def used_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
+def integers_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
     """Every integer that *forms* are made of, also through quotients and aliases."""
     found: dict[str, None] = {}
-    stack = [v for form in forms for v in sorted(parts_of(form))]
+    stack = [v for form in forms for v in sorted(symbols_in(form))]
     while stack:
         v = stack.pop()
         if v not in found:
             found[v] = None
             made = (*space.divisions.get(v, ()), space.aliases.get(v, {}))
-            stack += (u for form in made for u in sorted(parts_of(form)))
+            stack += (u for form in made for u in sorted(symbols_in(form)))
     return list(found)
 
 
-def assumptions(space: ParametricSpace) -> list[Form]:
+def assumption_rows(space: ParametricSpace) -> list[Form]:
     """What is assumed of the parameters, as forms that are ≥ 0."""
-    return [*bounds(space.ground.ranges), *space.ground.rows]
+    return [*range_rows(space.ground.ranges), *space.ground.rows]
 
 
-def conditions(space: ParametricSpace, used: Iterable[str], where: Iterable[Form]) -> list[Form]:
+def condition_rows(space: ParametricSpace, used: Iterable[str], where: Iterable[Form]) -> list[Form]:
     """What holds of output coordinates and the integers *used*: ranges, what they mean, and *where*."""
     rows = [*where]
     named = dict.fromkeys((*space.coordinates, *used))
     for v in named:
         if v in space.divisions:
-            rows += meaning(space, v)
+            rows += quotient_rows(space, v)
         elif v in space.limits:
             lo, hi = space.limits[v]
-            rows += [plus({v: 1, "": 0}, lo, -1), plus(hi, {v: 1, "": 0}, -1)]
-            rows += equal({v: 1, "": 0}, space.aliases[v]) if v in space.aliases else ()
+            rows += [add_forms({v: 1, "": 0}, lo, -1), add_forms(hi, {v: 1, "": 0}, -1)]
+            rows += equality_rows({v: 1, "": 0}, space.aliases[v]) if v in space.aliases else ()
     return rows
 
 
-def meaning(space: ParametricSpace, q: str) -> list[Form]:
+def quotient_rows(space: ParametricSpace, q: str) -> list[Form]:
     """That *q* is its quotient."""
     e, d = space.divisions[q]
-    rest = plus(e, space.times(d, {q: 1, "": 0}), -1)
-    return [rest, plus(plus(d, rest, -1), {"": -1})]
+    rest = add_forms(e, space.times(d, {q: 1, "": 0}), -1)
+    return [rest, add_forms(add_forms(d, rest, -1), {"": -1})]
 
 
-def equal(a: Form, b: Form) -> list[Form]:
+def equality_rows(a: Form, b: Form) -> list[Form]:
     """That two forms are equal."""
-    return [plus(a, b, -1), plus(b, a, -1)]
+    return [add_forms(a, b, -1), add_forms(b, a, -1)]
 
 
-def multiplied(space: ParametricSpace, rows: Iterable[Form]) -> bool:
+def has_parameter_products(space: ParametricSpace, rows: Iterable[Form]) -> bool:
     """Whether a parameter is multiplied by an integer that is none."""
     names = (name.split("*") for row in rows for name in row if "*" in name)
     return any(part not in space.symbols for parts in names for part in parts)
@@ -78,48 +78,50 @@ def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
     return (*space.symbols, *sorted(found))
 
 
-def impossible(space: ParametricSpace, where: Sequence[Form]) -> str | None:
+def find_solution_values(space: ParametricSpace, where: Sequence[Form]) -> str | None:
     """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Undecided."""
-    if any(_never(space, row) for row in where):
+    if any(_never_holds(space, row) for row in where):
         return None
-    rows = [*assumptions(space), *conditions(space, used_in(space, where), where)]
-    if multiplied(space, rows):
+    rows = [*assumption_rows(space), *condition_rows(space, integers_in(space, where), where)]
+    if has_parameter_products(space, rows):
         space.asked.add("z3")
-        return unsatisfiable(rows)
+        return solve_with_z3(rows)
     space.asked.add("isl")
     sizes = size_names(space, rows)
-    rows += relaxed(space.ground.ranges, sizes)
+    rows += product_rows(space.ground.ranges, sizes)
     names = dict.fromkeys((*sizes, *(v for row in rows for v in row if v)))
-    dims = ", ".join(map(dimension, names))
+    dims = ", ".join(map(isl_name, names))
     try:
-        found = isl.Set(f"{{ [{dims}] : {' and '.join(f'{linear(row)} >= 0' for row in rows)} }}", context())
+        found = isl.Set(
+            f"{{ [{dims}] : {' and '.join(f'{isl_expression(row)} >= 0' for row in rows)} }}", bounded_context()
+        )
         if found.is_empty():
             return None
-        values = coordinates(found)
+        values = smallest_point(found)
     except isl.Error as error:
         raise Undecided(f"integer sets: {error}") from None
-    return ", ".join(f"{told(v)} = {n}" for v, n in zip(names, values, strict=True))
+    return ", ".join(f"{symbol_text(v)} = {n}" for v, n in zip(names, values, strict=True))
 
 
-def _never(space: ParametricSpace, row: Form) -> bool:
+def _never_holds(space: ParametricSpace, row: Form) -> bool:
     try:
-        return space.ground.surely(plus({"": -1}, space.span(row)[1], -1))
+        return space.ground.surely(add_forms({"": -1}, space.span(row)[1], -1))
     except Undecided:
         return False
 
 
-def unsatisfiable(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
+def solve_with_z3(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
     """None where z3 proves that *rows* do not all hold while every conjunction of *never* fails; else a solution.
 
     Raises Undecided where z3 is not installed, or gives up.
     """
-    found = solution(rows, never)
-    return None if found is None else ", ".join(f"{told(v)} = {n}" for v, n in sorted(found.items()))
+    found = z3_model(rows, never)
+    return None if found is None else ", ".join(f"{symbol_text(v)} = {n}" for v, n in sorted(found.items()))
 
 
-def solution(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
+def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
     """As ``unsatisfiable``, with the solution by names."""
-    z3 = solver()
+    z3 = load_z3()
     numbers: dict[str, Any] = {}
 
     def value(form: Form) -> Any:
@@ -133,7 +135,7 @@ def solution(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict
         return total
 
     asked = z3.Solver()
-    asked.set("rlimit", EFFORT)
+    asked.set("rlimit", Z3_RESOURCE_LIMIT)
     asked.add(*(value(row) >= 0 for row in rows))
     for conjunction in never:
         asked.add(z3.Or(*(value(row) < 0 for row in conjunction)) if conjunction else z3.BoolVal(False))
@@ -146,7 +148,7 @@ def solution(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict
     return {v: model.eval(n, model_completion=True).as_long() for v, n in numbers.items()}
 
 
-def solver() -> Any:
+def load_z3() -> Any:
     """The module z3; raises Undecided where it is not installed."""
     try:
         import z3

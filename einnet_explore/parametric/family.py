@@ -22,15 +22,15 @@ from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import canonical_matches
 from einnet_explore.parametric import schema as display
-from einnet_explore.parametric.assumptions import ground_of
-from einnet_explore.parametric.conjecture import Conjecture, Original, conjecture, original, usual_sizes
-from einnet_explore.parametric.interpolation import told
-from einnet_explore.parametric.operator_calls import wrong_call
-from einnet_explore.parametric.parameters import Ground
-from einnet_explore.parametric.proof import Verdict, legal, prove
-from einnet_explore.parametric.schema import Schema, instantiated
-from einnet_explore.parametric.statement import statement
-from einnet_explore.parametric.verdicts import Proof, least, verdict
+from einnet_explore.parametric.assumptions import parse_assumptions
+from einnet_explore.parametric.conjecture import Conjecture, RecordedStep, conjecture, default_sizes, record_steps
+from einnet_explore.parametric.interpolation import sizes_text
+from einnet_explore.parametric.operator_calls import operator_mismatch
+from einnet_explore.parametric.parameters import FamilyParameters
+from einnet_explore.parametric.proof import StepVerdict, prove_legal, prove_step
+from einnet_explore.parametric.schema import Schema, instantiate_schema
+from einnet_explore.parametric.statement import literal_schema
+from einnet_explore.parametric.verdicts import FamilyProof, judge_step, raise_least_sizes
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
@@ -42,7 +42,7 @@ from einnet_explore.syntax.parser import text_of
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class FamilyInstance:
     """A family's derivation at *sizes*: its first and last program, and why they are equal."""
 
     sizes: tuple[tuple[str, int], ...]
@@ -56,7 +56,7 @@ class Family:
     """A program whose sizes are polynomials of parameters, with what is assumed of these."""
 
     template: Template
-    ground: Ground
+    ground: FamilyParameters
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Family:
     @property
     def schema(self) -> Schema:
         """The program as it is written, with polynomials for its integers; raises Undecided."""
-        return statement(self.template, self.ground)
+        return literal_schema(self.template, self.ground)
 
     def derive(
         self,
@@ -83,14 +83,14 @@ class Family:
         limit: float | None = 60,
         sizes: Mapping[str, int] | None = None,
         **options: Any,
-    ) -> Derived:
+    ) -> FamilyDerivation:
         """The best derivation of a search at *sizes* (by default primes), for all sizes.
 
         *target*, *limit* and *options* are those of ``ee.search``; with a target the best that calls a library
         operator is taken.  Raises Refused for sizes outside, ValueError where the search finds nothing,
         Refused where what it finds does not carry over.
         """
-        sizes = dict(sizes) if sizes is not None else usual_sizes(self.ground)
+        sizes = dict(sizes) if sizes is not None else default_sizes(self.ground)
         run = Run(self.at(**sizes), program_seconds, target=target, limit=limit, options=Options(**options))
         for _ in run:
             pass
@@ -99,12 +99,12 @@ class Family:
         if not found:
             wanted = f" with {' or '.join(run.target)}" if run.target else ""
             raise ValueError(
-                f"the search at {told(sizes)} found no program{wanted}: more time, or other sizes, may help"
+                f"the search at {sizes_text(sizes)} found no program{wanted}: more time, or other sizes, may help"
             )
         best = min(found, key=lambda c: (c.seconds, len(c.derivation.steps)))
         return self.lift(best.derivation, sizes)
 
-    def lift(self, derivation: Derivation, sizes: Mapping[str, int]) -> Derived:
+    def lift(self, derivation: Derivation, sizes: Mapping[str, int]) -> FamilyDerivation:
         """*derivation*, found at *sizes* by a search or in a session, for all sizes.
 
         What it needs of the sizes besides the assumptions is inferred: remainders from the sizes that it can be
@@ -114,26 +114,26 @@ class Family:
         self.ground.refuse(sizes)
         if derivation.start != self.written(sizes):
             raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
-        steps, sizes = original(derivation), self.ground.full(sizes)
+        steps, sizes = record_steps(derivation), self.ground.full(sizes)
         made = conjecture(self.ground, self.written, steps, sizes)
-        ground, proof = _proved(self.template, made, sizes, steps)
-        return Derived(self, ground, made.schemas, proof, steps)
+        ground, proof = _prove_steps(self.template, made, sizes, steps)
+        return FamilyDerivation(self, ground, made.schemas, proof, steps)
 
-    def equals(self, other: Family) -> Verdict:
+    def equals(self, other: Family) -> StepVerdict:
         """Whether *other* computes the same at all sizes assumed here; raises ValueError for other parameters."""
         if sorted(self.ground.names) != sorted(other.ground.names):
             raise ValueError(
                 f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
             )
-        return verdict(self.ground, self.schema, statement(other.template, self.ground))
+        return judge_step(self.ground, self.schema, literal_schema(other.template, self.ground))
 
     def text(self) -> str:
         """The program in the text form; ``ee.family`` reads it."""
-        return display.text(self.ground, self.schema)
+        return display.schema_text(self.ground, self.schema)
 
     def latex(self) -> str:
         """The program in LaTeX."""
-        return display.latex(self.schema)
+        return display.schema_latex(self.schema)
 
     def __repr__(self) -> str:
         return f"<Family for {', '.join(self.guards)}>"
@@ -143,14 +143,14 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class FamilyDerivation:
     """A derivation for all sizes: schemas from the first program to the last, and verdicts on the steps between."""
 
     family: Family
-    ground: Ground
+    ground: FamilyParameters
     schemas: tuple[Schema, ...]
-    proof: Proof
-    steps: tuple[Original, ...]
+    proof: FamilyProof
+    steps: tuple[RecordedStep, ...]
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -162,18 +162,18 @@ class Derived:
         """What the derivation needs besides the family's assumptions."""
         return tuple(guard for guard in self.guards if guard not in self.family.guards)
 
-    def prove(self) -> Proof:
+    def prove(self) -> FamilyProof:
         """The verdicts on all steps."""
         return self.proof
 
-    def instantiate(self, **sizes: int) -> Instance:
+    def instantiate(self, **sizes: int) -> FamilyInstance:
         """The ordinary programs at *sizes*, with their certificate.
 
         Raises Refused, with the guard that fails and the numbers, at sizes that are not assumed; ValueError where
         the last program is not what its operators compute.
         """
         self.ground.refuse(sizes)
-        start, end = (instantiated(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
+        start, end = (instantiate_schema(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
         written = self.family.written(sizes)
         if written != start and not (same := certify(written, start)).ok:
             raise ValueError(f"the text at {sizes} is another program: {same}")
@@ -185,19 +185,19 @@ class Derived:
             certificate = Certificate("proved", "composition", detail=detail)
         else:
             certificate = certify(written, end)
-        return Instance(tuple(sizes.items()), written, end, certificate)
+        return FamilyInstance(tuple(sizes.items()), written, end, certificate)
 
     def text(self, n: int = -1) -> str:
         """The *n*-th program (the last by default) in the text form."""
-        return display.text(self.ground, self.schemas[n])
+        return display.schema_text(self.ground, self.schemas[n])
 
     def latex(self, n: int = -1) -> str:
         """The *n*-th program (the last by default) in LaTeX."""
-        return display.latex(self.schemas[n])
+        return display.schema_latex(self.schemas[n])
 
     def align(self) -> str:
         """The derivation as an ``align*`` block."""
-        return display.align(self.schemas, [step.rule for step in self.steps])
+        return display.schema_align(self.schemas, [step.rule for step in self.steps])
 
     def __repr__(self) -> str:
         return f"<Derived in {counted(len(self.steps), 'step')}, {self.proof}>"
@@ -206,34 +206,34 @@ class Derived:
         return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}
 
 
-def _proved(
-    template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[Original]
-) -> tuple[Ground, Proof]:
+def _prove_steps(
+    template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[RecordedStep]
+) -> tuple[FamilyParameters, FamilyProof]:
     """The parameters with the least sizes that the steps turn out to need, and the verdicts under them."""
     ground, schemas = made.ground, made.schemas
     enough = [found[p.name] for p in ground.parameters]
     for before, after in pairwise(schemas):
-        if prove(ground, before, after)[0].kind != "proved":
-            ground = least(ground, enough, before, after) or ground
-    verdicts = [_start(template, ground, schemas[0])]
+        if prove_step(ground, before, after)[0].kind != "proved":
+            ground = raise_least_sizes(ground, enough, before, after) or ground
+    verdicts = [_prove_start(template, ground, schemas[0])]
     for before, after in pairwise(schemas):
-        said = verdict(ground, before, after)
-        if said.kind == "proved" and (wrong := wrong_call(ground, after)) is not None:
+        said = judge_step(ground, before, after)
+        if said.kind == "proved" and (wrong := operator_mismatch(ground, after)) is not None:
             said = replace(said, kind="unproved", why=wrong)
         verdicts.append(said)
-    return ground, Proof(ground, ("start", *(step.rule for step in steps)), tuple(verdicts))
+    return ground, FamilyProof(ground, ("start", *(step.rule for step in steps)), tuple(verdicts))
 
 
-def _start(template: Template, ground: Ground, schema: Schema) -> Verdict:
+def _prove_start(template: Template, ground: FamilyParameters, schema: Schema) -> StepVerdict:
     """Whether *schema*, found at several sizes, is what the text says at all, and reads nothing beyond its reach."""
     try:
-        written = statement(template, ground)
+        written = literal_schema(template, ground)
     except Undecided as why:
-        return Verdict("unproved", why=str(why))
-    said = verdict(ground, written, schema)
+        return StepVerdict("unproved", why=str(why))
+    said = judge_step(ground, written, schema)
     if said.kind != "proved":
         return said
-    reads = legal(ground, written)
+    reads = prove_legal(ground, written)
     return replace(reads, means=tuple(sorted({*said.means, *reads.means})))
 
 
@@ -252,7 +252,7 @@ def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> 
         for a in template.assumptions:
             if odd := [name for name in a.names if name not in known]:
                 raise template.refuse(a, f"found unknown parameter {odd[0]}, expected one of {', '.join(known)}")
-        made = Family(template, ground_of(template))
+        made = Family(template, parse_assumptions(template))
     except TextError as error:
         if error.line < first:
             raise

@@ -14,11 +14,11 @@ from fractions import Fraction
 from itertools import product
 from math import comb, factorial, prod
 
-from einnet_explore.parametric.parameters import Ground
-from einnet_explore.parametric.size_polynomials import Monomial, Whole, value_at, whole
+from einnet_explore.parametric.parameters import FamilyParameters
+from einnet_explore.parametric.size_polynomials import Monomial, SizePolynomial, polynomial_value, sum_of_monomials
 from einnet_explore.support.errors import Refused
 
-MOST_DEGREE = 4
+MAX_DEGREE = 4
 """Of integers that are polynomials of the sizes: a stride of a tensor of five dimensions."""
 
 
@@ -26,7 +26,7 @@ MOST_DEGREE = 4
 class Lattice:
     """Points at which programs are looked at, and the polynomials of total degree *degree* through values there."""
 
-    ground: Ground
+    ground: FamilyParameters
     base: tuple[int, ...]
     degree: int
 
@@ -50,7 +50,7 @@ class Lattice:
         """The parameters at a point."""
         return self.ground.sizes(b + k for b, k in zip(self.base, offset, strict=True))
 
-    def fit(self, value: Callable[[tuple[int, ...]], int]) -> Whole:
+    def fit(self, value: Callable[[tuple[int, ...]], int]) -> SizePolynomial:
         """The polynomial with *value* at every point; raises Refused where there is none."""
         total: dict[Monomial, Fraction] = {}
         for j in self.offsets:
@@ -63,11 +63,11 @@ class Lattice:
                     total[monomial] = total.get(monomial, Fraction(0)) + difference * c
         if odd := next((c for c in total.values() if c.denominator != 1), None):
             raise Refused(f"an integer has the coefficient {odd}, expected whole ones")
-        found = whole((m, int(c)) for m, c in total.items())
+        found = sum_of_monomials((m, int(c)) for m, c in total.items())
         for k in self.tests:
-            if (guess := value_at(found, self.sizes(k))) != value(k):
+            if (guess := polynomial_value(found, self.sizes(k))) != value(k):
                 raise Refused(
-                    f"at {told(self.sizes(k))} an integer is {value(k)}, "
+                    f"at {sizes_text(self.sizes(k))} an integer is {value(k)}, "
                     f"a polynomial of degree {self.degree} gives {guess}"
                 )
         return found
@@ -85,6 +85,6 @@ class Lattice:
         return out
 
 
-def told(sizes: Mapping[str, int]) -> str:
+def sizes_text(sizes: Mapping[str, int]) -> str:
     """``H = 3, W = 5``"""
     return ", ".join(f"{name} = {n}" for name, n in sizes.items())

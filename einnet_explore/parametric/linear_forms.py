@@ -4,46 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from einnet_explore.equivalence.linear_space import Form, accumulate
+from einnet_explore.equivalence.linear_space import Form, accumulate_form
 
 
-def tidy(form: Form) -> Form:
+def drop_zeros(form: Form) -> Form:
     """*form* without names that do not occur."""
     return {"": form.get("", 0), **{v: k for v, k in form.items() if v and k}}
 
 
-def plus(a: Form, b: Form, k: int = 1) -> Form:
+def add_forms(a: Form, b: Form, k: int = 1) -> Form:
     """a + k·b."""
     out = dict(a)
-    accumulate(out, b, k)
-    return tidy(out)
+    accumulate_form(out, b, k)
+    return drop_zeros(out)
 
 
-def divided(a: Form, d: Form) -> Form | None:
+def divide_form(a: Form, d: Form) -> Form | None:
     """a / d over the parameters, where it is a polynomial with whole coefficients."""
-    times, rest = remainder(a, d)
+    times, rest = divide_with_remainder(a, d)
     return times if not any(rest.values()) else None
 
 
-def remainder(a: Form, d: Form) -> tuple[Form, Form]:
+def divide_with_remainder(a: Form, d: Form) -> tuple[Form, Form]:
     """a as d·times + rest, the leading monomials of *d* taken out as long as they divide."""
-    lead, k = leading(d)
-    times, rest, left = Form({"": 0}), Form({"": 0}), tidy(a)
+    lead, k = leading_monomial(d)
+    times, rest, left = Form({"": 0}), Form({"": 0}), drop_zeros(a)
     while any(left.values()):
-        name, c = leading(left)
-        over = without(name, lead)
+        name, c = leading_monomial(left)
+        over = divide_monomial(name, lead)
         if over is None or c // k == 0 or (name and c % k):
-            accumulate(rest, {name: c}, 1)
-            left = tidy({**left, name: 0})
+            accumulate_form(rest, {name: c}, 1)
+            left = drop_zeros({**left, name: 0})
             continue
-        accumulate(times, {over: c // k}, 1)
+        accumulate_form(times, {over: c // k}, 1)
         for part, by in d.items():
-            accumulate(left, {"*".join(sorted(p for p in (*over.split("*"), *part.split("*")) if p)): by}, -(c // k))
-        left = tidy(left)
-    return tidy(times), tidy(rest)
+            accumulate_form(
+                left, {"*".join(sorted(p for p in (*over.split("*"), *part.split("*")) if p)): by}, -(c // k)
+            )
+        left = drop_zeros(left)
+    return drop_zeros(times), drop_zeros(rest)
 
 
-def leading(form: Form) -> tuple[str, int]:
+def leading_monomial(form: Form) -> tuple[str, int]:
     """The monomial of the highest degree that occurs, and its coefficient."""
     occurring = [(v, k) for v, k in form.items() if k]
     return max(occurring, key=lambda t: _degree(t[0])) if occurring else ("", 0)
@@ -55,7 +57,7 @@ def _degree(name: str) -> tuple[int, tuple[str, ...]]:
     return len(parts), parts
 
 
-def without(name: str, lead: str) -> str | None:
+def divide_monomial(name: str, lead: str) -> str | None:
     """The monomial *name* divided by *lead*."""
     parts = name.split("*") if name else []
     for symbol in lead.split("*") if lead else ():
@@ -65,23 +67,23 @@ def without(name: str, lead: str) -> str | None:
     return "*".join(parts)
 
 
-def parts_of(form: Form) -> set[str]:
+def symbols_in(form: Form) -> set[str]:
     """Every single integer that *form* is made of."""
     return {part for name in form for part in name.split("*") if part}
 
 
-def show(form: Form) -> str:
+def form_text(form: Form) -> str:
     """*form* for messages."""
-    words = (f"{k}" if not v else told(v) if k == 1 else f"{k}*{told(v)}" for v, k in form.items() if k)
+    words = (f"{k}" if not v else symbol_text(v) if k == 1 else f"{k}*{symbol_text(v)}" for v, k in form.items() if k)
     return " + ".join(words) or "0"
 
 
-def told(name: str) -> str:
+def symbol_text(name: str) -> str:
     """The name of an integer, or of a product, in messages: parameters by their own."""
     return "*".join(part.removeprefix("P") for part in name.split("*"))
 
 
-def positive(form: Form, first: Mapping[str, int]) -> bool:
+def has_positive_coefficients(form: Form, first: Mapping[str, int]) -> bool:
     """Whether *form* has no negative coefficient over the distances of its symbols from their *first* values."""
     shifted: dict[tuple[str, ...], int] = {}
     for name, k in form.items():

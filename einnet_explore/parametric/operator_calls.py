@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from einnet_explore.equivalence.assumptions import of_tensors
+from einnet_explore.equivalence.assumptions import assume_infinite_tensors
 from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -23,21 +23,25 @@ from einnet_explore.ir import (
     accesses,
 )
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.parametric.comparison import Prover
-from einnet_explore.parametric.linear_forms import plus
-from einnet_explore.parametric.parameters import Ground, form_of
+from einnet_explore.parametric.comparison import FamilyProver
+from einnet_explore.parametric.linear_forms import add_forms
+from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
 from einnet_explore.parametric.schema import Schema
 from einnet_explore.parametric.space import ParametricSpace
 
 
-def wrong_call(ground: Ground, schema: Schema) -> str | None:
+def operator_mismatch(ground: FamilyParameters, schema: Schema) -> str | None:
     """Why it is not proved that every equation is what runs it, or None where it is."""
     for equation in schema.equations:
         via = equation.via
         if via is None or via.is_eoperator:
             continue
         try:
-            why = _wrong_view(ground, equation.scope, via) if via.operator == VIEW else _other(ground, equation, via)
+            why = (
+                _view_difference(ground, equation.scope, via)
+                if via.operator == VIEW
+                else _call_difference(ground, equation, via)
+            )
         except (Undecided, ValueError) as reason:
             why = str(reason)
         if why is not None:
@@ -45,7 +49,7 @@ def wrong_call(ground: Ground, schema: Schema) -> str | None:
     return None
 
 
-def _wrong_view(ground: Ground, scope: Scope, via: Instance) -> str | None:
+def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> str | None:
     """A view's address is its offset and a stride for each traversal."""
     match scope:
         case Scope(traversals=own, summations=(), domain=(), body=Access(Tensor(shape=shape), index)):
@@ -54,39 +58,39 @@ def _wrong_view(ground: Ground, scope: Scope, via: Instance) -> str | None:
             return "a view reads one tensor, and nothing else"
     space = ParametricSpace(ground, scope.box, lambda a, b: False)
     # One element has no stride.
-    env = {x: form_of(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
+    env = {x: polynomial_form(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
     address: Form = {"": 0}
     stride: Form = {"": 1}
     for i, extent in zip(reversed(index), reversed(shape), strict=True):
-        address = plus(address, space.times(space.form(i, env), stride))
-        stride = space.times(stride, form_of(extent))
+        address = add_forms(address, space.times(space.form(i, env), stride))
+        stride = space.times(stride, polynomial_form(extent))
     named = dict(via.attributes)
     offset, strides = named.get("offset"), named.get("strides")
     if isinstance(offset, str | tuple | None) or not isinstance(strides, tuple) or len(strides) != len(own):
         return "a view has an offset and a stride for each traversal"
-    expected = form_of(offset)
+    expected = polynomial_form(offset)
     for x, n in zip(own, strides, strict=True):
-        expected = plus(expected, space.times(form_of(n), plus(env[x], form_of(x.lo), -1)))
+        expected = add_forms(expected, space.times(polynomial_form(n), add_forms(env[x], polynomial_form(x.lo), -1)))
     return None if address == expected else "the address is another one"
 
 
-def _other(ground: Ground, equation: Equation, via: Instance) -> str | None:
+def _call_difference(ground: FamilyParameters, equation: Equation, via: Instance) -> str | None:
     """A call means its operator's canonical expression with the attributes put in."""
     operator = next((o for o in OPERATORS if via.operator in o.names), None)
     if operator is None:
         return "no operator of that name is known"
     operands = [access.source for access in accesses(equation.scope.body)]
-    canonical = _canonical(operator, via, operands)
+    canonical = _canonical_scope(operator, via, operands)
     if isinstance(canonical, str):
         return canonical
     if canonical.box != equation.scope.box:
         return "it has another shape"
-    given = of_tensors(equation.scope)
-    found = Prover(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
+    given = assume_infinite_tensors(equation.scope)
+    found = FamilyProver(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
     return None if found is None else found.why
 
 
-def _canonical(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
+def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
     """The operator's canonical scope over *operands*, as a schema; or what does not fit."""
     pattern, attributes = operator.pattern, dict(via.attributes)
     if len(operands) != len(pattern.operands):

@@ -12,9 +12,17 @@ from functools import lru_cache
 from math import gcd
 
 from einnet_explore.equivalence.linear_space import Form, Undecided
-from einnet_explore.parametric.linear_forms import positive
-from einnet_explore.parametric.size_polynomials import Unknown, Whole, put, shown, terms_of, value_at, whole
-from einnet_explore.parametric.size_region import Ranges, least
+from einnet_explore.parametric.linear_forms import has_positive_coefficients
+from einnet_explore.parametric.size_polynomials import (
+    SizePolynomial,
+    Unknown,
+    polynomial_text,
+    polynomial_value,
+    substitute_sizes,
+    sum_of_monomials,
+    terms_of,
+)
+from einnet_explore.parametric.size_region import Ranges, least_point
 from einnet_explore.support.errors import Refused
 
 
@@ -36,9 +44,9 @@ class Parameter:
         return Unknown(self.name, self.modulus, self.residue, self.text)
 
     @property
-    def value(self) -> Whole:
+    def value(self) -> SizePolynomial:
         """The parameter as a polynomial."""
-        return whole((((self.unknown,), self.modulus), ((), self.residue)))
+        return sum_of_monomials((((self.unknown,), self.modulus), ((), self.residue)))
 
     @property
     def first(self) -> int:
@@ -82,37 +90,37 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class Inequality:
     """That *gap*, a polynomial of parameters by their names, is ≥ 0; *guard* says it."""
 
     guard: str
-    gap: Whole
+    gap: SizePolynomial
 
 
 @dataclass(frozen=True, slots=True)
-class Tied:
+class TiedParameter:
     """A parameter that is *value*, a polynomial of others by their names; *guard* says so.
 
     Where it is a multiple of *divisor* one of these is *quotient*, a parameter that nobody gives a value.
     """
 
     name: str
-    value: Whole
+    value: SizePolynomial
     guard: str
     quotient: str = ""
-    divisor: Whole = 1
+    divisor: SizePolynomial = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class FamilyParameters:
     """All parameters of a family: what proofs may take for granted.
 
     *parameters* are free, *tied* are polynomials of these; *names*: all that have been declared, in order.
     """
 
     parameters: tuple[Parameter, ...]
-    tied: tuple[Tied, ...] = ()
-    relations: tuple[Relation, ...] = ()
+    tied: tuple[TiedParameter, ...] = ()
+    relations: tuple[Inequality, ...] = ()
     declared: tuple[str, ...] = ()
 
     @property
@@ -126,24 +134,26 @@ class Ground:
         alone = [guard for p in self.parameters if not p.text for guard in p.guards]
         firsts = {p.name: p.least for p in self.parameters if p.text}
         tied = [t.guard for t in self.tied]
-        tied += [f"{t.name} >= {n}*({shown(t.divisor)})" for t in self.tied if (n := firsts.get(t.quotient, 1)) > 1]
+        tied += [
+            f"{t.name} >= {n}*({polynomial_text(t.divisor)})" for t in self.tied if (n := firsts.get(t.quotient, 1)) > 1
+        ]
         return (*alone, *tied, *(r.guard for r in self.relations))
 
     @property
-    def values(self) -> dict[str, Whole]:
+    def values(self) -> dict[str, SizePolynomial]:
         """Every parameter as a polynomial of the free ones' unknowns."""
         out = {p.name: p.value for p in self.parameters}
         waiting = list(self.tied)
         while waiting:  # one that is tied may have been what others are tied to
             ready = [t for t in waiting if all(u.parameter in out for m, _ in terms_of(t.value) for u in m)]
-            out |= {t.name: put(t.value, out) for t in ready}
+            out |= {t.name: substitute_sizes(t.value, out) for t in ready}
             waiting = [t for t in waiting if t not in ready]
         return out
 
     @property
     def rows(self) -> tuple[Form, ...]:
         """What is assumed of several parameters, as forms that are ≥ 0."""
-        return _rows(self) if self.relations else ()
+        return _relation_rows(self) if self.relations else ()
 
     @property
     def ranges(self) -> Ranges:
@@ -158,23 +168,28 @@ class Ground:
             wrong = f"no value of {missing[0]}" if missing else f"a value of {more[0]}"
             raise Refused(f"{wrong} is given, expected those of {', '.join(names) or 'nothing'}")
         for t in self.tied:
-            divisor = value_at(t.divisor, sizes)
+            divisor = polynomial_value(t.divisor, sizes)
             if t.quotient and (divisor < 1 or sizes[t.name] % divisor):
-                raise Refused(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: {shown(t.divisor)} is {divisor}")
+                raise Refused(
+                    f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: {polynomial_text(t.divisor)} is {divisor}"
+                )
         given = self.full(sizes)
         for t in self.tied:
-            if (n := value_at(t.value, given)) != sizes[t.name]:
+            if (n := polynomial_value(t.value, given)) != sizes[t.name]:
                 raise Refused(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: it has to be {n}")
         for p in self.parameters:
             p.refuse(given[p.name])
         for r in self.relations:
-            if value_at(r.gap, given) < 0:
+            if polynomial_value(r.gap, given) < 0:
                 at = ", ".join(f"{name} = {sizes[name]}" for name in names)
                 raise Refused(f"{at} breaks the guard {r.guard}")
 
     def full(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """*sizes* with what the quotients are there."""
-        return {**sizes, **{t.quotient: sizes[t.name] // value_at(t.divisor, sizes) for t in self.tied if t.quotient}}
+        return {
+            **sizes,
+            **{t.quotient: sizes[t.name] // polynomial_value(t.divisor, sizes) for t in self.tied if t.quotient},
+        }
 
     def given(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """*sizes* of the parameters that have been declared."""
@@ -183,7 +198,7 @@ class Ground:
     def completed(self, free: Mapping[str, int]) -> dict[str, int]:
         """*free* parameters' sizes with those of the tied ones."""
         held = self.values
-        return {**free, **{t.name: value_at(held[t.name], free) for t in self.tied}}
+        return {**free, **{t.name: polynomial_value(held[t.name], free) for t in self.tied}}
 
     def sizes(self, unknowns: Iterable[int]) -> dict[str, int]:
         """The parameters where the unknowns have these values."""
@@ -196,7 +211,7 @@ class Ground:
         if not self.relations:
             return firsts
         ranges = {p.unknown.symbol: (first, p.last) for p, first in zip(self.parameters, firsts, strict=True)}
-        return least(ranges, self.rows)
+        return least_point(ranges, self.rows)
 
     def surely(self, form: Form) -> bool:
         """Whether *form*, over the parameters' symbols, is certainly ≥ 0.
@@ -207,26 +222,28 @@ class Ground:
         first = {p.unknown.symbol: p.first for p in self.parameters}
         if any(part not in first for name in form if name for part in name.split("*")):
             return False
-        return positive(form, first) or (bool(self.relations) and _follows(self, tuple(sorted(form.items()))))
+        return has_positive_coefficients(form, first) or (
+            bool(self.relations) and _follows_from_relations(self, tuple(sorted(form.items())))
+        )
 
 
 @lru_cache(1 << 10)
-def _rows(ground: Ground) -> tuple[Form, ...]:
+def _relation_rows(ground: FamilyParameters) -> tuple[Form, ...]:
     held = ground.values
-    return tuple(form_of(put(r.gap, held)) for r in ground.relations)
+    return tuple(polynomial_form(substitute_sizes(r.gap, held)) for r in ground.relations)
 
 
 @lru_cache(1 << 14)
-def _follows(ground: Ground, form: tuple[tuple[str, int], ...]) -> bool:
+def _follows_from_relations(ground: FamilyParameters, form: tuple[tuple[str, int], ...]) -> bool:
     """Whether no sizes that are assumed make *form* negative."""
     wrong = {v: -k for v, k in form} | {"": -dict(form).get("", 0) - 1}
     try:
-        return least(ground.ranges, (*ground.rows, wrong)) is None
+        return least_point(ground.ranges, (*ground.rows, wrong)) is None
     except Undecided:
         return False
 
 
-def form_of(n: Whole) -> Form:
+def polynomial_form(n: SizePolynomial) -> Form:
     """*n* as a form over the parameters' symbols."""
     out: Form = {"": 0}
     for monomial, k in terms_of(n):

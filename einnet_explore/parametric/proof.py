@@ -10,30 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from einnet_explore.equivalence.assumptions import Given, infinite_results
+from einnet_explore.equivalence.assumptions import Assumptions, infinite_results
 from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.equivalence.linear_space import Undecided, complement, enter, point_of
-from einnet_explore.equivalence.program_diff import children, inlined
-from einnet_explore.equivalence.reads import guarded
+from einnet_explore.equivalence.linear_space import Undecided, complement, scope_conditions, with_summations
+from einnet_explore.equivalence.program_diff import differing_scopes, inline_equations
+from einnet_explore.equivalence.reads import guarded_accesses
 from einnet_explore.ir import Access, Box, Scope, Table, Tensor, scopes, tensors
-from einnet_explore.parametric.comparison import Differs, Prover
-from einnet_explore.parametric.decision import impossible
-from einnet_explore.parametric.parameters import Ground, form_of
+from einnet_explore.parametric.comparison import Difference, FamilyProver
+from einnet_explore.parametric.decision import find_solution_values
+from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
 from einnet_explore.parametric.schema import Schema
 from einnet_explore.parametric.space import ParametricSpace
 
-Kind: TypeAlias = Literal["proved", "refuted", "unproved"]
+StepVerdictKind: TypeAlias = Literal["proved", "refuted", "unproved"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepVerdict:
     """What is known of a step at all sizes that are assumed.
 
     ``proved``, by *means* (``isl``, ``z3``, ``digits``; none where nothing had to be asked); ``refuted``, with *sizes*
     at which it is wrong and the *certificate* that says so there; or ``unproved``.  *why* it is not proved.
     """
 
-    kind: Kind
+    kind: StepVerdictKind
     means: tuple[str, ...] = ()
     why: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
@@ -49,38 +49,40 @@ class Verdict:
                 return f"unproved: {self.why}"
 
 
-def prove(ground: Ground, before: Schema, after: Schema) -> tuple[Verdict, tuple[int, ...]]:
+def prove_step(ground: FamilyParameters, before: Schema, after: Schema) -> tuple[StepVerdict, tuple[int, ...]]:
     """The verdict on a step, ``proved`` or ``unproved``, and the unknowns at which terms differ, if some were found."""
-    prover = Prover(ground, set())
+    prover = FamilyProver(ground, set())
     try:
-        if wrong := _shapes(ground, before, after) or _reads(ground, before, after, prover):
-            return Verdict("unproved", (), wrong), ()
+        if wrong := _shape_fault(ground, before, after) or _read_fault(ground, before, after, prover):
+            return StepVerdict("unproved", (), wrong), ()
     except Undecided as why:
-        return Verdict("unproved", (), str(why)), ()
+        return StepVerdict("unproved", (), str(why)), ()
     given = infinite_results((before.equations, after.equations))
-    found = _outputs(before, after, prover, given)
+    found = _output_difference(before, after, prover, given)
     if found is None:
-        return Verdict("proved", tuple(sorted(prover.means))), ()
+        return StepVerdict("proved", tuple(sorted(prover.means))), ()
     scopes_of = ([e.scope for e in p.equations] for p in (before, after))
     for more in given.axioms(*scopes_of):
-        if _outputs(before, after, prover, more) is None:
-            return Verdict("proved", tuple(sorted(prover.means)), more.named), ()
-    return Verdict("unproved", tuple(sorted(prover.means)), found.why), found.unknowns
+        if _output_difference(before, after, prover, more) is None:
+            return StepVerdict("proved", tuple(sorted(prover.means)), more.named), ()
+    return StepVerdict("unproved", tuple(sorted(prover.means)), found.why), found.unknowns
 
 
-def legal(ground: Ground, schema: Schema) -> Verdict:
+def prove_legal(ground: FamilyParameters, schema: Schema) -> StepVerdict:
     """Whether *schema* has no empty range, no negative size, and reads nothing beyond its reach, at any size."""
-    prover = Prover(ground, set())
+    prover = FamilyProver(ground, set())
     try:
-        wrong = _shapes(ground, schema, schema) or _reads(ground, replace(schema, equations=()), schema, prover)
+        wrong = _shape_fault(ground, schema, schema) or _read_fault(
+            ground, replace(schema, equations=()), schema, prover
+        )
     except Undecided as why:
         wrong = str(why)
     if wrong:
-        return Verdict("unproved", (), wrong)
-    return Verdict("proved", tuple(sorted(prover.means)), "it reads nothing beyond its reach")
+        return StepVerdict("unproved", (), wrong)
+    return StepVerdict("proved", tuple(sorted(prover.means)), "it reads nothing beyond its reach")
 
 
-def _shapes(ground: Ground, before: Schema, after: Schema) -> str | None:
+def _shape_fault(ground: FamilyParameters, before: Schema, after: Schema) -> str | None:
     """Why the programs do not fit together, have a range that may be empty, or an input that may not exist."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
@@ -88,21 +90,21 @@ def _shapes(ground: Ground, before: Schema, after: Schema) -> str | None:
         return f"input {strange[0]} is another one"
     for t in after.inputs:
         for n in t.shape:
-            if not ground.surely(form_of(n - 1)):
+            if not ground.surely(polynomial_form(n - 1)):
                 return f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes"
         for n in (n for pair in t.padding for n in pair):
-            if not ground.surely(form_of(n)):
+            if not ground.surely(polynomial_form(n)):
                 return f"{t.name}: whether the padding {n} is negative depends on the sizes"
     held = {t.name: t for t in after.inputs}
     for equation in after.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
-                if not ground.surely(form_of(x.hi - x.lo - 1)):
+                if not ground.surely(polynomial_form(x.hi - x.lo - 1)):
                     return (
                         f"{equation.name}: whether the range [{x.lo}, {x.hi}) of {x.name} is empty depends on the sizes"
                     )
             for edge in (n for pair in scope.padding for n in pair):
-                if not ground.surely(form_of(edge)):
+                if not ground.surely(polynomial_form(edge)):
                     return f"{equation.name}: whether the padding {edge} is negative depends on the sizes"
         for t in tensors(equation.scope):
             source = held.get(t.name)
@@ -120,35 +122,35 @@ def _shapes(ground: Ground, before: Schema, after: Schema) -> str | None:
     return None
 
 
-def _reads(ground: Ground, before: Schema, after: Schema, prover: Prover) -> str | None:
+def _read_fault(ground: FamilyParameters, before: Schema, after: Schema, prover: FamilyProver) -> str | None:
     """What an equation of *after* that *before* has not reads beyond its reach, for some sizes."""
     for equation in after.equations:
         if equation not in before.equations:
             for _, scope in scopes(equation.scope):
-                if (found := _leaving(ground, scope, prover)) is not None:
+                if (found := _read_outside_reach(ground, scope, prover)) is not None:
                     return f"{equation.name}: {found}"
     return None
 
 
-def _leaving(ground: Ground, scope: Scope, prover: Prover) -> str | None:
+def _read_outside_reach(ground: FamilyParameters, scope: Scope, prover: FamilyProver) -> str | None:
     space = ParametricSpace(ground, scope.box, lambda a, b: False)
-    env, inside = enter(space, scope, space.point)
+    env, inside = scope_conditions(space, scope, space.point)
     if inside is None:
         return None
-    env, _ = point_of(space, scope, env)
-    for access, guards in guarded(space, scope.body, env, inside):
+    env, _ = with_summations(space, scope, env)
+    for access, guards in guarded_accesses(space, scope.body, env, inside):
         if len(access.index) != len(access.source.shape):
             return f"{access!r} has {len(access.index)} indices, expected {len(access.source.shape)}"
         at = tuple(space.form(i, env) for i in access.index)
         for beyond in complement(space.within(at, access.source.reach)):
-            found = impossible(space, (*guards, *beyond))
+            found = find_solution_values(space, (*guards, *beyond))
             prover.means |= space.asked
             if found is not None:
-                return f"{_called(access)} may be read outside its reach, at {found}"
+                return f"{_source_text(access)} may be read outside its reach, at {found}"
     return None
 
 
-def _called(access: Access) -> str:
+def _source_text(access: Access) -> str:
     match access.source:
         case Tensor(name):
             return name
@@ -158,19 +160,19 @@ def _called(access: Access) -> str:
             return "a scope"
 
 
-def _outputs(before: Schema, after: Schema, prover: Prover, given: Given) -> Differs | None:
+def _output_difference(before: Schema, after: Schema, prover: FamilyProver, given: Assumptions) -> Difference | None:
     boxes = {e.name: e.scope.box for e in before.equations}
     others = {e.name: e.scope.box for e in after.equations}
     kept = {n for n, box in boxes.items() if box == others.get(n)}
     if strange := [n for n in before.outputs if n in boxes and n not in kept]:
-        return Differs(f"output {strange[0]} has another box")
+        return Difference(f"output {strange[0]} has another box")
     while True:
-        left, right = inlined(before, kept), inlined(after, kept)
+        left, right = inline_equations(before, kept), inline_equations(after, kept)
         for name in (n for n in boxes if n in kept):
             try:
-                why = _difference(prover, left[name], right[name], left[name].box, given)
+                why = _scope_difference(prover, left[name], right[name], left[name].box, given)
             except Undecided as beyond:
-                why = Differs(str(beyond))
+                why = Difference(str(beyond))
             if why is not None:
                 break
         else:
@@ -182,13 +184,15 @@ def _outputs(before: Schema, after: Schema, prover: Prover, given: Given) -> Dif
         kept -= opened
 
 
-def _difference(prover: Prover, before: Scope, after: Scope, region: Box, given: Given) -> Differs | None:
+def _scope_difference(
+    prover: FamilyProver, before: Scope, after: Scope, region: Box, given: Assumptions
+) -> Difference | None:
     """None where two scopes are one function on *region*: the smallest that differ are looked at first."""
     if before == after:
         return None
-    if inner := children(before, after):
+    if inner := differing_scopes(before, after):
         try:
-            if all(a.reach == b.reach and _difference(prover, a, b, a.reach, given) is None for _, a, b in inner):
+            if all(a.reach == b.reach and _scope_difference(prover, a, b, a.reach, given) is None for _, a, b in inner):
                 return None
         except Undecided:
             pass

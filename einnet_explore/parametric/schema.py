@@ -35,23 +35,23 @@ from einnet_explore.ir import (
     Tensor,
     as_index,
 )
-from einnet_explore.parametric.parameters import Ground
-from einnet_explore.parametric.size_polynomials import Poly, Whole, shown, value_at
+from einnet_explore.parametric.parameters import FamilyParameters
+from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, polynomial_text, polynomial_value
 from einnet_explore.syntax.latex_printer import Dialect
 
 Schema: TypeAlias = Program
-Change: TypeAlias = "Callable[[int], Any]"
+IntegerMap: TypeAlias = "Callable[[int], Any]"
 
 
-def mapped(program: Program, change: Change, index: Callable[[Index], Index] | None = None) -> Program:
+def map_integers(program: Program, change: IntegerMap, index: Callable[[Index], Index] | None = None) -> Program:
     """*program* with every integer *n* that is part of a shape, range, index or attribute replaced by ``change(n)``.
 
     Integers are visited in one fixed order.  *index* maps whole indices in place of their integers.
     """
-    return _Mapping(change, index).program(program)
+    return _IntegerMapping(change, index).program(program)
 
 
-def integers(program: Program) -> tuple[Program, tuple[int, ...]]:
+def split_integers(program: Program) -> tuple[Program, tuple[int, ...]]:
     """What remains of *program* without its integers, and these in order."""
     found: list[int] = []
 
@@ -59,20 +59,20 @@ def integers(program: Program) -> tuple[Program, tuple[int, ...]]:
         found.append(n)
         return 0
 
-    return mapped(program, take), tuple(found)
+    return map_integers(program, take), tuple(found)
 
 
-def with_integers(program: Program, values: tuple[Whole, ...]) -> Schema:
+def with_integers(program: Program, values: tuple[SizePolynomial, ...]) -> Schema:
     """*program* with *values*, as many as it has integers, in place of its own."""
     rest = iter(values)
-    return mapped(program, lambda _: next(rest))
+    return map_integers(program, lambda _: next(rest))
 
 
-def instantiated(schema: Schema, sizes: Mapping[str, int]) -> Program:
+def instantiate_schema(schema: Schema, sizes: Mapping[str, int]) -> Program:
     """The ordinary program of *schema* at *sizes*: indices are brought into their normal form there."""
 
-    def change(n: Whole) -> int:
-        return value_at(n, sizes)
+    def change(n: SizePolynomial) -> int:
+        return polynomial_value(n, sizes)
 
     def index(it: Index) -> Index:
         out = as_index(change(it.const))
@@ -87,13 +87,13 @@ def instantiated(schema: Schema, sizes: Mapping[str, int]) -> Program:
             out = out + made * change(k)
         return out
 
-    return mapped(schema, change, index)
+    return map_integers(schema, change, index)
 
 
-class _Mapping:
+class _IntegerMapping:
     """One pass over a program."""
 
-    def __init__(self, change: Change, index: Callable[[Index], Index] | None) -> None:
+    def __init__(self, change: IntegerMap, index: Callable[[Index], Index] | None) -> None:
         self.change, self.whole_index = change, index
 
     def program(self, it: Program) -> Program:
@@ -170,20 +170,20 @@ class _Mapping:
                 return Remainder(self.index(numerator), self.change(d))
 
 
-class Shown(int):
+class PrintedPolynomial(int):
     """A polynomial as a printer meets it: an integer for its sign and for being neither 0 nor 1, and its text."""
 
     held: Poly
     style: tuple[str, str]
     role: str
 
-    def __new__(cls, held: Poly, style: tuple[str, str], role: str = "") -> Shown:
+    def __new__(cls, held: Poly, style: tuple[str, str], role: str = "") -> PrintedPolynomial:
         made = super().__new__(cls, -2 if held.terms[0][1] < 0 else 2)
         made.held, made.style, made.role = held, style, role
         return made
 
     def __str__(self) -> str:
-        text = shown(self.held, *self.style)
+        text = polynomial_text(self.held, *self.style)
         loose = len(self.held.terms) > 1 if self.role == "factor" else not text.isidentifier()
         return f"({text})" if self.role and loose else text
 
@@ -196,21 +196,21 @@ class Shown(int):
         return self._made(-self.held) if self < 0 else self
 
     def __sub__(self, other: int) -> Any:
-        return self._made(self.held - (other.held if isinstance(other, Shown) else other))
+        return self._made(self.held - (other.held if isinstance(other, PrintedPolynomial) else other))
 
     def __add__(self, other: int) -> Any:
-        return self._made(self.held + (other.held if isinstance(other, Shown) else other))
+        return self._made(self.held + (other.held if isinstance(other, PrintedPolynomial) else other))
 
     def __rsub__(self, other: int) -> Any:
         return self._made(-self.held + other)
 
     __radd__ = __add__
 
-    def _made(self, n: Whole) -> int:
-        return Shown(n, self.style, self.role) if isinstance(n, Poly) else n
+    def _made(self, n: SizePolynomial) -> int:
+        return PrintedPolynomial(n, self.style, self.role) if isinstance(n, Poly) else n
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shown) and other.held == self.held
+        return isinstance(other, PrintedPolynomial) and other.held == self.held
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -219,38 +219,38 @@ class Shown(int):
         return hash(self.held)
 
 
-PLAIN, FORMULA = ("*", "//"), (r"\,", "/")
+TEXT_OPERATORS, LATEX_OPERATORS = ("*", "//"), (r"\,", "/")
 
 
-def text(ground: Ground, schema: Schema) -> str:
+def schema_text(ground: FamilyParameters, schema: Schema) -> str:
     """*schema* in the text form, its ``param`` line first; ``ee.family`` reads it."""
-    printed = _printed(schema, PLAIN)
+    printed = _printable(schema, TEXT_OPERATORS)
     # Declarations and outputs are printed around equations that say nothing of how they are run.
     bare = replace(printed, equations=tuple(replace(e, via=None) for e in printed.equations))
     lines = syntax.text(bare).splitlines()
     first = len(bare.inputs)
     for n, equation in enumerate(printed.equations):
         if equation.via is not None:
-            lines[first + n] += f" via {_run(equation.via)}"
+            lines[first + n] += f" via {_call_text(equation.via)}"
     guards = ", ".join(ground.guards)
     return "\n".join([*([f"param {guards}"] if guards else []), *lines, ""])
 
 
-def latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
+def schema_latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
     """*schema* in LaTeX."""
-    return syntax.latex(_printed(schema, FORMULA), dialect, ranges="full")
+    return syntax.latex(_printable(schema, LATEX_OPERATORS), dialect, ranges="full")
 
 
-def align(schemas: Sequence[Schema], reasons: Sequence[str]) -> str:
+def schema_align(schemas: Sequence[Schema], reasons: Sequence[str]) -> str:
     """An ``align*`` block for the steps between *schemas*."""
-    return syntax.align([_printed(schema, FORMULA) for schema in schemas], reasons)
+    return syntax.align([_printable(schema, LATEX_OPERATORS) for schema in schemas], reasons)
 
 
-def _run(via: Instance) -> str:
-    return f"{via.operator}({', '.join(f'{name}={_attribute(value)}' for name, value in via.attributes)})"
+def _call_text(via: Instance) -> str:
+    return f"{via.operator}({', '.join(f'{name}={_attribute_text(value)}' for name, value in via.attributes)})"
 
 
-def _attribute(value: Attribute) -> str:
+def _attribute_text(value: Attribute) -> str:
     match value:
         case str():
             return f'"{value}"'
@@ -259,12 +259,12 @@ def _attribute(value: Attribute) -> str:
     return str(value)
 
 
-def _printed(schema: Schema, style: tuple[str, str]) -> Program:
-    def change(n: Whole) -> int:
-        return Shown(n, style) if isinstance(n, Poly) else n
+def _printable(schema: Schema, style: tuple[str, str]) -> Program:
+    def change(n: SizePolynomial) -> int:
+        return PrintedPolynomial(n, style) if isinstance(n, Poly) else n
 
-    def part(n: Whole, role: str) -> int:
-        return Shown(n, style, role) if isinstance(n, Poly) else n
+    def part(n: SizePolynomial, role: str) -> int:
+        return PrintedPolynomial(n, style, role) if isinstance(n, Poly) else n
 
     def index(it: Index) -> Index:
         return Index(tuple((_atom(a), part(k, "factor")) for a, k in it.terms), change(it.const))
@@ -278,4 +278,4 @@ def _printed(schema: Schema, style: tuple[str, str]) -> Program:
             case Remainder(numerator, d):
                 return Remainder(index(numerator), part(d, "divisor"))
 
-    return mapped(schema, change, index)
+    return map_integers(schema, change, index)

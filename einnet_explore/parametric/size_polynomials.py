@@ -49,21 +49,21 @@ class Poly:
 
     terms: tuple[tuple[Monomial, int], ...]
 
-    def __add__(self, other: Whole) -> Whole:
-        return whole((*self.terms, *terms_of(other)))
+    def __add__(self, other: SizePolynomial) -> SizePolynomial:
+        return sum_of_monomials((*self.terms, *terms_of(other)))
 
-    def __mul__(self, other: Whole) -> Whole:
-        return whole(
+    def __mul__(self, other: SizePolynomial) -> SizePolynomial:
+        return sum_of_monomials(
             (tuple(sorted((*a, *b))), j * k) for a, j in self.terms for b, k in terms_of(other)
         )  # fmt: skip
 
-    def __neg__(self) -> Whole:
+    def __neg__(self) -> SizePolynomial:
         return self * -1
 
-    def __sub__(self, other: Whole) -> Whole:
+    def __sub__(self, other: SizePolynomial) -> SizePolynomial:
         return self + -other
 
-    def __rsub__(self, other: int) -> Whole:
+    def __rsub__(self, other: int) -> SizePolynomial:
         return -self + other
 
     __radd__, __rmul__ = __add__, __mul__
@@ -74,7 +74,7 @@ class Poly:
     __lt__ = __le__ = __gt__ = __ge__ = _unordered
 
     def __str__(self) -> str:
-        return shown(self)
+        return polynomial_text(self)
 
     __repr__ = __str__
 
@@ -83,10 +83,10 @@ class Poly:
         return sum(k * prod(u.of(sizes[u.parameter]) for u in monomial) for monomial, k in self.terms)
 
 
-Whole: TypeAlias = "int | Poly"
+SizePolynomial: TypeAlias = "int | Poly"
 
 
-def whole(terms: Iterable[tuple[Monomial, int]]) -> Whole:
+def sum_of_monomials(terms: Iterable[tuple[Monomial, int]]) -> SizePolynomial:
     """The sum of *terms*: a plain integer where it is constant."""
     total: dict[Monomial, int] = {}
     for monomial, k in terms:
@@ -97,33 +97,33 @@ def whole(terms: Iterable[tuple[Monomial, int]]) -> Whole:
     return Poly(tuple(sorted(kept.items(), key=lambda t: (-len(t[0]), t[0]))))
 
 
-def terms_of(n: Whole) -> tuple[tuple[Monomial, int], ...]:
+def terms_of(n: SizePolynomial) -> tuple[tuple[Monomial, int], ...]:
     """The monomials of *n* with their coefficients."""
     return n.terms if isinstance(n, Poly) else (((), n),)
 
 
-def value_at(n: Whole, sizes: Mapping[str, int]) -> int:
+def polynomial_value(n: SizePolynomial, sizes: Mapping[str, int]) -> int:
     """*n* where the parameters have *sizes*."""
     return n.at(sizes) if isinstance(n, Poly) else n
 
 
-def put(n: Whole, values: Mapping[str, Whole]) -> Whole:
+def substitute_sizes(n: SizePolynomial, values: Mapping[str, SizePolynomial]) -> SizePolynomial:
     """*n* with *values* in place of parameters; only unknowns that are parameters themselves may occur."""
-    total: Whole = 0
+    total: SizePolynomial = 0
     for monomial, k in terms_of(n):
-        made: Whole = k
+        made: SizePolynomial = k
         for u in monomial:
             made = made * values[u.parameter]
         total = total + made
     return total
 
 
-def named_in(n: Whole) -> set[str]:
+def parameters_in(n: SizePolynomial) -> set[str]:
     """The parameters that *n* is made of."""
     return {u.parameter for monomial, _ in terms_of(n) for u in monomial}
 
 
-def shown(n: Whole, times: str = "*", over: str = "//") -> str:
+def polynomial_text(n: SizePolynomial, times: str = "*", over: str = "//") -> str:
     """*n* in the parameters: ``4*H*C``, ``C//4 + 1``."""
     out = ""
     for monomial, k in terms_of(n):
@@ -142,7 +142,7 @@ def shown(n: Whole, times: str = "*", over: str = "//") -> str:
     return out
 
 
-def divided(a: Whole, d: Whole) -> Whole | None:
+def divide_by_monomial(a: SizePolynomial, d: SizePolynomial) -> SizePolynomial | None:
     """a / d where *d* is one monomial that divides every one of *a*; None elsewhere."""
     if len(terms_of(d)) != 1:
         return None
@@ -157,4 +157,4 @@ def divided(a: Whole, d: Whole) -> Whole | None:
         if c % k:
             return None
         out.append((tuple(rest), c // k))
-    return whole(out)
+    return sum_of_monomials(out)

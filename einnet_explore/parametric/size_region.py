@@ -7,24 +7,24 @@ from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_explore.equivalence.integer_sets import context
+from einnet_explore.equivalence.integer_sets import bounded_context
 from einnet_explore.equivalence.linear_space import Form, Undecided
 
 Ranges: TypeAlias = "Mapping[str, tuple[int, int | None]]"
 """The least and the largest value, if there is one, of every symbol."""
 
 
-def linear(form: Form) -> str:
+def isl_expression(form: Form) -> str:
     """*form* in isl's notation."""
-    return " + ".join(f"{k}{dimension(v)}" if v else str(k) for v, k in form.items() if k or not v)
+    return " + ".join(f"{k}{isl_name(v)}" if v else str(k) for v, k in form.items() if k or not v)
 
 
-def dimension(name: str) -> str:
+def isl_name(name: str) -> str:
     """*name* as isl can read it; a product is like no other name."""
     return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
 
 
-def bounds(ranges: Ranges) -> list[Form]:
+def range_rows(ranges: Ranges) -> list[Form]:
     """The ranges as forms that are ≥ 0."""
     rows: list[Form] = []
     for v, (first, last) in ranges.items():
@@ -33,7 +33,7 @@ def bounds(ranges: Ranges) -> list[Form]:
     return rows
 
 
-def relaxed(ranges: Ranges, names: Iterable[str]) -> list[Form]:
+def product_rows(ranges: Ranges, names: Iterable[str]) -> list[Form]:
     """What is sure of products of two parameters as numbers: (a - a₀)(b - b₀) ≥ 0."""
     rows: list[Form] = []
     for name in names:
@@ -48,23 +48,23 @@ def relaxed(ranges: Ranges, names: Iterable[str]) -> list[Form]:
     return rows
 
 
-def least(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
+def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
     """The first values, in lexical order, with which all of *rows* are ≥ 0; None where there are none.
 
     A product of symbols may be any number that its factors' ranges allow.  Raises Undecided.
     """
-    held = [*bounds(ranges), *rows]
+    held = [*range_rows(ranges), *rows]
     names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
-    held += relaxed(ranges, names)
-    said = " and ".join(f"{linear(row)} >= 0" for row in held) or "true"
+    held += product_rows(ranges, names)
+    said = " and ".join(f"{isl_expression(row)} >= 0" for row in held) or "true"
     try:
-        found = isl.Set(f"{{ [{', '.join(map(dimension, names))}] : {said} }}", context())
-        return None if found.is_empty() else tuple(coordinates(found)[: len(ranges)])
+        found = isl.Set(f"{{ [{', '.join(map(isl_name, names))}] : {said} }}", bounded_context())
+        return None if found.is_empty() else tuple(smallest_point(found)[: len(ranges)])
     except isl.Error as error:
         raise Undecided(f"integer sets: {error}") from None
 
 
-def coordinates(points: Any) -> list[int]:
+def smallest_point(points: Any) -> list[int]:
     """The first point of a set that is not empty."""
     point = points.lexmin().sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

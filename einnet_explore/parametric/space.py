@@ -9,20 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import gcd
 
-from einnet_explore.equivalence.assumptions import PLAIN, Given
-from einnet_explore.equivalence.linear_space import Env, Form, Space, Undecided, accumulate, key
+from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
+from einnet_explore.equivalence.linear_space import Env, Form, TermSpace, Undecided, accumulate_form, form_key
 from einnet_explore.ir import Box, Index, Iterator, Quotient, Remainder, Scope
-from einnet_explore.parametric.linear_forms import divided, plus, remainder, show, tidy
-from einnet_explore.parametric.parameters import Ground, form_of
+from einnet_explore.parametric.linear_forms import add_forms, divide_form, divide_with_remainder, drop_zeros, form_text
+from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
 
 
-class ParametricSpace(Space):
+class ParametricSpace(TermSpace):
     """Output coordinates, summed iterators and quotients, with ranges that depend on the parameters.
 
     The first coordinates of an output element are the parameters themselves: sets of terms then speak of all sizes.
     """
 
-    def __init__(self, ground: Ground, region: Box, same: Callable[[Scope, Scope], bool], given: Given = PLAIN) -> None:
+    def __init__(
+        self,
+        ground: FamilyParameters,
+        region: Box,
+        same: Callable[[Scope, Scope], bool],
+        given: Assumptions = NO_ASSUMPTIONS,
+    ) -> None:
         super().__init__((), same, given)
         self.ground = ground
         self.symbols = tuple(p.unknown.symbol for p in ground.parameters)
@@ -38,7 +44,7 @@ class ParametricSpace(Space):
 
     def fresh(self, stem: str, lo: int, hi: int) -> str:
         """A new integer in the closed range [lo, hi], whose ends may be polynomials."""
-        return self._named(stem, form_of(lo), form_of(hi))
+        return self._named(stem, polynomial_form(lo), polynomial_form(hi))
 
     def _named(self, stem: str, lo: Form, hi: Form) -> str:
         name = f"{stem}{len(self.limits)}"
@@ -66,7 +72,7 @@ class ParametricSpace(Space):
 
     def form(self, index: Index, env: Env) -> Form:
         """*index* as a form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
-        out = form_of(index.const)
+        out = polynomial_form(index.const)
         for atom, k in index.terms:
             match atom:
                 case Iterator(name):
@@ -74,37 +80,37 @@ class ParametricSpace(Space):
                         raise Undecided(f"{name} is no iterator of the scope that reads at {index}")
                     made = env[atom]
                 case Quotient(numerator, d):
-                    made = self.quotient(self.form(numerator, env), form_of(d))
+                    made = self.quotient(self.form(numerator, env), polynomial_form(d))
                 case Remainder(numerator, d):
-                    e, by = self.form(numerator, env), form_of(d)
-                    made = plus(e, self.times(by, self.quotient(e, by)), -1)
-            accumulate(out, self.times(form_of(k), made), 1)
-        return tidy(out)
+                    e, by = self.form(numerator, env), polynomial_form(d)
+                    made = add_forms(e, self.times(by, self.quotient(e, by)), -1)
+            accumulate_form(out, self.times(polynomial_form(k), made), 1)
+        return drop_zeros(out)
 
     def quotient(self, e: Form, d: Form) -> Form:
         """⌊e / d⌋, with the digits that leave it by themselves taken out; *d* is at least 1.  Raises Undecided."""
-        if not self.ground.surely(plus(d, {"": -1})):
-            raise Undecided(f"whether the divisor {show(d)} is positive depends on the sizes")
+        if not self.ground.surely(add_forms(d, {"": -1})):
+            raise Undecided(f"whether the divisor {form_text(d)} is positive depends on the sizes")
         if d == {"": 1}:
             return e
         for g in (d, *self._factors(e, d)):
-            rest = divided(d, g)
+            rest = divide_form(d, g)
             high, low = self._split(e, g)
             if rest is not None and self.digit(low, g):
                 return high if rest == {"": 1} else self.quotient(high, rest)
         high, low = self._split(e, d)
         if any(high.values()):
-            return plus(high, self.quotient(low, d))
+            return add_forms(high, self.quotient(low, d))
         match [(v, k) for v, k in e.items() if v]:
             case [(v, 1)] if v in self.divisions:  # (a / b + c) / d is (a + b·c) / (b·d)
                 a, b = self.divisions[v]
-                found = self.quotient(plus(a, self.times(b, {"": e[""]})), self.times(b, d))
+                found = self.quotient(add_forms(a, self.times(b, {"": e[""]})), self.times(b, d))
                 for name in (name for name in found if name in self.divisions and found == {name: 1, "": 0}):
                     self.also.setdefault(name, []).append((e, d))
                 return found
-        known = (key(e), key(d))
+        known = (form_key(e), form_key(d))
         for name, (of, by) in self.divisions.items():
-            if (key(of), key(by)) == known:
+            if (form_key(of), form_key(by)) == known:
                 return {name: 1, "": 0}
         name = self._named("q", *self._ends(e, d))
         self.divisions[name] = (e, d)
@@ -115,36 +121,36 @@ class ParametricSpace(Space):
         surely, ends = self.ground.surely, list[Form]()
         for end, sign in zip(self.span(e), (1, -1), strict=True):
             high, low = self._split(end, d)
-            below = plus(high, {"": -1}), plus(low, d)
+            below = add_forms(high, {"": -1}), add_forms(low, d)
             if found := next((h for h, rest in ((high, low), below) if self.digit(rest, d)), None):
                 ends.append(found)
             elif surely(end):
                 ends.append({"": 0} if sign == 1 else end)  # 0 <= end / d <= end
-            elif surely(plus({"": -1}, end, -1)):
+            elif surely(add_forms({"": -1}, end, -1)):
                 ends.append(end if sign == 1 else {"": -1})  # end <= end / d < 0
             else:
-                raise Undecided(f"the sign of {show(end)} depends on the sizes")
+                raise Undecided(f"the sign of {form_text(end)} depends on the sizes")
         return ends[0], ends[1]
 
     def digit(self, low: Form, g: Form) -> bool:
         """Whether 0 <= low < g for all sizes."""
         least, most = self.span(low)
-        return self.ground.surely(least) and self.ground.surely(plus(plus(g, most, -1), {"": -1}))
+        return self.ground.surely(least) and self.ground.surely(add_forms(add_forms(g, most, -1), {"": -1}))
 
     def _split(self, e: Form, g: Form) -> tuple[Form, Form]:
         """e as g·high + low, as much of it in *high* as divides; of the constant part what has g's leading monomial."""
         high, low = Form({"": 0}), Form({"": 0})
         for v, part in self._grouped(e).items():
-            whole = divided(part, g) if v else None
+            whole = divide_form(part, g) if v else None
             if v and whole is not None:
-                accumulate(high, self.times(whole, {v: 1}), 1)
+                accumulate_form(high, self.times(whole, {v: 1}), 1)
             elif v:
-                accumulate(low, self.times(part, {v: 1}), 1)
+                accumulate_form(low, self.times(part, {v: 1}), 1)
             else:
-                times, rest = remainder(part, g)
-                accumulate(high, times, 1)
-                accumulate(low, rest, 1)
-        return tidy(high), tidy(low)
+                times, rest = divide_with_remainder(part, g)
+                accumulate_form(high, times, 1)
+                accumulate_form(low, rest, 1)
+        return drop_zeros(high), drop_zeros(low)
 
     def _grouped(self, e: Form) -> dict[str, Form]:
         """The coefficient of every integer that is no parameter, as a form over parameters; the rest at ``""``."""
@@ -159,7 +165,12 @@ class ParametricSpace(Space):
         """What may leave a quotient of *e* by *d* first: coefficients that divide *d*, common factors of numbers."""
         for v, by in self._grouped(e).items():
             part = {"": gcd(by[""], d[""])} if set(by) == set(d) == {""} else by
-            if v and part != {"": 1} and divided(d, part) is not None and self.ground.surely(plus(part, {"": -1})):
+            if (
+                v
+                and part != {"": 1}
+                and divide_form(d, part) is not None
+                and self.ground.surely(add_forms(part, {"": -1}))
+            ):
                 yield part
 
     def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
@@ -181,24 +192,24 @@ class ParametricSpace(Space):
         for v in (v for v in grouped if v in self.divisions):
             for e, d in (self.divisions[v], *self.also.get(v, ())):
                 # What a division by d leaves, e - d·v, is in [0, d), though its parts are not.
-                times = divided(plus({"": 0}, grouped[v], -1), d)
+                times = divide_form(add_forms({"": 0}, grouped[v], -1), d)
                 if times is not None and self.ground.surely(times):
-                    others = plus(form, self.times(times, plus(e, self.times(d, {v: 1, "": 0}), -1)), -1)
+                    others = add_forms(form, self.times(times, add_forms(e, self.times(d, {v: 1, "": 0}), -1)), -1)
                     if len(self._grouped(others)) < len(grouped):
                         least, most = self.span(others)
-                        return least, plus(most, self.times(times, plus(d, {"": -1})))
+                        return least, add_forms(most, self.times(times, add_forms(d, {"": -1})))
         for v, part in grouped.items():
             if not v:
                 ends = part, part
             elif self.ground.surely(part):
                 ends = self.times(part, self.limits[v][0]), self.times(part, self.limits[v][1])
-            elif self.ground.surely(plus({"": 0}, part, -1)):
+            elif self.ground.surely(add_forms({"": 0}, part, -1)):
                 ends = self.times(part, self.limits[v][1]), self.times(part, self.limits[v][0])
             else:
-                raise Undecided(f"the sign of {show(part)} depends on the sizes")
-            accumulate(lo, ends[0], 1)
-            accumulate(hi, ends[1], 1)
-        return tidy(lo), tidy(hi)
+                raise Undecided(f"the sign of {form_text(part)} depends on the sizes")
+            accumulate_form(lo, ends[0], 1)
+            accumulate_form(hi, ends[1], 1)
+        return drop_zeros(lo), drop_zeros(hi)
 
     def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
         """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold."""
@@ -206,11 +217,11 @@ class ParametricSpace(Space):
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):
             least, most = self.span(form)
-            first, end = form_of(lo), None if hi is None else form_of(hi)
-            if surely(plus(plus(first, most, -1), {"": -1})) or (end and surely(plus(least, end, -1))):
+            first, end = polynomial_form(lo), None if hi is None else polynomial_form(hi)
+            if surely(add_forms(add_forms(first, most, -1), {"": -1})) or (end and surely(add_forms(least, end, -1))):
                 return None
-            if not surely(plus(least, first, -1)):
-                rows.append(plus(form, first, -1))
-            if end and not surely(plus(plus(end, most, -1), {"": -1})):
-                rows.append(plus(plus(end, form, -1), {"": -1}))
+            if not surely(add_forms(least, first, -1)):
+                rows.append(add_forms(form, first, -1))
+            if end and not surely(add_forms(add_forms(end, most, -1), {"": -1})):
+                rows.append(add_forms(add_forms(end, form, -1), {"": -1}))
         return tuple(rows)

@@ -33,16 +33,22 @@ from einnet_explore.ir import (
     add,
     mul,
 )
-from einnet_explore.parametric.parameters import Ground
+from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.schema import Schema
-from einnet_explore.parametric.size_polynomials import Poly, Unknown, Whole, divided, whole
+from einnet_explore.parametric.size_polynomials import (
+    Poly,
+    SizePolynomial,
+    Unknown,
+    divide_by_monomial,
+    sum_of_monomials,
+)
 from einnet_explore.syntax.expressions import table_of
 from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of
 from einnet_explore.syntax.parametric_text import Template
 from einnet_explore.syntax.parser import unread
 
 
-def statement(template: Template, ground: Ground) -> Schema:
+def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
     """The schema of *template*, whose mistakes have been found already by reading it at some sizes.
 
     Raises Undecided where it divides by what need not divide.
@@ -66,12 +72,12 @@ def statement(template: Template, ground: Ground) -> Schema:
     return Program(tuple(inputs.values()), every, tuple(outputs) or unread(every))
 
 
-def polynomial(it: Node, names: Iterable[str]) -> Whole:
+def parse_polynomial(it: Node, names: Iterable[str]) -> SizePolynomial:
     """What *it* says, as a polynomial of parameters by their names; raises Undecided where it is none."""
-    return _Reading({name: whole((((Unknown(name),), 1),)) for name in names}, {}).size(it)
+    return _Reading({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
 
-def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, Whole]) -> Tensor:
+def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, SizePolynomial]) -> Tensor:
     reading = _Reading(sizes, {})
     padding, value = reading.clauses(clauses)
     weight = any(c.data == "weight" for c in clauses)
@@ -82,7 +88,7 @@ def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: 
 class _Reading:
     """What names mean: parameters and tensors."""
 
-    sizes: Mapping[str, Whole]
+    sizes: Mapping[str, SizePolynomial]
     tensors: Mapping[str, Tensor]
 
     def scope(self, head: Tree[Token], body: Node, clauses: Tree[Token]) -> Scope:
@@ -169,24 +175,28 @@ class _Reading:
             case Tree(data="iterator", children=[name]):
                 if str(name) in own:
                     return Index(((own[str(name)], 1),))
-                return _constant(self.sizes[str(name)])
+                return _constant_index(self.sizes[str(name)])
             case Tree(data="index_plus" | "index_minus" as op, children=[a, b]):
-                return _plus(self.index(a, own), self.index(b, own), 1 if op == "index_plus" else -1)
+                return _add_scaled(self.index(a, own), self.index(b, own), 1 if op == "index_plus" else -1)
             case Tree(data="index_negative", children=[a]):
-                return _plus(Index(), self.index(a, own), -1)
+                return _add_scaled(Index(), self.index(a, own), -1)
             case Tree(data="index_times", children=[a, b]):
                 left, right = self.index(a, own), self.index(b, own)
-                return _plus(Index(), right, left.const) if not left.terms else _plus(Index(), left, right.const)
+                return (
+                    _add_scaled(Index(), right, left.const)
+                    if not left.terms
+                    else _add_scaled(Index(), left, right.const)
+                )
             case Tree(data="index_over" | "index_modulo" as op, children=[a, b]):
-                return _divided(self.index(a, own), self.index(b, own).const, op == "index_over")
+                return _divide(self.index(a, own), self.index(b, own).const, op == "index_over")
         raise AssertionError(f"{it} has been read before")
 
 
-def _constant(n: Whole) -> Index:
+def _constant_index(n: SizePolynomial) -> Index:
     return Index((), n)  # type: ignore[arg-type]
 
 
-def _plus(a: Index, b: Index, k: int) -> Index:
+def _add_scaled(a: Index, b: Index, k: int) -> Index:
     """a + k·b, like terms collected and nothing else done."""
     total: dict[Atom, int] = dict(a.terms)
     for atom, c in b.terms:
@@ -194,10 +204,10 @@ def _plus(a: Index, b: Index, k: int) -> Index:
     return Index(tuple((atom, c) for atom, c in total.items() if c), a.const + b.const * k)
 
 
-def _divided(a: Index, d: int, quotient: bool) -> Index:
+def _divide(a: Index, d: int, quotient: bool) -> Index:
     if not a.terms:  # sizes alone: the quotient is meant to be whole
-        if quotient and (whole := divided(a.const, d)) is not None:
-            return _constant(whole)
+        if quotient and (n := divide_by_monomial(a.const, d)) is not None:
+            return _constant_index(n)
         if isinstance(a.const, int) and isinstance(d, int):
             return Index((), a.const // d if quotient else a.const % d)
     if not isinstance(d, Poly) and d == 1:

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import Program, scopes
-from einnet_explore.parametric.parameters import Ground, Parameter
-from einnet_explore.parametric.proof import Verdict, prove
-from einnet_explore.parametric.schema import Schema, instantiated
+from einnet_explore.parametric.parameters import FamilyParameters, Parameter
+from einnet_explore.parametric.proof import StepVerdict, prove_step
+from einnet_explore.parametric.schema import Schema, instantiate_schema
 from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
-ROUND = 3
+TRIED_SIZES = 3
 """How many sizes of a parameter, from the least on, are tried where there is no proof."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class FamilyProof:
     """The verdicts on the steps of a derivation at all sizes that *ground* allows, one a step."""
 
-    ground: Ground
+    ground: FamilyParameters
     rules: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[StepVerdict, ...]
 
     @property
     def kind(self) -> str:
@@ -52,27 +52,27 @@ class Proof:
         return self.table()._repr_mimebundle_()
 
 
-def verdict(ground: Ground, before: Schema, after: Schema) -> Verdict:
+def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepVerdict:
     """Whether *after* computes what *before* does, at all sizes; where no proof is found, sizes at which it does not.
 
     What is called refuted has a certificate of the ordinary kind that is false.
     """
-    found, unknowns = prove(ground, before, after)
+    found, unknowns = prove_step(ground, before, after)
     if found.kind == "proved":
         return found
-    for sizes in _suspects(ground, unknowns):
-        certificate = _certified(before, after, sizes)
+    for sizes in _suspect_sizes(ground, unknowns):
+        certificate = _certify_at(before, after, sizes)
         if certificate is not None and not certificate.ok:
             return replace(found, kind="refuted", sizes=tuple(ground.given(sizes).items()), certificate=certificate)
     return found
 
 
-def _suspects(ground: Ground, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
+def _suspect_sizes(ground: FamilyParameters, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
     """Sizes at which a step may be wrong: where terms differed, the least ones, a little more of one of them."""
     first = ground.corner() or tuple(p.first for p in ground.parameters)
     tried = [unknowns] if unknowns else []
     tried.append(first)
-    for more in range(1, ROUND):
+    for more in range(1, TRIED_SIZES):
         tried.append(tuple(u + more for u in first))
         tried += [tuple(u + more * (n == i) for i, u in enumerate(first)) for n in range(len(first))]
     for us in dict.fromkeys(tried):
@@ -84,19 +84,19 @@ def _suspects(ground: Ground, unknowns: tuple[int, ...]) -> Iterable[dict[str, i
         yield sizes
 
 
-def _certified(before: Schema, after: Schema, sizes: dict[str, int]) -> Certificate | None:
+def _certify_at(before: Schema, after: Schema, sizes: dict[str, int]) -> Certificate | None:
     """The ordinary certificate of a step at *sizes*; None where the first program does not exist there."""
     try:
-        one = instantiated(before, sizes)
+        one = instantiate_schema(before, sizes)
     except ValueError:
         return None
-    if _degenerate(one):
+    if _empty_range(one):
         return None
     try:
-        other = instantiated(after, sizes)
+        other = instantiate_schema(after, sizes)
     except ValueError as why:
         return Certificate("false", "structure", counterexample=str(why))
-    if (wrong := _degenerate(other)) is not None:
+    if (wrong := _empty_range(other)) is not None:
         return Certificate("false", "structure", counterexample=wrong)
     try:
         return certify(one, other)
@@ -104,7 +104,7 @@ def _certified(before: Schema, after: Schema, sizes: dict[str, int]) -> Certific
         return None
 
 
-def _degenerate(program: Program) -> str | None:
+def _empty_range(program: Program) -> str | None:
     """A range of *program* without elements, or a negative padding."""
     for equation in program.equations:
         for _, scope in scopes(equation.scope):
@@ -116,19 +116,24 @@ def _degenerate(program: Program) -> str | None:
     return None
 
 
-def least(ground: Ground, enough: Iterable[int], before: Schema, after: Schema) -> Ground | None:
+def raise_least_sizes(
+    ground: FamilyParameters, enough: Iterable[int], before: Schema, after: Schema
+) -> FamilyParameters | None:
     """*ground* with least sizes, up to *enough* of them, from which on the step is proved; None where there are none.
 
     Each parameter's is the smallest with the others as they are then.
     """
     raised = [replace(p, least=max(p.least, n)) for p, n in zip(ground.parameters, enough, strict=True)]
-    if prove(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
+    if prove_step(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
         return None
     for n, p in enumerate(ground.parameters):
         low, high = p.least, raised[n].least
         while low < high:
             middle = (low + high) // 2
-            if prove(replace(ground, parameters=_with(raised, n, middle)), before, after)[0].kind == "proved":
+            if (
+                prove_step(replace(ground, parameters=_with_least(raised, n, middle)), before, after)[0].kind
+                == "proved"
+            ):
                 high = middle
             else:
                 low = middle + 1
@@ -136,5 +141,5 @@ def least(ground: Ground, enough: Iterable[int], before: Schema, after: Schema) 
     return replace(ground, parameters=tuple(raised))
 
 
-def _with(parameters: list[Parameter], n: int, least: int) -> tuple[Parameter, ...]:
+def _with_least(parameters: list[Parameter], n: int, least: int) -> tuple[Parameter, ...]:
     return (*parameters[:n], replace(parameters[n], least=least), *parameters[n + 1 :])

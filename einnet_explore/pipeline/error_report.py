@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.analysis.bilinear import Bilinear
-from einnet_explore.equivalence.program_diff import inlined
-from einnet_explore.equivalence.sampling import sliced
+from einnet_explore.equivalence.program_diff import inline_equations
+from einnet_explore.equivalence.sampling import slice_scope
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
@@ -124,7 +124,7 @@ def measure_errors(
 ) -> ErrorReport:
     """*plain* with bounds and errors: *want* is what the original gave for *inputs*, *got* what the derived program."""
     start, end = derivation.start, derivation.end
-    meant = inlined(start, ()), inlined(end, ())
+    meant = inline_equations(start, ()), inline_equations(end, ())
     share = MAX_EVALUATED_WORK // len(start.outputs)
     before, after = [], []
     elements = whole = 0
@@ -137,8 +137,8 @@ def measure_errors(
             )
         largest = float(np.abs(want[name]).max(initial=0)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
-        found = running_error(sliced(pair[0], window), inputs)
-        again = running_error(sliced(pair[1], window), inputs, _rescalings(end))
+        found = running_error(slice_scope(pair[0], window), inputs)
+        again = running_error(slice_scope(pair[1], window), inputs, _rescalings(end))
         before.append(_rounded(found, found.value, want[name][at], largest))
         after.append(_rounded(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)
@@ -158,7 +158,7 @@ def _rule_name(match: Match[Any]) -> str:
 def _window(before: Scope, after: Scope, most: int) -> Box | None:
     """Return the middle of the outputs that both evaluate within *most* work; None if one element is too much."""
     box = list(before.box)
-    while sum(evaluation_work(sliced(scope, tuple(box))) for scope in (before, after)) > most:
+    while sum(evaluation_work(slice_scope(scope, tuple(box))) for scope in (before, after)) > most:
         if all(hi - lo <= 1 for lo, hi in box):
             return None
         d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])

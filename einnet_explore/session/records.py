@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any
 
 from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordError, load_json, read_record
-from einnet_explore.equivalence.certificate import Certificate, composed
+from einnet_explore.equivalence.certificate import Certificate, compose_certificates
 from einnet_explore.ir import Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES
@@ -47,7 +47,7 @@ def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), 
     if not certificates:
         return held
     chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
-    return {**held, "certificate": composed(chain).to_json()}
+    return {**held, "certificate": compose_certificates(chain).to_json()}
 
 
 def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, source: str = "<record>") -> Derivation:

@@ -14,7 +14,7 @@ from typing import Any
 
 from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.certificate import Certificate, end_to_end
+from einnet_explore.equivalence.certificate import Certificate, certify_chain
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
@@ -192,7 +192,7 @@ class Session(RuleTree):
         A false certificate carries a counterexample.
         """
         steps = self.derivation.steps
-        return end_to_end([(s.before, s.after, c) for s, c in zip(steps, self.certificates(), strict=True)])
+        return certify_chain([(s.before, s.after, c) for s, c in zip(steps, self.certificates(), strict=True)])
 
     def certificates(self) -> tuple[Certificate, ...]:
         """A certificate for every step from the start to here."""
