@@ -169,10 +169,10 @@ def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
     assert old in text
     wrong = parse(text.replace(old, new))
     assert derive_by_rows(wrong) is None
-    from einnet_explore.pipeline.row_subprograms import _moves_merged, substitute_into_readers
+    from einnet_explore.pipeline.row_subprograms import _merge_reindexings, substitute_into_readers
     from einnet_explore.rules import Derivation
 
-    merged = _moves_merged(substitute_into_readers(Derivation(wrong)))
+    merged = _merge_reindexings(substitute_into_readers(Derivation(wrong)))
     assert merged is not None
     refuses(ONE_PASS_GENERATION, merged.end, (0,), why)
     assert why in explained(ONE_PASS_GENERATION, merged.end)

@@ -1,8 +1,8 @@
-"""The original model in a process of its own, timed in turn with the plan.
+"""The original model in a process of its own, timed in turns with the plan.
 
-What a user has without this project is one engine in one process.  With several threads a process that measures many
-programs holds a pool of threads for each, and what they do to memory and cores differs from that: so this is what a
-plan is held against.
+Without this project a user runs one engine in one process.  A process that measures many programs with several threads
+has a thread pool for each, which compete for memory and cores, so the plan is compared with the original in a separate
+process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from einnet_explore.pipeline.submodels import Array, open_session
 from einnet_explore.runtime.measurement import NOTHING, Enough, Sampler, Timing, never, pause, sample, sampled
 
 REPLY_TIMEOUT_SECONDS = 120.0
-"""Seconds after which the other process counts as hanging."""
+"""Seconds without a reply after which the other process counts as hanging."""
 
 
 class OriginalProcess:
@@ -49,7 +49,7 @@ class OriginalProcess:
             raise ConnectionError(str(error)) from error
 
     def sample(self, repeats: int) -> float:
-        """Seconds a run, over *repeats* in a row; raises ConnectionError where the process died or hangs."""
+        """Return the seconds of a run, over *repeats* in a row; raises ConnectionError if the process died or hangs."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(f"{repeats}\n")
@@ -93,7 +93,7 @@ def time_with_original_process(
     warm: Mapping[str, float] = NOTHING,
     enough: Enough = never,
 ) -> dict[str, Timing] | None:
-    """*plan* and *model* by itself, ``after`` and ``before``, in turns, until their samples are *enough*.
+    """Time *plan* (``after``) and *model* in its own process (``before``) in turns, until the samples are *enough*.
 
     Where *plan* was run just now, *warm* says how long that took, as in ``compare``.  None where the other process
     cannot be had.
@@ -110,7 +110,7 @@ def time_with_original_process(
 
 
 def _main(file: str, arrays: str, threads: str, *names: str) -> None:
-    """Time the model in *file* as often in a row as each line of the standard input says."""
+    """Time the model in *file*, with as many runs in a row as each line of standard input says."""
     with np.load(arrays) as held:
         feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
     session = open_session(file, int(threads))

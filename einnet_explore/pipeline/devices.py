@@ -1,4 +1,4 @@
-"""The device that a search is for, as a cost model: this CPU, or one whose profile was recorded elsewhere."""
+"""Cost models of target devices: this CPU, or a device with a recorded profile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from einnet_explore.support.errors import BackendError
 
 
 def device_cost(device: str, threads: int | None = None) -> Cost:
-    """What a search for *device* takes as its cost: seconds, and how they were found.
+    """Return the cost function of a search for *device*: seconds, and how they were found.
 
-    Raises ValueError for an unknown device and a profile that does not serve.
+    Raises ValueError for an unknown device or an unusable profile.
     """
     model = device_cost_model(device, threads)
 
@@ -24,7 +24,7 @@ def device_cost(device: str, threads: int | None = None) -> Cost:
 
 
 def device_cost_model(device: str, threads: int | None = None) -> CostModel:
-    """The cost model of *device*; raises as ``cost_for`` does."""
+    """Return the cost model of *device*; raises as ``device_cost`` does."""
     if not device.startswith(PREFIX):
         if device != "cpu":
             raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PREFIX}FILE.sqlite")
@@ -37,7 +37,7 @@ def device_cost_model(device: str, threads: int | None = None) -> CostModel:
 
 
 def _rates(held: Recorded) -> Device:
-    """The roofline of a recording; one without rates is of a CPU, whose usual figures stand."""
+    """Return the roofline of a recording; one without rates is of a CPU with the usual figures."""
     usual = cpu_default(max(1, held.threads))
     if not held.rates:
         if held.device.startswith("CUDA"):

@@ -1,7 +1,7 @@
-"""What contests and selections came to, kept beside the measured times: a second run searches and measures little.
+"""Tuning history: trials and selections, stored with the measured times, so that a second run does little work.
 
-A winner is kept as its steps, which are applied and certified again.  The keys contain the processor, the versions of
-the libraries, and those that this package declares, so that results of another version are not used.
+A winner is stored as its steps, which are replayed and certified again.  Keys contain the processor, the versions of
+the libraries and those that this package declares, so results of another version are not used.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT
 class TuningHistory:
     """JSON documents by kind and key, in the file of *store*.
 
-    Where that file cannot be used nothing is remembered beyond this object; the store says why.
+    If that file cannot be used, documents last as long as this object; the store reports why.
     """
 
     def __init__(self, store: ProfileStore) -> None:
         self.path = store.path
-        self._held: dict[tuple[str, str], str] = {}
+        self._written: dict[tuple[str, str], str] = {}
 
     def get(self, what: str, *parts: object) -> Any:
-        """The document kept for *parts*, or None."""
+        """Return the document for the key *parts*, or None."""
         key = _key(parts)
-        if (what, key) in self._held:
-            return json.loads(self._held[what, key])
+        if (what, key) in self._written:
+            return json.loads(self._written[what, key])
         try:
             with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
                 connection.execute(_TABLE)
@@ -45,9 +45,9 @@ class TuningHistory:
             return None
 
     def put(self, found: Any, what: str, *parts: object) -> None:
-        """Keep the document *found* for *parts*."""
+        """Store the document *found* under the key *parts*."""
         key, text = _key(parts), json.dumps(found)
-        self._held[what, key] = text
+        self._written[what, key] = text
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:

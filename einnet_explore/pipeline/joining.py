@@ -1,8 +1,8 @@
-"""Adjacent derived subprograms as one program, so that fusion and layouts may look across their old borders.
+"""Joining of adjacent derived subprograms into one program, so that fusion and layouts cross their old borders.
 
-Two are adjacent where one reads what the other writes, or where both read one value.  They are joined if no path
-between them leads through a node outside, so that every program stays convex, and if they agree on what lies outside
-the tensors that they share.
+Two are adjacent if one reads the other's result or both read one value.  They are joined if no path between them leads
+through a third node, so that every program stays convex, and if they agree on the padding of the tensors that they
+share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from einnet_explore.onnx_import.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A program in place of *nodes*; *names* are the model's values of its inputs, weights too, and of its outputs."""
+    """A program that replaces *nodes*; *names* maps its inputs (weights too) and outputs to values of the model."""
 
     nodes: tuple[str, ...]
     program: Program
@@ -27,34 +27,34 @@ class Piece:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The values that it reads, weights aside."""
+        """The values that it reads, without weights."""
         return tuple(self.names[t.name] for t in self.program.inputs if not t.weight)
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The values that it computes for others."""
+        """The values that it computes."""
         return tuple(self.names[name] for name in self.program.outputs)
 
 
 def join_adjacent(model: Model, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """*pieces*, which stand in an order in which they can run, with adjacent ones joined as far as that can be."""
+    """Join adjacent *pieces*, which are in an executable order, as far as possible."""
     graph = _graph(model, pieces)
-    held: dict[int, tuple[int, ...]] = {n: (n,) for n in range(len(pieces))}
+    members: dict[int, tuple[int, ...]] = {n: (n,) for n in range(len(pieces))}
     made: dict[tuple[int, ...], Piece] = {(n,): piece for n, piece in enumerate(pieces)}
     for one, other in _adjacent(pieces):
-        a, b = held[one], held[other]
+        a, b = members[one], members[other]
         if a == b or not _convex(graph, a[0], b[0]):
             continue
         both = tuple(sorted((*a, *b)))
         if (piece := join_programs(model, [pieces[n] for n in both])) is not None:
             made[both] = piece
             nx.contracted_nodes(graph, both[0], (b if both[0] == a[0] else a)[0], self_loops=False, copy=False)
-            held |= dict.fromkeys(both, both)
-    return tuple(made[key] for key in dict.fromkeys(held.values()))
+            members |= dict.fromkeys(both, both)
+    return tuple(made[key] for key in dict.fromkeys(members.values()))
 
 
 def _graph(model: Model, pieces: Sequence[Piece]) -> nx.DiGraph:
-    """The model with every piece as one vertex, called by its number."""
+    """Return the graph of the model with every piece as one vertex, its number."""
     unit: dict[str, int | str] = {node.name: node.name for node in model.nodes}
     unit |= {name: n for n, piece in enumerate(pieces) for name in piece.nodes}
     maker = {value: unit[node.name] for node in model.nodes for value in node.results}
@@ -67,7 +67,7 @@ def _graph(model: Model, pieces: Sequence[Piece]) -> nx.DiGraph:
 
 
 def _adjacent(pieces: Sequence[Piece]) -> Iterable[tuple[int, int]]:
-    """The numbers of adjacent pieces: first those where one reads the other, then those that read one value."""
+    """Yield the numbers of adjacent pieces: first producer and consumer, then consumers of one value."""
     makers = {value: n for n, piece in enumerate(pieces) for value in piece.makes}
     readers: dict[str, list[int]] = {}
     for n, piece in enumerate(pieces):
@@ -80,16 +80,16 @@ def _adjacent(pieces: Sequence[Piece]) -> Iterable[tuple[int, int]]:
 def _convex(graph: nx.DiGraph, a: int, b: int) -> bool:
     """Whether no path between two vertices leads over a third."""
     for source, target in ((a, b), (b, a)):
-        beside = set(graph.successors(source)) - {target}
-        if any(nx.has_path(graph, third, target) for third in beside):
+        others = set(graph.successors(source)) - {target}
+        if any(nx.has_path(graph, third, target) for third in others):
             return False
     return True
 
 
 def join_programs(model: Model, pieces: Sequence[Piece]) -> Piece | None:
-    """*pieces*, in an order in which they can run, as one: names kept apart, shared values called as in the model.
+    """Join *pieces*, in an executable order: shared values are named as in the model, other names are made unique.
 
-    None where readers of one value expect different constants outside it.
+    Returns None if readers of one value expect different padding constants.
     """
     nodes = tuple(name for piece in pieces for name in piece.nodes)
     inside = set(nodes)
@@ -116,12 +116,12 @@ def join_programs(model: Model, pieces: Sequence[Piece]) -> Piece | None:
 
 
 def _shared(model: Model, pieces: Sequence[Piece]) -> dict[str, Tensor] | None:
-    """Every value that crosses a border as the one tensor that all of them read."""
+    """Return every value that crosses a border as one tensor; None if padding constants differ."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
         made = {e.name: e for e in piece.program.equations}
-        held = [*piece.program.inputs, *(made[name].tensor for name in piece.program.outputs if name in made)]
-        for tensor in held:
+        border = [*piece.program.inputs, *(made[name].tensor for name in piece.program.outputs if name in made)]
+        for tensor in border:
             new = replace(tensor, name=model.identifiers[piece.names[tensor.name]])
             old = found.setdefault(new.name, new)
             if old.padding and new.padding and old.value != new.value:

@@ -1,4 +1,4 @@
-"""The nodes of a model in disjoint groups, joined only where that leaves the groups' graph acyclic."""
+"""Disjoint groups of a model's nodes, joined only if the graph of groups stays acyclic."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 
 CHEAP_KINDS = ("elementwise", "activation", "layout")
-"""The kinds that join a neighbour."""
+"""Kinds of work that join a neighbour's group."""
 
 
 def work_kind(node: ModelNode) -> str:
-    """The kind of work of an understood node."""
+    """Return the kind of work of an understood node."""
     return OPERATORS_ONNX[node.op].kind
 
 
 @dataclass(slots=True)
 class NodeGroups:
-    """The nodes of a model in disjoint groups; a group goes by one of its members."""
+    """The nodes of a model in disjoint groups; a group is named by one of its members."""
 
     model: Model
     understood: Mapping[int, tuple[Equation, ...]]
@@ -45,7 +45,7 @@ class NodeGroups:
         self.readers = {n: set(found) for n, found in enumerate(self.after)}
 
     def kind(self, n: int) -> str:
-        """The kind of work of node *n*; empty where it is not understood."""
+        """Return the kind of work of node *n*; empty if it is not understood."""
         return work_kind(self.model.nodes[n]) if n in self.understood else ""
 
     def free(self, n: int) -> bool:
@@ -53,11 +53,11 @@ class NodeGroups:
         return self.kind(n) in CHEAP_KINDS and len(self.members[self.of[n]]) == 1
 
     def size(self, n: int) -> int:
-        """How many elements node *n* computes."""
+        """Return the number of elements that node *n* computes."""
         return sum(prod(self.model.shape(name)) for name in self.model.nodes[n].results)
 
     def join(self, source: int, reader: int) -> bool:
-        """Put the groups of *source* and of its *reader* together, unless a path between them visits a third.
+        """Join the groups of *source* and of its *reader*, unless a path between them visits a third.
 
         With every group as one node the graph stays acyclic, so a path back from the reader need not be looked for.
         """
@@ -73,12 +73,12 @@ class NodeGroups:
         return True
 
     def join_beside(self, one: int, other: int) -> bool:
-        """Put two groups together that need not read one another, unless a path between them visits a third."""
+        """Join two groups that need not read one another, unless a path between them visits a third."""
         a, b = self.of[one], self.of[other]
         return a == b or (not self._leads_around(b, a) and self.join(one, other))
 
     def contractions(self, group: int) -> tuple[int, ...]:
-        """The contractions among the members of *group*."""
+        """Return the contractions in *group*."""
         return tuple(n for n in sorted(self.members[group]) if self.kind(n) == "contraction")
 
     def dependent(self, one: int, other: int) -> bool:
@@ -112,7 +112,7 @@ class NodeGroups:
         return {self.of[g] for g in self.readers[group]} - {group}
 
     def groups(self) -> Iterable[tuple[int, ...]]:
-        """The groups in an order in which they can run."""
+        """Return the groups in an executable order."""
         left = {g: {self.of[m] for n in ns for m in self.before[n]} - {g} for g, ns in self.members.items()}
         order = TopologicalSorter({g: left[g] for g in sorted(left, key=lambda g: min(self.members[g]))})
         return tuple(tuple(sorted(self.members[g])) for g in order.static_order())

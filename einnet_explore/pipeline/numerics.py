@@ -1,9 +1,8 @@
-"""What a rule may do to the last digits, and which rules a user allows.
+"""Numerics levels of rules: how a rewrite may change rounding errors.  In exact arithmetic all rules are equalities.
 
-``exact``: every sum keeps its terms, only where they are computed changes.  ``reassociate``: sums are taken in another
-order or in parts, factors move in and out of them; the bound of a result's error stays that of the sum of the
-magnitudes of the same terms.  ``approximate``: other terms are summed, which may be larger and cancel
-(``algebra/rounding.py`` has the bounds).  All of them are equal in exact arithmetic.
+``exact``: every sum keeps its terms and their order.  ``reassociate``: sums are reordered or split, factors move in and
+out of them; the error bound stays that of the sum of the same terms' magnitudes.  ``approximate``: other terms are
+summed, which may be larger and cancel.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ APPROXIMATING = frozenset(
 
 
 def check_level(level: str) -> str:
-    """*level*; raises ValueError where it is none."""
+    """Return *level*; raises ValueError if it is unknown."""
     if level not in LEVELS:
         raise ValueError(f"numerics {level!r}: expected one of {', '.join(LEVELS)}")
     return level
 
 
 def rule_level(rule: Rule[Any]) -> str:
-    """What *rule* may do."""
+    """Return the level of *rule*."""
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
 
 def derivation_level(derivation: Derivation) -> str:
-    """The most that any step of *derivation* may do."""
+    """Return the highest level of the steps of *derivation*."""
     return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
 
 
 def allowed_rules(rules: Iterable[Rule[Any]], most: str) -> tuple[Rule[Any], ...]:
-    """Those of *rules* that do no more than *most*."""
+    """Return those of *rules* whose level is at most *most*."""
     return tuple(rule for rule in rules if is_within(rule_level(rule), most))
 
 
 def is_within(level: str, most: str) -> bool:
-    """Whether *level* is no more than *most*."""
+    """Whether *level* is at most *most*."""
     return LEVELS.index(level) <= LEVELS.index(check_level(most))

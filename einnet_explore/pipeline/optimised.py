@@ -1,4 +1,4 @@
-"""What comes out of optimising a model: a callable program, its report, and the same program as ONNX."""
+"""The optimised model: a callable program, its report, and the same program as ONNX."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Optimised:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the plan is than the original, measured in turns; exactly 1 where nothing was kept.
+        """The speedup of the plan over the original, measured in turns; exactly 1 if nothing was kept.
 
-        By the rounds and the lower quartiles, whichever says less: a median of all samples tells what else was running.
+        It is the smaller of two: the median ratio of rounds, and the ratio of lower quartiles.
         """
         return conservative_speedup(self.timings)
 
@@ -113,16 +113,16 @@ class Optimised:
         }
 
     def attribution(self) -> tuple[Attribution, ...]:
-        """The plan with each kept derivation switched off in turn (equal parts together), measured beside the plan.
+        """Measure the plan without each kept derivation in turn (equal subprograms together) against the plan.
 
-        What an earlier run measured of the same plan is not measured again.
+        Measurements of an earlier run of the same plan are reused.
         """
         return tuple(self.attributions())
 
     def attributions(self, seconds: float = inf) -> Iterable[Attribution]:
-        """``attribution`` one by one, most gain first, without what no plan can do without.
+        """Yield ``attribution`` one by one, most gain first; derivations that no plan can do without are left out.
 
-        What no run has measured of this plan yet is begun within *seconds*.
+        No new measurement begins after *seconds*.
         """
         if self.without is None:
             return
@@ -139,7 +139,7 @@ class Optimised:
             yield Attribution(tuple(self.parts[n].nodes for n in group), speedup)
 
     def derivations(self) -> dict[str, Derivation]:
-        """Every kept subprogram's derivation, and what post-optimisation did to the joined ones, by name."""
+        """Return the derivations of kept subprograms, and of the post-optimisation of joined ones, by name."""
         found = {f"{n:03d}-{_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
         found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
         return {name: derivation for name, derivation in found.items() if derivation is not None}
@@ -154,9 +154,9 @@ class Optimised:
         return compare(calls, rounds=repeat)
 
     def onnx(self) -> onnx.ModelProto:
-        """The optimised model in standard operators; eOperators are local functions made of them.
+        """Return the optimised model in standard operators; eOperators are local functions made of them.
 
-        Only what pays in ONNX Runtime is in it, see ``exported``: where nothing does, it is the model as it is.
+        It has only the rewrites that are faster in ONNX Runtime (``exported``): if none are, it is the original model.
         Raises Refused.
         """
         made = restore_folded_nodes(self.model)
@@ -167,7 +167,7 @@ class Optimised:
         write_atomically(path, self.onnx().SerializeToString())
 
     def rows(self) -> list[list[str]]:
-        """The before/after table: one row for every subprogram, slowest first."""
+        """Return the before/after table: one row for every subprogram, slowest first."""
         rows = [["nodes", "before", "after", "ratio", "now", "certificate", "numerics"]]
         for part in sorted(self.parts, key=lambda p: -p.trial.seconds_before):
             before = part.trial.seconds_before
@@ -181,7 +181,7 @@ class Optimised:
         return rows
 
     def summary(self) -> str:
-        """One sentence: what was gained and how well it agrees."""
+        """Return one sentence with the gain and the error."""
         kept = sum(part.kept for part in self.parts)
         return (
             f"{kept} of {counted(len(self.parts), 'subprogram')} replaced; "
@@ -191,20 +191,20 @@ class Optimised:
         )
 
     def untouched(self) -> list[str]:
-        """Why nodes are in no subprogram: a line an operator and reason, most nodes first, then what time left out."""
+        """Return why nodes are in no subprogram, a line for each operator and reason, most nodes first."""
         operators = {node.name: node.op for node in self.model.nodes}
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
-        told = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
+        lines = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
         if late := self._late():
-            told.append(f"{late} more nodes: the time for searching was over before their turn")
-        return told
+            lines.append(f"{late} more nodes: the time for searching was over before their turn")
+        return lines
 
     def _late(self) -> int:
         seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
         return sum(node.name not in seen for node in self.model.nodes)
 
     def _rounding(self) -> str:
-        """What the kept derivation that loses most does to the last digits; empty where nothing is kept."""
+        """Describe the kept derivation with the largest rounding error; empty if nothing is kept."""
         badges = [part.numerics for part in self.parts if part.numerics]
         if not badges:
             return ""
@@ -212,7 +212,7 @@ class Optimised:
         return f"; numerics: {worst}"
 
     def graphs(self) -> list[tuple[str, Program, Program]]:
-        """For every kept subprogram: its first node's name, and its program before and after."""
+        """Return, for every kept subprogram, its first node's name, and its program before and after."""
         return [
             (part.nodes[0], part.derivation.start, part.derivation.end)
             for part in self.parts
@@ -237,12 +237,12 @@ class Optimised:
 
 
 def _word(name: str) -> str:
-    """*name* as part of a file name, which has to end somewhere."""
+    """Return *name* as part of a file name, shortened."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name[:80]).strip("_") or "part"
 
 
 def _shown(name: str) -> str:
-    """*name* for a table: its beginning, on one line."""
+    """Return the beginning of *name* on one line, for a table."""
     return printable(name[:80]).replace("\n", " ") + ("…" if len(name) > 80 else "")
 
 

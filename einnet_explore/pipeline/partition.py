@@ -33,7 +33,7 @@ from einnet_explore.rules.sibling_merging import Siblings
 
 
 def join_siblings(units: NodeGroups) -> None:
-    """Join the groups of contractions that read one value, where sibling merging accepts two of their expressions."""
+    """Join groups of contractions that read one value, if sibling merging accepts two of their expressions."""
     readers: dict[str, dict[int, None]] = {}
     for n in sorted(units.understood):
         if units.contractions(group := units.of[n]):
@@ -48,9 +48,9 @@ def join_siblings(units: NodeGroups) -> None:
 
 
 def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
-    """Whether sibling merging accepts an equation of *one* with one of *other*, over what is no weight.
+    """Whether sibling merging accepts an equation of *one* with one of *other*, over a tensor that is no weight.
 
-    Where one reads a result of the other they are not beside one another.
+    Equations that read one another's results are no siblings.
     """
     if _reads(one, other) or _reads(other, one):
         return False
@@ -73,12 +73,12 @@ def _reads(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
 
 
 def join_parallel(units: NodeGroups) -> None:
-    """Join with siblings what follows them in parallel: equal sizes, one beside the other, no activation in between."""
+    """Join siblings with contractions that follow them in parallel: equal sizes, independent, no activation between."""
     for group in [g for g in units.members if len(units.contractions(g)) > 1]:
         after = [n for n in sorted(units.understood) if units.kind(n) == "contraction" and _follows(n, group, units)]
         for one, other in combinations(after, 2):
-            apart = not units.before[one] & units.before[other] and not units.dependent(one, other)
-            if apart and _sizes(one, units) == _sizes(other, units):
+            independent = not units.before[one] & units.before[other] and not units.dependent(one, other)
+            if independent and _sizes(one, units) == _sizes(other, units):
                 # The sum of both may be with either: then that one has to come second.
                 for first, second in ((one, other), (other, one)):
                     if units.join(group, first):
@@ -87,7 +87,7 @@ def join_parallel(units: NodeGroups) -> None:
 
 
 def _follows(n: int, group: int, units: NodeGroups) -> bool:
-    """Whether node *n*, outside, reads what a contraction of *group* computes, through no activation."""
+    """Whether node *n*, outside *group*, reads the result of a contraction in it through no activation."""
     inside = units.members[units.of[group]]
     waiting, found = list(units.before[n] & inside) if n not in inside else [], False
     while waiting:
@@ -102,7 +102,7 @@ def _follows(n: int, group: int, units: NodeGroups) -> bool:
 
 
 def _sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
-    """How many elements node *n* reads and computes, whatever their layout."""
+    """Return the sizes of the tensors that node *n* reads and computes."""
     node = units.model.nodes[n]
     return tuple(sorted(prod(units.model.shape(name)) for name in names) for names in (node.reads, node.results))
 
@@ -113,7 +113,7 @@ def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A node that no subprogram holds, and why."""
+    """A node in no subprogram, and why."""
 
     node: str
     why: str
@@ -121,14 +121,14 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A model as subprograms, in an order in which they can run, and the nodes that stay as they are."""
+    """A model's subprograms, in an executable order, and the nodes that stay as they are."""
 
     subprograms: tuple[Subprogram, ...]
     skipped: tuple[Skipped, ...]
 
 
 def split_model(model: Model) -> tuple[Subprogram, ...]:
-    """The subprograms of *model*."""
+    """Return the subprograms of *model*."""
     return partition(model).subprograms
 
 
@@ -173,7 +173,7 @@ def partition(model: Model, beside: bool = True) -> Split:
 
 
 def _used(model: Model) -> set[int]:
-    """The nodes that outputs depend on; the others are left to ONNX Runtime, which drops them."""
+    """Return the nodes that outputs depend on; ONNX Runtime drops the others."""
     needed = {value.name for value in model.outputs}
     found: set[int] = set()
     for n in reversed(range(len(model.nodes))):
@@ -184,7 +184,7 @@ def _used(model: Model) -> set[int]:
 
 
 def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
-    """The equations of a node whose tensors are all float32, as subprograms compute."""
+    """Return the equations of a node whose tensors are all float32."""
     found = express(node, model)
     if isinstance(found, NotUnderstood):
         return found
@@ -195,7 +195,7 @@ def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnders
 
 
 def _around_contractions(units: NodeGroups) -> None:
-    """Each contraction takes the cheap nodes that read what it has so far, and the re-indexing in front of it.
+    """Join each contraction with the cheap nodes that read its group, and with re-indexings before it.
 
     A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
     """
@@ -214,7 +214,7 @@ def _around_contractions(units: NodeGroups) -> None:
 
 
 def _closes(m: int, n: int, units: NodeGroups) -> bool:
-    """Whether what node *m* reads of the group of *n* is read by that group alone once cheap readers have joined it.
+    """Whether the values that node *m* reads of the group of *n* are read by that group alone, once cheap readers join.
 
     Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
     """
@@ -224,7 +224,7 @@ def _closes(m: int, n: int, units: NodeGroups) -> bool:
 
 
 def _chains(units: NodeGroups) -> None:
-    """Cheap nodes and reductions left over join those that they read, where no others do."""
+    """Join the cheap nodes and reductions that are left with their producers, unless others read these."""
     left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
     rest = set(left)
     for n in left:
@@ -244,7 +244,7 @@ def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[
 def _parts(
     group: tuple[int, ...], single: tuple[tuple[int, ...], ...], units: NodeGroups, readers: Mapping[str, set[int]]
 ) -> tuple[Subprogram, ...]:
-    """What the contractions in *group* had around them before they were joined."""
+    """Return the subprograms of the contractions in *group* before they were joined."""
     inside = set(group)
     held = [part for part in single if set(part) <= inside and any(units.kind(n) == "contraction" for n in part)]
     return tuple(_subprogram(part, units, readers) for part in held) if len(held) > 1 else ()

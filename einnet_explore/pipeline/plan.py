@@ -1,21 +1,14 @@
-r"""Mixed execution: ONNX Runtime where a model stays as it is, compiled programs where it was replaced.
+r"""Execution plans: compiled programs replace groups of a model's nodes, ONNX Runtime runs the others.
 
 The nodes that stay run in as few sessions as the replaced groups allow: with
 
 .. math::  s(n) = \max_{p \to n} \begin{cases} s(p) & p \text{ stays} \\ s(p) + 1 & p \text{ is replaced} \end{cases}
 
-(groups take the largest *s* before them, -1 where nothing stays before them), all nodes of one *s* run in one session.
-The longest alternation along a path forces that many, so fewer are impossible.
+(groups take the largest *s* before them, -1 if there is none), all nodes of one *s* run in one session.  The longest
+alternation along a path forces that many, so fewer are impossible.
 
-Where every group is a compiled program that a session can run (``runtime.onnx_fragment``), there is one session for
-all: what
-stays and what replaces is written into one graph, in which ONNX Runtime lays out memory and shares its threads.
-
-Which nodes run together: the groups that are replaced, and what stays in as few sets between them as can be.
-
-A compiled program in the place of some of a model's nodes: called with the model's values, or written among them.
-
-Plans that run: ONNX Runtime where a model stays as it is, compiled programs where it was replaced.
+If a session can run every compiled program (``runtime.onnx_fragment``), there is one session: original nodes and
+programs are written into one graph, in which ONNX Runtime lays out memory and shares its threads.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ from einnet_explore.support.errors import Refused
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
-    """Raise Refused where a group is empty or shares a node with another."""
+    """Raise Refused if a group is empty or shares a node with another."""
     seen: set[str] = set()
     for nodes in groups:
         if not nodes:
@@ -62,9 +55,9 @@ def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
 def execution_order(
     regions: ModelRegions, groups: Sequence[Collection[ModelNode]]
 ) -> list[tuple[int | None, tuple[ModelNode, ...]]]:
-    """The groups (by number) and, between them, the nodes that stay (None), fewest sets first to last.
+    """Return the groups (by number) and, between them, the nodes that stay (None) in as few sets as possible, in order.
 
-    Raises Refused where a group is not convex.
+    Raises Refused if a group is not convex.
     """
     member = {node.name: n for n, nodes in enumerate(groups) for node in nodes}
     maker = {name: node.name for node in regions.nodes for name in node.results}
@@ -89,7 +82,7 @@ def execution_order(
     out: list[tuple[int | None, tuple[ModelNode, ...]]] = []
     place = {node.name: n for n, node in enumerate(regions.nodes)}
     for s in range(-1, max(rank.values(), default=-1) + 1):
-        # Where nothing stays before a group, it must not wait for a session.
+        # A group with no original node before it must not wait for a session.
         staying = [u for u in order if isinstance(u, str) and rank[u] == s and u in live]
         nodes = sorted(staying, key=place.__getitem__)
         if nodes:
@@ -99,7 +92,7 @@ def execution_order(
 
 
 def _live(regions: ModelRegions) -> set[str]:
-    """The nodes that some output needs."""
+    """Return the nodes that some output needs."""
     needed = set(regions.outputs)
     live = set()
     for node in reversed(regions.nodes):
@@ -115,13 +108,13 @@ def _unit(unit: int | str, groups: Sequence[Collection[ModelNode]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ProgramCall:
-    """*program* as a plan calls it; *names* gives the model's value for each of its inputs and outputs."""
+    """A compiled *program* in a plan; *names* maps its inputs and outputs to values of the model."""
 
     program: CompiledProgram
     names: Mapping[str, str]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The values that leave the group from those that enter it; raises Refused where an engine fails."""
+        """Compute the values that leave the group from those that enter it; raises Refused if an engine fails."""
         given = {name: arrays[self.names[name]] for name in self.program.contexts.inputs}
         try:
             made = self.program.run(given)
@@ -131,10 +124,10 @@ class ProgramCall:
         return {self.names[name]: array for name, array in made.items()}
 
     def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> Writer | None:
-        """The program as nodes that read and make the model's values; None where it has to be called.
+        """Return the program as nodes that read and write the model's values; None if it has to be called.
 
-        It has to be where a session cannot run one of its kernels, a value is not of single precision (programs are),
-        or the group, which makes *outputs* for others, is not given all of them.
+        It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
+        program does not compute all *outputs* of the group.
         """
         program = self.program.program
         values = [self.names[name] for name in (*self.program.contexts.inputs, *program.outputs)]
@@ -149,7 +142,7 @@ def splice_model(
     parts: Sequence[tuple[Sequence[ModelNode], Writer | None]],
     opset: Sequence[onnx.OperatorSetIdProto],
 ) -> onnx.ModelProto:
-    """The model of *regions* made of *parts*, first to last: its own nodes, and what was written in place of others."""
+    """Build a model from *parts* of *regions*, in order: original nodes, or the nodes written in their place."""
     graph = regions.proto.graph
     protos: list[onnx.NodeProto] = []
     weights: dict[str, onnx.TensorProto] = {}
@@ -177,12 +170,12 @@ def splice_model(
 
 
 GroupRun: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
-"""What computes a group: the values that leave it from those that enter it, by value name."""
+"""Computes a group: the values that leave it from those that enter it, by value name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One step: the *nodes* it stands for, how it is *run*, what it reads and writes, and what nobody needs then."""
+    """One step of a plan: its *nodes*, the values that it reads and writes, and those that are *dropped* after it."""
 
     nodes: tuple[str, ...]
     replaced: bool
@@ -202,34 +195,34 @@ class ExecutionPlan:
     constants: Mapping[str, Array] = field(repr=False)
     threads: int = 1
     rest: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Gives back the memory that runs have taken, where it can be had again: ONNX Runtime keeps the most of any run."""
+    """Frees the memory of a session that can be reopened: ONNX Runtime keeps the most that any run took."""
 
     @property
     def sessions(self) -> int:
-        """How many ONNX Runtime sessions there are."""
+        """The number of ONNX Runtime sessions."""
         return sum(not segment.replaced for segment in self.segments)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
-        """The outputs of the model, by name; raises ValueError where an input is missing.
+        """Return the outputs of the model by name; raises ValueError if an input is missing.
 
-        An input of another type is converted; an array is let go as soon as no later segment reads it.
+        An input of another type is converted; an array is freed as soon as no later segment reads it.
         """
-        held: dict[str, Array] = dict(self.constants)
+        arrays: dict[str, Array] = dict(self.constants)
         for name, dtype in self.inputs.items():
             if name not in inputs:
                 raise ValueError(f"input {name} is missing, given {', '.join(inputs) or 'none'}")
-            held[name] = np.asarray(inputs[name], dtype)
+            arrays[name] = np.asarray(inputs[name], dtype)
         for segment in self.segments:
-            held.update(zip(segment.outputs, segment.run(held), strict=True))
+            arrays.update(zip(segment.outputs, segment.run(arrays), strict=True))
             for name in segment.dropped:
-                del held[name]
-        return {name: held[name] for name in self.outputs}
+                del arrays[name]
+        return {name: arrays[name] for name in self.outputs}
 
 
 def build_plan(
     model: Model, replacements: Mapping[tuple[str, ...], GroupRun] | None = None, threads: int = 1
 ) -> ExecutionPlan:
-    """The plan of *model* in which each group of nodes (by name) is run by its callable, the others by ONNX Runtime.
+    """Return the plan of *model* in which each group of nodes (by name) is run by its callable, others by ONNX Runtime.
 
     A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
     weights it holds itself.  Only ``ByValue`` is called by two threads at once.  Without replacements the plan is one
@@ -265,7 +258,7 @@ def _joined(
     runs: Mapping[int, GroupRun],
     threads: int,
 ) -> Segment | None:
-    """All parts *found* in one session; None where some group is no program that a session can run.
+    """Return all parts *found* in one session; None if a session cannot run some group.
 
     Programs are written in ONNX's latest operators, which the model's own operator set may not have.
     """
@@ -287,7 +280,7 @@ def _joined(
         return None
     kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
-    held: list[Any] = [*runs.values()]  # while this plan is there the next one need not compile them again
+    held: list[Any] = [*runs.values()]  # while this plan exists the next one does not compile them again
     try:
         session = open_session(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
     except Refused:
@@ -301,7 +294,7 @@ def _joined(
 
 
 def _free_prefix(regions: ModelRegions) -> str:
-    """The beginning of names that no value of the model has."""
+    """Return a prefix that no value name of the model has."""
     names = {name for node in regions.nodes for name in (*node.reads, *node.results)}
     prefix = "/"
     while any(name.startswith(prefix) for name in names):
@@ -310,7 +303,7 @@ def _free_prefix(regions: ModelRegions) -> str:
 
 
 class ReopenedSession:
-    """A session that is open while it is run: after ``rest`` it is opened again by the next run."""
+    """A session that the next run after ``rest`` opens again."""
 
     def __init__(self, opened: Callable[[], onnxruntime.InferenceSession]) -> None:
         self._open = opened
@@ -325,7 +318,7 @@ class ReopenedSession:
         return held
 
     def rest(self) -> None:
-        """Let the session go; who runs it now still has it."""
+        """Drop the session; a run in progress keeps it."""
         self._held = None
 
 
@@ -386,7 +379,7 @@ def _array(regions: ModelRegions, name: str) -> Array:
 
 
 def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:
-    """*segments* with what is dropped after each: values that it is the last to read or that nobody reads."""
+    """Return *segments* with the values dropped after each: no later segment reads them."""
     needed = set(outputs)
     out: list[Segment] = []
     for s in reversed(segments):

@@ -1,4 +1,4 @@
-"""What a user asks for, as the values that optimising takes: a model, a device, threads, a budget, a runtime."""
+"""Parsing of a user's request: model, device, threads, budget, runtime."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from einnet_explore.support.errors import BackendError
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
 RUNTIMES = ("plan", "onnxruntime")
-"""What the optimised model may be run by: our plan, or ONNX Runtime alone on the exported file."""
+"""Runtimes of the optimised model: our plan, or ONNX Runtime alone on the exported file."""
 
 
 def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
-    """*model* itself, or read from a file; a program is written as ONNX first, with library operators where it can."""
+    """Return *model*, read from a file if it is a path; programs are exported first."""
     match model:
         case Model():
             return model
@@ -37,7 +37,7 @@ def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[i
 def make_settings(
     device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
 ) -> Settings:
-    """The settings of a search; raises ValueError on a device, a runtime or numerics that are not there."""
+    """Return the settings of tuning; raises ValueError for an unknown device, runtime or numerics level."""
     check_device(device)
     if runtime not in RUNTIMES:
         raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
@@ -45,7 +45,7 @@ def make_settings(
 
 
 def check_device(device: str) -> None:
-    """Raise ValueError, with what is missing, unless *device* can be used."""
+    """Raise ValueError, with the reason, unless *device* can be used."""
     if device == "cuda":
         try:
             execution.check()
@@ -69,7 +69,7 @@ def check_device(device: str) -> None:
 
 
 def parse_budget(budget: float | str | None) -> float | None:
-    """``60``, ``60.0`` and ``"60s"`` are sixty seconds; raises ValueError on what is no positive number."""
+    """Return seconds: ``60``, ``60.0`` and ``"60s"`` are sixty; raises ValueError unless they are positive."""
     if budget is None:
         return None
     try:

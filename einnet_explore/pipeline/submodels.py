@@ -1,4 +1,4 @@
-"""Parts of a model as models of their own: any set of its nodes, with the values that cross its border."""
+"""Submodels: any set of a model's nodes as an ONNX model, with the values that cross its border."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Array = NDArray[Any]
 
 
 def describe_nodes(nodes: Collection[ModelNode]) -> str:
-    """*nodes* for a message."""
+    """Describe *nodes* in a message."""
     return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
 
 
 class ModelRegions:
-    """The model that parts are taken from, indexed once."""
+    """A model, indexed for the extraction of submodels."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
@@ -48,7 +48,7 @@ class ModelRegions:
         return tuple(node for node in self.nodes if node.name in wanted)
 
     def border(self, nodes: Collection[ModelNode]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What *nodes* read from elsewhere (weights aside), and what of theirs is read elsewhere or is an output."""
+        """Return the values that *nodes* read from elsewhere (no weights), and their results that are used there."""
         made = {name for node in nodes for name in node.results}
         own = {node.name for node in nodes}
         reads = dict.fromkeys(name for node in nodes for name in node.reads)
@@ -57,7 +57,7 @@ class ModelRegions:
         return inputs, tuple(name for node in nodes for name in node.results if name in needed)
 
     def extract(self, nodes: Collection[ModelNode]) -> onnx.ModelProto:
-        """*nodes*, which stand in the order of the model, as a model from border to border."""
+        """Return *nodes*, in the order of the model, as a model from border to border."""
         inputs, outputs = self.border(nodes)
         if not outputs:
             raise Refused(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")

@@ -1,9 +1,9 @@
-r"""Chains across contractions: transform, product, transform as one kernel that goes through them block by block.
+r"""Fused tiling of chains across contractions: transform, product and transform as one kernel, block by block.
 
-Fusion stops where an element would be computed twice, hence at every contraction.  What shares a traversal with the
-result need not be written for all that:
+Fusion stops at every contraction, where an element would be computed twice.  An equation that shares a traversal with
+the result can still be computed block by block, without writing it whole:
 
-1. what only counts elements otherwise (a reshape) is merged into what reads it;
+1. a reshape is merged into its reader;
 2. weights of products are stored in panels, so that vectors run along the product's last traversal;
 3. every equation that only one other reads, down to the result, is substituted into it;
 4. the whole is generated in blocks (``rules/blocked_generation.py``).
@@ -35,11 +35,11 @@ from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.storage_layout import Stored
 
 PANEL_COLUMNS = 64
-"""Columns of a product that lie side by side, for every step of its sum."""
+"""Columns of a product that are stored together, for every step of its sum."""
 
 
 def chain_in_blocks(derivation: Derivation) -> Derivation | None:
-    """*derivation* with what leads to each output as one blocked kernel; None where that cannot be for any of them."""
+    """Derive one blocked kernel for each output of *derivation* where possible; None if no output has one."""
     done = derivation
     for name in derivation.end.outputs:
         longer = _chained(done, name)
@@ -63,12 +63,12 @@ def _chained(derivation: Derivation, name: str) -> Derivation | None:
 
 
 def runs_in_blocks(scope: Scope) -> bool:
-    """Whether there is a kernel that is worth it: products in vectors."""
+    """Whether there is a kernel with vectorised products for *scope*."""
     return tileable_chain(scope, this_machine()) is not None
 
 
 def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
-    """*derivation* with every reshape on the way to the equation called *name* merged into its only reader."""
+    """Merge every reshape on the way to the equation called *name* into its only reader."""
     while (pair := next(_reshapes(derivation.end, name), None)) is not None:
         source, reader = pair
         longer = apply_rule(derivation, EXPRESSION_FUSION, reader, Intermediate(source))
@@ -94,7 +94,7 @@ def _reshape(scope: Scope) -> bool:
 
 
 def _alone(program: Program, name: str) -> Iterable[str]:
-    """The equations that the one called *name* reads, nobody else does, and that are not known at compile time."""
+    """Yield the equations that only the one called *name* reads and that are not known at compile time."""
     found, known = readers_by_name(program), constants(program)
     made = {e.name for e in program.equations} - known - set(program.outputs)
     for tensor in tensors(equation_named(program, name).scope):
@@ -103,7 +103,7 @@ def _alone(program: Program, name: str) -> Iterable[str]:
 
 
 def _panelled(derivation: Derivation) -> Derivation:
-    """*derivation* with the weights of products stored in panels, where they are equations of their own."""
+    """Store the weights of products in panels, if they are equations of their own."""
     known = constants(derivation.end)
     made = {e.name for e in derivation.end.equations} & known
     for e in derivation.end.equations:
@@ -123,7 +123,7 @@ def _panelled(derivation: Derivation) -> Derivation:
 
 
 def _panels(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
-    """Φ that puts panels of *last* innermost; empty where *last* is no dimension, or is innermost already."""
+    """Return Φ that puts panels of *last* innermost; empty if *last* is no dimension, or is innermost already."""
     at = [d for d, i in enumerate(access.index) if i.single == last]
     if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= PANEL_COLUMNS):
         return ()

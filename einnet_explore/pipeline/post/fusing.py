@@ -43,19 +43,19 @@ from einnet_explore.rules.expression_inlining import Inlined
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """A derivation that has been fused to the end, and why each pair that is left was not: by (source, reader)."""
+    """A derivation that has been fused to the end, and why each remaining pair (source, reader) was refused."""
 
     derivation: Derivation
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def fuse_eoperators(derivation: Derivation) -> Derivation:
-    """*derivation* continued until no eOperator can be fused into another, and nothing is computed twice or in vain."""
+    """Fuse eOperators until none can be fused; remove duplicate and dead equations."""
     return fuse_with_refusals(derivation).derivation
 
 
 def fuse_with_refusals(derivation: Derivation) -> FusionResult:
-    """As ``fuse``, with what was refused."""
+    """Fuse as ``fuse_eoperators`` does, and report refused pairs."""
     while True:
         derivation = share_results(derivation)
         refused: dict[tuple[str, str], str] = {}
@@ -66,7 +66,7 @@ def fuse_with_refusals(derivation: Derivation) -> FusionResult:
 
 
 def share_results(derivation: Derivation) -> Derivation:
-    """*derivation* with what is computed twice computed once, copies read at their source, and dead equations gone."""
+    """Compute duplicates once, read copies at their source, and remove dead equations."""
     while True:
         before = derivation
         for n in range(len(before.end.equations)):
@@ -78,7 +78,7 @@ def share_results(derivation: Derivation) -> Derivation:
 
 
 def _step(derivation: Derivation, rule: Rule[Any], n: int) -> Derivation:
-    """The first step of *rule* at equation *n*, if there is one."""
+    """Apply the first match of *rule* at equation *n*, if there is one."""
     if n < len(derivation.end.equations):
         for match in rule.matches(derivation.end, (n,)):
             return derivation.then(match)
@@ -86,7 +86,7 @@ def _step(derivation: Derivation, rule: Rule[Any], n: int) -> Derivation:
 
 
 def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> Derivation | None:
-    """One pair made one, or None with the reasons in *refused*."""
+    """Fuse one pair; None if there is none, with the reasons in *refused*."""
     program = derivation.end
     made = {e.name: e for e in program.equations}
     known = weight_only(program)
@@ -117,7 +117,7 @@ def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivat
 
 
 def is_blocked_chain(e: Equation) -> bool:
-    """Whether *e* is a chain that is run block by block."""
+    """Whether *e* is a chain that runs block by block."""
     return e.via == BLOCKED
 
 
@@ -144,7 +144,7 @@ def _reads(access: Access, source: Equation) -> bool:
 
 
 def reads_each_once(reader: Scope, access: Access) -> bool:
-    """Whether *reader* reads every element at most once through *access*: its index is injective in its iterators."""
+    """Whether *reader* reads every element at most once through *access*: the index is injective."""
     if reads_once(reader, access):
         return True
     own = tuple(x for x in (*reader.traversals, *reader.summations) if x.extent > 1)
@@ -160,7 +160,7 @@ def reads_each_once(reader: Scope, access: Access) -> bool:
 
 
 def _read_through(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
-    """*reader* reading what *source* only moves; a view does so only where it stays one, or is the only reader."""
+    """Let *reader* read through *source*, a re-indexing; a view does so only if it stays one or is the only reader."""
     alone = readers_by_name(derivation.end)[source.name] == (reader.name,) and source.name not in derivation.end.outputs
     longer = (
         apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))

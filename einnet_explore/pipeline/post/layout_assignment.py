@@ -7,14 +7,13 @@ is made in layout *a* and read in layout *b* is transformed once, however many r
    \min \sum_{o,m} c_{om} z_{om} + \sum_{T,a,b} t_{Tab} w_{Tab},\quad
    \sum_m z_{om} = 1,\quad w_{Tab} \ge p_{Ta} + \sum_{m \text{ reads } T \text{ in } b} z_{om} - 1
 
-Layouts worth trying for an intermediate: those in which its sources are stored or its readers walk.
+Candidate layouts of an intermediate are those of its sources and the orders in which its readers traverse it.
 
 .. math::  T[\vec x] = f(S[\tau(\vec x)]) \Rightarrow \Phi = \tau, \qquad
            g(\vec y) = h(T[\pi(\vec y)]) \Rightarrow \Phi = \pi^{-1}
 
-Where these are no bijections (windows, sums) the order alone is taken.  Blocked layouts come from readers that divide.
-
-What an equation costs in a given layout: measured on this device, or estimated by how it walks through memory.
+If these are no bijections (windows, sums) only the order is taken.  Blocked layouts come from readers that divide.
+The cost of an equation in a layout is measured on this device, or estimated by its memory accesses.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Transform: TypeAlias = "tuple[str, int, int]"
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way to run an operator: its *seconds*, and the layouts that tensors are read and made in, by name."""
+    """A mode of an operator: its *seconds*, and the layouts in which it reads and writes tensors, by name."""
 
     seconds: float
     reads: Mapping[str, int] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class LayoutAssignment:
-    """The number of each operator's mode, the transforms that are left, and the seconds of all together."""
+    """The mode number of each operator, the remaining transforms, and the seconds of all together."""
 
     modes: tuple[int, ...]
     transforms: frozenset[Transform]
@@ -57,7 +56,7 @@ class LayoutAssignment:
 
 
 def needed_transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
-    """The transforms that operators in *modes* need; what none of them makes comes in layout 0."""
+    """Return the transforms that operators in *modes* need; inputs have layout 0."""
     held = tuple(modes)
     made = {name: layout for mode in held for name, layout in mode.makes.items()}
     return frozenset(
@@ -69,13 +68,13 @@ def needed_transforms(modes: Iterable[Mode]) -> frozenset[Transform]:
 
 
 def total_seconds(modes: Iterable[Mode], seconds: Callable[[Transform], float]) -> float:
-    """The seconds of operators in *modes*, with the transforms between them."""
+    """Return the seconds of operators in *modes*, with the transforms between them."""
     held = tuple(modes)
     return sum(mode.seconds for mode in held) + sum(map(seconds, needed_transforms(held)))
 
 
 def assign_modes(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transform], float]) -> LayoutAssignment:
-    """The cheapest mode for every operator; *seconds* is the cost of a transform.
+    """Choose the cheapest mode for every operator; *seconds* is the cost of a transform.
 
     Raises ValueError for an operator without modes, and where the solver finds nothing.
     """
@@ -142,11 +141,11 @@ Phi: TypeAlias = "tuple[tuple[str, Index], ...]"
 """New traversals in order: a name, and an index in the old ones."""
 
 MAX_LAYOUTS = 4
-"""Layouts of one tensor that are tried, the one that it has among them."""
+"""Layouts of one tensor that are tried, its own among them."""
 
 
 def candidate_layouts(program: Program, equation: Equation) -> tuple[Phi, ...]:
-    """The layouts of the result of *equation*, the one that it has first; only that one for an output."""
+    """Return layouts of the result of *equation*, its own first; an output has no other."""
     xs = equation.scope.traversals
     found = {tuple(map(as_index, xs)): _phi(xs, tuple(map(as_index, xs)))}
     if equation.name not in program.outputs:
@@ -223,14 +222,14 @@ def _phi(xs: tuple[Iterator, ...], forward: tuple[Index, ...]) -> Phi:
 
 
 STRIDED_FACTOR = 2.0
-"""How many times as long bytes take that do not lie one after the other, where nothing was measured."""
+"""Estimated slowdown of reads that jump through memory."""
 
 DIVIDED_FACTOR = 1.1
-"""The same for an index with a quotient or a remainder."""
+"""Estimated slowdown of an index with a quotient or a remainder."""
 
 
 def estimate_equation(equation: Equation, model: CostModel | None = None) -> float:
-    """Seconds by roofline, more for reads that jump from one element to the next."""
+    """Estimate seconds by roofline, more for reads that jump through memory."""
     return (model or CostModel()).estimate(equation).seconds * max(
         (_slower(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
     )
@@ -245,7 +244,7 @@ def _slower(scope: Scope, access: Access) -> float:
 def measured_price(
     store: ProfileStore, threads: int, otherwise: Callable[[Equation], float]
 ) -> Callable[[Equation], float]:
-    """Seconds as stored, else measured now; *otherwise* where an equation cannot be compiled."""
+    """Return a price function: seconds as stored, else measured; *otherwise* if an equation does not compile."""
 
     def price(equation: Equation) -> float:
         try:

@@ -1,7 +1,8 @@
-"""Layouts of a program's intermediates chosen together, so that transforms are paid once (beyond EinNet §6.3).
+"""Layout assignment: layouts of a program's intermediates chosen together, so that transforms are shared.
 
-An eOperator reads and writes any layout, at a cost that depends on it; a library operator those in which it still
-matches without an equation beside it (a matrix product its transposes).  Inputs and outputs are the caller's.
+This goes beyond EinNet §6.3.  An eOperator reads and writes any layout, at a cost that depends on it; a library
+operator only those in which it matches without further equations (a matrix product its transposes).  Inputs and
+outputs keep their layouts.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 from einnet_explore.rules.storage_layout import Stored, map_index, with_layout
 
 Price = Callable[[Equation], float]
-"""The seconds of one run of an equation, as its ``via`` says."""
+"""Seconds of one run of an instantiated equation."""
 
 MIN_MEASURED_GAIN = 0.98
-"""Layouts are changed where all operators together then take less than this part of their time, as measured."""
+"""Layouts change if all operators together then take less than this part of their measured time."""
 
 MIN_ESTIMATED_GAIN = 0.999
-"""The same where their time is estimated, which has no noise."""
+"""The same for estimated times, which have no noise."""
 
 MAX_MEASURED_MODES = 48
-"""Modes of one program that are measured: with more, layouts are chosen by the estimate."""
+"""Modes of one program that are measured; with more, estimates choose."""
 
 MAX_MEASURING_SECONDS = 20.0
-"""Seconds that measuring them may take by the estimate; where it would be more, too, the estimate chooses."""
+"""Estimated seconds of measuring them; beyond, estimates choose."""
 
 RUNS_PER_MODE = 50
-"""How often about a mode is run to measure it, by all engines together."""
+"""Approximate runs of a mode that is measured, of all engines together."""
 
 MAX_MODES = 12
-"""Modes of one equation that are priced; with more, only those that change one tensor."""
+"""Modes of one equation that are priced; beyond, only those that change one tensor."""
 
 
 def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:
-    """*derivation* with the cheapest layouts; as it is where that gains nothing worth mentioning.
+    """Change *derivation* to the cheapest layouts, if that gains enough.
 
-    The price is *exact* where there are at most ``MEASURED`` modes to choose among and they are short, else *rough*.
+    The price is *exact* if there are at most ``MAX_MEASURED_MODES`` and they are short, else *rough*.
     """
     problem = LayoutProblem(derivation.end, rough)
     if not any(len(found) > 1 for found in problem.layouts.values()):
@@ -91,7 +92,7 @@ class LayoutProblem:
 
     @cached_property
     def layouts(self) -> Mapping[str, tuple[Phi, ...]]:
-        """The layouts that each intermediate may have, by name; weights' are made beforehand, views cost nothing."""
+        """The candidate layouts of each intermediate, by name, without weights (made beforehand) and views (free)."""
         known = self.known
         return {
             e.name: candidate_layouts(self.program, e)
@@ -100,7 +101,7 @@ class LayoutProblem:
         }
 
     def modes(self, e: Equation) -> list[Mode]:
-        """The modes of *e* that can be run, the one that it has first."""
+        """Return the modes of *e* that can be run, its own first."""
         own = [e.name] if e.name in self.layouts else []
         read = [t.name for t in tensors(e.scope) if t.name in self.layouts]
         free = [*own, *dict.fromkeys(read)]
@@ -121,7 +122,7 @@ class LayoutProblem:
         return 0.0 if known or _view(made) else self.price(made)
 
     def relaid(self, e: Equation, at: Mapping[str, int]) -> Equation | None:
-        """*e* with its tensors in the layouts *at*, given means again; None where it cannot be run so alone."""
+        """Instantiate *e* with its tensors in the layouts *at*; None if that takes more than one equation."""
         if not any(at.values()):
             return e
         scope = e.scope
@@ -139,13 +140,13 @@ class LayoutProblem:
         return _alone(replace(e, scope=scope, via=None), e)
 
     def phi(self, name: str, layout: int) -> Bijection:
-        """The bijection from the tensor's layout to another one."""
+        """Return the bijection from the tensor's layout to another one."""
         found = self.layouts[name][layout]
         xs = equation_named(self.program, name).scope.traversals
         return bijection(xs, tuple(n for n, _ in found), tuple(i for _, i in found))
 
     def transform(self, what: Transform) -> float:
-        """The seconds of a transform."""
+        """Return the seconds of a transform."""
         if what not in self.turned:
             self.turned[what] = self._turn(*what)
         return self.turned[what]
@@ -167,7 +168,7 @@ class LayoutProblem:
     def applied(
         self, derivation: Derivation, changed: Mapping[str, int], copies: Iterable[Transform], taken: list[Mode]
     ) -> Derivation | None:
-        """*derivation* with the tensors *changed* to other layouts and *copies* in others; None where a step fails."""
+        """Change tensors to the layouts *changed* and make *copies* in others; None if a step fails."""
         reads = {e.name: mode.reads for e, mode in zip(self.program.equations, taken, strict=True)}
         longer: Derivation | str = derivation
         for name, _, after in sorted(copies):
@@ -191,7 +192,7 @@ class LayoutProblem:
 
 
 def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation | None:
-    """Means for the equation called *name*, as *old* had."""
+    """Instantiate the equation called *name* again, as *old* was."""
     if old is not None and old.via is not None and not is_generated(old):
         return match_library_again(derivation, name, old.via.operator)
     made = generate_equation(merge_scopes(derivation, name), name)

@@ -1,4 +1,4 @@
-"""What all passes do: one more step, equations by name, and means of running anew after a rewrite."""
+"""Common steps of post-optimisation passes: apply a rule, find equations by name, instantiate again after a rewrite."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from einnet_explore.rules.base import places
 from einnet_explore.strategies.instantiation import matching_rule
 
 GENERATED = (EOPERATOR, VIEW)
-"""What is run by a kernel of ours or by no kernel at all."""
+"""Operators of equations that run as a generated kernel or as none."""
 
 
 def equation_index(program: Program, name: str) -> int:
-    """The number of the equation called *name*."""
+    """Return the number of the equation called *name*."""
     return next(n for n, e in enumerate(program.equations) if e.name == name)
 
 
 def equation_named(program: Program, name: str) -> Equation:
-    """The equation called *name*."""
+    """Return the equation called *name*."""
     return program.equations[equation_index(program, name)]
 
 
@@ -43,7 +43,7 @@ def apply_rule(derivation: Derivation, rule: Rule[Any], name: str, params: Any) 
 
 
 def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
-    """The equations that read each tensor, by name."""
+    """Return the equations that read each tensor, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for e in program.equations:
         for name in read_by(e.scope):
@@ -52,12 +52,12 @@ def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
 
 
 def is_generated(e: Equation) -> bool:
-    """Whether *e* is run by a kernel of ours or is a view."""
+    """Whether *e* is an eOperator or a view."""
     return e.via is not None and e.via.operator in GENERATED
 
 
 def merge_scopes(derivation: Derivation, name: str) -> Derivation:
-    """Every nested scope without a summation, in the equation called *name*, merged into what reads it."""
+    """Merge every nested scope without a summation, in the equation called *name*, into its reader."""
     while (match := next(iter(_mergeable(derivation.end, name)), None)) is not None:
         derivation = derivation.then(match)
     return derivation
@@ -87,7 +87,7 @@ def generate_equation(derivation: Derivation, name: str) -> Derivation | str:
 
 
 def match_library_again(derivation: Derivation, name: str, operator: str) -> Derivation | None:
-    """The equation called *name* run by *operator* again, with nothing computed beside it; None where that fails."""
+    """Match the equation called *name* to *operator* again, with no other computation; None if that fails."""
     program = derivation.end
     at = (equation_index(program, name),)
     for match in matching_rule(OPERATORS).matches(program, at):
@@ -101,5 +101,5 @@ def match_library_again(derivation: Derivation, name: str, operator: str) -> Der
 
 
 def is_named(pattern: str, operator: str) -> bool:
-    """Whether *operator* is one of the names of the operator called *pattern*."""
+    """Whether *operator* is a name of the operator called *pattern*."""
     return any(pattern in o.names and operator in o.names for o in OPERATORS)
