@@ -12,7 +12,7 @@ from typing import Any
 
 def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
     """Measure a model or case against other engines, interleaved; see ``einnet_evaluation.bench`` for the options."""
-    from einnet_evaluation.bench import benchmark as run
+    from einnet_evaluation.bench import run_benchmark as run
 
     return run(model, **options)
 

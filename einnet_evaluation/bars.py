@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-MORE = (*COLOURS, "#e0a526", "#7f7f7f")
+_BAR_COLOURS = (*COLOURS, "#e0a526", "#7f7f7f")
 
-CUT = 4.0
+_MAX_BAR_HEIGHT = 4.0
 """Bars of Fig. 12 that are longer are cut off there, with their length written on them."""
 
 
@@ -41,7 +41,7 @@ class Panel:
     line: float | None = None
 
 
-def bars(sheet: ResultTable) -> Figure:
+def draw_chart(sheet: ResultTable) -> Figure:
     """The figure of a measured table; raises ValueError where Matplotlib is missing or no figure is known."""
     drawn = {"e1": _end_to_end, "e2": _table3, "e3": _backends}
     if sheet.name not in drawn:
@@ -49,10 +49,10 @@ def bars(sheet: ResultTable) -> Figure:
     panels = tuple(drawn[sheet.name]([dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]))
     if not panels:
         raise ValueError(f"table {sheet.name!r} is empty, expected a row to draw")
-    return chart(sheet.title, panels)
+    return _chart(sheet.title, panels)
 
 
-def chart(title: str, panels: Sequence[Panel]) -> Figure:
+def _chart(title: str, panels: Sequence[Panel]) -> Figure:
     """*panels* side by side; raises ValueError where there are none or Matplotlib is missing."""
     try:
         import matplotlib as mpl
@@ -93,7 +93,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     wide = 0.8 / max(1, len(panel.series))
     tops = [0.0] * len(panel.groups)
-    for k, ((name, values), colour) in enumerate(zip(panel.series.items(), MORE, strict=False)):
+    for k, ((name, values), colour) in enumerate(zip(panel.series.items(), _BAR_COLOURS, strict=False)):
         for n, value in enumerate(values):
             if value is None:
                 continue
@@ -124,7 +124,7 @@ def _end_to_end(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         title = f"batch {batch}, {counted(threads, 'thread')}"
         groups = tuple(r["model"] for r in here)
         kept = {e: values for e, values in series.items() if any(v is not None for v in values)}
-        yield Panel(title, groups, kept, above, "time relative to ours", CUT, 1.0)
+        yield Panel(title, groups, kept, above, "time relative to ours", _MAX_BAR_HEIGHT, 1.0)
 
 
 def _table3(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
@@ -140,7 +140,15 @@ def _table3(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         "kept here": [r["kept_ms"] and r["kept_ms"] / r["before_ms"] for r in rows],
     }
     if rows:
-        yield Panel("the fastest backend before and after", groups, series, above, "time relative to before", CUT, 1.0)
+        yield Panel(
+            "the fastest backend before and after",
+            groups,
+            series,
+            above,
+            "time relative to before",
+            _MAX_BAR_HEIGHT,
+            1.0,
+        )
 
 
 def _backends(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
@@ -152,11 +160,11 @@ def _backends(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         yield Panel(case, tuple(r["backend"] for r in here), series, above, "milliseconds")
 
 
-def figure(sheet: ResultTable) -> Figure:
+def draw_gpu_chart(sheet: ResultTable) -> Figure:
     """The figure of the first table of an experiment; raises ValueError where it is empty or Matplotlib is missing."""
     drawn = {"e1": _models, "e2": _operators, "e3": _ways}[sheet.name]
     rows = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
-    return chart(sheet.title, tuple(drawn(rows)))
+    return _chart(sheet.title, tuple(drawn(rows)))
 
 
 def _models(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
@@ -168,7 +176,7 @@ def _models(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         kept = {name: values for name, values in series.items() if any(v is not None for v in values)}
         above = tuple(f"{r['speedup']:.2f}×" for r in here)
         groups = tuple(r["model"] for r in here)
-        yield Panel(f"batch {batch}, {precision}", groups, kept, above, "time relative to ours", CUT, 1.0)
+        yield Panel(f"batch {batch}, {precision}", groups, kept, above, "time relative to ours", _MAX_BAR_HEIGHT, 1.0)
 
 
 def _operators(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
@@ -182,7 +190,7 @@ def _operators(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         }
         above = tuple(f"{r['speedup']:.2f}×" if r["speedup"] else "" for r in here)
         groups = tuple(f"{r['case']}\n{r['before_by']} → {r['after_by']}" for r in here)
-        yield Panel(precision, groups, series, above, "time relative to before", CUT, 1.0)
+        yield Panel(precision, groups, series, above, "time relative to before", _MAX_BAR_HEIGHT, 1.0)
 
 
 def _ways(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:

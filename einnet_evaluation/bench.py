@@ -17,38 +17,38 @@ from statistics import median, quantiles
 from time import perf_counter, sleep
 from typing import Any, TypeAlias
 
-from einnet_evaluation.engines import DIRECT, NUMPY, ORT, OURS, WARM, Task, check_engines
-from einnet_evaluation.workers import Remote, Worker
+from einnet_evaluation.engines import DIRECT, NUMPY, ORT, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
+from einnet_evaluation.workers import RemoteEngine, Worker
 from einnet_explore.pipeline.request import check_device
 from einnet_explore.runtime.outputs import Arrays, largest_error
 
-NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
+_NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
-ALONE: Mapping[str, str] = {}
+_NO_SHARED_PROCESSES: Mapping[str, str] = {}
 
 Sampler: TypeAlias = "Callable[[int, bool], float]"
 
-SAMPLE = 0.01
+MIN_SAMPLE_SECONDS = 0.01
 """Seconds that one sample lasts at least: quick calls are repeated."""
 
-SETTLE = 0.01
+SETTLE_SECONDS = 0.01
 """Seconds after which the waiting threads of the engine that ran last no longer spin."""
 
 REFERENCES = (ORT, NUMPY, DIRECT)
 """Whose outputs the others' are compared with, the first that there is."""
 
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 """How many rounds there are at least where time is short."""
 
 
-def benchmark(
+def run_benchmark(
     path: str | Path,
     *,
     against: Sequence[str] = (ORT,),
     device: str = "cpu",
     threads: int | None = None,
     rounds: int = 20,
-    shapes: Mapping[str, tuple[int, ...]] = NO_SHAPES,
+    shapes: Mapping[str, tuple[int, ...]] = _NO_SHAPES,
     max_depth: int = 7,
     budget: float | None = None,
     limit: float | None = None,
@@ -78,7 +78,7 @@ def benchmark(
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "OUT.onnx")
         tasks = [Task(str(path), name, count, dict(shapes), max_depth, budget, out, attribute) for name in names]
-        found = measured(dict(zip(names, tasks, strict=True)), OURS, rounds, limit)
+        found = measure_engines(dict(zip(names, tasks, strict=True)), OURS, rounds, limit)
     ratios = {name: found.ratio(name, OURS) for name in found.samples}
     best = min((name for name in ratios if name in against), key=lambda name: ratios[name], default=None)
     return {
@@ -99,7 +99,7 @@ def benchmark(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """Engines by label: seconds a call in each round, what is said of each, its error against the *reference*.
 
     *refused*: those that cannot run their task, and why.  *load*: how many others wanted a core when the rounds began,
@@ -125,20 +125,20 @@ class Measured:
         return {"seconds": median(samples), "iqr": high - low, "samples": list(samples), "says": self.said[name]}
 
 
-def measured(
+def measure_engines(
     tasks: Mapping[str, Task],
     needed: str,
     rounds: int,
     limit: float | None = None,
-    homes: Mapping[str, str] = ALONE,
-) -> Measured:
+    homes: Mapping[str, str] = _NO_SHARED_PROCESSES,
+) -> Measurements:
     """The engines of *tasks* by label, all on the inputs of the first that runs, in interleaved rounds.
 
     Each has a process of its own, save that those with the same *homes* entry share one.  Raises ValueError or
     RuntimeError where the one called *needed* cannot run, or fails later; others are left out then.
     """
     refused: dict[str, str] = {}
-    engines: dict[str, Remote] = {}
+    engines: dict[str, RemoteEngine] = {}
     feeds: Arrays | None = None
     with ExitStack() as stack:
         at = {name: homes.get(name, name) for name in tasks}
@@ -159,15 +159,17 @@ def measured(
         want = engines[reference].outputs
         errors = {name: largest_error(want, engine.outputs) for name, engine in engines.items()}
         load = os.getloadavg()[0]
-        samples, lost = interleaved({n: engine.sample for n, engine in engines.items()}, rounds, limit, SETTLE, needed)
+        samples, lost = measure_interleaved(
+            {n: engine.sample for n, engine in engines.items()}, rounds, limit, SETTLE_SECONDS, needed
+        )
         refused |= lost
         errors = {name: errors[name] for name in samples}
         said = {name: engines[name].said for name in samples}
         details = {name: engines[name].details for name in samples}
-    return Measured(samples, said, errors, details, reference, refused, load)
+    return Measurements(samples, said, errors, details, reference, refused, load)
 
 
-def interleaved(
+def measure_interleaved(
     calls: Mapping[str, Sampler], rounds: int, limit: float | None = None, settle: float = 0, needed: str = ""
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Seconds a call in each round, and who is left out and why; who begins changes from round to round.
@@ -182,17 +184,17 @@ def interleaved(
     for name in calls:
         with _left_out(name, needed, samples, lost):
             once[name] = max(calls[name](1, True), 1e-7)
-    repeats = {name: max(1, int(SAMPLE / seconds)) for name, seconds in once.items()}
+    repeats = {name: max(1, int(MIN_SAMPLE_SECONDS / seconds)) for name, seconds in once.items()}
     began = perf_counter()
     for turn in range(rounds):
-        if limit is not None and turn >= LEAST_ROUNDS and perf_counter() - began > limit:
+        if limit is not None and turn >= MIN_ROUNDS and perf_counter() - began > limit:
             break
         names = list(samples)
         for n in range(len(names)):
             name = names[(turn + n) % len(names)]
             sleep(settle)
             with _left_out(name, needed, samples, lost):
-                samples[name].append(calls[name](repeats[name], once[name] < WARM) / repeats[name])
+                samples[name].append(calls[name](repeats[name], once[name] < WARMUP_LIMIT_SECONDS) / repeats[name])
     return samples, lost
 
 

@@ -44,7 +44,7 @@ def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
     return inputs, {t.name: feeds[t.name] for t in program.inputs if t.weight}
 
 
-def kept(
+def tune_case(
     program: Program, constants: Arrays, opened: OriginalOpener, settings: Settings, written: str = ""
 ) -> tuple[CompiledProgram, str] | None:
     """What a contest of *program* with what is *opened* keeps, as in a model, ready to run, and what is said of it.
@@ -59,27 +59,30 @@ def kept(
         return None
     winner = part.derivation
     compiled = compile_measured(winner.end, settings.threads, constants, store)
-    return compiled, f"{called(winner.end)} ({counted(len(winner.steps), 'step')}, {part.certificate}); {part.numerics}"
+    return (
+        compiled,
+        f"{describe_operators(winner.end)} ({counted(len(winner.steps), 'step')}, {part.certificate}); {part.numerics}",
+    )
 
 
-def generated(program: Program) -> Program:
+def without_library_calls(program: Program) -> Program:
     """*program* with no equation run by a library."""
     return replace(program, equations=tuple(replace(e, via=Instance(EOPERATOR)) for e in program.equations))
 
 
-def evaluated(program: Program, feeds: Arrays) -> Callable[[], Arrays]:
+def numpy_call(program: Program, feeds: Arrays) -> Callable[[], Arrays]:
     """*program* by NumPy: windows are strided views, products go to its BLAS."""
     return lambda: evaluate(program, feeds, np.float32, outputs_only=True)
 
 
-def called(program: Program) -> str:
+def describe_operators(program: Program) -> str:
     """The operators of *program* that take time, in order: views and what only depends on weights are free."""
     folded = weight_only(program)
     runs = [e.via for e in program.equations if e.name not in folded]
     return " + ".join(repr(via) if via else "as written" for via in runs if via is None or via.operator != VIEW)
 
 
-def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Program, Model]]:
+def standard_forms(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Program, Model]]:
     """The forms of *program* that are worth running, the cheapest by estimate first, and the model of each.
 
     Raises ValueError where none can be written.
@@ -95,7 +98,7 @@ def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Pr
             refusal = str(error) or type(error).__name__
             continue
         starting = len(model.nodes) * device.call_seconds
-        found.append((computing + starting + moved(model) / device.memory_bandwidth, written, model))
+        found.append((computing + starting + moved_bytes(model) / device.memory_bandwidth, written, model))
     if not found:
         raise ValueError(f"found nothing in standard operators: {refusal}")
     found.sort(key=lambda item: item[0])
@@ -103,7 +106,7 @@ def ways(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Pr
     return tuple((written, model) for seconds, written, model in found if seconds <= MAX_ESTIMATE_RATIO * least)
 
 
-def moved(model: Model) -> int:
+def moved_bytes(model: Model) -> int:
     """Bytes that the nodes of *model* move at least: each result is written and read, each input and constant read.
 
     What only depends on weights is a constant: runtimes compute it once, before the first run.

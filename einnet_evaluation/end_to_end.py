@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from einnet_evaluation.bench import benchmark
+from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_evaluation.models import MODELS, PARTS, write
-from einnet_evaluation.results_file import Resumed, busy
+from einnet_evaluation.results_file import ResumableExperiment, busy_notes
 from einnet_explore.support.wording import counted
 from einnet_explore.viz.tables import Cell, ResultTable
 
@@ -38,7 +38,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class EndToEndEffort:
     """What is measured: models, batch sizes, threads, rivals; rounds and seconds of them; seconds of search a model.
 
     *sizes*: of models at batch sizes that are not taken at the published size.
@@ -76,10 +76,10 @@ def known(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-QUICK = Effort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
+QUICK = EndToEndEffort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
 
 
-class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
+class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
     """Measurements by unit; of earlier runs, whatever models they were of."""
 
     __slots__ = ()
@@ -92,7 +92,7 @@ class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{key.model}.onnx"
             path.write_bytes(write(key.model, key.batch, key.size).SerializeToString())
-            return benchmark(
+            return run_benchmark(
                 path,
                 against=effort.rivals,
                 threads=key.threads,
@@ -122,7 +122,7 @@ class Lab(Resumed[Effort, Unit, Mapping[str, Any]]):
         return Unit(**told["unit"]), told["result"]
 
 
-def sheets(
+def end_to_end_tables(
     results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None
 ) -> tuple[ResultTable, ...]:
     """The table of Fig. 12, and what each kept derivation brings where that was measured."""
@@ -173,7 +173,7 @@ def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str
     for batch, threads in dict.fromkeys((unit.batch, unit.threads) for unit in results):
         here = {u.model: r["speedup"] for u, r in results.items() if (u.batch, u.threads) == (batch, threads)}
         said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
-    said += busy([result.get("load", 0.0) for result in results.values()])
+    said += busy_notes([result.get("load", 0.0) for result in results.values()])
     said += [
         f"{unit.model} at batch {unit.batch}, {counted(unit.threads, 'thread')} was not measured: {why}."
         for unit, why in failures.items()

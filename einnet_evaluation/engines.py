@@ -9,7 +9,15 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from einnet_evaluation.bench_cases import called, evaluated, generated, kept, random_inputs_of, split_inputs, ways
+from einnet_evaluation.bench_cases import (
+    describe_operators,
+    numpy_call,
+    random_inputs_of,
+    split_inputs,
+    standard_forms,
+    tune_case,
+    without_library_calls,
+)
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
@@ -34,7 +42,7 @@ GENERATED = "generated"
 RIVALS = (ORT, TORCH, COMPILED, NUMPY)
 """What may be measured against; the last is for cases only, where operators have no kernel elsewhere."""
 
-WARM = 0.2
+WARMUP_LIMIT_SECONDS = 0.2
 """Seconds beyond which a call is not run once before it is timed: caches warm up within such a call."""
 
 
@@ -150,10 +158,10 @@ def _of_case(task: Task, feeds: Arrays | None) -> Engine:
         case "direct":
             compiled, said = compile_program(program, task.threads, constants=constants), "its equations as they are"
         case "generated":
-            compiled = compile_program(generated(program), task.threads, constants=constants)
+            compiled = compile_program(without_library_calls(program), task.threads, constants=constants)
             said = "every equation as a generated kernel"
         case "numpy":
-            call = evaluated(program, given)
+            call = numpy_call(program, given)
             return Engine(call, given, call(), "windows as strided views, products by BLAS")
         case _:
             return _written(task, program, given)
@@ -173,7 +181,7 @@ def _kept(task: Task, program: Program, given: Arrays) -> Engine:
         original.call()
         return original.outputs
 
-    found = kept(program, constants, lambda: (run, inputs), settings, original.written)
+    found = tune_case(program, constants, lambda: (run, inputs), settings, original.written)
     if found is None:
         return replace(original, said=f"{original.said} (0 steps: the original)")
     compiled, said = found
@@ -197,13 +205,13 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
     inputs, constants = split_inputs(program, given)
     best: Engine | None = None
     refusal = ""
-    for form, model in ways(program, constants, task.threads):
+    for form, model in standard_forms(program, constants, task.threads):
         try:
             made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
         except Exception as error:  # every engine has classes of its own, for want of memory too
             refusal = str(error) or type(error).__name__
             continue
-        said = f"{called(form)}; {made.said}".removesuffix("; ")
+        said = f"{describe_operators(form)}; {made.said}".removesuffix("; ")
         how = operator_digest(model, [node.name for node in model.nodes])
         engine = Engine(made.call, given, made.outputs, said, written=how)
         if best is None or (

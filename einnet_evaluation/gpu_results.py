@@ -14,7 +14,7 @@ from typing import Any
 
 from einnet_explore.viz.tables import Cell, ResultTable
 
-DEFAULT = Path("benchmarks/results/gpu.json")
+DEFAULT_RESULTS_PATH = Path("benchmarks/results/gpu.json")
 
 HOW = (
     "expected what a GPU wrote: python -m benchmarks.gpu bundle OUT.zip here, python -m benchmarks.gpu run --out "
@@ -26,7 +26,7 @@ RIVALS = ("library", "torch", "torch, channels last", "torch.compile", "torch.co
 WAYS = ("before, library", "before, generated", "before, tvm", "after, generated", "after")
 
 
-def results(path: Path) -> Mapping[str, Any]:
+def load_gpu_results(path: Path) -> Mapping[str, Any]:
     """The results in *path*; raises ValueError, which says how to get some, where there are none."""
     try:
         held = json.loads(path.read_text())
@@ -39,20 +39,20 @@ def results(path: Path) -> Mapping[str, Any]:
     return held
 
 
-def sheets(experiment: str, held: Mapping[str, Any]) -> tuple[ResultTable, ...]:
+def gpu_tables(experiment: str, held: Mapping[str, Any]) -> tuple[ResultTable, ...]:
     """The tables of *experiment* (``e1``, ``e2`` or ``e3``); raises ValueError for another one."""
     match experiment:
         case "e1":
-            return (end_to_end(held),)
+            return (gpu_end_to_end_table(held),)
         case "e2":
-            return table3(held), kernels(held)
+            return gpu_table3(held), gpu_kernel_table(held)
         case "e3":
-            return (by_way(held),)
+            return (gpu_implementation_table(held),)
         case _:
             raise ValueError(f"experiment {experiment!r} on a GPU: expected one of e1, e2, e3")
 
 
-def said(held: Mapping[str, Any]) -> str:
+def measurement_note(held: Mapping[str, Any]) -> str:
     """What was measured on, and what was not measured."""
     device = held["device"]
     versions = ", ".join(f"{name} {version}" for name, version in held["versions"].items())
@@ -66,7 +66,7 @@ def said(held: Mapping[str, Any]) -> str:
     )
 
 
-def end_to_end(held: Mapping[str, Any]) -> ResultTable:
+def gpu_end_to_end_table(held: Mapping[str, Any]) -> ResultTable:
     """Fig. 12: every model beside the library's way of every part and torch; speed-up over the best of them."""
     rows: list[tuple[Cell, ...]] = []
     speedups: dict[tuple[int, str], list[float]] = {}
@@ -98,7 +98,7 @@ def end_to_end(held: Mapping[str, Any]) -> ResultTable:
         for (batch, precision), found in speedups.items()
     )
     return ResultTable(
-        "e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {said(held)}"
+        "e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {measurement_note(held)}"
     )
 
 
@@ -109,7 +109,7 @@ E1_NOTE = (
 )
 
 
-def table3(held: Mapping[str, Any]) -> ResultTable:
+def gpu_table3(held: Mapping[str, Any]) -> ResultTable:
     """Table 3: the library's best algorithm before (where there is none, generated), the derived program after."""
     rows: list[tuple[Cell, ...]] = []
     for name, one in _table3_cases(held):
@@ -129,7 +129,9 @@ def table3(held: Mapping[str, Any]) -> ResultTable:
         "case", "figure", "precision", "before_by", "before_ms", "after_by", "after_ms", "speedup",
         "published_before_ms", "published_after_ms", "published_speedup", "right",
     )  # fmt: skip
-    return ResultTable("e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {said(held)}")
+    return ResultTable(
+        "e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {measurement_note(held)}"
+    )
 
 
 TABLE3_NOTE = (
@@ -138,7 +140,7 @@ TABLE3_NOTE = (
 )
 
 
-def kernels(held: Mapping[str, Any]) -> ResultTable:
+def gpu_kernel_table(held: Mapping[str, Any]) -> ResultTable:
     """Kernels that move memory: against CuPy, torch, and the device's own copy."""
     rates = held.get("ceilings", {}).get("all", {}).get("rates", {})
     copy = rates.get("memory_bandwidth")
@@ -160,13 +162,13 @@ def kernels(held: Mapping[str, Any]) -> ResultTable:
         "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", *(f"{n}_times_ours" for n in short),
         "nearest_rival", "right",
     )  # fmt: skip
-    return ResultTable("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), said(held))
+    return ResultTable("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), measurement_note(held))
 
 
 KERNEL_RIVALS = ("cupy", "cupy.fuse", "torch", "torch.compile", "tvm", "unfused", "one element a thread")
 
 
-def by_way(held: Mapping[str, Any]) -> ResultTable:
+def gpu_implementation_table(held: Mapping[str, Any]) -> ResultTable:
     """Fig. 16: each operator of Table 3 before and after, by library and by generators."""
     rows: list[tuple[Cell, ...]] = []
     for name, one in _table3_cases(held):
@@ -176,7 +178,7 @@ def by_way(held: Mapping[str, Any]) -> ResultTable:
                 seconds = one["times"].get(way, {}).get("seconds")
                 rows.append((case, precision, way, _ms(seconds), _ratio(one, way, "after"), one["failures"].get(way)))
     head = ("case", "precision", "way", "ms", "times_after", "failure")
-    return ResultTable("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), said(held))
+    return ResultTable("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), measurement_note(held))
 
 
 def _table3_cases(held: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from einnet_evaluation.bench import Measured, measured
-from einnet_evaluation.bench_cases import called
+from einnet_evaluation.bench import Measurements, measure_engines
+from einnet_evaluation.bench_cases import describe_operators
 from einnet_evaluation.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
-from einnet_evaluation.results_file import Resumed, busy
+from einnet_evaluation.results_file import ResumableExperiment, busy_notes
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.checker.record import RecordError
 from einnet_explore.cost import program_seconds, work
@@ -45,12 +45,12 @@ BEFORE, AFTER = "before", "after"
 HOMES = {NUMPY: "ours", DIRECT: "ours", GENERATED: "ours", OURS: "ours"}
 """Backends that share a process; before and after always do."""
 
-CHOICE = 1.0
+CHEAPER_SEARCH_SECONDS = 1.0
 """Seconds for which cheaper programs with the wanted call are looked for, once one is found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorCase:
     """An operator of Table 3: *wanted* with *attributes* is the call that the paper derives.
 
     *published* are its milliseconds before and after on an A100, at sizes that need not be those of *program*.
@@ -64,7 +64,7 @@ class Operator:
     published: tuple[float, float]
 
 
-def operators(quick: bool = False) -> tuple[Operator, ...]:
+def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
     """The four cases; *quick*: small ones.
 
     G2BMM is smaller than the paper's (8 heads of 10000 rows, half-width 1000), for which standard operators, which have
@@ -73,30 +73,30 @@ def operators(quick: bool = False) -> tuple[Operator, ...]:
     c, n, side, m, w = (64, 1, 56, 512, 16) if quick else (512, 16, 224, 4096, 128)
     dilation = 4
     return (
-        Operator(
+        OperatorCase(
             "Conv3x3", "Fig. 3",
             ops.conv2d(H=7, W=7, C=c, F=c, R=3, S=3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487),
         ),
-        Operator(
+        OperatorCase(
             "ConvTranspose", "Fig. 11",
             ops.conv_transpose2d(N=n, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1, layout="NCHW"),
             "Matmul", {"k": 448}, (0.247, 0.0480),
         ),
-        Operator(
+        OperatorCase(
             "Conv5x5", "Fig. 6", ops.conv2d(N=n, H=side, W=side, C=32, F=1, R=5, S=5, layout="NCHW"),
             "Conv2d", {"r": 3, "s": 3, "f": 4}, (0.954, 0.599),
         ),
-        Operator(
+        OperatorCase(
             "G2BMM", "Fig. 14", ops.g2bmm(2, m, w, 64, dilation), "G2BMM", {"b": 2 * dilation, "d": 1}, (13.02, 2.86)
         ),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class OperatorEffort:
     """The operators, threads, backends, rounds and seconds of them, and seconds of search for each."""
 
-    cases: tuple[Operator, ...]
+    cases: tuple[OperatorCase, ...]
     threads: int = 1
     backends: tuple[str, ...] = (ORT, TORCH, COMPILED, GENERATED)
     rounds: int = 15
@@ -110,25 +110,25 @@ class Effort:
         return tuple(name for name in self.backends if there or name not in (TORCH, COMPILED))
 
 
-def effort(quick: bool = False) -> Effort:
+def operator_effort(quick: bool = False) -> OperatorEffort:
     """The published cases, or small ones and fewer backends."""
     if quick:
-        return Effort(operators(True), backends=(ORT, TORCH, GENERATED), rounds=5, limit=3.0, search=4.0)
-    return Effort(operators())
+        return OperatorEffort(table3_cases(True), backends=(ORT, TORCH, GENERATED), rounds=5, limit=3.0, search=4.0)
+    return OperatorEffort(table3_cases())
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class OperatorComparison:
     """One operator: its derivation, the verdict of the derivation's certificates, and the times.
 
     Labels of *times* are (when, backend); the backend ``DIRECT`` is our plan, ``OURS`` that of the program that is
     kept here, whatever the paper derives.
     """
 
-    case: Operator
+    case: OperatorCase
     derivation: Derivation
     certificate: str
-    times: Measured
+    times: Measurements
 
     def seconds(self, when: str, backend: str) -> float | None:
         """The median, None where it does not run."""
@@ -158,21 +158,21 @@ def label_of(when: str, backend: str) -> str:
     return f"{when}, {backend}"
 
 
-class Lab(Resumed[Effort, str, Compared]):
+class OperatorLab(ResumableExperiment[OperatorEffort, str, OperatorComparison]):
     """Comparisons by operator; what was compared before counts where its derivation still comes out."""
 
     __slots__ = ()
 
     @property
-    def cases(self) -> dict[str, Operator]:
+    def cases(self) -> dict[str, OperatorCase]:
         """The operators by name."""
         return {case.name: case for case in self.effort.cases}
 
     def wanted(self) -> Iterable[str]:
         return self.cases
 
-    def measure(self, key: str) -> Compared:
-        return compared(self.cases[key], self.effort)
+    def measure(self, key: str) -> OperatorComparison:
+        return compare_operator(self.cases[key], self.effort)
 
     def called(self, key: str) -> str:
         return key
@@ -185,11 +185,11 @@ class Lab(Resumed[Effort, str, Compared]):
         options = {n: getattr(self.effort, n) for n in ("threads", "present", "rounds", "limit", "search")}
         return options | {"programs": [text(case.program) for case in self.effort.cases]}
 
-    def to_json(self, key: str, result: Compared) -> Any:
+    def to_json(self, key: str, result: OperatorComparison) -> Any:
         record = to_record(result.derivation)
         return {"case": key, "record": record, "certificate": result.certificate, "times": asdict(result.times)}
 
-    def from_json(self, told: Any) -> tuple[str, Compared] | None:
+    def from_json(self, told: Any) -> tuple[str, OperatorComparison] | None:
         case = self.cases.get(told["case"])
         try:
             derivation = from_record(told["record"])
@@ -197,10 +197,10 @@ class Lab(Resumed[Effort, str, Compared]):
             return None
         if case is None or derivation.start != case.program:
             return None
-        return case.name, Compared(case, derivation, told["certificate"], Measured(**told["times"]))
+        return case.name, OperatorComparison(case, derivation, told["certificate"], Measurements(**told["times"]))
 
 
-def derive(case: Operator, limit: float) -> Derivation:
+def derive(case: OperatorCase, limit: float) -> Derivation:
     """The cheapest derivation, by estimate, to a program with the wanted call; raises ValueError if none is found."""
     search = Search(case.program, program_seconds, Options(targets=find_operators([case.wanted])))
     found: list[tuple[float, int]] = []
@@ -208,7 +208,7 @@ def derive(case: Operator, limit: float) -> Derivation:
     for event in search.run():
         if isinstance(event, Found) and _has(event.state.program, case):
             if not found:
-                until = min(until, perf_counter() + CHOICE)
+                until = min(until, perf_counter() + CHEAPER_SEARCH_SECONDS)
             found.append((event.seconds, event.state.id))
         if perf_counter() > until:
             break
@@ -218,7 +218,7 @@ def derive(case: Operator, limit: float) -> Derivation:
     return fuse_eoperators(search.derivation(min(found)[1]))
 
 
-def _has(program: Program, case: Operator) -> bool:
+def _has(program: Program, case: OperatorCase) -> bool:
     vias = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
     return any(
         via.operator.removeprefix("Batch") == case.wanted and case.attributes.items() <= dict(via.attributes).items()
@@ -226,7 +226,7 @@ def _has(program: Program, case: Operator) -> bool:
     )
 
 
-def compared(case: Operator, effort: Effort) -> Compared:
+def compare_operator(case: OperatorCase, effort: OperatorEffort) -> OperatorComparison:
     """*case* derived and measured; raises ValueError where it is not derived or our plan does not run it."""
     derivation = derive(case, effort.search)
     certificate = combined_verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
@@ -241,11 +241,11 @@ def compared(case: Operator, effort: Effort) -> Compared:
         }
         tasks[label_of(AFTER, OURS)] = Task(str(paths[BEFORE]), OURS, effort.threads, budget=effort.search)
         homes = {label: HOMES.get(task.engine, task.engine) for label, task in tasks.items()}
-        times = measured(tasks, label_of(AFTER, DIRECT), effort.rounds, effort.limit, homes)
-    return Compared(case, derivation, certificate, times)
+        times = measure_engines(tasks, label_of(AFTER, DIRECT), effort.rounds, effort.limit, homes)
+    return OperatorComparison(case, derivation, certificate, times)
 
 
-def table3(results: Collection[Compared], failures: Mapping[str, str]) -> ResultTable:
+def table3(results: Collection[OperatorComparison], failures: Mapping[str, str]) -> ResultTable:
     """Table 3: the fastest way to run each operator before, and after; what is computed and moved."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -262,7 +262,7 @@ def table3(results: Collection[Compared], failures: Mapping[str, str]) -> Result
         was, now = _work(start), _work(end)
         rows.append(
             (
-                one.case.name, one.case.figure, before, first * 1e3, called(end), _plan(after), then * 1e3,
+                one.case.name, one.case.figure, before, first * 1e3, describe_operators(end), _plan(after), then * 1e3,
                 one.speedup(after, before), was[0], now[0], was[1], now[1],
                 *one.case.published, one.case.published[0] / one.case.published[1],
                 len(one.derivation.steps), one.certificate,
@@ -299,7 +299,7 @@ def _plan(backend: str) -> str:
     return {DIRECT: "our plan", OURS: "what is kept"}.get(backend, backend)
 
 
-def fig16(results: Collection[Compared], failures: Mapping[str, str], backends: Iterable[str]) -> ResultTable:
+def fig16(results: Collection[OperatorComparison], failures: Mapping[str, str], backends: Iterable[str]) -> ResultTable:
     """Fig. 16: each operator before and after by each backend."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
@@ -337,6 +337,6 @@ def _largest(*errors: float | None) -> float | None:
     return max((error for error in errors if error is not None), default=None)
 
 
-def _with(note: str, results: Iterable[Compared], failures: Mapping[str, str]) -> str:
+def _with(note: str, results: Iterable[OperatorComparison], failures: Mapping[str, str]) -> str:
     loads = [one.times.load for one in results]
-    return " ".join([note, *busy(loads), *(f"{name} was not compared: {why}." for name, why in failures.items())])
+    return " ".join([note, *busy_notes(loads), *(f"{name} was not compared: {why}." for name, why in failures.items())])

@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 
-def busy(loads: Sequence[float]) -> Iterable[str]:
+def busy_notes(loads: Sequence[float]) -> Iterable[str]:
     """What is to be said of rows that were measured under these *loads*: nothing where there were cores for all."""
     cores = os.cpu_count() or 1
     if many := sum(load > cores for load in loads):
@@ -33,13 +33,13 @@ def busy(loads: Sequence[float]) -> Iterable[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ResultsFile:
     """The file at *path* (None: nothing is kept) of results that were measured with *options*."""
 
     path: Path | None
     options: Mapping[str, Any]
 
-    def read(self) -> list[Any]:
+    def load(self) -> list[Any]:
         """The results that can be gone on with; none where the file is not there, broken, or of another origin."""
         found = self._found()
         return list(found["results"]) if found is not None and found.get("origin") == self._origin else []
@@ -72,7 +72,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Resumed(ABC, Generic[E, K, R]):
+class ResumableExperiment(ABC, Generic[E, K, R]):
     """The measurements that *effort* asks for; *note* hears of each before it begins, *done* after it.
 
     ``results`` and ``failures`` (why one could not be measured) hold what is done when this is interrupted; the
@@ -123,9 +123,9 @@ class Resumed(ABC, Generic[E, K, R]):
         return dict(sorted((self.earlier | self.results).items(), key=lambda one: self.place(one[0])))
 
     @property
-    def kept(self) -> Kept:
+    def results_file(self) -> ResultsFile:
         """The file."""
-        return Kept(self.out, self.options)
+        return ResultsFile(self.out, self.options)
 
     def resume(self, again: bool = False) -> int:
         """Take over what the file *out* holds; how much of it is wanted, and not measured again.
@@ -146,10 +146,10 @@ class Resumed(ABC, Generic[E, K, R]):
             try:
                 self.results[key] = self.measure(key)
                 self._reread()  # what another run has measured meanwhile is in the file alone
-                self.kept.write([self.to_json(*one) for one in self.shown.items()])
+                self.results_file.write([self.to_json(*one) for one in self.shown.items()])
             except (ValueError, RuntimeError) as problem:
                 self.failures[key] = str(problem)
             self.done()
 
     def _reread(self) -> None:
-        self.earlier |= dict(one for told in self.kept.read() if (one := self.from_json(told)) is not None)
+        self.earlier |= dict(one for told in self.results_file.load() if (one := self.from_json(told)) is not None)

@@ -13,7 +13,7 @@ from einnet_explore.viz.tables import Cell, ResultTable
 Results: TypeAlias = "Mapping[Variant, tuple[Depth, ...]]"
 
 
-def sheets(experiment: str, results: Results, measure: bool = False) -> tuple[ResultTable, ...]:
+def search_tables(experiment: str, results: Results, measure: bool = False) -> tuple[ResultTable, ...]:
     """The tables of *experiment*, from the searches that are in *results*; raises ValueError for an unknown one."""
     have = {v: results[v] for v in needed(experiment) if v in results}
     match experiment:

@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Priced: TypeAlias = "tuple[float, Program]"
 
-SHOWN = 3
+CHEAPEST_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _cheapest(priced: Iterable[Priced]) -> tuple[Priced, ...]:
     kinds: dict[object, Priced] = {}
     for one in sorted(priced, key=_price):
         kinds.setdefault(_calls(one[1]), one)
-    return tuple(kinds.values())[:SHOWN]
+    return tuple(kinds.values())[:CHEAPEST_COUNT]
 
 
 def _price(one: Priced) -> float:
@@ -176,7 +176,7 @@ def search_case(name: str, max_depth: int, limit: float, fingerprint: bool, conv
     return search_depths(CASES[name], max_depth, limit, fingerprint, converging)
 
 
-def apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def run_in_process(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``work(*args)`` in a fresh process: nothing that an earlier search remembers makes this one quicker.
 
     The process ends with this call, whatever ends it.  Raises what *work* raises, RuntimeError where the process dies.
@@ -218,7 +218,7 @@ WITH, UNPRUNED, UNGUIDED = (True, True), (False, True), (True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchEffort:
     """How far to go: MaxDepth, seconds for each search, whether the cheapest candidates are run and timed as well."""
 
     max_depth: int = 6
@@ -226,14 +226,14 @@ class Effort:
     measure: bool = True
 
 
-QUICK = Effort(3, 3.0, False)
+QUICK = SearchEffort(3, 3.0, False)
 
 
 @dataclass(slots=True)
-class Lab:
+class SearchLab:
     """Searches that several figures share; each is run once, in a process of its own.  *note* hears of each."""
 
-    effort: Effort
+    effort: SearchEffort
     note: Callable[[str], object] = lambda _: None
     results: dict[Variant, tuple[Depth, ...]] = field(default_factory=dict)
 
@@ -244,7 +244,7 @@ class Lab:
                 name, fingerprint, converging = variant
                 off = [w for w, on in (("no fingerprint", fingerprint), ("no converging", converging)) if not on]
                 self.note(" ".join([name, *off]))
-                self.results[variant] = apart(
+                self.results[variant] = run_in_process(
                     search_case, name, self.effort.max_depth, self.effort.limit, fingerprint, converging
                 )
 

@@ -21,21 +21,21 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.runtime.measurement import compare
 from einnet_explore.runtime.outputs import Arrays
 
-TRIAL = 0.3
+TRIAL_SECONDS = 0.3
 """Seconds for which each variant is tried."""
 
 Call: TypeAlias = "Callable[[], Arrays]"
 
 
 @dataclass(frozen=True, slots=True)
-class Torch:
+class TorchEngine:
     """A call of a model in PyTorch, and what is to be said of it."""
 
     call: Call
     said: str
 
 
-def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> Torch:
+def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> TorchEngine:
     """*model* on *feeds* in PyTorch: the fastest of its variants.
 
     Where Inductor fails (it needs a C++ compiler) for all of them the model is run eagerly, and ``said`` tells why.
@@ -62,13 +62,13 @@ def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = Fal
             failed.append(f"{name}: {type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
     if not tried:
         eager = torch_engine(model, feeds, threads)
-        return Torch(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
+        return TorchEngine(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
     best = next(iter(tried))
     if len(tried) > 1:
-        times = compare(tried, rounds=5, min_seconds=TRIAL)
+        times = compare(tried, rounds=5, min_seconds=TRIAL_SECONDS)
         best = min(tried, key=lambda name: times[name].low)
     how = f"torch {torch.__version__}, {'Inductor' if compiled else 'eager'}, {best}"
-    return Torch(tried[best], "; ".join([how, *failed]))
+    return TorchEngine(tried[best], "; ".join([how, *failed]))
 
 
 def _variants(torch: Any, model: Model, compiled: bool) -> Iterable[tuple[str, Any, bool]]:

@@ -23,7 +23,7 @@ from einnet_explore.runtime.outputs import Arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteEngine:
     """What ``engines.prepare`` gives, in another process."""
 
     worker: Worker = field(repr=False)
@@ -64,9 +64,9 @@ class Worker:
         """Wait until it can be asked; raises RuntimeError where it died."""
         self._heard()
 
-    def open(self, task: Task, feeds: Arrays | None) -> Remote:
+    def open(self, task: Task, feeds: Arrays | None) -> RemoteEngine:
         """The engine of *task*; ValueError says what is wrong with it, RuntimeError that it failed otherwise."""
-        return Remote(self, *self.ask(task, feeds))
+        return RemoteEngine(self, *self.ask(task, feeds))
 
     def ask(self, *what: object) -> Any:
         """The answer to *what*; raises it if it is an exception, and RuntimeError where the process died."""
@@ -97,7 +97,7 @@ class Worker:
             self._process.wait()
 
 
-def main(descriptor: str) -> None:
+def _serve(descriptor: str) -> None:
     """Serve over the socket of that number until it is closed."""
     _bounded(Path("/proc/meminfo"))
     pipe = Connection(int(descriptor))
@@ -143,4 +143,4 @@ def _answer(engines: list[Engine], *asked: Any) -> object:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    _serve(sys.argv[1])

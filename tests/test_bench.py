@@ -54,7 +54,7 @@ def case(tmp_path: Path) -> str:
 
 
 def test_model_in_processes_of_their_own(model: str) -> None:
-    said = bench.benchmark(model, threads=2, rounds=3, shapes={"x": (1, 3, 4, 4)}, budget=2.0, max_depth=4)
+    said = bench.run_benchmark(model, threads=2, rounds=3, shapes={"x": (1, 3, 4, 4)}, budget=2.0, max_depth=4)
     assert list(said["engines"]) == [OURS, EXPORTED, ORT]
     assert said["reference"] == ORT and said["best"] == ORT and said["refused"] == {}
     assert all(len(e["samples"]) == 3 and min(e["samples"]) > 0 for e in said["engines"].values())
@@ -64,7 +64,7 @@ def test_model_in_processes_of_their_own(model: str) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_case(case: str) -> None:
-    said = bench.benchmark(case, against=(ORT, NUMPY), threads=1, rounds=2, max_depth=2, budget=2.0)
+    said = bench.run_benchmark(case, against=(ORT, NUMPY), threads=1, rounds=2, max_depth=2, budget=2.0)
     assert list(said["engines"]) == [OURS, DIRECT, ORT, NUMPY]
     assert max(said["max_rel_error"].values()) <= 1e-5
     assert any(name in said["engines"][OURS]["says"] for name in ("Matmul", "Conv"))
@@ -73,7 +73,7 @@ def test_case(case: str) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_without_rivals(case: str) -> None:
-    said = bench.benchmark(case, against=(), threads=1, rounds=1, max_depth=1)
+    said = bench.run_benchmark(case, against=(), threads=1, rounds=1, max_depth=1)
     assert list(said["engines"]) == [OURS, DIRECT] and said["engines"][DIRECT]["iqr"] == 0
     assert said["best"] is None and said["speedup"] is None
 
@@ -86,11 +86,11 @@ def test_a_rival_that_cannot_is_left_out(case: str, monkeypatch: pytest.MonkeyPa
             return super().open(task, feeds)
 
     monkeypatch.setattr(bench, "Worker", Weak)
-    said = bench.benchmark(case, threads=1, rounds=1, max_depth=1)
+    said = bench.run_benchmark(case, threads=1, rounds=1, max_depth=1)
     assert said["refused"] == {ORT: "no kernel"} and list(said["engines"]) == [OURS, DIRECT]
-    monkeypatch.setattr(engines, "kept", lambda *_: (_ for _ in ()).throw(ValueError("no candidate runs")))
+    monkeypatch.setattr(engines, "tune_case", lambda *_: (_ for _ in ()).throw(ValueError("no candidate runs")))
     with pytest.raises(ValueError, match="no candidate runs"):
-        bench.benchmark(case, threads=1, rounds=1)
+        bench.run_benchmark(case, threads=1, rounds=1)
 
 
 @pytest.mark.usefixtures("here")
@@ -132,7 +132,7 @@ def test_every_engine_has_its_turn_first() -> None:
 
         return run
 
-    samples, lost = bench.interleaved({"a": call("a", 0.02), "b": call("b", 0.5), "c": call("c", 0.001)}, 3)
+    samples, lost = bench.measure_interleaved({"a": call("a", 0.02), "b": call("b", 0.5), "c": call("c", 0.001)}, 3)
     assert order[3:] == list("abcbcacab")
     assert samples == {"a": [0.02] * 3, "b": [0.5] * 3, "c": pytest.approx([0.001] * 3)} and lost == {}
     assert [w for name, w in zip(order[3:], warm[3:], strict=True) if name == "b"] == [False] * 3
@@ -140,8 +140,8 @@ def test_every_engine_has_its_turn_first() -> None:
 
 
 def test_no_round_begins_after_the_limit() -> None:
-    samples, _ = bench.interleaved({"a": lambda repeats, _: 1.0 * repeats}, 50, limit=0.0)
-    assert len(samples["a"]) == bench.LEAST_ROUNDS
+    samples, _ = bench.measure_interleaved({"a": lambda repeats, _: 1.0 * repeats}, 50, limit=0.0)
+    assert len(samples["a"]) == bench.MIN_ROUNDS
 
 
 @pytest.mark.parametrize("turn", [0, 1, 3])
@@ -156,23 +156,23 @@ def test_an_engine_that_dies_between_its_turns_is_left_out(turn: int) -> None:
         return 1.0 * repeats
 
     calls: dict[str, bench.Sampler] = {"ours": lambda repeats, _: 2.0 * repeats, "other": dying}
-    samples, lost = bench.interleaved(calls, 5, needed="ours")
+    samples, lost = bench.measure_interleaved(calls, 5, needed="ours")
     assert samples == {"ours": [2.0] * 5} and lost == {"other": "its process ended"}
     left = turn
     with pytest.raises(RuntimeError, match="its process ended"):
-        bench.interleaved(calls, 5, needed="other")
+        bench.measure_interleaved(calls, 5, needed="other")
 
 
 def test_a_rival_whose_process_is_killed_is_left_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Worker):
-        def open(self, task: Task, feeds: Arrays | None) -> workers.Remote:
+        def open(self, task: Task, feeds: Arrays | None) -> workers.RemoteEngine:
             opened = super().open(task, feeds)
             if task.engine == NUMPY:
                 self._process.kill()
             return opened
 
     monkeypatch.setattr(bench, "Worker", Killed)
-    said = bench.benchmark(case, against=(NUMPY,), threads=1, rounds=1, max_depth=1, budget=1.0)
+    said = bench.run_benchmark(case, against=(NUMPY,), threads=1, rounds=1, max_depth=1, budget=1.0)
     assert said["refused"] == {NUMPY: "the engine's process ended with code -9"}
     assert list(said["engines"]) == list(said["max_rel_error"]) == [OURS, DIRECT] and said["best"] is None
 
@@ -205,19 +205,19 @@ def test_a_case_that_fails_loses_no_other(
 )
 def test_refusals(case: str, options: dict[str, object], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        bench.benchmark(case, threads=1, **options)  # type: ignore[arg-type]
+        bench.run_benchmark(case, threads=1, **options)  # type: ignore[arg-type]
 
 
 def test_numpy_runs_cases_only(model: str) -> None:
     with pytest.raises(ValueError, match=r"found the model .*m\.onnx, expected a case"):
-        bench.benchmark(model, against=(NUMPY,))
+        bench.run_benchmark(model, against=(NUMPY,))
 
 
 @pytest.mark.parametrize("name", [TORCH, COMPILED])
 def test_missing_torch_is_said(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=f"torch is not installed; expected it for the engine {name}"):
-        bench.benchmark(model, against=(name,))
+        bench.run_benchmark(model, against=(name,))
 
 
 def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: str) -> None:

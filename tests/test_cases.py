@@ -8,7 +8,13 @@ import pytest
 from onnx_building import build, node
 
 from einnet_evaluation import bench_cases
-from einnet_evaluation.bench_cases import called, moved, random_inputs_of, split_inputs, ways
+from einnet_evaluation.bench_cases import (
+    describe_operators,
+    moved_bytes,
+    random_inputs_of,
+    split_inputs,
+    standard_forms,
+)
 from einnet_evaluation.engines import DIRECT, ORT, OURS, Engine, Task, prepare
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
@@ -32,24 +38,28 @@ def test_what_is_moved_is_read_and_written() -> None:
     weight = np.ones((4, 5), np.float32)
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
     model = load_model(build(nodes, {"x": [6, 4]}, ["y"], {"w": weight}))
-    assert moved(model) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5 + 2 * 6 * 5)
+    assert moved_bytes(model) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5 + 2 * 6 * 5)
     # What is made of weights alone is there before the first run.
     folded = [node("Relu", ["w"], ["v"]), node("Relu", ["v"], ["u"]), node("MatMul", ["x", "u"], ["y"])]
-    assert moved(load_model(build(folded, {"x": [6, 4]}, ["y"], {"w": weight}))) == 4 * (6 * 4 + 4 * 5 + 2 * 6 * 5)
+    assert moved_bytes(load_model(build(folded, {"x": [6, 4]}, ["y"], {"w": weight}))) == 4 * (
+        6 * 4 + 4 * 5 + 2 * 6 * 5
+    )
 
 
 def test_ways_that_write_every_window_are_out() -> None:
-    found = ways(FEW, arrays(FEW)[1], 1)
-    assert called(found[0][0]).startswith("Conv2d(") and len(found) < len(list(bench_cases.library_forms(FEW)))
+    found = standard_forms(FEW, arrays(FEW)[1], 1)
+    assert describe_operators(found[0][0]).startswith("Conv2d(") and len(found) < len(
+        list(bench_cases.library_forms(FEW))
+    )
     windows = 4 * 40 * 40 * 16 * 25
-    assert all(moved(model) < 2 * windows for _, model in found)
-    assert moved(load_model(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
+    assert all(moved_bytes(model) < 2 * windows for _, model in found)
+    assert moved_bytes(load_model(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
 
 
 def test_ways_that_are_as_good_stay() -> None:
     """Standard operators have no windows of a band: whatever way it is written, they are gathered."""
     band = ops.g2bmm(1, 64, 4, 8, 1)
-    assert len(ways(band, arrays(band)[1], 1)) == len(list(bench_cases.library_forms(band)))
+    assert len(standard_forms(band, arrays(band)[1], 1)) == len(list(bench_cases.library_forms(band)))
 
 
 def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +68,7 @@ def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench_cases, "program_model", never)
     with pytest.raises(ValueError, match="found nothing in standard operators: MemoryError"):
-        ways(SMALL, {}, 1)
+        standard_forms(SMALL, {}, 1)
 
 
 def test_a_way_that_is_much_slower_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

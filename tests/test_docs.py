@@ -167,7 +167,7 @@ def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         f"(default: {DEFAULT_BUDGET_SECONDS:g} s); for a case, the time limit of the search "
         f"(default: {Settings(1).seconds:g} s)" in said["bench"]
     )
-    operators, whole, search = operator_cases.effort(), end_to_end.Effort(), searches.Effort()
+    operators, whole, search = operator_cases.operator_effort(), end_to_end.EndToEndEffort(), searches.SearchEffort()
     assert (whole.threads, whole.batches, operators.threads) == ((1, 2), (1, 16), 1)
     assert "(default: 1 and then 2 for e1, 1 for e2 and e3)" in said["reproduce"]
     assert "e1: batch size (default: 1 and 16)" in said["reproduce"]

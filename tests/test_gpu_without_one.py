@@ -27,7 +27,7 @@ from benchmarks.gpu import bundle, cases, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.profile import convert
-from einnet_evaluation.operator_cases import derive, operators
+from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
 from einnet_explore.codegen import language
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
@@ -250,7 +250,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, language.Kernel]:
 
 @pytest.fixture(scope="module")
 def derived() -> list[Program]:
-    return [derive(case, 6.0).end for case in operators(True)]
+    return [derive(case, 6.0).end for case in table3_cases(True)]
 
 
 PROGRAMS = {

@@ -16,8 +16,17 @@ import pytest
 import einnet_explore as ee
 from einnet_evaluation.cases import CASES, Case, Published
 from einnet_evaluation.plots import plot
-from einnet_evaluation.search_tables import sheets
-from einnet_evaluation.searches import QUICK, Effort, Lab, apart, is_target, needed, search_case, search_depths
+from einnet_evaluation.search_tables import search_tables
+from einnet_evaluation.searches import (
+    QUICK,
+    SearchEffort,
+    SearchLab,
+    is_target,
+    needed,
+    run_in_process,
+    search_case,
+    search_depths,
+)
 from einnet_explore.cli import main
 from einnet_explore.operators import find_operators
 from einnet_explore.strategies.engine import Search
@@ -79,19 +88,19 @@ def test_the_target_is_found_where_the_paper_says_there_is_one():
 
 def test_work_apart_gives_the_same_and_passes_errors_on():
     here = search_case("G2BMM", 1, 60, True, True)
-    there = apart(search_case, "G2BMM", 1, 60, True, True)
+    there = run_in_process(search_case, "G2BMM", 1, 60, True, True)
     for a, b in zip(here, there, strict=True):
         assert (a.states, a.kept, a.cheapest, a.original) == (b.states, b.kept, b.cheapest, b.original)
         assert hash(a.cheapest) == hash(b.cheapest)
     with pytest.raises(RuntimeError, match="KeyError: 'Conv9x9'"):
-        apart(search_case, "Conv9x9", 1, 60, True, True)
+        run_in_process(search_case, "Conv9x9", 1, 60, True, True)
     with pytest.raises(RuntimeError, match=r"the process of _exit ended with code 3"):
-        apart(os._exit, 3)
+        run_in_process(os._exit, 3)
 
 
 @pytest.fixture(scope="module")
-def lab() -> Lab:
-    made = Lab(Effort(2, 20, False))
+def lab() -> SearchLab:
+    made = SearchLab(SearchEffort(2, 20, False))
     made.run(v for e in ("e4", "e5", "e6") for v in needed(e) if v[0] in ("G2BMM", "Conv5x5"))
     return made
 
@@ -103,7 +112,7 @@ def test_searches_are_shared(lab):
 
 
 def test_speedups_stand_beside_the_published_ones(lab):
-    (sheet,) = sheets("e4", lab.results)
+    (sheet,) = search_tables("e4", lab.results)
     assert sheet.column("max_depth") == (1, 2, 3, 4, 5, 6)
     assert sheet.column("complete") == (True, True, False, False, False, False)
     assert sheet.column("speedup_published") == pytest.approx((1, 1, 1, 2.372, 2.372, 2.372), rel=1e-3)
@@ -122,7 +131,7 @@ def test_measured_speedups_are_of_what_ran():
 
 
 def test_growth_and_steps(lab):
-    growth, steps = sheets("e5", lab.results)
+    growth, steps = search_tables("e5", lab.results)
     rows = [dict(zip(growth.head, row, strict=True)) for row in growth.rows]
     artifact = {r["max_depth"]: r for r in rows if r["case"] == "G2BMM" and r["published_states"]}
     assert artifact[7]["published_times_per_depth"] == pytest.approx((0.287 / 0.022) ** (1 / 3))
@@ -134,7 +143,7 @@ def test_growth_and_steps(lab):
 
 
 def test_the_ablation_keeps_every_candidate(lab):
-    (sheet,) = sheets("e6", lab.results)
+    (sheet,) = search_tables("e6", lab.results)
     rows = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
     ours = [r for r in rows if "artifact" not in r["case"]]
     assert ours and all(r["complete"] for r in ours)
@@ -145,7 +154,7 @@ def test_the_ablation_keeps_every_candidate(lab):
 
 @pytest.mark.parametrize("experiment", ["e4", "e5", "e6"])
 def test_figures_are_well_formed_and_the_same_each_time(lab, experiment):
-    made = sheets(experiment, lab.results)
+    made = search_tables(experiment, lab.results)
     assert ElementTree.fromstring(plot(made).svg).tag.endswith("svg")
     assert plot(made).svg == plot(made).svg
 

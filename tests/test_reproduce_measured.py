@@ -15,11 +15,11 @@ from test_bench import Here
 
 from einnet_evaluation import bench, end_to_end, operator_cases
 from einnet_evaluation import operator_cases as operator_tables
-from einnet_evaluation.bars import bars
+from einnet_evaluation.bars import draw_chart
 from einnet_evaluation.end_to_end import Unit
 from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
 from einnet_evaluation.models import MODELS
-from einnet_evaluation.operator_cases import AFTER, BEFORE, Compared, Operator, derive, operators
+from einnet_evaluation.operator_cases import AFTER, BEFORE, OperatorCase, OperatorComparison, derive, table3_cases
 from einnet_explore.cli import main
 from einnet_explore.operators import expressions as ops
 from einnet_explore.syntax import text
@@ -52,7 +52,7 @@ RESULTS = {
 
 
 def test_end_to_end_tables() -> None:
-    ratios, attribution = end_to_end.sheets(RESULTS, {Unit(16, 2, "gcn"): "out of memory"})
+    ratios, attribution = end_to_end.end_to_end_tables(RESULTS, {Unit(16, 2, "gcn"): "out of memory"})
     assert ratios.column("model") == ("infogan", "dcgan", "dcgan")
     assert ratios.column("speedup") == pytest.approx((2.0, 8.0, 0.5))
     assert ratios.column("torch_times_ours") == pytest.approx((9.0, 8.5, 2.0))
@@ -70,7 +70,7 @@ def test_end_to_end_tables() -> None:
 def test_means_are_of_whole_models_and_loads_of_the_rows_shown() -> None:
     every = {Unit(1, 1, model.name): result(ours=1.0, ort=4.0) | {"load": 0.5} for model in MODELS}
     part = {Unit(1, 1, "gcn-heads"): result(ours=1.0, ort=500.0) | {"load": 1e3}}
-    (quiet, _), (both, _), (alone, _) = (end_to_end.sheets(found) for found in (every, every | part, part))
+    (quiet, _), (both, _), (alone, _) = (end_to_end.end_to_end_tables(found) for found in (every, every | part, part))
     assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in quiet.note
     assert "busy" not in quiet.note and "gcn-heads" not in quiet.note
     assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in both.note
@@ -80,19 +80,19 @@ def test_means_are_of_whole_models_and_loads_of_the_rows_shown() -> None:
 
 
 def test_nothing_measured_is_an_empty_table() -> None:
-    (only,) = end_to_end.sheets({})
+    (only,) = end_to_end.end_to_end_tables({})
     assert only.rows == ()
     with pytest.raises(ValueError, match="table 'e1' is empty, expected a row to draw"):
-        bars(only)
+        draw_chart(only)
 
 
 def test_units_come_cheapest_first_and_rivals_are_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    effort = end_to_end.Effort(("a", "b"), (1, 16), (1, 2))
-    assert [u.size for u in end_to_end.Effort(("longformer", "gcn"), (16,), (1,)).units()] == [1000, None]
+    effort = end_to_end.EndToEndEffort(("a", "b"), (1, 16), (1, 2))
+    assert [u.size for u in end_to_end.EndToEndEffort(("longformer", "gcn"), (16,), (1,)).units()] == [1000, None]
     assert [(u.model, u.batch, u.threads) for u in effort.units()][:3] == [("a", 1, 1), ("b", 1, 1), ("a", 1, 2)]
     monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda _: None)
     assert effort.rivals == (ORT,)
-    assert operator_cases.effort().present == (ORT, GENERATED)
+    assert operator_cases.operator_effort().present == (ORT, GENERATED)
 
 
 def test_models_are_known() -> None:
@@ -101,8 +101,8 @@ def test_models_are_known() -> None:
         end_to_end.known(["vgg"])
 
 
-@pytest.mark.parametrize("case", operators(quick=True), ids=lambda case: case.name)
-def test_the_papers_programs_are_found(case: Operator) -> None:
+@pytest.mark.parametrize("case", table3_cases(quick=True), ids=lambda case: case.name)
+def test_the_papers_programs_are_found(case: OperatorCase) -> None:
     derivation = derive(case, 20)
     assert derivation.start == case.program
     vias = [e.via for e in derivation.end.equations if e.via]
@@ -110,15 +110,15 @@ def test_the_papers_programs_are_found(case: Operator) -> None:
 
 
 def test_what_is_not_found_is_said() -> None:
-    case = Operator("odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3), "Matmul", {"k": 5}, (1.0, 1.0))
+    case = OperatorCase("odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3), "Matmul", {"k": 5}, (1.0, 1.0))
     with pytest.raises(ValueError, match=r"odd: found no program with Matmul with \{'k': 5\} among \d+ states"):
         derive(case, 0.2)
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.Lab:
+def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.OperatorLab:
     monkeypatch.setattr(bench, "Worker", Here)
-    small = Operator(
+    small = OperatorCase(
         "Conv3x3",
         "Fig. 3",
         ops.conv2d(N=1, H=5, W=5, C=4, F=6, R=3, S=3, layout="NCHW"),
@@ -126,11 +126,11 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.Lab:
         {"k": 4},
         (2.0, 1.0),
     )
-    never = Operator("never", "Fig. 3", small.program, "Matmul", {"k": 5}, (2.0, 1.0))
-    return operator_cases.Lab(operator_cases.Effort((small, never), 1, (ORT, GENERATED), 3, 1.0, 0.5))
+    never = OperatorCase("never", "Fig. 3", small.program, "Matmul", {"k": 5}, (2.0, 1.0))
+    return operator_cases.OperatorLab(operator_cases.OperatorEffort((small, never), 1, (ORT, GENERATED), 3, 1.0, 0.5))
 
 
-def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -> None:
+def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.OperatorLab) -> None:
     lab.run()
     (one,) = lab.results.values()
     assert list(lab.failures) == ["never"] and one.certificate == "proved" and one.times.refused == {}
@@ -149,14 +149,14 @@ def test_an_operator_before_and_after_on_each_backend(lab: operator_cases.Lab) -
         r" \((0 steps: the original\)$|\d+ steps?, proved\); )", row["kept_here"]
     )
     for sheet in (table, figure):
-        assert bars(sheet).svg.startswith("<svg")
+        assert draw_chart(sheet).svg.startswith("<svg")
 
 
 def fig16_with(refused: dict[str, str]) -> ResultTable:
     samples = {f"{BEFORE}, {ORT}": (0.002, 0.002), f"{AFTER}, {DIRECT}": (0.001, 0.001)}
-    times = bench.Measured(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
-    case = operators(True)[0]
-    return operator_tables.fig16([Compared(case, derive(case, 5), "proved", times)], {}, (ORT,))
+    times = bench.Measurements(samples, dict.fromkeys(samples, ""), dict.fromkeys(samples, 0.0), {}, "", refused)
+    case = table3_cases(True)[0]
+    return operator_tables.fig16([OperatorComparison(case, derive(case, 5), "proved", times)], {}, (ORT,))
 
 
 def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
@@ -169,32 +169,32 @@ def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
 
 def test_what_computes_something_else_is_not_the_fastest() -> None:
     samples = {f"{BEFORE}, {name}": (seconds,) for name, seconds in ((ORT, 0.002), (NUMPY, 0.001))}
-    times = bench.Measured(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
-    case = operators(True)[0]
-    one = Compared(case, derive(case, 5), "proved", times)
+    times = bench.Measurements(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
+    case = table3_cases(True)[0]
+    one = OperatorComparison(case, derive(case, 5), "proved", times)
     assert one.fastest(BEFORE, (ORT, NUMPY)) == ORT and one.error(BEFORE, NUMPY) == 1e-3
     assert "busy for 1 of 1 measurements: a load of up to 1000.0" in operator_tables.fig16([one], {}, (ORT,)).note
 
 
 def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
-    drawn = bars(end_to_end.sheets(RESULTS)[0])
+    drawn = draw_chart(end_to_end.end_to_end_tables(RESULTS)[0])
     words = repr(drawn)
     assert "batch 1, 1 thread (time relative to ours)" in words and "batch 16, 2 threads" in words
     assert "infogan: ours 1, out_onnx 1.5, onnxruntime 2, torch 9; 2.00×" in words
-    assert bars(end_to_end.sheets(RESULTS)[0]).svg == drawn.svg
+    assert draw_chart(end_to_end.end_to_end_tables(RESULTS)[0]).svg == drawn.svg
 
 
 def test_a_place_without_a_panel_is_empty() -> None:
-    drawn = bars(end_to_end.sheets({**RESULTS, Unit(1, 2, "dcgan"): result(ours=1.0, ort=2.0)})[0])
+    drawn = draw_chart(end_to_end.end_to_end_tables({**RESULTS, Unit(1, 2, "dcgan"): result(ours=1.0, ort=2.0)})[0])
     assert drawn.svg.count('id="matplotlib.axis_') == 2 * 3
 
 
 def test_figures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="table 'e9': expected one of e1, e2, e3"):
-        bars(ResultTable("e9", "", ("a",), ((1,),)))
+        draw_chart(ResultTable("e9", "", ("a",), ((1,),)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="matplotlib is not installed; expected it for figures"):
-        bars(end_to_end.sheets(RESULTS)[0])
+        draw_chart(end_to_end.end_to_end_tables(RESULTS)[0])
 
 
 def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
@@ -212,7 +212,7 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
         assert options["threads"] == 2 and options["budget"] == 3.0
         return result(ours=1.0, ort=2.0)
 
-    monkeypatch.setattr(end_to_end, "benchmark", measured)
+    monkeypatch.setattr(end_to_end, "run_benchmark", measured)
     options = ["--threads", "2", "--limit-seconds", "3", "--model", "infogan", "--model", "fsrcnn"]
     assert main(["reproduce", "e1", *options, "--out", str(tmp_path)]) == 130
     assert asked == ["infogan", "fsrcnn", "infogan", "fsrcnn"]
@@ -240,7 +240,7 @@ def test_the_command_goes_on_where_it_was(
             raise KeyboardInterrupt
         return result(ours=1.0, ort=2.0)
 
-    monkeypatch.setattr(end_to_end, "benchmark", measured)
+    monkeypatch.setattr(end_to_end, "run_benchmark", measured)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # to draw takes the time
     command = ["reproduce", "e1", "--threads", "2", "--batch", "1", "--out", str(tmp_path)]
     both = [*command, "--model", "infogan", "--model", "fsrcnn"]
@@ -283,7 +283,7 @@ def test_tables_gather_what_several_runs_measured(
         assert main([*command, *wanted, *(["--again"] if again else [])]) == (130 if min(takes.values()) < 0 else 0)
         return rows(tmp_path)
 
-    monkeypatch.setattr(end_to_end, "benchmark", measured)
+    monkeypatch.setattr(end_to_end, "run_benchmark", measured)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # to draw takes the time
     command = ["reproduce", "e1", "--threads", "2", "--batch", "1", "--out", str(tmp_path)]
     assert asked("fsrcnn") == {"fsrcnn": "3.0"}
@@ -298,22 +298,23 @@ def test_tables_gather_what_several_runs_measured(
     assert len(json.loads((tmp_path / "e1.json").read_text())["results"]) == 3
     # What another run has measured meanwhile is kept.
     labs = [
-        end_to_end.Lab(replace(EFFORT, models=(name,)), out=tmp_path / "both.json") for name in ("infogan", "fsrcnn")
+        end_to_end.EndToEndLab(replace(EFFORT, models=(name,)), out=tmp_path / "both.json")
+        for name in ("infogan", "fsrcnn")
     ]
     assert [lab.resume() for lab in labs] == [0, 0]
     for lab in labs:
         lab.run()
     assert [unit.model for unit in labs[1].shown] == ["infogan", "fsrcnn"]
-    assert end_to_end.Lab(EFFORT, out=tmp_path / "both.json").resume() == 2
+    assert end_to_end.EndToEndLab(EFFORT, out=tmp_path / "both.json").resume() == 2
 
 
-EFFORT = end_to_end.Effort(("infogan", "fsrcnn"), (1,), (1,), attribute=False)
+EFFORT = end_to_end.EndToEndEffort(("infogan", "fsrcnn"), (1,), (1,), attribute=False)
 
 
 def test_the_command_compares_operators_once_for_both(
-    lab: operator_cases.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: operator_cases.OperatorLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(operator_cases, "effort", lambda _: lab.effort)
+    monkeypatch.setattr(operator_cases, "operator_effort", lambda _: lab.effort)
     assert main(["reproduce", "e3", "e2", "--quick", "--out", str(tmp_path)]) == 0
     assert {p.name for p in tmp_path.iterdir()} == {
         "e2-e3.json", *(f"{e}.{kind}" for e in ("e2", "e3") for kind in ("csv", "md", "svg"))
@@ -324,11 +325,11 @@ def test_the_command_compares_operators_once_for_both(
 
     asked: list[str] = []
 
-    def measured(case: Operator, _: operator_cases.Effort) -> Compared:
+    def measured(case: OperatorCase, _: operator_cases.OperatorEffort) -> OperatorComparison:
         asked.append(case.name)
         raise ValueError("not now")
 
-    monkeypatch.setattr(operator_cases, "compared", measured)
+    monkeypatch.setattr(operator_cases, "compare_operator", measured)
     assert main(["reproduce", "e2", "--quick", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "e2.csv").read_text() == before and asked == ["never"]
     assert main(["reproduce", "e2", "--quick", "--out", str(tmp_path), "--again"]) == 0
@@ -337,7 +338,7 @@ def test_the_command_compares_operators_once_for_both(
 
 @pytest.mark.parametrize("damage", [None, ("steps", 0, "rule"), ("start",)])
 def test_an_operator_is_gone_on_with_if_its_derivation_still_comes_out(
-    lab: operator_cases.Lab, tmp_path: Path, damage: tuple[Any, ...] | None
+    lab: operator_cases.OperatorLab, tmp_path: Path, damage: tuple[Any, ...] | None
 ) -> None:
     lab.run()
     lab.out = tmp_path / "e2-e3.json"

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from einnet_evaluation.results_file import Kept
+from einnet_evaluation.results_file import ResultsFile
 
 
 def test_every_origin_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     for n in (1, 2, 3, 1):
-        Kept(path, {"options": n}).write([n])
-    assert Kept(path, {"options": 1}).read() == [1]
+        ResultsFile(path, {"options": n}).write([n])
+    assert ResultsFile(path, {"options": 1}).read() == [1]
     beside = sorted(p.name for p in tmp_path.iterdir())
     assert beside == ["e1.json", "e1.other.json", "e1.other2.json", "e1.other3.json"]
-    held = [Kept(tmp_path / name, {"options": n}).read() for n, name in enumerate(beside[1:], 1)]
+    held = [ResultsFile(tmp_path / name, {"options": n}).read() for n, name in enumerate(beside[1:], 1)]
     assert held == [[1], [2], [3]]
 
 
@@ -22,7 +22,7 @@ def test_every_origin_is_kept(tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_is_kept(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     path.write_text(text)
-    kept = Kept(path, {})
+    kept = ResultsFile(path, {})
     assert kept.read() == []
     kept.write([1])
     assert kept.read() == [1] and (tmp_path / "e1.other.json").read_text() == text

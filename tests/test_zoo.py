@@ -53,7 +53,7 @@ def test_it_goes_on_where_it_was(
             raise ValueError(f"{path}: found no session, expected one")
         return result(str(path), 1.0, 2.0)
 
-    monkeypatch.setattr(measured, "benchmark", measure)
+    monkeypatch.setattr(measured, "run_benchmark", measure)
     out = tmp_path / "out"
     command = ["--threads", "2", "--rounds", "3", "--budget", "4", "--limit", "5", "--out", str(out), *models]
     with pytest.raises(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def test_spreads_are_of_rounds() -> None:
 def test_what_was_measured_otherwise_is_kept_aside(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "benchmark", lambda path, **_: result(str(path), 1.0, 2.0))
+    monkeypatch.setattr(measured, "run_benchmark", lambda path, **_: result(str(path), 1.0, 2.0))
     out = tmp_path / "out"
     main(["--out", str(out), models[0]])
     first = (out / "zoo.json").read_text()

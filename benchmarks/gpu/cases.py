@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.fusion import batch_norm, layer_norm, softmax
-from einnet_evaluation.operator_cases import derive, operators
+from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.functor import Functor, operand_read
 from einnet_explore.codegen.language import F16, F32, I32
@@ -118,7 +118,7 @@ def by_tvm(program: Program, label: str) -> dict[str, CudaPlan]:
 
 def table3(quick: bool, seconds: float) -> Iterable[tuple[Case, tuple[Program, Program]]]:
     """Table 3's operators, generated as they are and as derived, with both programs."""
-    for case in operators(quick):
+    for case in table3_cases(quick):
         derivation = derive(case, seconds)
         start, end = derivation.start, derivation.end
         plans = {"before, generated": cuda_plan(start, ()), "after": cuda_plan(end), **by_tvm(start, "before, tvm")}

@@ -17,9 +17,9 @@ from typing import Any
 
 import onnx
 
-from einnet_evaluation.bench import benchmark
+from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import EXPORTED, ORT, OURS
-from einnet_evaluation.results_file import Kept, busy
+from einnet_evaluation.results_file import ResultsFile, busy_notes
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.viz.tables import Cell, ResultTable
 
@@ -63,10 +63,10 @@ class Lab:
         return table(self.results.values())
 
     @property
-    def _kept(self) -> Kept:
+    def _kept(self) -> ResultsFile:
         effort = self.effort
         options = {name: getattr(effort, name) for name in ("threads", "budget", "rounds", "limit")}
-        return Kept(self.out / "zoo.json", options)
+        return ResultsFile(self.out / "zoo.json", options)
 
     def _measured(self, name: str, proto: onnx.ModelProto) -> dict[str, Any]:
         effort, began = self.effort, perf_counter()
@@ -74,7 +74,7 @@ class Lab:
             path = Path(folder) / f"{name}.onnx"
             onnx.save(proto, path)
             try:
-                result = benchmark(
+                result = run_benchmark(
                     path, threads=effort.threads, rounds=effort.rounds, budget=effort.budget, limit=effort.limit
                 )
             except (ValueError, RuntimeError) as problem:
@@ -137,4 +137,4 @@ def _sums(rows: list[tuple[Cell, ...]]) -> Iterable[str]:
             f"Geometric mean over {len(found)} models: {geometric_mean(found.values()):.2f}; least "
             f"{min(found.values()):.2f}, most {max(found.values()):.2f}; below {SLOWER}: {', '.join(slower) or 'none'}."
         )
-    yield from busy([float(row[9]) for row in rows if isinstance(row[9], float)])
+    yield from busy_notes([float(row[9]) for row in rows if isinstance(row[9], float)])

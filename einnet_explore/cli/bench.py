@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from einnet_evaluation.bench import benchmark
+from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import check_engines
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
@@ -31,7 +31,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     with progress_bar(len(arguments.cases), "cases") as bar:
         for case in arguments.cases:
             try:
-                result = benchmark(
+                result = run_benchmark(
                     case,
                     against=against,
                     device=arguments.device,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from einnet_evaluation.plots import plot
-from einnet_evaluation.search_tables import sheets
-from einnet_evaluation.searches import QUICK, Effort, Lab, needed
+from einnet_evaluation.search_tables import search_tables
+from einnet_evaluation.searches import QUICK, SearchEffort, SearchLab, needed
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save_file, say
 from einnet_explore.support.storage import write_atomically
@@ -85,11 +85,11 @@ def _searches(
 ) -> _Experiments | None:
     """``e4`` to ``e6``, which share their searches."""
     mine = [name for name in wanted if name in ("e4", "e5", "e6")]
-    base = QUICK if arguments.quick else Effort()
-    effort = Effort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
-    lab = Lab(effort, say)
+    base = QUICK if arguments.quick else SearchEffort()
+    effort = SearchEffort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
+    lab = SearchLab(effort, say)
     for name in mine:
-        tables[name] = lambda all_, name=name: sheets(name, lab.results, measure=effort.measure and all_)  # type: ignore[misc]
+        tables[name] = lambda all_, name=name: search_tables(name, lab.results, measure=effort.measure and all_)  # type: ignore[misc]
     if not mine:
         return None
     return _Experiments(
@@ -106,7 +106,7 @@ def _end_to_end(
         return None
     from einnet_evaluation import end_to_end
 
-    effort = end_to_end.QUICK if arguments.quick else end_to_end.Effort()
+    effort = end_to_end.QUICK if arguments.quick else end_to_end.EndToEndEffort()
     if arguments.threads:
         effort = replace(effort, threads=(arguments.threads,))
     if arguments.model:
@@ -115,10 +115,10 @@ def _end_to_end(
         effort = replace(effort, batches=tuple(dict.fromkeys(arguments.batch)))
     if arguments.limit_seconds:
         effort = replace(effort, budget=arguments.limit_seconds)
-    lab = end_to_end.Lab(effort, say, out=_samples(arguments, "e1"))
+    lab = end_to_end.EndToEndLab(effort, say, out=_samples(arguments, "e1"))
     if resumed := lab.resume(arguments.again):
         say(f"found {counted(resumed, 'model')} measured before: {lab.out}")
-    tables["e1"] = lambda _: end_to_end.sheets(lab.shown, lab.failures)
+    tables["e1"] = lambda _: end_to_end.end_to_end_tables(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
     return _Experiments(lab.run, lambda: counted(len(lab.results), "model"))
 
@@ -133,12 +133,12 @@ def _operators(
     from einnet_evaluation import operator_cases
     from einnet_evaluation import operator_cases as operator_tables
 
-    effort = operator_cases.effort(arguments.quick)
+    effort = operator_cases.operator_effort(arguments.quick)
     if arguments.threads:
         effort = replace(effort, threads=arguments.threads)
     if arguments.limit_seconds:
         effort = replace(effort, search=arguments.limit_seconds)
-    lab = operator_cases.Lab(effort, say, out=_samples(arguments, "e2-e3"))
+    lab = operator_cases.OperatorLab(effort, say, out=_samples(arguments, "e2-e3"))
     if resumed := lab.resume(arguments.again):
         say(f"found {counted(resumed, 'operator')} measured before: {lab.out}")
     made: dict[str, Experiment] = {
@@ -180,7 +180,7 @@ def _draw(folder: Path, name: str, made: tuple[ResultTable, ...]) -> None:
 
 def _figure(name: str, made: tuple[ResultTable, ...]) -> Figure:
     if name in ("e1", "e2", "e3"):
-        from einnet_evaluation.bars import bars
+        from einnet_evaluation.bars import draw_chart
 
-        return bars(made[0])
+        return draw_chart(made[0])
     return plot(made)
