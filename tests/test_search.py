@@ -239,7 +239,7 @@ def test_every_state_that_was_not_followed_says_why():
     assert any("in 0 levels nothing got cheaper than " in why for s in left for why in cut.why_pruned(s.id))
     stopped = Search(conv(4, 3, 2, 3), ee.program_seconds)
     assert isinstance(next(iter(stopped.run())), Reached)
-    assert "the search has not come to it" in (unexpanded_reason(stopped, 0) or "")
+    assert "the search has not come to it" in unexpanded_reason(stopped, 0)
 
 
 def test_a_run_reports_verdicts_of_its_candidates():

@@ -1,4 +1,4 @@
-"""What a program is expected to cost on a device."""
+"""Estimated cost of programs on a device."""
 
 from einnet_explore.cost.counted_work import Work, work
 from einnet_explore.cost.model import (

@@ -1,6 +1,6 @@
-r"""What a scope does: floating-point operations and bytes, counted from the scope alone.
+r"""Work of a scope: floating-point operations and bytes, counted from the scope alone.
 
-A summation that reads zero padding at most places only counts where it reads stored elements:
+A summation that reads zero padding at most places counts only its reads of stored elements:
 :math:`\sum_h X[h]\, K[y - 2h + p]` multiplies :math:`\lceil R/2 \rceil` times per output, not `H` times.
 """
 

@@ -1,15 +1,12 @@
-r"""Cost by roofline (EinNet §6.1): measured times where there are any, else the larger of two times,
+r"""Roofline cost model (EinNet §6.1): a measured time if there is one, else the larger of two times,
 
 .. math::  t = t_0 + \max\left(\frac{\text{FLOPs}}{\text{peak} \cdot \text{efficiency}},
            \frac{\text{bytes}}{\text{bandwidth}}\right)
 
-What no derivation can save: products that have to be formed, results that have to be written.
-
-For a contraction :math:`\sum_{\vec y} A[\tau_A]\,B[\tau_B]` every product of two stored elements is formed at least
-once by whatever the rules make of it, if no two points read the same pair (nothing is computed twice) and no element is
-used twice for one output (else distributivity would share its factor).  Products with padding that holds 0 need not be.
-
-A device as the few numbers that a roofline needs.
+Its lower bound counts the products that every derivation forms and the results that it writes.  For a contraction
+:math:`\sum_{\vec y} A[\tau_A]\,B[\tau_B]` every product of two stored elements is formed at least once, if no two
+points read the same pair (nothing is computed twice) and no element is used twice for one output (else distributivity
+would share its factor).  Products with padding of value 0 need not be formed.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ MAX_POINTS = 1 << 20
 
 @lru_cache(1 << 10)
 def minimum_products(scope: Scope) -> int:
-    """How many products of two elements *scope* needs at least, however it is derived; 0 where that is not known."""
+    """The number of products of two elements that every derivation of *scope* forms; 0 if unknown."""
     try:
         product = TensorContraction.of(scope)
     except Refused:
@@ -55,7 +52,7 @@ def minimum_products(scope: Scope) -> int:
 
 
 def _inside(own: tuple[Iterator, ...], read: list[Access]) -> int:
-    """The points at which both reads are of stored elements; a lower bound where dimensions depend on one another."""
+    """Count the points at which both reads are of stored elements; a lower bound for dependent dimensions."""
     points = prod(x.extent for x in own)
     inside, outside, seen = points, 0, set[Iterator]()
     independent = True
@@ -76,7 +73,7 @@ def _inside(own: tuple[Iterator, ...], read: list[Access]) -> int:
 
 
 def _values(index: Index) -> Counter[int]:
-    """How often an affine *index* takes each value."""
+    """Count how often an affine *index* takes each value."""
     found = Counter({index.const: 1})
     for x, k in index.terms:
         assert isinstance(x, Iterator)
@@ -177,17 +174,17 @@ class CostModel:
         return Estimate(sum(p.seconds for p in parts), how)
 
     def lower_bound(self, program: Program) -> float:
-        """Seconds that no program derived from *program* stays below, by this model.
+        """A lower bound, in seconds, of the cost of every program derived from *program*.
 
-        What is instantiated already costs what it costs.  What is not costs at least ``least``; copies, views and the
-        results of views may still vanish, so bytes only count where nothing is instantiated.
+        Instantiated equations cost their estimate, the others at least ``least``.  Copies, views and results of views
+        may vanish, so bytes count only where nothing is instantiated.
         """
         constant = weight_only(program)
         done = sum(self.estimate(e).seconds for e in program.equations if e.via is not None and e.name not in constant)
         return done + self.least(program)
 
     def least(self, program: Program) -> float:
-        """What the equations of *program* that are not instantiated cost at least: products, and results written."""
+        """A lower bound of the cost of the other equations: products formed and results written."""
         constant = weight_only(program)
         rest = [e for e in program.equations if e.via is None and e.name not in constant]
         flops = 2 * sum(minimum_products(e.scope) for e in rest)
@@ -200,7 +197,7 @@ class CostModel:
         return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:
-        """The part of the peak that the best engine for *equation* reaches."""
+        """The part of the peak that the best kernel for *equation* reaches."""
         via, device = equation.via, self.device
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
@@ -210,17 +207,17 @@ class CostModel:
 
 
 def _computes(equation: Equation) -> bool:
-    """Whether *equation* does more than move elements, which a view may do for nothing."""
+    """Whether *equation* does more than move elements, which a view may do at no cost."""
     scope = equation.scope
     return not isinstance(scope.body, Access) or any(y.extent > 1 for y in scope.summations)
 
 
 def program_least(program: Program) -> float:
-    """``CostModel().least``: what a search whose cost is ``program_seconds`` may take as its bound."""
+    """``CostModel().least``, the bound for a search with the cost ``program_seconds``."""
     return CostModel().least(program)
 
 
 def program_seconds(program: Program) -> tuple[float, str]:
-    """``CostModel().program_cost`` as the pair that a search takes."""
+    """``CostModel().program_cost`` as the pair that a search expects."""
     found = CostModel().program_cost(program)
     return found.seconds, found.how

@@ -1,4 +1,4 @@
-"""What ``import einnet_explore as ee`` offers besides values: the verbs of the notebook."""
+"""The verbs of ``import einnet_explore as ee``."""
 
 from __future__ import annotations
 

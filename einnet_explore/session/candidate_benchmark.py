@@ -1,8 +1,6 @@
-"""Candidates compiled and measured on a device, in turn with their original, until the reader has seen enough.
+"""Measurement of candidates in turn with their original, on this CPU, an NVIDIA GPU, or from a recorded profile.
 
-The devices that candidates may be measured on, or whose recorded profile says how long they take there.
-
-Candidates measured on an NVIDIA GPU: each as one CUDA graph, timed by events over copies in rotation.
+On the GPU each candidate is one CUDA graph, timed by events over copies in rotation.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ ALWAYS = (Choice("cpu", "this CPU"), Choice(PREFIX, f"a recorded profile ({PREFI
 
 
 def devices() -> tuple[Choice, ...]:
-    """What there is to measure on: this CPU, a GPU (or why there is none), and profiles recorded elsewhere."""
+    """List the devices: this CPU, a GPU (or why there is none), and recorded profiles."""
     from einnet_explore.runtime.cuda import execution
     from einnet_explore.runtime.keys import device_name
 

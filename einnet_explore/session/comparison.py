@@ -1,8 +1,7 @@
-"""Two programs side by side: whether they are one, how far each is from an operator, what each costs.
+"""Comparison of two programs: equality, distance from operators, cost.
 
-The iterator mapping table of a scope against an operator (EinNet Table 2, §6.1), mismatches marked.
-
-What a step changed: the smallest scopes of a program that another one does not have.
+Includes the iterator mapping table of a scope against an operator (EinNet Table 2, §6.1), with marked mismatches, and
+the smallest scopes that a step changed.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ from einnet_explore.viz.tables import TextTable
 
 @dataclass(frozen=True, slots=True)
 class MappingTable:
-    """How the scope at *at* stands to *operator*.
+    """The iterator mapping table of the scope at *at* against *operator*.
 
-    *distance* is None where they cannot be compared; *iterators* is the first match's map, where there is one; *why*
-    says what is in the way of a match.
+    *distance* is None if they are not comparable; *iterators* is the map of the first match; *why* refuses one.
     """
 
     at: Path
@@ -155,7 +153,7 @@ class Comparison:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What each is estimated to take."""
+        """The estimated costs."""
         return program_seconds(self.before)[0], program_seconds(self.after)[0]
 
     @property

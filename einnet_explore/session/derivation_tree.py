@@ -1,4 +1,4 @@
-"""A tree of derivations and where the reader stands in it.  Nothing is ever lost: what was undone stays as a branch."""
+"""A tree of derivations with a current node.  Undo keeps the undone steps as a branch."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DerivationTree:
             return node
 
     def certificate(self, node: int) -> Certificate:
-        """The certificate of the step that leads to *node* (not the start), found once; raises IndexError."""
+        """The certificate of the step that leads to *node* (not the start), computed once; raises IndexError."""
         if not 0 < node < len(self.nodes):
             raise IndexError(f"node {node}: expected 1 to {len(self.nodes) - 1}")
         if node not in self._proofs:
@@ -123,7 +123,7 @@ class DerivationTree:
         return self._proofs[node]
 
     def known_certificates(self) -> dict[int, Certificate]:
-        """Those of the steps' certificates that were asked for already, by node."""
+        """The certificates computed so far, by node."""
         return dict(self._proofs)
 
     def way(self, node: int | None = None) -> tuple[int, ...]:

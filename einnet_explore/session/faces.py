@@ -1,7 +1,7 @@
-"""Faces of a session that other packages bring, such as notebook widgets: the engine only knows that there may be one.
+"""Faces: views of a session that other packages provide, such as notebook widgets.
 
-A package registers its face when it is imported; one that is installed names itself as an entry point of ``GROUP``, and
-is imported when a face is first wanted.
+A package registers its face when it is imported.  An installed package names itself as an entry point of ``GROUP``
+and is imported when a face is first needed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ GROUP = "einnet_explore.faces"
 
 
 class Face(Protocol[S_contra]):
-    """What a package offers for sessions, of type *S_contra*."""
+    """A view of sessions, of type *S_contra*."""
 
     def page(self, session: S_contra, title: str) -> str:
         """An interactive HTML page of *session* that needs no network and no kernel."""
 
     def view(self, session: S_contra) -> object:
-        """What a notebook shows of *session*, live."""
+        """Return the live notebook view of *session*."""
 
 
 _faces: list[Face[Any]] = []

@@ -1,4 +1,4 @@
-"""Independent searches over any executor; what they find is what one process finds in turn."""
+"""Independent searches over any executor; the reports equal those of one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from einnet_explore.support.executors import Processes, gathered, submitted
 
 
 class Submits(Protocol):
-    """What runs functions elsewhere: a ``concurrent.futures.Executor``, or a client of ``dask.distributed``."""
+    """An executor: a ``concurrent.futures.Executor`` or a client of ``dask.distributed``."""
 
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A future of ``work(*args)``: it has ``result()``."""
@@ -63,7 +63,7 @@ def run_search(
     options: Mapping[str, Any],
     states: int | None = None,
 ) -> dict[str, Any]:
-    """The report of one search: plain values in and out, so that another process can be asked for it."""
+    """Return the report of one search: plain values in and out, for use in another process."""
     run = Run(program, program_seconds, target=target, limit=limit, states=states, options=Options(**options))
     before = gc.get_threshold()
     # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.

@@ -1,11 +1,6 @@
-r"""What is known of candidates that are measured in turn with their original: seconds, errors, how near the roof.
-
-Where a measured program stands under the roofline: what it did a second, against what the device does at most.
+r"""Measurements of candidates in turn with their original: seconds, errors, and the position under the roofline,
 
 .. math::  t \ge \max\left(\frac{\text{FLOPs}}{\text{peak}}, \frac{\text{bytes}}{\text{bandwidth}}\right)
-
-The ceilings are measured on the device itself (a product that stays in its first caches, a triad over as many bytes as
-the program touches) or were recorded there; they are not taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ class Position:
 
 
 def program_work(program: Program) -> Work:
-    """What is done when *program* is run: views do nothing, and what reads weights alone was done before."""
+    """The work of a run of *program*: views do nothing, equations on weights alone are computed before."""
     constant = weight_only(program)
     run = [
         work(e.scope)
@@ -75,7 +70,7 @@ def program_work(program: Program) -> Work:
 
 
 def position(done: Work, seconds: float, roof: Roof) -> Position:
-    """Where a program that does *done* in *seconds* stands under *roof*; raises ValueError for no time."""
+    """The position under *roof* of a program that does *done* in *seconds*; raises ValueError for no time."""
     if not seconds > 0:
         raise ValueError(f"{seconds} s: expected a positive number of seconds")
     flops, bandwidth = done.flops / seconds, done.nbytes / seconds

@@ -225,7 +225,7 @@ def _lines(program: Program) -> list[str]:
 
 
 def _sizes(program: Program) -> dict[str, int]:
-    """What of a program can be counted."""
+    """Sizes of a program that can be counted."""
     held = [scope for equation in program.equations for _, scope in scopes(equation.scope)]
     return {
         "equations": len(program.equations),

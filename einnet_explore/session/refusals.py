@@ -1,4 +1,4 @@
-"""Why rules do not apply: their own words, as values that a notebook shows as a table."""
+"""Refusals: the rules' reasons as values that a notebook shows as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from einnet_explore.viz.tables import TextTable
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a rule does not apply at a place, in the rule's own words."""
+    """The reason why a rule does not apply at a place."""
 
     rule: str
     at: Path
@@ -37,7 +37,7 @@ class Refusals(tuple[Refusal, ...]):
 
 
 def refusal_reason(rule: Rule[Any], program: Program, at: Path) -> str:
-    """Why *rule* proposes nothing; where it explains nothing, what it says when it is asked for without parameters."""
+    """Return why *rule* proposes nothing: its explanation, else its refusal of empty parameters."""
     if rule.explain is not None:
         return rule.explain(program, at)
     try:

@@ -1,4 +1,4 @@
-"""A run of a search, shown: what it found as tables, figures, records and files, and why it went no other way."""
+"""A run of a search with its presentation: tables, figures, records, files and explanations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from einnet_explore.viz.views import Steps
 
 
 class Run(RunningSearch):
-    """A search that runs (see ``Running``), with proofs and pictures of what it found."""
+    """A ``RunningSearch`` with proofs and pictures of its results."""
 
     @cached_property
     def _proofs(self) -> dict[tuple[Program, Program], Certificate]:
@@ -76,7 +76,7 @@ class Run(RunningSearch):
         return search_explanations.pruning_reasons(self.search, self.pruned, self.refused, self._known(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
-        """The JSON of ``derive``: of the moment at which it is asked for, where the search still runs."""
+        """The JSON of ``derive`` at this moment, also while the search runs."""
         with self.paused():
             found, best = tuple(self.candidates), self.best
             said = {

@@ -1,4 +1,4 @@
-"""A search and what it has found so far: in the foreground (``for event in it``) or in a thread (``start``)."""
+"""A search and its results so far: in the foreground (``for event in it``) or in a thread (``start``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A whole search as JSON (``.einx``): its start, its options, every state as the steps that lead to it, and why not.
+"""A search as JSON (``.einx``): its start, its options, every state as the steps that lead to it, and the refusals.
 
-What is loaded can be shown and gone to at once.  To go on with it, the search is run again up to where it was, since it
-takes the same way every time; each state on that way is held against the saved one.
+A loaded search can be shown at once.  To continue it, the search is replayed to its checkpoint and every state is
+verified: search is deterministic.
 """
 
 from __future__ import annotations

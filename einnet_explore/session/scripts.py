@@ -1,4 +1,4 @@
-"""What was done in a session, as Python that does it again and as JSON that a later release reads (``.eins``)."""
+"""The steps of a session as a Python script, and as JSON for later releases (``.eins``)."""
 
 from __future__ import annotations
 

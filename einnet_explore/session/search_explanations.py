@@ -1,4 +1,4 @@
-"""Why a search did not go some way."""
+"""Explanations of what a search did not do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from einnet_explore.support.wording import counted
 
 
 def unfollowed_reason(search: Search, derivation: Derivation) -> str:
-    """How far *search* went along *derivation*, and why it did not go on.
+    """Return how far *search* went along *derivation*, and why it went no further.
 
-    Programs are compared by their canonical keys.  Raises ValueError where *derivation* starts from a program that is
-    no state of *search*.
+    Programs are compared by canonical keys.  Raises ValueError if *derivation* starts at a program that is no state of
+    *search*.
     """
     options = search.options
     known = {program_key(s.program): s for s in reversed(search.states)}
@@ -46,9 +46,9 @@ def unfollowed_reason(search: Search, derivation: Derivation) -> str:
 
 
 def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
-    """Why the rule or library operator *name* does not apply at the scope *at* of *state*; says so where it does.
+    """Return why the rule or operator *name* does not apply at the scope *at* of *state*, or in how many ways it does.
 
-    Raises LookupError for a name, state or scope that is not there.
+    Raises LookupError for an unknown name, state or scope.
     """
     program, path, options = search.states[state].program, read_path(at), search.options
     program.scope_at(path)
@@ -61,7 +61,7 @@ def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
 
 
 def end_text(search: Search) -> str:
-    """How *search* ended, in a few words: nothing is left, nothing got cheaper, or it has not come to its end."""
+    """How *search* ended, in a few words: complete, nothing cheaper, or not exhausted."""
     if search.complete:
         return "complete"
     if search.ended:
@@ -69,11 +69,11 @@ def end_text(search: Search) -> str:
     return "not exhausted"
 
 
-def unexpanded_reason(search: Search, state: int) -> str | None:
-    """Why no moves were made from *state* (yet): the depth, or the end of the run; None if they were."""
+def unexpanded_reason(search: Search, state: int) -> str:
+    """Return why no moves were made from *state* (yet): the depth, or the end of the run; empty if they were."""
     at, options = search.states[state], search.options
     if state in search.expanded or at.phase == "converging":
-        return None
+        return ""
     far = "" if at.distance is None else f", {counted(at.distance, 'iterator')} from the nearest target"
     here = f"it is {counted(at.depth, 'choice')} from the start{far}"
     if at.depth >= options.max_depth:
@@ -89,8 +89,8 @@ def unexpanded_reason(search: Search, state: int) -> str | None:
 def pruning_reasons(
     search: Search, pruned: Iterable[Pruned], refused: Iterable[MatchRefused], state: int
 ) -> tuple[str, ...]:
-    """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end."""
+    """Return why moves out of *state* were not followed: twins, refusals, or the end of the run."""
     twins = (f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in pruned if p.parent == state)
     refusals = (f"{r.target}: {r.why}" for r in refused if r.state == state)
     left = unexpanded_reason(search, state)
-    return (*twins, *refusals, *(() if left is None else (left,)))
+    return (*twins, *refusals, *((left,) if left else ()))

@@ -1,8 +1,6 @@
-"""The one mutable object: a tree of derivations, where the reader stands in it, and what may be done there.
+"""The session: a derivation tree with its current node, and the operations of a notebook.
 
-Everything that a notebook or a widget does is one public call here, so a session can print itself as Python.
-
-What may be done where the reader stands: rules by name, their legal matches, and why the others are refused.
+Every action of a notebook or widget is one public call here, so a session can print itself as a Python script.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class RuleTree(DerivationTree):
                 yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
 
     def why_refused(self, rule: str, at: str | Path = "0") -> str:
-        """Why *rule* has no legal match at *at*, with the numbers that failed; says so where it has one."""
+        """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
         known, path = self.rule(rule), self.path(at)
         ways = sum(1 for _ in known.matches(self.program, path))
         return f"{rule} applies, in {counted(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
@@ -85,7 +83,7 @@ class RuleTree(DerivationTree):
             return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
 
     def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[Any]:
-        """What ``apply`` would apply, whatever the rule calls its parameters; raises ``Refused``."""
+        """Return the match that ``apply`` would apply; raises ``Refused``."""
         return self._match(self.rule(rule), self.path(at), params)
 
     def _match(self, rule: Rule[Any], at: Path, params: Mapping[str, Any]) -> Match[Any]:
@@ -232,9 +230,9 @@ class Session(RuleTree):
         rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
         operators: tuple[Operator, ...] = OPERATORS,
     ) -> Session:
-        """The session that was saved at *path*, its rules applied again; raises RecordError or OSError.
+        """Return the session saved at *path*, its rules applied again; raises RecordError or OSError.
 
-        *rules* and *operators* are those that it shall know; it may hold steps by any of the library's rules besides.
+        *rules* and *operators* are those of the session; its steps may use any rule of the library.
         """
         known = (*ALL_RULES, *rules, matching_rule(operators))
         data = load_json(path)

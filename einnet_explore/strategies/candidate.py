@@ -1,7 +1,4 @@
-"""Candidates: programs in which every equation is instantiated, and what to say of them.
-
-Derivations as plain JSON values without their programs, and applied again from where they began.
-"""
+"""Candidates of a search: programs in which every equation is instantiated; JSON and replay of their derivations."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Where it stands among others: by its cost, and by its steps where the cost is one."""
+        """The sort key: estimated cost, then the number of steps."""
         return self.seconds, len(self.derivation.steps)
 
     @property
@@ -45,7 +42,7 @@ class Candidate:
 
     @property
     def eoperators(self) -> int:
-        """How many generated kernels run: views and what only depends on weights cost nothing at run time."""
+        """The number of generated kernels that run: views and equations on weights alone cost nothing at run time."""
         folded = weight_only(self.program)
         return sum(bool(e.via and e.via.is_eoperator) and e.name not in folded for e in self.program.equations)
 
@@ -69,7 +66,7 @@ class Candidate:
 
 
 def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
-    """``proved`` if all are, ``exact`` if some were evaluated, ``false`` if one is wrong, ``none`` without any."""
+    """Return the weakest kind among *certificates*: ``false``, ``exact``, ``proved``; ``none`` without any."""
     kinds = {c.kind for c in certificates}
     for kind in ("false", "exact", "proved"):
         if kind in kinds:
@@ -78,12 +75,12 @@ def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
 
 
 def steps_to_json(derivation: Derivation) -> list[dict[str, Any]]:
-    """The matches of *derivation* in their JSON form: ``replay`` leads from the same start to the same end."""
+    """Return the matches of *derivation* as JSON values; ``replay`` applies them again."""
     return [step.match.to_json() for step in derivation.steps]
 
 
 def replay(start: Program, steps: Iterable[Mapping[str, Any]]) -> Derivation:
-    """*start* and *steps*, as ``told`` gave them; raises Refused where a step no longer applies or is none."""
+    """Apply the steps of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
     known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     derivation = Derivation(start)
     for n, step in enumerate(steps):

@@ -1,16 +1,12 @@
-"""Algorithm 1 (EinNet §6.3): the closure of a program under inter-expression rules, each member searched.
+"""Algorithm 1 (EinNet §6.3): the closure of a program under inter-expression rules, with a search of each member.
 
 .. code-block:: text
 
     Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
 
-Rules between expressions also meet what the search makes: Fig. 3 and Fig. 15 merge matrix products that convolutions
-became.
-
-Expressions of a program searched each alone, and programs put together from what was found.
-
-The expressions of a program do not depend on one another's derivations, and the cost of a program is the sum of its
-parts', so equal expressions are searched once and choices for all of them are only added up.
+Rules between expressions also apply to results of the searches: Fig. 3 and Fig. 15 merge matrix products that
+convolutions became.  Derivations of different expressions are independent, and the cost of a program is the sum over
+its expressions.  So equal expressions are searched once, and the costs of their variants are added.
 """
 
 from __future__ import annotations
@@ -42,11 +38,11 @@ MAX_CHOICES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far Algorithm 1 goes.
+    """Limits of Algorithm 1.
 
-    *members*: of a closure; *seconds*: for all searches of expressions, and again for merging what they make; *kinds*:
-    how many ways to run an expression by the same operators are held; *together*: how many choices of these are tried;
-    *rules*: what the expressions are searched by; *states*: of the search of each expression, None for any number.
+    *members*: programs of a closure; *seconds*: for all searches of expressions, and again for merging their results;
+    *kinds*: variants of an expression kept for the same operators; *together*: combinations of variants that are tried;
+    *rules*: the rules of the searches; *states*: of the search of each expression, None for any number.
     """
 
     members: int = 12
@@ -61,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionVariant:
-    """One way to run an expression: its cost, the library operators that it calls, its derivation."""
+    """One variant of an expression: its cost, its library calls, its derivation."""
 
     seconds: float
     calls: Calls
@@ -69,13 +65,13 @@ class ExpressionVariant:
 
 
 def compute_bound(program: Program) -> tuple[int, ...]:
-    """The numbers of the equations that are worth a search: compute-bound, and run by nothing yet."""
+    """Return the numbers of the equations worth a search: compute-bound and not instantiated."""
     return tuple(n for n, e in enumerate(program.equations) if e.via is None and intensity(e.scope) >= COMPUTE_BOUND)
 
 
 @dataclass(slots=True)
 class ExpressionSearches:
-    """Searches of single expressions, each done once, and programs put together from what they found."""
+    """Searches of single expressions, each run once, and programs combined from their results."""
 
     cost: Cost
     limits: Limits
@@ -94,7 +90,7 @@ class ExpressionSearches:
 
     @property
     def late(self) -> bool:
-        """Whether the time for searches and that for merging what they make are both over."""
+        """Whether the time for searches and for merging their results is over."""
         return self.watch.seconds > self.until + self.limits.seconds
 
     def combined(self, start: Derivation) -> Iterable[Derivation]:
@@ -115,7 +111,7 @@ class ExpressionSearches:
                 yield done
 
     def finished(self, derivation: Derivation) -> Derivation | None:
-        """*derivation* with all that is left made eOperators and views; None where that is refused."""
+        """Return *derivation* with the remaining equations made eOperators and views; None if one is refused."""
         search = Search(derivation.end, self.cost, Options(max_depth=0, ahead=0))
         for event in search.run():
             if isinstance(event, Found):
@@ -166,9 +162,9 @@ def _ranked(ways: Sequence[tuple[ExpressionVariant, ...]], together: int) -> Ite
 
 
 def _limit_choices(ways: Sequence[tuple[ExpressionVariant, ...]]) -> list[tuple[ExpressionVariant, ...]]:
-    """As many of the cheapest *ways* for each expression as make ``CHOICES`` choices at most.
+    """Return the cheapest *ways* of each expression, at most ``MAX_CHOICES`` combinations in all.
 
-    Two for each would be too many where there are many expressions: then only the first of them have two.
+    With many expressions, two variants of each would be too many: then only the first expressions have two.
     """
     few, left = max(2, int(MAX_CHOICES ** (1 / max(1, len(ways))))), MAX_CHOICES
     some = list[tuple[ExpressionVariant, ...]]()
@@ -179,12 +175,12 @@ def _limit_choices(ways: Sequence[tuple[ExpressionVariant, ...]]) -> list[tuple[
 
 
 def _calls(program: Program) -> Calls:
-    """The library operators that run *program*, with their attributes."""
+    """The library calls of *program*, with their attributes."""
     return tuple(e.via for e in program.equations if e.via and e.via.is_library_call)
 
 
 def _mergeable_pairs(one: Calls, other: Calls) -> int:
-    """How many pairs of calls of two expressions are one operator with at most one attribute that differs."""
+    """Count the pairs of calls of two expressions that are one operator with at most one different attribute."""
     return sum(a.operator == b.operator and _differing(a, b) <= 1 for a, b in product(one, other))
 
 
@@ -193,9 +189,9 @@ def _differing(a: Instance, b: Instance) -> int:
 
 
 def standalone(program: Program, n: int) -> Program:
-    """Equation *n* as a program of its own, whose tensors are called by their positions.
+    """Return equation *n* as a program of its own, with tensors named by position.
 
-    What is known at compile time counts as a weight.
+    A tensor that is known at compile time is a weight.
     """
     constant = constants(program)
     scope = program.equations[n].scope
@@ -210,7 +206,7 @@ MERGES: tuple[Rule[Any], ...] = (SIBLING_MERGING, BATCH_MERGING)
 
 
 def merge_closure(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
-    """*start* and, breadth first, at most *most* programs in all that *rules* make of it; none twice."""
+    """Yield *start* and programs that *rules* make of it, breadth first, at most *most*, none twice."""
     seen: set[Hashable] = {program_key(start.end)}
     queue = [start]
     for member in queue:
@@ -228,22 +224,22 @@ def merge_closure(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most
 
 
 def matches_between(program: Program, rules: Iterable[Rule[Any]]) -> Iterable[Match[Any]]:
-    """The legal matches of *rules* at whole equations, those of library operators among them."""
+    """Yield the legal matches of *rules* at whole equations, instantiated ones included."""
     for rule in rules:
         for n in range(len(program.equations)):
             yield from rule.matches(program, (n,))
 
 
 def variants(program: Program, cost: Cost, limits: Limits | None = None) -> Iterable[Derivation]:
-    """The members of Q, lazily: *program* itself, its closure, then what searching and merging on makes of these.
+    """Yield the members of Q: *program*, its closure, then programs that searching and merging make of these.
 
-    The closure's members may still be searched; those of the searches are instantiated throughout.
+    Members of the closure may still be searched; members from the searches are fully instantiated.
     """
     yield from _members(program, ExpressionSearches(cost, limits or Limits()))
 
 
 def candidates(program: Program, cost: Cost, limits: Limits | None = None) -> Iterable[Candidate]:
-    """Algorithm 1 whole: executable programs, each with its derivation from *program* and its cost."""
+    """Run Algorithm 1 and yield candidates, each with its derivation from *program* and its cost."""
     pieces = ExpressionSearches(cost, limits or Limits())
     for member in _members(program, pieces):
         pieces.share(compute_bound(member.end))
@@ -272,7 +268,7 @@ def _members(program: Program, pieces: ExpressionSearches) -> Iterable[Derivatio
 
 
 def _merged_on(member: Derivation, pieces: ExpressionSearches) -> Iterable[Derivation]:
-    """*member* as it is run best, and what merging makes of the library calls that its expressions become."""
+    """Yield the best variant of *member*, and the results of merging the library calls of its variants."""
     for n, whole in enumerate(pieces.combined(member)):
         if not n:
             yield whole
@@ -283,7 +279,7 @@ def _merged_on(member: Derivation, pieces: ExpressionSearches) -> Iterable[Deriv
 
 
 def _expressions(program: Program, limits: Limits) -> Iterable[Derivation]:
-    """The closure under merging, and then that of every way to split one of the program's expressions."""
+    """Yield the closure under merging, then every split of one of the expressions."""
     start = Derivation(program)
     yield from merge_closure(start, most=limits.members)
     for match in islice(matches_between(program, (EXPRESSION_SPLITTING,)), limits.members):

@@ -1,11 +1,7 @@
 """Converging derivation (EinNet §6.1): from a state straight to candidates.
 
-Every scope is taken towards every target operator by moves that lower the expression distance, down to an instantiated
-operator, and eOperators are generated for what is left.
-
-The states of a search: how each was reached, and what the cheapest candidates cost.
-
-What every candidate derived from a program costs at least.
+Every scope is matched with every target operator, and eOperators are generated for the remaining equations.  The module
+also has the table of a search's states and the lower bound on the cost of a state's candidates.
 """
 
 from __future__ import annotations
@@ -18,17 +14,17 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match
+from einnet_explore.rules.base import NoParameters, refusals_of
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.strategy import Restrictions
-from einnet_explore.support.errors import Refused
 
 
 @dataclass(slots=True, eq=False)
 class StateTable:
-    """Every state that was reached from *start*, numbered in order, candidates among them."""
+    """The states reached from *start*, numbered in order, candidates included."""
 
     start: Program
     states: list[State] = field(default_factory=list, init=False)
@@ -46,17 +42,17 @@ class StateTable:
         phase: str,
         distance: int | None,
     ) -> State:
-        """The next state, which *matches* make of state *parent*."""
+        """Add the state that *matches* make of state *parent*."""
         state = State(len(self.states), parent, matches, program, depth, phase, distance)
         self.states.append(state)
         return state
 
     def priced(self, depth: int, seconds: float) -> None:
-        """Remember that a candidate which costs *seconds* is reached within *depth* choices."""
+        """Record a candidate of cost *seconds* within *depth* choices."""
         self._costs[depth] = min(seconds, self._costs.get(depth, seconds))
 
     def cheapest(self, depth: int) -> float:
-        """The least cost that is known to be reached within *depth* choices."""
+        """The least known cost within *depth* choices."""
         return min((seconds for d, seconds in self._costs.items() if d <= depth), default=float("inf"))
 
     def derivation(self, state: int) -> Derivation:
@@ -77,7 +73,7 @@ class StateTable:
         return chain[::-1]
 
     def path(self, state: int) -> str:
-        """The matches that lead to *state*, in words: ``summation_splitting at 0, operator_matching at 0.0``."""
+        """The matches that lead to *state* as text: ``summation_splitting at 0, operator_matching at 0.0``."""
         matches = [m for link in self.above(state) for m in link.matches]
         return ", ".join(f"{m.rule.name} at {show_path(m.at)}" for m in matches) or "the start itself"
 
@@ -96,10 +92,9 @@ LeastCost: TypeAlias = "Callable[[Program], float]"
 def lower_bound(
     program: Program, cost: Callable[[Program], tuple[float, str]], least: LeastCost | None = None
 ) -> float:
-    """Seconds that no candidate derived from *program* stays below: what is chosen already, and *least* besides.
+    """Return a lower bound, in seconds, of the cost of every candidate derived from *program*.
 
-    A *cost* is a sum over equations, and equations that are instantiated stay as they are until the end.  *least* says
-    what those that are not cost at least; None: nothing is known of them.
+    It is the cost of the instantiated equations, which stay as they are, plus *least* of the others (0 if None).
     """
     constant = weight_only(program)
     chosen = tuple(e for e in program.equations if e.via is not None or e.name in constant)
@@ -109,7 +104,7 @@ def lower_bound(
 
 @dataclass(slots=True, eq=False)
 class ConvergingDerivation:
-    """What finishes the states of *known*, each once; *least* is that of ``Search``."""
+    """Converging derivation of the states of *known*, each once; *least* is that of ``Search``."""
 
     known: StateTable
     cost: Cost
@@ -124,7 +119,7 @@ class ConvergingDerivation:
             self.least = None
 
     def candidates(self, state: State) -> Iterable[SearchEvent]:
-        """The candidates that *state* leads to without another choice, as events; nothing if that was asked before."""
+        """Yield the events of the candidates that *state* leads to without a choice; nothing the second time."""
         if state.id in self._converged:
             return
         self._converged.add(state.id)
@@ -138,25 +133,23 @@ class ConvergingDerivation:
                     yield from self._matched(state, tidy, program, range(len(program.equations)))
 
     def bound(self, program: Program) -> float:
-        """What every candidate derived from *program* costs at least."""
+        """A lower bound of the cost of every candidate derived from *program*."""
         return lower_bound(program, self.cost, self.least)
 
-    def dear(self, bound: float, depth: int) -> str | None:
-        """Why what costs at least *bound* need not be followed: a candidate within *depth* choices costs less.
+    def reasons_to_prune(self, bound: float, depth: int) -> tuple[str, ...]:
+        """Return the reason to prune a program that costs *bound* or more: a cheaper candidate at *depth*.
 
-        One that was found deeper does not count: whether a level found something cheaper has to stay the same.
+        Deeper candidates do not count, so that the candidates of a level do not depend on later levels.
         """
         cheapest = self.known.cheapest(depth)
-        if bound <= cheapest:
-            return None
-        return f"it costs at least {bound:.4g} s, a candidate {cheapest:.4g} s"
+        return (f"it costs at least {bound:.4g} s, a candidate {cheapest:.4g} s",) if bound > cheapest else ()
 
     def _matched(
         self, state: State, done: tuple[Match[Any], ...], program: Program, equations: Iterable[int]
     ) -> Iterable[SearchEvent]:
-        """Finish each way to give a library operator to a scope of one of *equations*.
+        """Instantiate each operator match of a scope of one of *equations*, and finish the program.
 
-        With ``bound`` the cheapest comes first, and none that costs more than what is known.
+        With ``bound`` the cheapest comes first, and a match that costs more than a known candidate is pruned.
         """
         rule = matching_rule(self.options.targets)
         places = [at for at, _ in self.allowed.places(program) if at[0] in equations]
@@ -167,16 +160,16 @@ class ConvergingDerivation:
             return
         ranked = sorted(((self.bound(p), n, m, p) for n, (m, p) in enumerate(ways)), key=lambda way: way[:2])
         for bound, _, match, after in ranked:
-            if (why := self.dear(bound, state.depth)) is not None:
+            if why := self.reasons_to_prune(bound, state.depth):
                 self.known.pruned += 1
-                yield Pruned(state.id, (*done, match), why)
+                yield Pruned(state.id, (*done, match), why[0])
             else:
                 yield from self._finish(state, (*done, match), after)
 
     def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
-        """Generate eOperators for all that is left of *program*; a candidate if that succeeds.
+        """Generate eOperators for the remaining equations of *program*; yield a candidate if none is refused.
 
-        What is left after a match may be compute-bound itself (a sum of two products, a chain): it is matched in turn.
+        A remaining equation may be compute-bound (a sum of two products, a chain): it is matched in turn.
         """
         tidy, program = clean(program, final=True, rules=self.options.rules)
         done = [*matches, *tidy]
@@ -207,9 +200,6 @@ class ConvergingDerivation:
 
 
 def _why_no_eoperator(program: Program, equation: int) -> str:
-    """The refusal of eOperator generation at one equation, in its own words."""
-    try:
-        EOPERATOR_GENERATION.rewrite(program, (equation,), EOPERATOR_GENERATION.decode(program, (equation,), {}))
-    except Refused as refusal:
-        return str(refusal)
-    return "eOperator generation proposed nothing"
+    """Return the refusal of eOperator generation at one equation."""
+    reasons = refusals_of(EOPERATOR_GENERATION.rewrite, program, (equation,), NoParameters())
+    return reasons[0] if reasons else "eOperator generation proposed nothing"

@@ -42,14 +42,14 @@ MAX_DETOURS = 1
 
 @dataclass(slots=True, eq=False)
 class Search(StateTable):
-    """The states found so far; ``run`` yields events and may be left and taken up again at any event."""
+    """The states found so far; iterating ``run`` yields events and may stop and resume at any event."""
 
     cost: Cost
     options: Options = field(default_factory=Options)
     least: LeastCost | None = None
     """What the equations of a program that are not instantiated yet cost at least; None: nothing is known of them.
 
-    Only asked where every rule keeps products (``bounds.KEEP_PRODUCTS``).
+    Only asked where every rule keeps products (``converging.PRODUCT_PRESERVING_RULES``).
     """
     complete: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
@@ -77,9 +77,9 @@ class Search(StateTable):
                 return
 
     def _levels(self) -> Iterable[SearchEvent]:
-        """Level by level without end: *max_depth* is where ``run`` stops to listen (and bounds looking ahead).
+        """Yield events level by level without end; ``run`` stops at *max_depth*, which also bounds looking ahead.
 
-        So what a search to one depth says is how a search to the next begins.
+        So the events of a search to one depth are a prefix of those of a deeper search.
         """
         first = self.reached(0, (), self.start, 0, "start", nearest_distance(self.start, self.options.targets))
         self._seen[program_key(self.start)] = first
@@ -107,7 +107,7 @@ class Search(StateTable):
             level = after
 
     def _look_ahead(self, first: State) -> Iterable[SearchEvent]:
-        """Follow the most promising moves, those paths first that leave them least (limited discrepancy search)."""
+        """Follow the most promising moves first (limited discrepancy search)."""
         deepest = min(self.options.ahead, self.options.max_depth)
         if self.options.strategy != "best_first" or not deepest:
             return
@@ -129,7 +129,7 @@ class Search(StateTable):
                 heapq.heappush(queue, (state.depth + detours, detours, state.id, 0, state))
 
     def _moves(self, state: State) -> LazySequence[Moves]:
-        """The moves from *state* in order, each computed when it is asked for."""
+        """The moves from *state* in order, each computed on demand."""
         if state.id not in self._children:
             strategy = STRATEGIES[self.options.strategy]
             self._children[state.id] = LazySequence(lambda: strategy(state.program, self._allowed))
@@ -157,9 +157,9 @@ class Search(StateTable):
         # Rules between expressions may take an instance back; then what is chosen so far is no bound.
         kept = self.options.bound and all(rule in RULES for rule in self.options.rules)
         bounded = kept and twin is None and any(e.via for e in program.equations)
-        if bounded and (why := self._converging.dear(self._converging.bound(program), parent.depth + 1)) is not None:
+        if bounded and (why := self._converging.reasons_to_prune(self._converging.bound(program), parent.depth + 1)):
             self.pruned += 1
-            yield Pruned(parent.id, matches, why)
+            yield Pruned(parent.id, matches, why[0])
             return
         state = self._explored(parent, matches, program, key)
         after.append(state)

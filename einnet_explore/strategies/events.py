@@ -1,7 +1,7 @@
-"""What a search says while it runs.  Strategies yield these; nobody is called back.
+"""Events of a search.
 
-Pausing is not asking for the next event, cancelling is not asking again.  The live tree, the log and the progress bar
-are readers of this one stream.
+A strategy yields them: to pause is not to ask for the next event, to cancel is to stop asking.  The live tree, the log
+and the progress bar read this one stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """*matches* after state *parent* give a program that need not be followed: *why*, and its *twin* if it has one."""
+    """The program of *matches* after state *parent* is not followed: *why*, and its *twin* if it has one."""
 
     parent: int
     matches: tuple[Match[Any], ...]
@@ -49,7 +49,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class MatchRefused:
-    """At state *state* and path *at*, *target* could not be matched or the rest not generated: *why*, with numbers."""
+    """At state *state* and path *at*, *target* does not match or has no kernel: *why*, with numbers."""
 
     state: int
     at: Path
@@ -69,7 +69,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """All states of *depth* have converged: this is what a search to that depth says."""
+    """All states of *depth* have converged: a search to that depth ends here."""
 
     depth: int
 

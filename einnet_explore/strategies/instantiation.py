@@ -125,7 +125,7 @@ def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int |
 
 
 def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
-    """What the nearest operator says against *scope*; where none is comparable, what the first one says."""
+    """Return the refusal of the nearest operator; if none is comparable, that of the first operator."""
     far = [(d, n) for n, operator in enumerate(operators) if (d := _distance(scope, operator)) is not None]
     nearest_one = operators[min(far)[1] if far else 0]
     try:

@@ -1,20 +1,17 @@
-"""Moves of a search: what rules make of one scope, remembered, since most scopes of a program do not change in a step.
+"""Moves of a search, and clean-ups.
 
-A *local* rule looks at the scope at its path, and at whether that is a whole equation's, and at nothing else.  What it
-proposes for a scope, and what becomes of the scope, is therefore one fact wherever the scope stands.
+A *local* rule reads only the scope at its path, and whether that is a whole equation.  So the parameters that it
+proposes for a scope, and the rewritten scope, are cached by the scope: most scopes do not change in a step.
 
-Clean-ups: rewrites that only ever simplify, applied to a normal form and not counted as choices.
-
-After a choice (a split, a substitution) three rewrites are always worth doing, in whatever order:
+Clean-ups are rewrites that only simplify, applied to a normal form and not counted as choices:
 
 * *relaxing* drops a bound of a nested scope that no reader violates;
 * *merging* inlines a scope that only re-indexes another scope;
-* *tightening* cuts away what is constant.
+* *tightening* removes constant parts.
 
-Each strictly lowers (number of bounds, number of scopes, number of computed points), so they end.  Merging here is
-restricted to scopes that only re-index a scope: merging more would undo the choice (a split is undone by merging the
-inner summation back, a substitution by merging it into the scope it came from).  Once no choice follows, scopes that
-only re-index a tensor are merged as well.
+Each strictly lowers (number of bounds, number of scopes, number of computed points), so they terminate.  Merging is
+restricted to scopes that only re-index a scope: merging more would undo the choice before (a split, a substitution).
+If no choice follows, scopes that only re-index a tensor are merged as well.
 """
 
 from __future__ import annotations
@@ -36,10 +33,9 @@ CACHE_ENTRIES = 1 << 15
 
 
 class LazySequence(Generic[T]):
-    """What *source* yields, computed when it is first asked for and remembered; threads may share it.
+    """The items of *source*, computed on demand and kept; threads may share it.
 
-    Where a computation is broken off (by an interrupt, say) it starts anew behind what is known, so that nothing is
-    lost: *source* yields the same whenever it is called.
+    After an interrupt the computation restarts behind the known items: *source* yields the same items on every call.
     """
 
     __slots__ = ("_known", "_lock", "_rest", "_source")
@@ -60,7 +56,7 @@ class LazySequence(Generic[T]):
         return self._known[n]
 
     def reaches(self, n: int) -> bool:
-        """Whether there is an item *n*, which is computed if it has to be."""
+        """Whether there is an item *n*; computes it if necessary."""
         while len(self._known) <= n:
             with self._lock:
                 if len(self._known) > n:
@@ -81,7 +77,7 @@ Local: TypeAlias = "LazySequence[tuple[Any, Scope]]"
 
 
 def rule_moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
-    """Each legal match of *rule* at *at*, where *scope* stands, and the program that it leads to."""
+    """Yield each legal match of *rule* at *at*, where *scope* stands, with the program that it leads to."""
     if rule.local:
         for params, new in local_moves(rule, scope, len(at) == 1):
             yield Match(rule, at, params), program.replace_at(at, new)
@@ -92,13 +88,13 @@ def rule_moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Ite
 
 @lru_cache(CACHE_ENTRIES)
 def local_moves(rule: Rule[Any], scope: Scope, whole: bool) -> Local:
-    """The parameters that a local *rule* proposes for *scope*, and what it becomes; *whole*: it is an equation's."""
+    """The parameters that a local *rule* proposes for *scope*, and the rewritten scopes; *whole*: it is an equation."""
     program, at = host_program(scope, whole)
     return LazySequence(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
 
 def host_program(scope: Scope, whole: bool) -> tuple[Program, Path]:
-    """A program that holds *scope* as its equation's, or one level below, and the path to it."""
+    """Return a program with *scope* as its equation, or one level below, and the path to it."""
     if whole:
         return Program((), (Equation("Y", scope),), ("Y",)), (0,)
     reader = Scope(scope.traversals, (), scope[tuple(map(as_index, scope.traversals))])
@@ -113,9 +109,9 @@ CLEAN_UPS: frozenset[Rule[Any]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MERGIN
 
 
 def clean(program: Program, final: bool = False, rules: Iterable[Rule[Any]] = CLEAN_UPS) -> Moves:
-    """*program* in its cleaned-up form, and the matches that led there; *final*: no choice follows.
+    """Return the matches that clean up *program*, and the result; *final*: no choice follows.
 
-    Of the three only those among *rules* are applied: what is forbidden is not done in tidying up either.
+    Only clean-up rules among *rules* are applied.
     """
     done, allowed = list[Match[Any]](), CLEAN_UPS.intersection(rules)
     while (found := _first(program, final, allowed)) is not None:
@@ -134,7 +130,7 @@ def _first(program: Program, final: bool, allowed: frozenset[Rule[Any]]) -> tupl
 
 @lru_cache(CACHE_ENTRIES)
 def _due(scope: Scope, whole: bool, final: bool, allowed: frozenset[Rule[Any]]) -> Due:
-    """The clean-up that *scope* itself is due, and what it becomes."""
+    """Return the next clean-up of *scope* itself and its result."""
     read = list(accesses(scope.body))
     if BOUNDARY_RELAXING in allowed and any(isinstance(a.source, Scope) and a.source.domain for a in read):
         for params, new in local_moves(BOUNDARY_RELAXING, scope, whole):

@@ -1,4 +1,4 @@
-"""What a search may do, and what a candidate costs."""
+"""Options of a search, and the type of its cost function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cost: TypeAlias = "Callable[[Program], tuple[float, str]]"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a search may do.  *fingerprint* and *converging* are switched off for the paper's ablations only."""
+    """Options of a search.  *fingerprint* and *converging* are switched off for the paper's ablations only."""
 
     strategy: str = "best_first"
     max_depth: int = 7
@@ -48,7 +48,7 @@ class Options:
 
 
 def _whole(name: str, value: object) -> int:
-    """*value* as a whole number from 0 (also one of NumPy's); raises ValueError for anything else."""
+    """Return *value* as a whole number from 0 (NumPy's included); raises ValueError for anything else."""
     if not isinstance(value, SupportsIndex) or index(value) < 0:
         raise ValueError(f"{name} {value}: expected 0 or more, a whole number")
     return index(value)
