@@ -1,10 +1,8 @@
-"""What ``param`` lines assume, put together: free parameters, those that are tied to them, and inequalities.
+"""Assumptions of ``param`` lines: free parameters, tied parameters, inequalities, and sizes that fulfil them.
 
-Sizes that fulfil what is assumed: without any, all that is proved would be true of nothing.
-
-Integer sets take a product of parameters for a number of its own: where they say that there are no sizes there are
-none, where they name some these may be no solution.  Then small ones are tried, and z3 is asked.  Whether polynomials
-have a common solution in the integers is undecidable (Y. Matiyasevich, 1970), so an end of the effort is an answer.
+Assumptions without a solution are refused, since every claim about them would hold vacuously.  Integer sets relax a
+product of parameters to a further variable: an empty set has no solution, but a point of the set may be none.  Then
+small sizes are tried, and z3 is run.  The problem is undecidable (Y. Matiyasevich, 1970), so the effort is bounded.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.parametric_text import Assumption, Template
 
 MAX_TRIED_SIZES = 2000
-"""So many sizes are tried, of those next to the least; and as many of powers of two above it."""
+"""Tuples of sizes tried near the minimum, and as many at powers of two above it."""
 
 
 def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
-    """The unknowns of *ground* at sizes that it allows; None where there are none.
+    """Return unknowns at allowed sizes; None if there are none.
 
-    Raises Undecided where it is not known whether there are any.
+    Raises Undecided if neither is found.
     """
     first = least_point(ground.ranges, ground.rows)
     if first is None:
@@ -68,14 +66,14 @@ def _allowed(ground: FamilyParameters, unknowns: Iterable[int]) -> bool:
 
 
 def _near_least(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
-    """The unknowns by how far they lie above their least values, in all."""
+    """Yield unknowns by their total distance above the minimum values."""
     firsts = [p.first for p in ground.parameters]
     every = (more for total in count() for more in _compositions(total, len(firsts)))
     return (tuple(map(sum, zip(firsts, more, strict=True))) for more in islice(every, MAX_TRIED_SIZES))
 
 
 def _compositions(total: int, terms: int) -> Iterable[tuple[int, ...]]:
-    """Natural numbers, *terms* of them, whose sum is *total*."""
+    """Yield all tuples of *terms* natural numbers with sum *total*."""
     if terms == 1:
         yield (total,)
         return
@@ -85,7 +83,7 @@ def _compositions(total: int, terms: int) -> Iterable[tuple[int, ...]]:
 
 
 def _powers_of_two(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
-    """The unknowns at powers of two above their least values, as far up as so many sizes go."""
+    """Yield unknowns at powers of two above their minimum values."""
     terms = len(ground.parameters)
     ends = range(2, 64)
     most = max((n for n in ends if n**terms <= MAX_TRIED_SIZES), default=1)
@@ -94,8 +92,11 @@ def _powers_of_two(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
 
 
 def parse_assumptions(template: Template) -> FamilyParameters:
-    """The parameters of *template* with all that is assumed of them; raises TextError at an assumption that leaves
-    no sizes, and at an equation or a remainder that cannot be solved for one parameter."""
+    """Return the parameters of *template* with their assumptions.
+
+    Raises TextError for an assumption without solutions, and for an equation or remainder that cannot be solved for
+    one parameter.
+    """
     alone: dict[str, Parameter] = {name: Parameter(name) for name in template.names}
     for a in template.assumptions:
         if a.name:
@@ -134,7 +135,7 @@ def _assume_of_one(template: Template, a: Assumption, p: Parameter) -> Parameter
 
 
 def _assume_of_several(template: Template, ground: FamilyParameters, a: Assumption) -> FamilyParameters:
-    """*ground* with one assumption on several parameters; raises TextError where it cannot be solved."""
+    """Add one assumption on several parameters; raises TextError if it cannot be solved."""
     assert a.left is not None and a.right is not None
     left, right = (parse_polynomial(side, ground.names) for side in (a.left, a.right))
     match a.op:
@@ -153,7 +154,7 @@ def _with_relations(ground: FamilyParameters, *relations: Inequality) -> FamilyP
 def _assume_equal(
     template: Template, ground: FamilyParameters, a: Assumption, left: SizePolynomial, right: SizePolynomial
 ) -> FamilyParameters:
-    """*ground* with the parameter that stands alone on one side as what the other side is."""
+    """Eliminate a parameter that is alone on one side of an equation."""
     free = {p.name: p for p in ground.parameters}
     for one, other in ((right, left), (left, right)):
         name, value = _lone_parameter(one), _over_free(ground, other)
@@ -167,7 +168,7 @@ def _assume_equal(
 def _assume_multiple(
     template: Template, ground: FamilyParameters, a: Assumption, left: SizePolynomial, right: SizePolynomial
 ) -> FamilyParameters:
-    """*ground* with a parameter as a product of *right* and a new natural number."""
+    """Replace a parameter by the product of *right* and a new natural number."""
     name, free = _lone_parameter(left), {p.name: p for p in ground.parameters}
     if name not in free or name in parameters_in(_over_free(ground, right)):
         raise template.refuse(a, f"found {a.text}, expected one parameter, which is not tied, in front of %")
@@ -182,12 +183,12 @@ def _assume_multiple(
 def _tie(
     template: Template, ground: FamilyParameters, a: Assumption, p: Parameter, tied: TiedParameter
 ) -> FamilyParameters:
-    """*ground* with *p* no longer free: its least and largest values are inequalities now."""
+    """Make *p* a tied parameter; its bounds become inequalities."""
     rest = tuple(q for q in ground.parameters if q != p)
     same = next((q for q in rest if _lone_parameter(tied.value) == q.name), None)
     if p.modulus > 1 and same is None:
         guard = f"{p.name} % {p.modulus} == {p.residue}"
-        raise template.refuse(a, f"found {a.text} beside {guard}, expected one of the two")
+        raise template.refuse(a, f"found {a.text} with {guard}, expected one of the two")
     if same is not None and (p.modulus > 1 or p.least > 1 or p.most is not None):
         both = same.also(p.modulus, p.residue)
         tops = [n for n in (same.most, p.most) if n is not None]
@@ -216,7 +217,7 @@ def _may_fail(ground: FamilyParameters, gap: SizePolynomial) -> bool:
 
 
 def _over_free(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
-    """*n* with tied parameters as what they are tied to, by names."""
+    """Substitute the values of tied parameters in *n*."""
     ties = {t.name: t.value for t in ground.tied}
     while isinstance(n, Poly) and parameters_in(n) & ties.keys():
         n = substitute_sizes(
@@ -226,7 +227,7 @@ def _over_free(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
 
 
 def _lone_parameter(n: SizePolynomial) -> str:
-    """The parameter that *n* is, or nothing."""
+    """Return the name if *n* is one parameter, else an empty string."""
     match terms_of(n):
         case (((Unknown(parameter=name),), 1),):
             return name

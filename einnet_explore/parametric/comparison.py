@@ -1,15 +1,13 @@
-r"""Whether two scopes of polynomial sizes are one function for every value of the parameters.
+r"""Comparison of two scopes for all values of the size parameters.
 
-The terms are those of ``equivalence.term_relation``, over a space whose ranges are polynomials.  They are compared
-as integer
-sets of (sizes, output element, indices), or point by point where a parameter is multiplied by an iterator.
+The terms are those of ``equivalence.term_relation``, over a space whose ranges are polynomials.  They are compared as
+integer sets of (sizes, output element, indices).
 
-Terms as points that correspond: every point of one side's terms is a point of the other's, the same element read.
-
-Where a parameter is multiplied by an iterator, sets of terms are no integer sets.  Then the correspondence itself is
-found: the equations :math:`\tau'(\vec x, \vec z) = \tau(\vec x, \vec y)` are solved for :math:`\vec z`, digit by digit,
-and that the solution satisfies every condition is asked of z3.  What the solving uses are consequences of the
-equations, so a term whose own points can be solved for stands for one point at each element.
+If a parameter is multiplied by an iterator, the sets are not integer sets.  Then each point of one side's terms is
+matched with a point of the other side that reads the same elements: the equations
+:math:`\tau'(\vec x, \vec z) = \tau(\vec x, \vec y)` are solved for :math:`\vec z`, digit by digit, and z3 proves that
+the solution satisfies every condition.  The solution is unique, so a term that can be matched with itself has one
+point for each element.
 """
 
 from __future__ import annotations
@@ -48,7 +46,10 @@ from einnet_explore.parametric.space import ParametricSpace
 
 
 def uncovered_point(space: ParametricSpace, left: list[Term], right: list[Term], counted: bool) -> str | None:
-    """None where both sides' terms (with the same factors) are the same; else a point of one that the other lacks."""
+    """Return a point of one side's terms that the other side lacks; None if both sides are equal.
+
+    All terms have the same factors.
+    """
     left, right = (_add_coefficients(side) if counted else side for side in (left, right))
     for side in (left, right) if counted else ():
         for term in side:
@@ -70,7 +71,7 @@ def uncovered_point(space: ParametricSpace, left: list[Term], right: list[Term],
 
 
 def _add_coefficients(terms: list[Term]) -> list[Term]:
-    """*terms* with those that are the same but for their coefficients added up."""
+    """Add the coefficients of terms that are otherwise equal."""
     total: dict[object, Term] = {}
     for term in terms:
         at = tuple((name, tuple(map(form_key, forms))) for name, forms in term.factors)
@@ -81,7 +82,7 @@ def _add_coefficients(terms: list[Term]) -> list[Term]:
 
 
 def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> str | None:
-    """None where at every point of *term* all of one of *ways* holds; else a point.  What is plain is not asked."""
+    """Return a point of *term* at which every conjunction of *ways* fails; None if there is none."""
     facts = _facts(space, term, ways)
     known = set(map(form_key, facts))
     open_ = [[row for row in rows if form_key(row) not in known and not _holds_by_ranges(space, row)] for rows in ways]
@@ -92,7 +93,7 @@ def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -
 
 
 def _holds_by_ranges(space: ParametricSpace, row: Form) -> bool:
-    """Whether *row* holds by the ranges of its integers alone."""
+    """Whether *row* holds by the ranges of its integers alone, without a solver."""
     try:
         return space.ground.surely(space.span(row)[0])
     except Undecided:
@@ -100,7 +101,7 @@ def _holds_by_ranges(space: ParametricSpace, row: Form) -> bool:
 
 
 def _require_disjoint(space: ParametricSpace, one: Term, other: Term) -> None:
-    """Raises Undecided unless two terms never stand for the same element and indices."""
+    """Raise Undecided unless two terms are disjoint: no element and indices in common."""
     rows = _match_conditions(space, one, other)
     space.asked.add("z3")
     if rows is None or solve_with_z3([*_facts(space, one, [rows]), *rows]) is not None:
@@ -112,7 +113,7 @@ def _index_forms(term: Term) -> list[Form]:
 
 
 def _facts(space: ParametricSpace, term: Term, others: Iterable[Sequence[Form]]) -> list[Form]:
-    """What holds at a point of *term*, and what the quotients in *others* mean there."""
+    """Return the conditions at a point of *term*, with the definitions of the quotients in *others*."""
     used = integers_in(space, (*_index_forms(term), *term.where))
     more = integers_in(space, [row for rows in others for row in rows])
     rows = [*assumption_rows(space), *condition_rows(space, (*used, *term.summed), term.where)]
@@ -120,7 +121,7 @@ def _facts(space: ParametricSpace, term: Term, others: Iterable[Sequence[Form]])
 
 
 def _match_conditions(space: ParametricSpace, known: Term, term: Term) -> list[Form] | None:
-    """What it means, at a point of *known*, that *term* has a point with the same indices; None if unsolved."""
+    """Return the conditions, at a point of *known*, for a point of *term* with the same indices; None if unsolved."""
     values = _Unification(space, term)
     for form, target in zip(_index_forms(term), _index_forms(known), strict=True):
         values.equation(form, target)
@@ -128,7 +129,7 @@ def _match_conditions(space: ParametricSpace, known: Term, term: Term) -> list[F
 
 
 class _Unification:
-    """The summed integers, quotients and aliases of a term, as far as they are known as forms of another point."""
+    """Unifier: the summed integers, quotients and aliases of a term as forms over another term's point."""
 
     def __init__(self, space: ParametricSpace, term: Term) -> None:
         self.space = space
@@ -142,25 +143,25 @@ class _Unification:
                 self.equations.append((add_forms(space.aliases[t], {t: 1, "": 0}, -1), {"": 0}))
 
     def equation(self, form: Form, target: Form) -> None:
-        """Adds that *form* is *target*, which is known."""
+        """Add the equation *form* = *target*, where *target* is known."""
         self.equations.append((form, target))
 
     def solve(self) -> bool:
-        """Whether everything became known."""
+        """Solve the equations; return whether every integer is determined."""
         while any(v not in self.values for v in self.names):
             if not (self._quotient() or any(self._digit(form, target) for form, target in self.equations)):
                 return False
         return True
 
     def rows(self, term: Term) -> list[Form]:
-        """The conditions of *term* and the equations, at the solution."""
+        """Return the conditions of *term* and the equations at the solution."""
         out = [self.put(row) for row in condition_rows(self.space, self.names, term.where)]
         for form, target in self.equations:
             out += equality_rows(self.put(form), target)
         return [row for row in out if any(k for v, k in row.items() if v) or row[""] < 0]
 
     def put(self, form: Form) -> Form:
-        """*form* with what is known put in."""
+        """Substitute the known values in *form*."""
         return substitute_values(self.space, form, self.values)
 
     def _quotient(self) -> bool:
@@ -173,7 +174,7 @@ class _Unification:
         return False
 
     def _digit(self, form: Form, target: Form) -> bool:
-        """One unknown of an equation, where its coefficient exceeds what the other unknowns can add up to."""
+        """Solve an equation for one unknown whose coefficient exceeds the sum of the other unknowns' terms."""
         open_: dict[str, Form] = {}
         rest = target
         for name, k in form.items():
@@ -200,7 +201,7 @@ class _Unification:
 
 
 def substitute_values(space: ParametricSpace, form: Form, values: Mapping[str, Form]) -> Form:
-    """*form* with *values* of its integers put in, also inside products; the others stay."""
+    """Substitute *values* for integers of *form*, also inside products."""
     out: Form = {"": 0}
     for name, k in form.items():
         made: Form = {"": k}
@@ -212,7 +213,7 @@ def substitute_values(space: ParametricSpace, form: Form, values: Mapping[str, F
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """That a proof failed: where the terms differ, and the unknowns' values there if they are known."""
+    """A failed proof: the position at which terms differ, and the unknowns' values there if they are known."""
 
     why: str
     unknowns: tuple[int, ...] = ()
@@ -220,7 +221,7 @@ class Difference:
 
 @dataclass(slots=True)
 class FamilyProver:
-    """What is assumed, and which means were needed so far: ``isl``, ``z3``, or ``digits`` where none was asked."""
+    """Prover under assumptions; *means* collects the methods used: ``isl``, ``z3``, or ``digits`` without a solver."""
 
     ground: FamilyParameters
     means: set[str]
@@ -228,9 +229,9 @@ class FamilyProver:
     def difference(
         self, before: Scope, after: Scope, region: Box, given: Assumptions = NO_ASSUMPTIONS
     ) -> Difference | None:
-        """None where both scopes are equal functions on *region* at all sizes, else why that is not proved.
+        """Return None if both scopes are proved equal on *region* at all sizes, else the difference.
 
-        *given* says what may be infinite, and which axioms may be used.  Raises Undecided.
+        *given* names the tensors that may be infinite and the axioms.  Raises Undecided.
         """
         if before == after:
             return None
@@ -260,7 +261,7 @@ class FamilyProver:
         return None
 
     def same(self, before: Scope, after: Scope, given: Assumptions = NO_ASSUMPTIONS) -> bool:
-        """Whether two scopes are provably one function wherever they may be read, at all sizes."""
+        """Whether two scopes are provably equal on their reach, at all sizes."""
         try:
             return before == after or (
                 before.reach == after.reach and self.difference(before, after, before.reach, given) is None
@@ -287,7 +288,7 @@ class FamilyProver:
 
 
 def _has_infinite_differences(terms: list[Term]) -> bool:
-    """Whether what may be infinite is added and subtracted: then it may be no number."""
+    """Whether possibly infinite terms have both signs, so that their sum may be NaN."""
     signs: dict[tuple[str, ...], set[bool]] = {}
     for term in terms:
         if any(name.endswith(INFINITE_SUFFIX) for name, _ in term.factors):
@@ -297,7 +298,7 @@ def _has_infinite_differences(terms: list[Term]) -> bool:
 
 
 def multiply_by_unused_extents(space: ParametricSpace, term: Term) -> Term:
-    """*term* times the extents of summed integers that occur nowhere: a number, or a factor without indices."""
+    """Multiply *term* by the extents of its unused summed integers: a number, or a factor without indices."""
     used = integers_in(space, term_rows(space, term, bare=True))
     coefficient, factors = term.coefficient, term.factors
     if isinf(coefficient):
@@ -316,7 +317,7 @@ def multiply_by_unused_extents(space: ParametricSpace, term: Term) -> Term:
 
 
 def group_by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]:
-    """*terms* by the names of their factors, which are put in order."""
+    """Group *terms* by the sorted names of their factors."""
     out: dict[tuple[str, ...], list[Term]] = {}
     for term in terms:
         factors = tuple(sorted(term.factors, key=lambda f: f[0]))
@@ -325,13 +326,13 @@ def group_by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]
 
 
 def term_rows(space: ParametricSpace, term: Term, bare: bool = False) -> list[Form]:
-    """The conditions and indices of *term*; not *bare*: with all that its integers are made of."""
+    """Return the conditions and indices of *term*; unless *bare*, with the conditions of all its integers."""
     forms = [*(form for _, at in term.factors for form in at), *term.where]
     return forms if bare else [*forms, *condition_rows(space, (*integers_in(space, forms), *term.summed), ())]
 
 
 class _TermMultisets:
-    """Terms as disjoint sets of (sizes, output element, indices), one a total coefficient."""
+    """Term multisets: for each total coefficient, a disjoint set of (sizes, output element, indices)."""
 
     def __init__(self, space: ParametricSpace, sizes: tuple[str, ...], counts: bool) -> None:
         self.space, self.sizes, self.counts, self.context = space, sizes, counts, bounded_context()
@@ -370,7 +371,7 @@ class _TermMultisets:
         return total
 
     def _points(self, term: Term) -> Any:
-        """Where *term* occurs; raises Undecided where several summation points stand for one place."""
+        """Return the set at which *term* occurs; raises Undecided if several summation points coincide."""
         space = self.space
         forms = [form for _, at in term.factors for form in at]
         used = integers_in(space, (*forms, *term.where))

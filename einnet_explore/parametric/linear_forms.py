@@ -1,4 +1,4 @@
-"""Linear forms whose names may be products with parameters: ``{"PW*y3": 1, "": -1}`` is W·y₃ - 1."""
+"""Linear forms over products with parameters: ``{"PW*y3": 1, "": -1}`` is W·y₃ - 1."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from einnet_explore.equivalence.linear_space import Form, accumulate_form
 
 
 def drop_zeros(form: Form) -> Form:
-    """*form* without names that do not occur."""
+    """Remove names with coefficient 0."""
     return {"": form.get("", 0), **{v: k for v, k in form.items() if v and k}}
 
 
 def add_forms(a: Form, b: Form, k: int = 1) -> Form:
-    """a + k·b."""
+    """Return a + k·b."""
     out = dict(a)
     accumulate_form(out, b, k)
     return drop_zeros(out)
 
 
 def divide_form(a: Form, d: Form) -> Form | None:
-    """a / d over the parameters, where it is a polynomial with whole coefficients."""
+    """Divide polynomials of parameters; None unless the quotient has integer coefficients and no remainder."""
     times, rest = divide_with_remainder(a, d)
     return times if not any(rest.values()) else None
 
 
 def divide_with_remainder(a: Form, d: Form) -> tuple[Form, Form]:
-    """a as d·times + rest, the leading monomials of *d* taken out as long as they divide."""
+    """Return (times, rest) with a = d·times + rest, by polynomial long division."""
     lead, k = leading_monomial(d)
     times, rest, left = Form({"": 0}), Form({"": 0}), drop_zeros(a)
     while any(left.values()):
@@ -46,19 +46,19 @@ def divide_with_remainder(a: Form, d: Form) -> tuple[Form, Form]:
 
 
 def leading_monomial(form: Form) -> tuple[str, int]:
-    """The monomial of the highest degree that occurs, and its coefficient."""
+    """Return the leading monomial and its coefficient."""
     occurring = [(v, k) for v, k in form.items() if k]
     return max(occurring, key=lambda t: _degree(t[0])) if occurring else ("", 0)
 
 
 def _degree(name: str) -> tuple[int, tuple[str, ...]]:
-    """Monomials in an order that multiplying both by the same keeps."""
+    """Sort key of a monomial order, invariant under multiplication."""
     parts = tuple(name.split("*")) if name else ()
     return len(parts), parts
 
 
 def divide_monomial(name: str, lead: str) -> str | None:
-    """The monomial *name* divided by *lead*."""
+    """Divide the monomial *name* by *lead*; None if it does not divide."""
     parts = name.split("*") if name else []
     for symbol in lead.split("*") if lead else ():
         if symbol not in parts:
@@ -68,23 +68,23 @@ def divide_monomial(name: str, lead: str) -> str | None:
 
 
 def symbols_in(form: Form) -> set[str]:
-    """Every single integer that *form* is made of."""
+    """Return the symbols in the monomials of *form*."""
     return {part for name in form for part in name.split("*") if part}
 
 
 def form_text(form: Form) -> str:
-    """*form* for messages."""
+    """Format *form* for messages."""
     words = (f"{k}" if not v else symbol_text(v) if k == 1 else f"{k}*{symbol_text(v)}" for v, k in form.items() if k)
     return " + ".join(words) or "0"
 
 
 def symbol_text(name: str) -> str:
-    """The name of an integer, or of a product, in messages: parameters by their own."""
+    """Format a monomial for messages, with the parameters' own names."""
     return "*".join(part.removeprefix("P") for part in name.split("*"))
 
 
 def has_positive_coefficients(form: Form, first: Mapping[str, int]) -> bool:
-    """Whether *form* has no negative coefficient over the distances of its symbols from their *first* values."""
+    """Whether no coefficient of *form* is negative after shifting each symbol by its *first* value."""
     shifted: dict[tuple[str, ...], int] = {}
     for name, k in form.items():
         parts: dict[tuple[str, ...], int] = {(): k}

@@ -1,7 +1,8 @@
-"""Parameters and what is assumed of them: of one, ``H >= 3``, ``C % 4 == 0``, and of several, ``W >= K``, ``H == W``.
+"""Size parameters and the assumptions on them: on one, ``H >= 3``, ``C % 4 == 0``, and on several, ``W >= K``, ``H ==
+W``.
 
-Of several parameters an equation, or a remainder by a product, takes one away: ``H == W`` leaves W what H is, and
-``C % (2*G) == 0`` makes C the product of 2·G and a new natural number.  An inequality is a form that is ≥ 0.
+An equation between parameters, or a remainder by a product, eliminates one parameter: ``H == W`` replaces W by H, and
+``C % (2*G) == 0`` replaces C by the product of 2·G and a new natural number.  An inequality is a form that is ≥ 0.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A size that is not fixed: *least* ≤ n (≤ *most*), n ≡ *residue* modulo *modulus*."""
+    """A free size n with *least* ≤ n (≤ *most*) and n ≡ *residue* modulo *modulus*."""
 
     name: str
     least: int = 1
@@ -36,11 +37,11 @@ class Parameter:
     modulus: int = 1
     residue: int = 0
     text: str = ""
-    """Of a quotient that stands for what another parameter is divided by: how that is written."""
+    """The expression of an auxiliary parameter, the quotient of another parameter, as written."""
 
     @property
     def unknown(self) -> Unknown:
-        """The natural number that the parameter is made of."""
+        """The natural number that determines the parameter."""
         return Unknown(self.name, self.modulus, self.residue, self.text)
 
     @property
@@ -60,13 +61,13 @@ class Parameter:
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What is assumed, one condition each."""
+        """The assumptions on this parameter, as conditions in the text form."""
         found = [f"{self.name} >= {self.least}"]
         found += [f"{self.name} <= {self.most}"] if self.most is not None else []
         return (*found, *([f"{self.name} % {self.modulus} == {self.residue}"] if self.modulus > 1 else []))
 
     def refuse(self, n: int) -> None:
-        """Raises Refused where *n* is none of the values."""
+        """Raise Refused if *n* is not a value of this parameter."""
         if n < self.least:
             raise Refused(f"{self.name} = {n} breaks the guard {self.name} >= {self.least}")
         if self.most is not None and n > self.most:
@@ -76,7 +77,7 @@ class Parameter:
             raise Refused(f"{self.name} = {n} breaks the guard {guard}: {n} % {self.modulus} is {n % self.modulus}")
 
     def also(self, modulus: int, residue: int) -> Parameter | None:
-        """With n ≡ *residue* modulo *modulus* besides; None where no number is both."""
+        """Add n ≡ *residue* modulo *modulus*; return None if no number satisfies both congruences."""
         both = self.modulus * modulus // gcd(self.modulus, modulus)
         for n in range(both):
             if n % self.modulus == self.residue and n % modulus == residue:
@@ -85,13 +86,13 @@ class Parameter:
 
     @property
     def empty(self) -> bool:
-        """Whether no number is assumed possible."""
+        """Whether the parameter has no value."""
         return self.last is not None and self.last < self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """That *gap*, a polynomial of parameters by their names, is ≥ 0; *guard* says it."""
+    """The assumption *gap* ≥ 0, a polynomial of parameters by name; *guard* is its text."""
 
     guard: str
     gap: SizePolynomial
@@ -99,9 +100,9 @@ class Inequality:
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """A parameter that is *value*, a polynomial of others by their names; *guard* says so.
+    """A parameter equal to *value*, a polynomial of other parameters by name; *guard* is the assumption's text.
 
-    Where it is a multiple of *divisor* one of these is *quotient*, a parameter that nobody gives a value.
+    A multiple of *divisor* depends on *quotient*, an auxiliary parameter that users do not set.
     """
 
     name: str
@@ -113,9 +114,9 @@ class TiedParameter:
 
 @dataclass(frozen=True, slots=True)
 class FamilyParameters:
-    """All parameters of a family: what proofs may take for granted.
+    """All parameters of a family, with the assumptions that proofs use.
 
-    *parameters* are free, *tied* are polynomials of these; *names*: all that have been declared, in order.
+    *parameters* are free, *tied* are polynomials of these, *names* are the declared parameters in order.
     """
 
     parameters: tuple[Parameter, ...]
@@ -125,12 +126,12 @@ class FamilyParameters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters that sizes are given for."""
+        """The parameters that users set."""
         return self.declared or tuple(p.name for p in self.parameters)
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """Every assumption."""
+        """All assumptions, in the text form."""
         alone = [guard for p in self.parameters if not p.text for guard in p.guards]
         firsts = {p.name: p.least for p in self.parameters if p.text}
         tied = [t.guard for t in self.tied]
@@ -141,10 +142,10 @@ class FamilyParameters:
 
     @property
     def values(self) -> dict[str, SizePolynomial]:
-        """Every parameter as a polynomial of the free ones' unknowns."""
+        """Every parameter as a polynomial of the free parameters' unknowns."""
         out = {p.name: p.value for p in self.parameters}
         waiting = list(self.tied)
-        while waiting:  # one that is tied may have been what others are tied to
+        while waiting:  # a tied parameter may depend on another tied one
             ready = [t for t in waiting if all(u.parameter in out for m, _ in terms_of(t.value) for u in m)]
             out |= {t.name: substitute_sizes(t.value, out) for t in ready}
             waiting = [t for t in waiting if t not in ready]
@@ -152,7 +153,7 @@ class FamilyParameters:
 
     @property
     def rows(self) -> tuple[Form, ...]:
-        """What is assumed of several parameters, as forms that are ≥ 0."""
+        """The assumptions on several parameters, as forms that are ≥ 0."""
         return _relation_rows(self) if self.relations else ()
 
     @property
@@ -161,7 +162,7 @@ class FamilyParameters:
         return {p.unknown.symbol: (p.first, p.last) for p in self.parameters}
 
     def refuse(self, sizes: Mapping[str, int]) -> None:
-        """Raises Refused unless *sizes* gives each parameter, and nothing else, a value that is assumed."""
+        """Raise Refused unless *sizes* sets exactly the declared parameters and fulfils the assumptions."""
         names, inner = self.names, {t.quotient for t in self.tied}
         more = [n for n in sizes if n not in names and n not in inner]
         if (missing := [n for n in names if n not in sizes]) or more:
@@ -185,28 +186,28 @@ class FamilyParameters:
                 raise Refused(f"{at} breaks the guard {r.guard}")
 
     def full(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """*sizes* with what the quotients are there."""
+        """Return *sizes* with the auxiliary quotients added."""
         return {
             **sizes,
             **{t.quotient: sizes[t.name] // polynomial_value(t.divisor, sizes) for t in self.tied if t.quotient},
         }
 
     def given(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """*sizes* of the parameters that have been declared."""
+        """Restrict *sizes* to the declared parameters."""
         return {name: sizes[name] for name in self.names}
 
     def completed(self, free: Mapping[str, int]) -> dict[str, int]:
-        """*free* parameters' sizes with those of the tied ones."""
+        """Return the sizes of the *free* parameters and the tied ones."""
         held = self.values
         return {**free, **{t.name: polynomial_value(held[t.name], free) for t in self.tied}}
 
     def sizes(self, unknowns: Iterable[int]) -> dict[str, int]:
-        """The parameters where the unknowns have these values."""
+        """Return all parameters for given values of the unknowns."""
         free = {p.name: p.modulus * u + p.residue for p, u in zip(self.parameters, unknowns, strict=True)}
         return self.completed(free) if self.tied else free
 
     def corner(self, more: int = 0) -> tuple[int, ...] | None:
-        """The first unknowns that are assumed, each at least *more* above its least; None where none are found."""
+        """Return the first allowed unknowns, each at least *more* above its minimum; None if none are found."""
         firsts = tuple(p.first + more for p in self.parameters)
         if not self.relations:
             return firsts
@@ -214,10 +215,10 @@ class FamilyParameters:
         return least_point(ranges, self.rows)
 
     def surely(self, form: Form) -> bool:
-        """Whether *form*, over the parameters' symbols, is certainly ≥ 0.
+        """Whether *form*, over the parameters' symbols, is provably ≥ 0.
 
-        Every coefficient over n - least is, or what is assumed of several parameters leaves no sizes where it is not.
-        With ``False`` nothing is said.
+        Sufficient: all coefficients over n - least are ≥ 0, or no allowed sizes make the form negative.  ``False`` does
+        not mean that the form can be negative.
         """
         first = {p.unknown.symbol: p.first for p in self.parameters}
         if any(part not in first for name in form if name for part in name.split("*")):
@@ -235,7 +236,7 @@ def _relation_rows(ground: FamilyParameters) -> tuple[Form, ...]:
 
 @lru_cache(1 << 14)
 def _follows_from_relations(ground: FamilyParameters, form: tuple[tuple[str, int], ...]) -> bool:
-    """Whether no sizes that are assumed make *form* negative."""
+    """Whether no allowed sizes make *form* negative."""
     wrong = {v: -k for v, k in form} | {"": -dict(form).get("", 0) - 1}
     try:
         return least_point(ground.ranges, (*ground.rows, wrong)) is None
@@ -244,7 +245,7 @@ def _follows_from_relations(ground: FamilyParameters, form: tuple[tuple[str, int
 
 
 def polynomial_form(n: SizePolynomial) -> Form:
-    """*n* as a form over the parameters' symbols."""
+    """Return *n* as a form over the parameters' symbols."""
     out: Form = {"": 0}
     for monomial, k in terms_of(n):
         out["*".join(u.symbol for u in monomial)] = k

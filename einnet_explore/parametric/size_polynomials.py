@@ -1,7 +1,7 @@
-r"""Integers that depend on the sizes: polynomials with integer coefficients of unknown natural numbers.
+r"""Size polynomials: integer polynomials of unknown natural numbers.
 
-A parameter :math:`C` with :math:`C \bmod m = r` is :math:`m u + r` of the unknown :math:`u`, so that
-:math:`C / m` is a polynomial as well and no quotient is ever needed.
+A parameter :math:`C` with :math:`C \bmod m = r` is :math:`m u + r` for an unknown :math:`u`, so :math:`C / m` is a
+polynomial as well and quotients are not needed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Unknown:
     modulus: int = 1
     residue: int = 0
     text: str = ""
-    """How it is written, where *parameter* is none that has been declared."""
+    """The expression of an auxiliary parameter, as written."""
 
     @property
     def symbol(self) -> str:
-        """Its name in linear forms, which no iterator has."""
+        """The name in linear forms, distinct from all iterators."""
         return f"P{self.parameter}"
 
     def of(self, value: int) -> int:
-        """The unknown where the parameter is *value*; raises ValueError where there is none."""
+        """Return the unknown of a parameter's *value*; raises ValueError for another residue."""
         if value % self.modulus != self.residue:
             raise ValueError(f"{self.parameter} = {value}: {value} % {self.modulus} is {value % self.modulus}")
         return value // self.modulus
@@ -42,9 +42,9 @@ Monomial: TypeAlias = "tuple[Unknown, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Poly:
-    """A polynomial that is no constant: monomials with their coefficients, in order.  Build it with ``whole``.
+    """A polynomial that is not constant: sorted monomials with coefficients.  Build it with ``sum_of_monomials``.
 
-    Polynomials are not ordered: whether one is larger may depend on the sizes, which ``Ground.surely`` decides.
+    Polynomials have no order: it may depend on the sizes; ``FamilyParameters.surely`` decides signs.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -79,7 +79,7 @@ class Poly:
     __repr__ = __str__
 
     def at(self, sizes: Mapping[str, int]) -> int:
-        """The value where the parameters have *sizes*."""
+        """Return the value at *sizes*."""
         return sum(k * prod(u.of(sizes[u.parameter]) for u in monomial) for monomial, k in self.terms)
 
 
@@ -87,7 +87,7 @@ SizePolynomial: TypeAlias = "int | Poly"
 
 
 def sum_of_monomials(terms: Iterable[tuple[Monomial, int]]) -> SizePolynomial:
-    """The sum of *terms*: a plain integer where it is constant."""
+    """Add *terms*; a constant sum is a plain integer."""
     total: dict[Monomial, int] = {}
     for monomial, k in terms:
         total[monomial] = total.get(monomial, 0) + k
@@ -98,17 +98,17 @@ def sum_of_monomials(terms: Iterable[tuple[Monomial, int]]) -> SizePolynomial:
 
 
 def terms_of(n: SizePolynomial) -> tuple[tuple[Monomial, int], ...]:
-    """The monomials of *n* with their coefficients."""
+    """Return the monomials of *n* with their coefficients."""
     return n.terms if isinstance(n, Poly) else (((), n),)
 
 
 def polynomial_value(n: SizePolynomial, sizes: Mapping[str, int]) -> int:
-    """*n* where the parameters have *sizes*."""
+    """Return the value of *n* at *sizes*."""
     return n.at(sizes) if isinstance(n, Poly) else n
 
 
 def substitute_sizes(n: SizePolynomial, values: Mapping[str, SizePolynomial]) -> SizePolynomial:
-    """*n* with *values* in place of parameters; only unknowns that are parameters themselves may occur."""
+    """Substitute *values* for the parameters of *n*, whose moduli are 1."""
     total: SizePolynomial = 0
     for monomial, k in terms_of(n):
         made: SizePolynomial = k
@@ -119,12 +119,12 @@ def substitute_sizes(n: SizePolynomial, values: Mapping[str, SizePolynomial]) ->
 
 
 def parameters_in(n: SizePolynomial) -> set[str]:
-    """The parameters that *n* is made of."""
+    """Return the names of the parameters in *n*."""
     return {u.parameter for monomial, _ in terms_of(n) for u in monomial}
 
 
 def polynomial_text(n: SizePolynomial, times: str = "*", over: str = "//") -> str:
-    """*n* in the parameters: ``4*H*C``, ``C//4 + 1``."""
+    """Format *n* over the parameters: ``4*H*C``, ``C//4 + 1``."""
     out = ""
     for monomial, k in terms_of(n):
         scale = Fraction(k)
@@ -143,7 +143,7 @@ def polynomial_text(n: SizePolynomial, times: str = "*", over: str = "//") -> st
 
 
 def divide_by_monomial(a: SizePolynomial, d: SizePolynomial) -> SizePolynomial | None:
-    """a / d where *d* is one monomial that divides every one of *a*; None elsewhere."""
+    """Divide *a* by *d*, one monomial that divides every monomial of *a*; None if it does not."""
     if len(terms_of(d)) != 1:
         return None
     ((below, k),) = terms_of(d)

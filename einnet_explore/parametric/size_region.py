@@ -1,4 +1,4 @@
-"""Which sizes are assumed, as an integer set over the parameters; a product of parameters is a number of its own."""
+"""The allowed sizes as an integer set over the parameters, with each product of parameters as a further variable."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from einnet_explore.equivalence.integer_sets import bounded_context
 from einnet_explore.equivalence.linear_space import Form, Undecided
 
 Ranges: TypeAlias = "Mapping[str, tuple[int, int | None]]"
-"""The least and the largest value, if there is one, of every symbol."""
+"""The smallest and the largest value (or None) of every symbol."""
 
 
 def isl_expression(form: Form) -> str:
-    """*form* in isl's notation."""
+    """Return *form* in isl's notation."""
     return " + ".join(f"{k}{isl_name(v)}" if v else str(k) for v, k in form.items() if k or not v)
 
 
 def isl_name(name: str) -> str:
-    """*name* as isl can read it; a product is like no other name."""
+    """Return a variable name for isl, unique for each product."""
     return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
 
 
 def range_rows(ranges: Ranges) -> list[Form]:
-    """The ranges as forms that are ≥ 0."""
+    """Return the ranges as forms that are ≥ 0."""
     rows: list[Form] = []
     for v, (first, last) in ranges.items():
         rows.append({v: 1, "": -first})
@@ -34,7 +34,7 @@ def range_rows(ranges: Ranges) -> list[Form]:
 
 
 def product_rows(ranges: Ranges, names: Iterable[str]) -> list[Form]:
-    """What is sure of products of two parameters as numbers: (a - a₀)(b - b₀) ≥ 0."""
+    """Bound the variables that stand for products of parameters: (a - a₀)(b - b₀) ≥ 0."""
     rows: list[Form] = []
     for name in names:
         if name.count("*") == 1:
@@ -49,9 +49,9 @@ def product_rows(ranges: Ranges, names: Iterable[str]) -> list[Form]:
 
 
 def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
-    """The first values, in lexical order, with which all of *rows* are ≥ 0; None where there are none.
+    """Return the lexicographically first values with all *rows* ≥ 0; None if there are none.
 
-    A product of symbols may be any number that its factors' ranges allow.  Raises Undecided.
+    A product of symbols is relaxed to any number that its factors' ranges allow.  Raises Undecided.
     """
     held = [*range_rows(ranges), *rows]
     names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
@@ -65,6 +65,6 @@ def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
 
 
 def smallest_point(points: Any) -> list[int]:
-    """The first point of a set that is not empty."""
+    """Return the lexicographically first point of a nonempty set."""
     point = points.lexmin().sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

@@ -1,7 +1,7 @@
-r"""The space of a comparison for all sizes: linear forms whose names may be products with parameters.
+r"""Term space of a comparison for all sizes: linear forms over products with parameters.
 
-``{"PW*y3": 1, "x0": 1, "PW": -1}`` is :math:`W y_3 + x_0 - W`.  Forms stay linear with plain integers, so that all that
-builds terms from scopes is the algebra's own; only ranges, quotients and conditions are decided here, for all sizes.
+``{"PW*y3": 1, "x0": 1, "PW": -1}`` is :math:`W y_3 + x_0 - W`.  Forms have plain integer coefficients, so terms are
+built as at one size; only ranges, quotients and conditions are decided here, for all sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from einnet_explore.parametric.parameters import FamilyParameters, polynomial_fo
 class ParametricSpace(TermSpace):
     """Output coordinates, summed iterators and quotients, with ranges that depend on the parameters.
 
-    The first coordinates of an output element are the parameters themselves: sets of terms then speak of all sizes.
+    The parameters are the first coordinates of an output element, so sets of terms cover all sizes.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class ParametricSpace(TermSpace):
         self.limits: dict[str, tuple[Form, Form]] = {}
         self.divisions: dict[str, tuple[Form, Form]] = {}
         self.also: dict[str, list[tuple[Form, Form]]] = {}
-        """Other divisions that have the same quotient."""
+        """Further divisions with the same quotient."""
         self.multiplied: set[str] = set()
         self.asked: set[str] = set()
-        """What was asked: ``isl``, ``z3``."""
+        """The solvers used: ``isl``, ``z3``."""
         self.point = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
         self.coordinates = (*self.symbols, *self.limits)
 
     def fresh(self, stem: str, lo: int, hi: int) -> str:
-        """A new integer in the closed range [lo, hi], whose ends may be polynomials."""
+        """Name a new integer in the closed range [lo, hi], whose ends may be polynomials."""
         return self._named(stem, polynomial_form(lo), polynomial_form(hi))
 
     def _named(self, stem: str, lo: Form, hi: Form) -> str:
@@ -52,12 +52,12 @@ class ParametricSpace(TermSpace):
         return name
 
     def means(self, v: str) -> bool:
-        """Whether something is a function of *v* that a form does not show as *v* itself."""
+        """Whether a product, quotient or alias depends on *v*."""
         made = (e for pair in self.divisions.values() for e in pair)
         return v in self.multiplied or any(v in e for e in made) or any(v in e for e in self.aliases.values())
 
     def times(self, a: Form, b: Form) -> Form:
-        """The product; raises Undecided where two integers that are no parameters are multiplied."""
+        """Multiply; raises Undecided for a product of two integers that are not parameters."""
         out: Form = {"": 0}
         for one, j in a.items():
             for other, k in b.items():
@@ -71,7 +71,7 @@ class ParametricSpace(TermSpace):
         return {v: k for v, k in out.items() if k or not v}
 
     def form(self, index: Index, env: Env) -> Form:
-        """*index* as a form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
+        """Return *index* as a form; a quotient or remainder by *d* adds an integer ``q`` with ``0 <= e - d·q < d``."""
         out = polynomial_form(index.const)
         for atom, k in index.terms:
             match atom:
@@ -88,7 +88,7 @@ class ParametricSpace(TermSpace):
         return drop_zeros(out)
 
     def quotient(self, e: Form, d: Form) -> Form:
-        """⌊e / d⌋, with the digits that leave it by themselves taken out; *d* is at least 1.  Raises Undecided."""
+        """Return ⌊e / d⌋ without the digits that cancel; *d* is at least 1.  Raises Undecided."""
         if not self.ground.surely(add_forms(d, {"": -1})):
             raise Undecided(f"whether the divisor {form_text(d)} is positive depends on the sizes")
         if d == {"": 1}:
@@ -117,7 +117,7 @@ class ParametricSpace(TermSpace):
         return {name: 1, "": 0}
 
     def _ends(self, e: Form, d: Form) -> tuple[Form, Form]:
-        """A closed interval that holds ⌊e / d⌋.  Raises Undecided where signs depend on the sizes."""
+        """Return a closed interval around ⌊e / d⌋.  Raises Undecided if signs depend on the sizes."""
         surely, ends = self.ground.surely, list[Form]()
         for end, sign in zip(self.span(e), (1, -1), strict=True):
             high, low = self._split(end, d)
@@ -133,12 +133,12 @@ class ParametricSpace(TermSpace):
         return ends[0], ends[1]
 
     def digit(self, low: Form, g: Form) -> bool:
-        """Whether 0 <= low < g for all sizes."""
+        """Whether 0 ≤ low < g for all sizes."""
         least, most = self.span(low)
         return self.ground.surely(least) and self.ground.surely(add_forms(add_forms(g, most, -1), {"": -1}))
 
     def _split(self, e: Form, g: Form) -> tuple[Form, Form]:
-        """e as g·high + low, as much of it in *high* as divides; of the constant part what has g's leading monomial."""
+        """Return (high, low) with e = g·high + low: multiples of g in *high*; the constant part by long division."""
         high, low = Form({"": 0}), Form({"": 0})
         for v, part in self._grouped(e).items():
             whole = divide_form(part, g) if v else None
@@ -153,7 +153,7 @@ class ParametricSpace(TermSpace):
         return drop_zeros(high), drop_zeros(low)
 
     def _grouped(self, e: Form) -> dict[str, Form]:
-        """The coefficient of every integer that is no parameter, as a form over parameters; the rest at ``""``."""
+        """Group by the integer that is no parameter: its coefficient as a form over parameters; the rest at ``""``."""
         out: dict[str, Form] = {"": {"": 0}}
         for name, k in e.items():
             parts = [part for part in name.split("*") if part]
@@ -162,7 +162,7 @@ class ParametricSpace(TermSpace):
         return out
 
     def _factors(self, e: Form, d: Form) -> Iterable[Form]:
-        """What may leave a quotient of *e* by *d* first: coefficients that divide *d*, common factors of numbers."""
+        """Yield divisors of *d* that a quotient of *e* may be divided by first: coefficients, common factors."""
         for v, by in self._grouped(e).items():
             part = {"": gcd(by[""], d[""])} if set(by) == set(d) == {""} else by
             if (
@@ -174,7 +174,7 @@ class ParametricSpace(TermSpace):
                 yield part
 
     def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
-        """The coordinates *at* under names whose ranges are those of *box*, to be used only inside it."""
+        """Name the coordinates *at* with the ranges of *box*, for use inside the box only."""
         out = []
         for form, (lo, hi) in zip(at, box, strict=True):
             if self.within((form,), ((lo, hi),)) == ():
@@ -186,12 +186,12 @@ class ParametricSpace(TermSpace):
         return tuple(out)
 
     def span(self, form: Form) -> tuple[Form, Form]:
-        """A closed interval, over the parameters, that holds every value of *form*.  Parameters are not negative."""
+        """Return a closed interval, over the parameters, around the values of *form*."""
         lo, hi = Form({"": 0}), Form({"": 0})
         grouped = self._grouped(form)
         for v in (v for v in grouped if v in self.divisions):
             for e, d in (self.divisions[v], *self.also.get(v, ())):
-                # What a division by d leaves, e - d·v, is in [0, d), though its parts are not.
+                # the remainder e - d·v is in [0, d), its parts need not be
                 times = divide_form(add_forms({"": 0}, grouped[v], -1), d)
                 if times is not None and self.ground.surely(times):
                     others = add_forms(form, self.times(times, add_forms(e, self.times(d, {v: 1, "": 0}), -1)), -1)
@@ -212,7 +212,7 @@ class ParametricSpace(TermSpace):
         return drop_zeros(lo), drop_zeros(hi)
 
     def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
-        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold."""
+        """Return the conditions for *forms* in the half-open *box* that may fail; None if they cannot all hold."""
         surely = self.ground.surely
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):

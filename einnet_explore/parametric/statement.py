@@ -1,7 +1,7 @@
-"""The schema that a text with ``param`` lines writes down, literally: polynomials where they stand, nothing simplified.
+"""The literal schema of a text with ``param`` lines: its polynomials as written, without simplification.
 
-This is what is claimed something of.  The programs that the parser makes of the text at several sizes are simplified at
-each, so that what they have in common is compared with this schema, as every step is.
+A claim for all sizes is about this schema.  The parser simplifies the programs at single sizes, so the schema
+interpolated from them is compared with the literal one, like every step.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from einnet_explore.syntax.parser import unread
 
 
 def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
-    """The schema of *template*, whose mistakes have been found already by reading it at some sizes.
+    """Return the schema of *template*, which has been parsed without error at some sizes.
 
-    Raises Undecided where it divides by what need not divide.
+    Raises Undecided for a quotient of sizes that may not be whole.
     """
     sizes = ground.values
     inputs: dict[str, Tensor] = {}
@@ -73,7 +73,7 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
 
 
 def parse_polynomial(it: Node, names: Iterable[str]) -> SizePolynomial:
-    """What *it* says, as a polynomial of parameters by their names; raises Undecided where it is none."""
+    """Return *it* as a polynomial of parameters by name; raises Undecided if it is none."""
     return _Reading({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
 
@@ -86,7 +86,7 @@ def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What names mean: parameters and tensors."""
+    """Environment of names: parameters and tensors."""
 
     sizes: Mapping[str, SizePolynomial]
     tensors: Mapping[str, Tensor]
@@ -157,7 +157,7 @@ class _Reading:
         return Access(source, tuple(self.index(i, own) for i in at.children))
 
     def size(self, it: Node) -> int:
-        """A polynomial, which stands where the nodes have an integer."""
+        """Return a size: an integer, or a polynomial in an integer's place."""
         match it:
             case Token():
                 return integer(it)
@@ -197,7 +197,7 @@ def _constant_index(n: SizePolynomial) -> Index:
 
 
 def _add_scaled(a: Index, b: Index, k: int) -> Index:
-    """a + k·b, like terms collected and nothing else done."""
+    """Return a + k·b with like terms collected, without other simplification."""
     total: dict[Atom, int] = dict(a.terms)
     for atom, c in b.terms:
         total[atom] = total.get(atom, 0) + c * k
@@ -205,7 +205,7 @@ def _add_scaled(a: Index, b: Index, k: int) -> Index:
 
 
 def _divide(a: Index, d: int, quotient: bool) -> Index:
-    if not a.terms:  # sizes alone: the quotient is meant to be whole
+    if not a.terms:  # a quotient of sizes has to be whole
         if quotient and (n := divide_by_monomial(a.const, d)) is not None:
             return _constant_index(n)
         if isinstance(a.const, int) and isinstance(d, int):
