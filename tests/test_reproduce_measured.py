@@ -346,7 +346,7 @@ def test_an_operator_is_gone_on_with_if_its_derivation_still_comes_out(
     if damage:
         *inner, last = damage
         reduce(getitem, inner, told["record"])[last] = "tensor A[3]\nY[x:3] = A[x]"
-    lab.kept.write([told])
+    lab.results_file.write([told])
     held = lab.results.pop("Conv3x3")
     assert lab.resume() == (0 if damage else 1)
     assert damage or text(lab.results["Conv3x3"].derivation.end) == text(held.derivation.end)

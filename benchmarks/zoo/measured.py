@@ -49,7 +49,7 @@ class Lab:
     def run(self, models: Iterable[tuple[str, str, onnx.ModelProto]], again: bool = False) -> ResultTable:
         """Measure those of *models*, (name, title, model), that are not held, or *again* all; the table of all held."""
         self.out.mkdir(parents=True, exist_ok=True)
-        self.results = {one["model"]: one for one in self._kept.read()}
+        self.results = {one["model"]: one for one in self._kept.load()}
         for name, title, proto in models:
             held = self.results.get(name)
             digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()

@@ -1,4 +1,4 @@
-"""Jupyter widgets for einnet_explore. Nothing in einnet_explore imports this package."""
+"""Jupyter widgets for einnet_explore, which never imports this package."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def _register() -> None:
-    """Let sessions be shown by their explorer in notebooks, and be written as pages."""
+    """Register the explorer as the notebook display of sessions, and as their HTML page."""
     from einnet_explore.session.faces import register_face
     from einnet_explore.session.quiz import Quiz
     from einnet_explore.session.session import Session

@@ -1,4 +1,4 @@
-"""What panels of one session share: where the reader looks, what is said above them, and who they are."""
+"""State shared by the panels of one session: selection, message, and the panels themselves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from einnet_widgets.face import Face
 from einnet_widgets.look import Look, Shown
 
 STEPS = ("head", "history", "expression", "rules", "graph", "table")
-"""What depends on where the session stands."""
+"""Panels that depend on the session's position."""
 
 
 class Board(ABC):
-    """The panels over *session*, and what they show."""
+    """The panels of *session*, and the values they display."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -26,22 +26,22 @@ class Board(ABC):
 
     @abstractmethod
     def describe(self, panel: str) -> Shown:
-        """What *panel* shows."""
+        """Return the value that *panel* displays."""
 
     def open(self, face: Face) -> None:
-        """Show *face* what there is."""
+        """Register *face* and send it the current values."""
         with self.lock:
             self.faces.append(face)
             self._show(face, (*STEPS, "search", "bench", "notice"))
 
     def leave(self, face: Face) -> None:
-        """Show *face* nothing more."""
+        """Unregister *face*."""
         with self.lock:
             if face in self.faces:
                 self.faces.remove(face)
 
     def refresh(self, *panels: str) -> None:
-        """Show these panels anew."""
+        """Update these panels."""
         with self.lock:
             made: dict[str, Shown] = {}
             for face in self.faces:
@@ -57,12 +57,12 @@ class Board(ABC):
                     setattr(face, name, known[name])
 
     def say(self, text: str, kind: str = "", code: str = "") -> None:
-        """Say *text* above the panels; *code* below it."""
+        """Display *text* above the panels, with *code* below it."""
         self.notice = {"text": text, "kind": kind, "code": code}
         self.refresh("notice")
 
     def complain(self, error: BaseException) -> None:
-        """Say what went wrong; what is not ours to expect is named by its type, too."""
+        """Display an error; an unexpected one with its type."""
         expected = isinstance(error, (ValueError, LookupError, OSError))
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         self.say(text if expected and text else f"{type(error).__name__}: {text}", "error")

@@ -1,4 +1,4 @@
-"""What was done in a session, as plain values: the tree of its nodes, and two of them side by side."""
+"""Derivation history of a session as plain values: the tree of its nodes, and the diff of two nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from einnet_widgets.look import Look, Shown, certified, formula, marks
 
 
 def history(session: Session, look: Look) -> Shown:
-    """The tree of what was done, branches indented below the node where they leave the way."""
+    """Return the tree of nodes, with branches indented below the node where they start."""
     known = session.known_certificates()
     way = set(session.way())
     nodes = []
@@ -37,7 +37,7 @@ def history(session: Session, look: Look) -> Shown:
 
 
 def compared(session: Session, look: Look) -> Shown | None:
-    """The two nodes that the reader compares."""
+    """Return the diff of the two nodes that are selected for comparison."""
     if look.compare is None:
         return None
     pair = session.compare(*look.compare)
@@ -58,7 +58,7 @@ def compared(session: Session, look: Look) -> Shown | None:
 
 
 def _order(session: Session) -> Iterable[tuple[int, int]]:
-    """The nodes, each with how many branches lie between it and the start: the first child's line first."""
+    """Yield nodes with their branch depth, first children first."""
     below: dict[int, list[int]] = {}
     for n, parent in enumerate(session.parents):
         below.setdefault(parent, []).append(n)

@@ -1,4 +1,4 @@
-"""What panels show of a session, as plain values: each a function of the session and of where the reader looks."""
+"""Panel contents as plain values: pure functions of the session and the selection."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
 
 PAYLOAD = 40_000
-"""Characters of previews that are sent with the matches; the rest is sent when it is asked for."""
+"""Characters of previews sent with the matches; further previews are sent on request."""
 
 LISTED = 100
-"""Matches that are listed at most: more than that nobody reads, and each has its gain to be found."""
+"""Maximum number of listed matches; computing the gain of each takes time."""
 
 EXPLAINED = 60
-"""Equations up to which it is said why rules are refused: those between equations look at all pairs for that."""
+"""Refusals are listed for programs up to this many equations, since inter-expression rules examine all pairs."""
 
 
 def head(session: Session, look: Look) -> Shown:
-    """The title, the targets, and what the arrows can do."""
+    """Return the title, the targets, and the available undo and redo."""
     return {
         "title": f"{', '.join(session.program.outputs)} · node {session.here} of {len(session.nodes)}",
         "targets": ["", *(o.name for o in session.operators)],
@@ -38,7 +38,7 @@ def head(session: Session, look: Look) -> Shown:
 
 
 def expression(session: Session, look: Look) -> Shown:
-    """The expression here, its scopes by path, and what the last step changed."""
+    """Return the current expression, its scopes by path, and the changes of the last step."""
     program, steps = session.program, session.derivation.steps
     shown = {
         **formula(program),
@@ -66,7 +66,7 @@ def expression(session: Session, look: Look) -> Shown:
 
 
 def proof(session: Session) -> Shown | None:
-    """What is known of the steps from the start to here: the weakest certificate; None where some are not made yet."""
+    """Return the weakest certificate of the steps so far, None while some are missing."""
     known = session.known_certificates()
     way = session.way()[1:]
     if not way or any(node not in known for node in way):
@@ -77,7 +77,7 @@ def proof(session: Session) -> Shown | None:
 
 
 def rules(session: Session, look: Look) -> Shown:
-    """The legal matches where the reader looks with what each would gain, and why the other rules are refused there."""
+    """Return the legal matches at the selection with their gains, and the refusals of the other rules."""
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
     matches = _matches(session, at, look.reach)
@@ -118,12 +118,12 @@ def rules(session: Session, look: Look) -> Shown:
 
 
 def preview(session: Session, match: Match[Any]) -> Shown:
-    """What *match* would give, in LaTeX, with what it would change."""
+    """Return the program after *match* in LaTeX, with the changes."""
     return _previewed(session.program, match.apply(session.program).after)
 
 
 def table(session: Session, look: Look) -> Shown:
-    """The iterator mapping table of the selected scope."""
+    """Return the iterator mapping table of the selected scope."""
     at = settled(session, look)
     names = [o.name for o in session.operators]
     if not at:

@@ -1,6 +1,6 @@
-"""The desk of a session: what its panels show, and what is done when they ask.
+"""Controller of the panels of a session: contents of panels, and handlers of their messages.
 
-A message from a panel is one call of the session; whatever the session then is, by a click or in code, all panels show.
+A message of a panel is one call of the session; all panels then display the session's state.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _desks: WeakKeyDictionary[Session, Desk] = WeakKeyDictionary()
 
 
 def desk_of(session: Session) -> Desk:
-    """The desk of *session*: its panels show the same selection."""
+    """Return the desk of *session*, whose panels share one selection."""
     if session not in _desks:
         _desks[session] = Desk(session)
     return _desks[session]
 
 
 def sessions() -> tuple[Session, ...]:
-    """The sessions that have a desk."""
+    """Return the sessions that have a desk."""
     return tuple(_desks)
 
 
 class Desk(Board):
-    """The panels over *session*, its search and its measurement, and what may be asked for."""
+    """Panels of *session*, its search and its measurement, and the handlers of messages."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -50,10 +50,10 @@ class Desk(Board):
         session.subscribe(lambda _: self.changed())
         self.changed()
 
-    # What is shown
+    # Contents of panels
 
     def describe(self, panel: str) -> Shown:
-        """What *panel* shows."""
+        """Return the value that *panel* displays."""
         session, look = self.session, self.look
         match panel:
             case "notice":
@@ -71,7 +71,7 @@ class Desk(Board):
                 return made(session, look)
 
     def changed(self) -> None:
-        """Show where the session is now, and prove the steps that are not proved yet."""
+        """Update the panels to the session's position, and prove unproved steps."""
         self.searching.follow()
         self.look = replace(self.look, at=settled(self.session, self.look))
         self.refresh(*STEPS, "bench")
@@ -87,7 +87,7 @@ class Desk(Board):
         self.refresh("expression", "history")
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
-        """What stands for *panels* where there is no kernel."""
+        """Return the static display of *panels* without a kernel."""
         if panels == ("search",) and (run := self.searching.run) is not None:
             return {"image/svg+xml": run.tree().svg, "text/plain": repr(run.table())}
         if panels == ("graph",):
@@ -96,10 +96,10 @@ class Desk(Board):
             return self.session.table(self.look.operator or self.look.target, self.look.at or "0")._repr_mimebundle_()
         return self.session._repr_mimebundle_()
 
-    # What is asked for
+    # Handlers of messages
 
     def receive(self, face: Face, message: dict[str, Any]) -> None:
-        """Do what *message* asks for; what cannot be done is said."""
+        """Handle *message*; display its error, if any."""
         with self.lock:
             try:
                 asked = str(message.get("do"))

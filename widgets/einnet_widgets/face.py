@@ -1,7 +1,7 @@
-"""The widget that every panel is: traits that mirror, messages that are forwarded, a picture where no kernel is.
+"""Base widget of panels: traits that mirror values, forwarded messages, and a static picture without a kernel.
 
-The front end is one module for all panels (``static/einnet.js``, built from ``widgets/js``); *panels* says
-which to show.
+The front end is one module for all panels (``static/einnet.js``, built from ``widgets/js``); *panels*
+names the visible ones.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench",
 
 
 class Behind(Protocol):
-    """What a face shows, and tells of what it is asked."""
+    """Controller of a face: it supplies values and receives messages."""
 
     def open(self, face: Face) -> None:
-        """Show *face* what there is."""
+        """Register *face* and send it the current values."""
 
     def leave(self, face: Face) -> None:
-        """Show *face* nothing more."""
+        """Unregister *face*."""
 
     def receive(self, face: Face, message: dict[str, Any]) -> None:
-        """Do what *message* asks for."""
+        """Handle *message*."""
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
-        """What stands for *panels* where there is no kernel."""
+        """Return the static display of *panels* without a kernel."""
 
 
 class Face(anywidget.AnyWidget):
-    """Panels over a desk.  Each trait below is what one panel shows, as plain values."""
+    """Panels of a desk.  Each trait below is the content of one panel as plain values."""
 
     _esm = STATIC / "einnet.js"
     _css = STATIC / "einnet.css"
@@ -61,22 +61,22 @@ class Face(anywidget.AnyWidget):
             desk.open(self)
 
     def receive(self, message: dict[str, Any]) -> None:
-        """What the front end asks for: ``{"do": name, …}``."""
+        """Handle a message of the front end: ``{"do": name, …}``."""
         if self.desk is not None:
             self.desk.receive(self, message)
 
     def say(self, message: dict[str, Any], buffer: bytes | None = None) -> None:
-        """Send the front end something that is not kept."""
+        """Send the front end a message that is not stored in a trait."""
         self.send(message, None if buffer is None else [buffer])
 
     def close(self) -> None:
-        """Leave the desk, and the page."""
+        """Unregister from the desk and close the widget."""
         if self.desk is not None:
             self.desk.leave(self)
         super().close()
 
     def _picture(self) -> dict[str, str]:
-        """What stands here where there is no kernel."""
+        """Return the static display without a kernel."""
         return self.desk.picture(tuple(self.panels)) if self.desk is not None else {}
 
     def _repr_mimebundle_(self, **options: Any) -> Any:

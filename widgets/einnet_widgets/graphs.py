@@ -1,4 +1,4 @@
-"""The computation graph as the panel shows it: what is known at compile time lies in a cluster of its own."""
+"""Content of the computation-graph panel; values known at compile time are in a cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.look import Shown
 
 DRAWN = 50
-"""Nodes that the panel draws at most: the picture of more is larger than an update may be, and nobody could read it."""
+"""Maximum number of drawn nodes; larger pictures exceed the size of an update."""
 
 
 def graph(program: Program, at: str) -> Shown:
-    """*program*'s graph as SVG; *paths* lead from its nodes to their expressions, *at* is the node selected."""
+    """Return the graph of *program* as SVG, the paths of its nodes' expressions, and the node selected by *at*."""
     nodes = graph_of(program).nodes
     if len(nodes) > DRAWN:
         says = f"{len(nodes)} nodes: too many to be drawn here; session.graph() draws them all"
@@ -37,13 +37,13 @@ def graph(program: Program, at: str) -> Shown:
 
 @lru_cache(64)
 def drawn(program: Program) -> tuple[str, str]:
-    """The picture of *program*'s graph, and the graph in words; Graphviz is a process, and selecting must be quick."""
+    """Return the picture of *program*'s graph and its description, cached because Graphviz is slow."""
     figure = graph_figure(program)
     return clustered(program) or figure.svg, figure.says
 
 
 def clustered(program: Program) -> str | None:
-    """The graph with a cluster for what is evaluated at compile time; None where Graphviz is missing or nothing is."""
+    """Return the graph with a cluster of compile-time values, None without Graphviz or such values."""
     constant = weight_only(program)
     if not constant:
         return None

@@ -1,4 +1,4 @@
-"""Where a reader looks, and what every panel says of a program in the same way."""
+"""Selection of the reader, and descriptions of programs shared by all panels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = 60
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Where the reader looks: the scope selected, how far around it rules are listed, the target, a pair of nodes."""
+    """The reader's selection: a scope, the reach of listed rules, the target, and a pair of nodes to compare."""
 
     at: str = ""
     reach: Reach = "scope"
@@ -32,12 +32,12 @@ class Look:
     format_operator: str = ""
 
     def operators(self, session: Session) -> tuple[Operator, ...]:
-        """The operators that distances are to."""
+        """The target operators of expression distances."""
         return find_operators((self.target,), session.operators) if self.target else session.operators
 
 
 def settled(session: Session, look: Look) -> str:
-    """The scope selected, or its nearest ancestor that is there, or the first scope that rules may act on."""
+    """Return the selected scope, its nearest existing ancestor, or the first scope."""
     program = session.program
     known = {show_path(path) for path, _ in named_scopes(program)}
     at = look.at
@@ -49,7 +49,7 @@ def settled(session: Session, look: Look) -> str:
 
 
 def named_scopes(program: Program) -> Iterable[tuple[Path, str]]:
-    """Every scope with its path and its name for the reader."""
+    """Yield every scope's path and display name."""
     for n, equation in enumerate(program.equations):
         how = "" if equation.via is None else f", run by {equation.via.operator}"
         for path, scope in scopes(equation.scope):
@@ -61,17 +61,17 @@ def named_scopes(program: Program) -> Iterable[tuple[Path, str]]:
 
 
 def formula(program: Program) -> Shown:
-    """*program* in LaTeX and as text."""
+    """Return *program* in LaTeX and as text."""
     return {"latex": latex(program, "katex"), "text": text(program)}
 
 
 def marks(paths: Iterable[Path], kind: str) -> Mapping[str, str]:
-    """The scopes at *paths*, each marked as *kind*: ``new`` or ``old``."""
+    """Mark the scopes at *paths* as *kind*: ``new`` or ``old``."""
     return {show_path(path): kind for path in paths}
 
 
 def certified(certificate: Certificate) -> str:
-    """A certificate in words."""
+    """Describe a certificate."""
     match certificate.kind:
         case "proved":
             return f"proved ({certificate.method}): equal for every input"
@@ -82,6 +82,6 @@ def certified(certificate: Certificate) -> str:
 
 
 def library_calls(program: Program) -> str:
-    """The library operators that *program* calls, with their sizes."""
+    """Describe the library operators that *program* calls, with their sizes."""
     calls = [e.via for e in program.equations if e.via and e.via.is_library_call]
     return " + ".join(format_operator(via.operator, dict(via.attributes)) for via in calls) or "none"

@@ -1,4 +1,4 @@
-"""The measurement that a benchmark panel shows: chosen programs, run in turn in a thread, on a device that is there."""
+"""Benchmark panel: interleaved measurement of selected programs in a thread, on an available device."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from einnet_widgets.look import Shown, library_calls
 from einnet_widgets.searching import Searching
 
 CANDIDATES = 12
-"""Candidates that are offered."""
+"""Number of listed candidates."""
 
 CAPTION = "interleaved rounds; speed-up against the original"
 
 SUGGESTED = 2
-"""Candidates that are ticked at first."""
+"""Number of initially selected candidates."""
 
 
 class Measuring:
-    """What *desk*'s benchmark panel offers, candidates of *searching* among it, and has measured."""
+    """Programs and results of the benchmark panel of *desk*, including candidates of *searching*."""
 
     def __init__(self, desk: Board, searching: Searching) -> None:
         self.desk = desk
@@ -41,11 +41,11 @@ class Measuring:
 
     @property
     def running(self) -> bool:
-        """Whether a measurement goes on."""
+        """Return whether a measurement is running."""
         return self._going
 
     def offered(self) -> dict[str, tuple[str, Program]]:
-        """What can be measured by key: the start, where the session stands, and the cheapest candidates."""
+        """Return the programs by key: the start, the current program, and the cheapest candidates."""
         session, run = self.desk.session, self.searching.run
         found = {"start": ("original, as generated kernels", session.nodes[0].end)}
         if session.here:
@@ -56,12 +56,12 @@ class Measuring:
         return found
 
     def describe(self) -> Shown:
-        """What the panel shows."""
+        """Return the content of the panel."""
         result, offered = self.result, self.offered()
         rows = list[Shown]()
         choices = self.devices()
         for n, (key, (label, program)) in enumerate(offered.items()):
-            # A node that was measured may by now be another program under the same name.
+            # A measured node may since have become another program with the same name.
             held = result if result is not None and result.programs.get(key) == program else None
             at = held.position(key) if held else None
             rows.append(
@@ -102,7 +102,7 @@ class Measuring:
         }
 
     def devices(self) -> tuple[Choice, ...]:
-        """What there is to measure on; it is looked up in a thread, since the compilers are imported for it."""
+        """Return the available devices, found in a thread because it imports compilers."""
         if not self._devices:
             self._devices = ALWAYS
             threading.Thread(target=self._look, name="einnet-devices", daemon=True).start()
@@ -134,7 +134,7 @@ class Measuring:
         self.desk.refresh("bench")
 
     def stop(self) -> None:
-        """End after what is being done (a program compiled, or some rounds); what is known is kept."""
+        """Stop after the current compilation or rounds, and keep the results."""
         self._stopped.set()
 
     def _work(self, going: Iterable[Benched]) -> None:

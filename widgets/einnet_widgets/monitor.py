@@ -1,7 +1,7 @@
-"""A search as columns that are sent as they grow, and what is said of it while it runs.
+"""Search panel: states of a search as growing columns, and the status of the search.
 
-Nothing is done for an event: states, prunings and candidates only ever grow, so a reader takes what is new since it
-last looked, at most some times a second, while the search goes on in its own thread.
+There is no callback for events: states, prunings and candidates only grow, so a reader polls the new entries a few
+times a second while the search runs in its own thread.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_widgets.look import Shown, library_calls
 
 STATES, MERGES = 4000, 4000
-"""How many go into one message: 12 and 8 bytes each, so that no message is larger than 100 KB."""
+"""Entries of a message: 12 and 8 bytes each, so that a message is smaller than 100 KB."""
 
 EVERY_MERGE = 20_000
-"""Merges that are drawn at most: a search by single rules prunes hundreds of thousands."""
+"""Maximum number of drawn merges; a search by single rules prunes hundreds of thousands of states."""
 
 NONE = 255
 PHASES = {"start": 0, "explorative": 1, "converging": 2}
@@ -27,7 +27,7 @@ TOP = 6
 
 @dataclass
 class Columns:
-    """The states of *run* as columns; ``batch`` says what is new since a reader last asked."""
+    """The states of *run* as columns; ``batch`` returns the new entries."""
 
     run: Run
     rules: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Columns:
     _pruned: int = 0
 
     def grow(self) -> None:
-        """Take in the prices and merges that are new."""
+        """Read new estimates and merges."""
         candidates, pruned = self.run.candidates, self.run.pruned
         for candidate in candidates[self._candidates :]:
             self.seconds[candidate.state] = candidate.seconds
@@ -48,7 +48,7 @@ class Columns:
                 self.merges.setdefault((p.parent, p.twin))
 
     def ready(self) -> int:
-        """How many states can be shown: a candidate is one only when its price is known."""
+        """Return the number of displayable states; a candidate needs its estimate first."""
         states = self.run.search.states
         n = len(states)
         while n and states[n - 1].phase == "converging" and n - 1 not in self.seconds:
@@ -56,7 +56,7 @@ class Columns:
         return n
 
     def batch(self, since: int, merged: int) -> tuple[Shown, bytes] | None:
-        """States from number *since* and merges from number *merged* on, as many as one message takes; None if none."""
+        """Return one message of states from *since* and merges from *merged* on, None if there are none."""
         self.grow()
         states = self.run.search.states[since : min(self.ready(), since + STATES)]
         known = since + len(states)
@@ -90,7 +90,7 @@ class Columns:
 
 
 def options(run: Run | None) -> Shown:
-    """The settings of a search: those of *run*, or what a first search would have."""
+    """Return the settings of *run*, or the default settings."""
     from einnet_explore.strategies.options import Options
 
     held = run.search.options if run else Options()
@@ -103,7 +103,7 @@ def options(run: Run | None) -> Shown:
 
 
 def status(run: Run | None, paused: bool) -> str:
-    """``idle``, ``running``, ``stopping``, ``paused``, ``failed``, ``done`` (nothing left) or ``ended`` (stopped)."""
+    """``idle``, ``running``, ``stopping``, ``paused``, ``failed``, ``done`` (complete) or ``ended`` (stopped)."""
     if run is None:
         return "idle"
     if run.running:
@@ -116,7 +116,7 @@ def status(run: Run | None, paused: bool) -> str:
 
 
 def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Shown | None) -> Shown:
-    """What the search panel says."""
+    """Return the content of the search panel."""
     how = status(run, paused)
     shown: Shown = {
         "run": None if run is None else id(run),
@@ -161,7 +161,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
 
 
 def detail(run: Run, state: int) -> Shown:
-    """One state: its program, the way to it, and why the search did not go on from it; raises LookupError."""
+    """Return a state's program, derivation, and the reasons of refused moves; raise LookupError if it is unknown."""
     from einnet_explore.ir import show_path
     from einnet_explore.syntax import latex, text
 

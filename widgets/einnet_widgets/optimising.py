@@ -1,4 +1,4 @@
-"""One cell that optimises a model: progress with cancel, the table of its parts, graphs before and after, the file."""
+"""Widget of ``ee.optimize``: progress with cancel, table of subprograms, graphs before and after, download."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class OptimizeCell(Face):
 
     @property
     def running(self) -> bool:
-        """Whether it goes on."""
+        """Return whether the optimisation is running."""
         return self._going
 
     def receive(self, message: dict[str, Any]) -> None:
-        """What the front end asks for."""
+        """Handle a message of the front end."""
         try:
             match message.get("do"):
                 case "optimise":
@@ -64,7 +64,7 @@ class OptimizeCell(Face):
             self._complain(str(error))
 
     def start(self) -> OptimizeCell:
-        """Begin, in a thread; raises ValueError while it goes on."""
+        """Start in a thread; raise ValueError if it is running."""
         if self.running:
             raise ValueError("it goes on already: cancel it first")
         self._stopped.clear()
@@ -76,14 +76,14 @@ class OptimizeCell(Face):
         return self
 
     def cancel(self) -> None:
-        """End after the part that is being searched; what was found so far is measured and kept."""
+        """Stop after the current tuning task; results so far are measured and selected."""
         self._stopped.set()
         if self.running:
             self._says = "ending after this part …"
             self._show()
 
     def wait(self, timeout: float | None = None) -> Optimised:
-        """Wait for the result; an interrupt cancels.  Raises TimeoutError, and ValueError where there is none."""
+        """Wait for the result; an interrupt cancels.  Raises TimeoutError, and ValueError without a result."""
         if self._thread is not None:
             try:
                 self._thread.join(timeout)
@@ -97,12 +97,12 @@ class OptimizeCell(Face):
         return self.result
 
     def download(self) -> None:
-        """Send the optimised model to the browser, as a file to keep; raises ValueError where there is none."""
+        """Send the optimised model to the browser as a download; raise ValueError without a result."""
         name = f"{Path(self.model).stem}_fast.onnx"
         self.say({"do": "file", "name": name}, self._result().onnx().SerializeToString())
 
     def write(self, path: str) -> None:
-        """Write the optimised model to *path*; raises ValueError where there is none, and OSError."""
+        """Write the optimised model to *path*; raise ValueError without a result, and OSError."""
         if not path:
             raise ValueError("no file is named")
         self._result().save(path)

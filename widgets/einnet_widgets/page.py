@@ -1,4 +1,4 @@
-"""A session as one HTML file: the same panels, with every node's views in it instead of a kernel."""
+"""Session as one HTML file: the same panels, with the recorded views of every node in place of a kernel."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ PANELS = ("history", "expression", "rules", "search", "graph")
 
 
 DETAILS = 400
-"""States of a search that are recorded with their programs; of the others only their places are."""
+"""States of a search recorded with their programs; the others have positions only."""
 
 
 class PageFace:
-    """This package as a face of the engine's."""
+    """The engine's interface to this package (entry point ``einnet_explore.faces``)."""
 
     def page(self, session: Session, title: str) -> str:
-        """An interactive HTML page of *session*."""
+        """Return an interactive HTML page of *session*."""
         return page(session, title)
 
     def view(self, session: Session) -> object:
-        """The explorer of *session*."""
+        """Return the explorer of *session*."""
         return explorer(session)
 
 
 def to_html(session: Session, path: str, title: str = "") -> None:
-    """Write ``page`` to *path*, whole or not at all."""
+    """Write ``page`` to *path* atomically."""
     write_atomically(path, page(session, title))
 
 
 def page(session: Session, title: str = "") -> str:
-    """*session* as a page: its nodes, what may be done at each, its last search; no network, no kernel."""
+    """Return the page of *session*: its nodes, their matches, its last search; it needs no network or kernel."""
     shown = title or f"einnet_explore: {', '.join(session.program.outputs)}"
     data = json.dumps(recorded(session), ensure_ascii=False).replace("</", "<\\/")
     code = json.dumps((STATIC / "einnet.js").read_text()).replace("</", "<\\/")
@@ -64,7 +64,7 @@ def page(session: Session, title: str = "") -> str:
 
 
 def recorded(session: Session) -> Shown:
-    """Every view of every node, and the states of the last search."""
+    """Return every view of every node, and the states of the last search."""
     desk = desk_of(session)
     walker = Session(session.nodes[0].end, operators=session.operators)
     walker.known = session.known

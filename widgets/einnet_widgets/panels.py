@@ -1,4 +1,4 @@
-"""The explorer and its panels, each of which can be shown alone.  Those over one session share what is selected."""
+"""The explorer and its panels, which can be displayed separately; panels of one session share the selection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from einnet_widgets.face import Face
 
 
 class Explorer(Face):
-    """Everything over one session: derivation, expression, rules, search, graph, iterator table, benchmark."""
+    """All panels of one session: derivation, expression, rules, search, graph, iterator table, benchmark."""
 
     def __init__(self, session: Session) -> None:
         panels = ("history", "expression", "rules", "search", "graph", "table", "bench")
@@ -20,28 +20,28 @@ class Explorer(Face):
 
 
 class ExpressionView(Face):
-    """The expression: click a scope or walk with the arrow keys; the last step in colour."""
+    """The expression, with scopes selectable by click or arrow keys and the last step coloured."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(desk_of(session), ("expression",), "expression")
 
 
 class RulePicker(Face):
-    """The legal matches where the reader looks, with previews, and why other rules are refused."""
+    """The legal matches at the selection with previews, and the refusals."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(desk_of(session), ("rules",), "rules")
 
 
 class DerivationHistory(Face):
-    """Where the session has been: undo, redo, go anywhere, compare two."""
+    """The derivation history: undo, redo, go to a node, compare two nodes."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(desk_of(session), ("history",), "derivation")
 
 
 class SearchMonitor(Face):
-    """A search, live: its tree, its candidates, and why it did not go some way."""
+    """A live search: its tree, its candidates, and its refusals."""
 
     def __init__(self, of: Session | Run) -> None:
         super().__init__(desk_of(session_of(of) if isinstance(of, Run) else of), ("search",), "search")
@@ -64,7 +64,7 @@ class IteratorTableView(Face):
 
 
 class BenchPanel(Face):
-    """Candidates measured in turn with the original."""
+    """Candidates and the original, measured interleaved."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(desk_of(session), ("bench",), "benchmark")
@@ -75,14 +75,14 @@ _sessions: WeakKeyDictionary[Run, Session] = WeakKeyDictionary()
 
 
 def explorer(session: Session) -> Explorer:
-    """The explorer of *session*: the same one however often it is displayed."""
+    """Return the explorer of *session*, always the same object."""
     if session not in _explorers:
         _explorers[session] = Explorer(session)
     return _explorers[session]
 
 
 def session_of(run: Run) -> Session:
-    """The session that began *run* if it is shown anywhere, else one at its start."""
+    """Return the displayed session that started *run*, or a new session at its start."""
     for session in sessions():
         if run in session.runs:
             return session
@@ -94,5 +94,5 @@ def session_of(run: Run) -> Session:
 
 
 def displayed(session: Session, **options: Any) -> Any:
-    """What a notebook shows of *session*: its explorer, and its expression where there is no kernel."""
+    """Return the notebook display of *session*: its explorer, or its expression without a kernel."""
     return explorer(session)._repr_mimebundle_(**options)

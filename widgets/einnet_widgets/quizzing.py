@@ -1,4 +1,4 @@
-"""A lesson with buttons: what was there and what became of it, a button a rule, hints, and every guess answered."""
+"""Quiz widget: expressions before and after a step, a button for each rule, hints, and answers to guesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from einnet_widgets.look import Shown
 
 
 class QuizView(Face):
-    """The questions of *quiz*, one after the other; *goal* is said above them.  Each button is one call of the quiz."""
+    """The questions of *quiz* in turn, below its *goal*; each button is one call of the quiz."""
 
     def __init__(self, quiz: Quiz, goal: str = "") -> None:
         self.questions = quiz
@@ -23,7 +23,7 @@ class QuizView(Face):
         self._show()
 
     def receive(self, message: dict[str, Any]) -> None:
-        """What the front end asks for; what cannot be done is said."""
+        """Handle a message of the front end; display its error, if any."""
         try:
             self._do(message)
         except (ValueError, LookupError) as error:

@@ -1,4 +1,4 @@
-"""The search that a desk shows: begun, paused, stopped, sent to its panels as it grows, and taken from."""
+"""Search of a desk: start, pause, stop, updates of its panels, and use of its candidates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from einnet_widgets.interrupt import stop_when_interrupted
 from einnet_widgets.look import Shown
 
 PAUSE = 0.15
-"""Seconds between two looks at a search."""
+"""Seconds between two updates of a running search."""
 
 
 class Searching:
-    """The last search of *desk*'s session, and what its panels were sent of it."""
+    """The last search of *desk*'s session, and the entries sent to its panels."""
 
     def __init__(self, desk: Board) -> None:
         self.desk = desk
@@ -30,12 +30,12 @@ class Searching:
         self._news = threading.Event()
 
     def describe(self) -> Shown:
-        """What the panel says."""
+        """Return the content of the panel."""
         known = tuple(rule.name for rule in self.desk.session.known if rule.name != "operator_matching")
         return monitor.described(self.run, self.paused, known, self.detail)
 
     def follow(self) -> None:
-        """Show the session's last search."""
+        """Display the session's last search."""
         if self.desk.session.runs and self.desk.session.runs[-1] is not self.run:
             self._attach(self.desk.session.runs[-1])
 
@@ -49,7 +49,7 @@ class Searching:
         threading.Thread(target=self._watch, args=(run,), name="einnet-watch", daemon=True).start()
 
     def _watch(self, run: Run) -> None:
-        """Look at *run* now and then while it is the one that is shown."""
+        """Update the panels from *run* periodically while it is displayed."""
         while self.run is run:
             self._news.wait()
             self._news.clear()
@@ -60,7 +60,7 @@ class Searching:
             threading.Event().wait(PAUSE)
 
     def flush(self) -> None:
-        """Send the panels what the search has found since they were last sent something."""
+        """Send the panels the new entries of the search."""
         with self.desk.lock:
             self.desk.refresh("search", "bench")
             for face in self.desk.faces:

@@ -1,4 +1,4 @@
-"""Long filters along one dimension: taps in groups, one transform of the data for all of them, fewer products."""
+"""Long one-dimensional filters: grouped taps share one transform of the data and need fewer products."""
 
 from __future__ import annotations
 

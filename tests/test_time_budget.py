@@ -1,4 +1,4 @@
-"""Seconds of a search, and of a sample, where others have the cores meanwhile."""
+"""Time budgets of searches and samples on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of measurements: what one of another origin, or of somebody else, held is never lost."""
+"""Results files: measurements of another origin are never overwritten."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ def test_every_origin_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     for n in (1, 2, 3, 1):
         ResultsFile(path, {"options": n}).write([n])
-    assert ResultsFile(path, {"options": 1}).read() == [1]
+    assert ResultsFile(path, {"options": 1}).load() == [1]
     beside = sorted(p.name for p in tmp_path.iterdir())
     assert beside == ["e1.json", "e1.other.json", "e1.other2.json", "e1.other3.json"]
-    held = [ResultsFile(tmp_path / name, {"options": n}).read() for n, name in enumerate(beside[1:], 1)]
+    held = [ResultsFile(tmp_path / name, {"options": n}).load() for n, name in enumerate(beside[1:], 1)]
     assert held == [[1], [2], [3]]
 
 
@@ -23,6 +23,6 @@ def test_a_file_of_somebody_else_is_kept(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     path.write_text(text)
     kept = ResultsFile(path, {})
-    assert kept.read() == []
+    assert kept.load() == []
     kept.write([1])
-    assert kept.read() == [1] and (tmp_path / "e1.other.json").read_text() == text
+    assert kept.load() == [1] and (tmp_path / "e1.other.json").read_text() == text

@@ -1,4 +1,4 @@
-"""Searches that run in threads: started twice, stopped and gone on with, saved and asked while they run, broken off."""
+"""Searches in threads: started twice, stopped and resumed, saved and queried while running, aborted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels as nodes of sessions: any memory, any threads, errors; one session for a whole plan."""
+"""Kernels as custom ops of ONNX Runtime: memory, threads, errors, and one session for a whole plan."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions by phases: each is a small filter, which bilinear algorithms compute with fewer products."""
+"""Polyphase decomposition of transposed convolutions: small filters that bilinear algorithms compute faster."""
 
 from __future__ import annotations
 

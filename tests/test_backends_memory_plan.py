@@ -1,4 +1,4 @@
-"""Memory planned with reuse: what is needed at the same time does not overlap."""
+"""Memory planning: values that are live at the same time do not overlap."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Dimensions read as two digits: the view means the same elements, and only windows are taken apart."""
+"""Mixed-radix split of dimensions: the view has the same elements, and only windows are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: what is pinned, what is named, and which numbers may stand where."""
+"""Project rules that no linter checks: pinned dependencies, names of the paper, no shape constants in rules."""
 
 import ast
 import io
@@ -40,7 +40,7 @@ def sources(*packages: str) -> list[Path]:
 
 
 def committed() -> list[Path]:
-    """Tracked files and those that would be added."""
+    """Return tracked files and untracked files that git does not ignore."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -49,7 +49,7 @@ def committed() -> list[Path]:
 
 
 def shape_constants(source: str) -> list[str]:
-    """Numbers outside strings and comments that are extents of some layer; a depth of search is none."""
+    """Return numbers outside strings and comments that are common layer extents; search depths are excluded."""
     return [
         f"{token.start[0]}: {token.line.strip()}"
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -60,34 +60,34 @@ def shape_constants(source: str) -> list[str]:
     ]
 
 
-def test_environment_names_nothing_that_the_project_lacks() -> None:
+def test_environment_has_only_declared_dependencies() -> None:
     items = re.findall(r"^\s+- (?!pip:$)(.+)$", (ROOT / "environment.yml").read_text(), re.MULTILINE)
     named = {canonical(item) for item in items if not item.startswith("-e .")}
     assert "-e .[all]" in items
     assert named - {"conda-forge", "pip", "python"} <= declared()
 
 
-def test_lock_holds_versions_and_no_addresses() -> None:
+def test_lock_file_has_versions_and_no_addresses() -> None:
     assert [line for line in LOCK if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line)] == []
 
 
-def test_lock_covers_what_is_declared() -> None:
+def test_lock_file_covers_declared_dependencies() -> None:
     aside = [r for extra in ("cuda", "torch") for r in PROJECT["optional-dependencies"][extra]]  # not part of `all`
     unlocked = {canonical(requirement) for requirement in aside} | {"einnet-explore"}
     assert declared() - unlocked <= {canonical(line) for line in LOCK}
 
 
-def test_no_shape_is_a_constant() -> None:
+def test_rules_have_no_shape_constants() -> None:
     found = {str(path.relative_to(ROOT)): shape_constants(path.read_text()) for path in sources(*SHAPELESS)}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_a_shape_constant_would_be_seen() -> None:
+def test_shape_constant_is_found() -> None:
     source = '"""7 by 7"""\nrows = 7  # 14\nmax_depth = 7\nwide = 0x10 + 1.5 + 4_608\n'
     assert shape_constants(source) == ["2: rows = 7  # 14", "4: wide = 0x10 + 1.5 + 4_608"]
 
 
-def test_no_file_names_a_registry_or_somebodys_directory() -> None:
+def test_no_file_contains_a_registry_address_or_home_path() -> None:
     found = []
     for path in committed():
         try:

@@ -1,4 +1,4 @@
-"""Transposed tiles and short rows: exact by the plain interpreter and in C, streamed or not, whatever is left over."""
+"""Transpose tiles and short rows are exact in the interpreter and in C, with and without streaming stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First runs of kernels: what somebody else does meanwhile is held against no kernel, and no answer against another."""
+"""Sandboxed first runs of kernels: faults of other processes and late answers are not attributed to a kernel."""
 
 import os
 import signal

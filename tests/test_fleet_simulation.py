@@ -1,4 +1,4 @@
-"""The simulation of a fleet: what goes in comes out, nothing is done twice, and waiting begins where it must."""
+"""Fleet simulation: every request completes once, and queues form at capacity."""
 
 from __future__ import annotations
 

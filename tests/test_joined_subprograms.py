@@ -1,4 +1,4 @@
-"""Adjacent derived subprograms as one program; weights folded once; what contests came to, remembered."""
+"""Adjacent derived subprograms joined into one program; weights folded once; tuning results reused."""
 
 import sqlite3
 from dataclasses import replace
