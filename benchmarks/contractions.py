@@ -18,7 +18,7 @@ from einnet_explore.ir import Equation, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import library_calls
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.measurement import time_calls
 
 
 def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] = ()) -> None:
             print(f"{name:34} no tiled kernel")
             continue
         calls = {engine: ways[engine].bind(arrays, out) for engine in ("tiled", "onnxruntime")}
-        found = compare(calls, rounds=ROUNDS, min_seconds=arguments.seconds)
+        found = time_calls(calls, rounds=ROUNDS, min_seconds=arguments.seconds)
         seconds, other = (min(found[engine].samples) for engine in ("tiled", "onnxruntime"))
         print(
             f"{name:34} {seconds * 1e6:9.1f} {work(equation.scope).flops / seconds / 1e9:8.0f} {other * 1e6:9.1f} "

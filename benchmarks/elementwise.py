@@ -18,7 +18,7 @@ from einnet_explore.codegen.language import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.measurement import compare, pause, times_faster
+from einnet_explore.runtime.measurement import settle_seconds, time_calls, times_faster
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
@@ -72,7 +72,7 @@ def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, fl
         call()
     np.testing.assert_allclose(out, other, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(out, third, rtol=1e-4, atol=1e-6)
-    times = compare(calls, min_seconds=seconds, settle=pause(threads))
+    times = time_calls(calls, min_seconds=seconds, settle=settle_seconds(threads))
     return tuple(times_faster(times[k], times["c"]) for k in ("tvm", "numpy", "triad"))  # type: ignore[return-value]
 
 
@@ -81,7 +81,9 @@ def cast(n: int, threads: int, seconds: float) -> float:
     x = np.random.default_rng(0).normal(size=n).astype(np.float32)
     out, other = np.zeros(n, np.float16), np.zeros(n, np.float16)
     call = in_c(Functor(operand_read("x"), F16, (("x", F32),), name="cast"), [out, x], threads)
-    times = compare({"c": call, "numpy": lambda: np.copyto(other, x)}, min_seconds=seconds, settle=pause(threads))
+    times = time_calls(
+        {"c": call, "numpy": lambda: np.copyto(other, x)}, min_seconds=seconds, settle=settle_seconds(threads)
+    )
     assert (out == other).all()
     return times_faster(times["numpy"], times["c"])
 

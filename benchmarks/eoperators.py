@@ -24,7 +24,7 @@ from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivati
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.execution import set_blas_threads
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.measurement import compare, times_faster
+from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import compile_scope
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] = ()) -> None:
             print(f"{name}: no kernel in C")
         if name in NUMPY and arguments.threads == 1:
             calls["numpy"] = NUMPY[name](*arrays)
-        found = compare(calls, rounds=15, min_seconds=arguments.seconds / 2)
+        found = time_calls(calls, rounds=15, min_seconds=arguments.seconds / 2)
         ratios = {n: 1 / times_faster(found["triad"], t) for n, t in found.items() if n != "triad"}
         best = min((n for n in ratios if n != "numpy"), key=lambda n: ratios[n])
         shown = "".join(f" {ratios[n]:6.2f}" if n in ratios else f" {'-':>6}" for n in ("tvm", "c", "numpy"))
@@ -190,7 +190,7 @@ def banded(threads: int, seconds: float) -> None:
         context.execute()
         (found,) = context.outputs.values()
         assert np.allclose(found, by_numpy(), rtol=1e-4, atol=1e-4)
-    times = compare(calls, rounds=9, min_seconds=seconds)
+    times = time_calls(calls, rounds=9, min_seconds=seconds)
     for name in list(calls)[1:]:
         faster = times_faster(times["numpy"], times[name])
         print(f"dilated G2BMM, {name:20} {times[name].median * 1e6:9.0f} µs, {faster:.2f} times as fast as NumPy")

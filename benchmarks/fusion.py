@@ -29,10 +29,10 @@ from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.execution import set_blas_threads
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.measurement import Timing, compare, times_faster
+from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.tvm_cpu import compile_scope
-from einnet_explore.runtime.unfused import bind_apart
+from einnet_explore.runtime.unfused import bind_unfused
 
 Arrays = Mapping[str, Any]
 EPSILON = np.float32(1e-5)
@@ -164,7 +164,7 @@ def python_seconds() -> dict[str, float]:
     arrays = {t.name: aligned(np.ones(t.shape, np.float32)) for t in program.inputs}
     bound = kernel.bind(arrays, kernel(arrays))
     calls = {"bound": bound, "unbound": lambda: kernel(arrays), "in a plan": generators(program, arrays, 1)["c"]}
-    return {name: timing.low for name, timing in compare(calls, rounds=15, min_seconds=0.05).items()}
+    return {name: timing.low for name, timing in time_calls(calls, rounds=15, min_seconds=0.05).items()}
 
 
 def main(argv: Sequence[str] = ()) -> None:
@@ -197,13 +197,13 @@ def main(argv: Sequence[str] = ()) -> None:
         calls: dict[str, Callable[[], object]] = {
             "fused": kernel.bind(arrays, outs),
             **generators(case.program, arrays, arguments.threads),
-            "apart": bind_apart(case.program, arrays, {"Y": np.empty_like(outs["Y"])}, arguments.threads),
+            "apart": bind_unfused(case.program, arrays, {"Y": np.empty_like(outs["Y"])}, arguments.threads),
             "numpy": lambda case=case, arrays=arrays: case.numpy(arrays),  # type: ignore[misc]
         }
         if torch is not None:
             held = {name: torch.from_numpy(a) for name, a in arrays.items()}
             calls["torch"] = lambda case=case, held=held: case.torch(torch, held)  # type: ignore[misc]
-        found = processor_times(calls) if arguments.processor else compare(calls, 9, arguments.seconds)
+        found = processor_times(calls) if arguments.processor else time_calls(calls, 9, arguments.seconds)
         error = np.abs(outs["Y"] - case.numpy(arrays)).max()
         best = min((name for name in ("c", "tvm") if name in found), key=lambda name: found[name].low)
         ratios = "".join(

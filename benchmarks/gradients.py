@@ -20,7 +20,7 @@ import numpy.typing as npt
 import einnet_explore as ee
 from einnet_explore.autodiff import Passes, cse, pareto_front, split_passes
 from einnet_explore.ir import Program
-from einnet_explore.runtime.measurement import Timing, compare, pause, times_faster
+from einnet_explore.runtime.measurement import Timing, settle_seconds, time_calls, times_faster
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -94,7 +94,7 @@ def measured(forward: Program, threads: int, rounds: int) -> None:
         runs[label] = prepared(found.backward, fed, threads).execute
     if (torch := in_torch(forward, arrays, threads)) is not None:
         runs["torch's backward"] = torch
-    told(compare(runs, rounds=rounds, min_seconds=0.3, settle=pause(threads)), "recomputing")
+    told(time_calls(runs, rounds=rounds, min_seconds=0.3, settle=settle_seconds(threads)), "recomputing")
     ahead(forward, passes, arrays, threads, rounds)
 
 
@@ -102,7 +102,7 @@ def ahead(forward: Program, passes: Passes, arrays: Arrays, threads: int, rounds
     """What the stash costs the forward pass."""
     runs = {"forward": prepared(forward, arrays, threads).execute}
     runs["forward with the stash"] = prepared(passes.forward, arrays, threads).execute
-    told(compare(runs, rounds=rounds, min_seconds=0.3, settle=pause(threads)), "forward")
+    told(time_calls(runs, rounds=rounds, min_seconds=0.3, settle=settle_seconds(threads)), "forward")
 
 
 def told(timings: Mapping[str, Timing], base: str) -> None:

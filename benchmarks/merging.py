@@ -19,7 +19,7 @@ import numpy as np
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.runtime.measurement import compare, times_faster
+from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.closure import Limits, candidates, compute_bound
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             made = compile_program(fuse_eoperators(candidate.derivation).end, arguments.threads, constants=weights)
             made.run({k: v for k, v in arrays.items() if k not in weights})
             runs[f"{how(candidate)} ({candidate.seconds * 1e6:.0f} µs estimated)"] = partial(made.execute)
-        timings = compare(runs, rounds=61, min_seconds=0.3)
+        timings = time_calls(runs, rounds=61, min_seconds=0.3)
         base = timings[next(iter(runs))]
         for line, timing in timings.items():
             ratios = f"{times_faster(base, timing):5.2f}x {min(base.samples) / min(timing.samples):5.2f}x"

@@ -24,7 +24,7 @@ from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
 from einnet_explore.pipeline.plan_timing import discriminating_inputs
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.runtime.measurement import pause
+from einnet_explore.runtime.measurement import settle_seconds
 from einnet_explore.runtime.program import compile_program
 
 SEARCH = 20
@@ -55,7 +55,7 @@ def timed(calls: Mapping[str, Callable[[], Any]], seconds: float, threads: int) 
     begin, turn = perf_counter(), 0
     while perf_counter() - begin < seconds:
         for name in (*calls, *calls)[turn % len(calls) :][: len(calls)]:
-            sleep(pause(threads))
+            sleep(settle_seconds(threads))
             samples[name].append(_sample(calls[name]))
         turn += 1
     return samples

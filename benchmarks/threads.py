@@ -46,11 +46,11 @@ def after(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> float
 
 def equal(calls: dict[str, Any], seconds: float, settle: float, rounds: int) -> tuple[float, float]:
     """How many times faster the second of two equal *calls* seems, by pairs and by lower quartiles."""
-    measurement.SAMPLE, before = seconds, measurement.SAMPLE
+    measurement.SAMPLE_SECONDS, before = seconds, measurement.SAMPLE_SECONDS
     try:
-        found = measurement.compare(calls, rounds, settle=settle)
+        found = measurement.time_calls(calls, rounds, settle=settle)
     finally:
-        measurement.SAMPLE = before
+        measurement.SAMPLE_SECONDS = before
     one, other = found.values()
     return measurement.times_faster(one, other), one.low / other.low
 
@@ -72,9 +72,9 @@ def main() -> None:
     twins = sessions(proto, chosen.threads)["ours"], held["ours"]
     calls = {str(n): partial(twin.run, None, feeds) for n, twin in enumerate(twins)}
     rows = [["a sample lasts", "seconds", "equal sessions: pairs, quartiles"]]
-    for seconds in (0.005, measurement.SAMPLE):
+    for seconds in (0.005, measurement.SAMPLE_SECONDS):
         began = perf_counter()
-        ratios = [equal(calls, seconds, measurement.pause(chosen.threads), 21) for _ in range(chosen.times)]
+        ratios = [equal(calls, seconds, measurement.settle_seconds(chosen.threads), 21) for _ in range(chosen.times)]
         spent = (perf_counter() - began) / chosen.times
         rows.append([f"{seconds * 1e3:.0f} ms", f"{spent:.1f}", "; ".join(f"{a:.2f}, {b:.2f}" for a, b in ratios)])
     print(format_table(rows))

@@ -23,7 +23,7 @@ from einnet_explore.codegen.tiling import (
 )
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.measurement import compare, times_faster
+from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.syntax import parse
 
 CASES = {
@@ -64,7 +64,7 @@ def main() -> None:
         inputs = [aligned(rng.standard_normal(t.shape).astype(np.float32)) for t in made["best-first"].inputs]
         out = aligned_empty(whole.equations[0].scope.shape, "float32")
         calls = {label: c_kernels.load_c_kernel(k.kernel).bind(*inputs, out) for label, k in made.items()}
-        timings = compare(calls, rounds=rounds, min_seconds=0.02)
+        timings = time_calls(calls, rounds=rounds, min_seconds=0.02)
         best = timings["best-first"]
         flops = 2 * problem.products
         print(

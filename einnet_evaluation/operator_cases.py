@@ -31,7 +31,7 @@ from einnet_explore.operators import expressions as ops
 from einnet_explore.operators import find_operators
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.outputs import AGREEMENT
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import from_record, to_record
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.engine import Search
@@ -141,7 +141,7 @@ class OperatorComparison:
 
     def fastest(self, when: str, backends: Iterable[str]) -> str | None:
         """The backend among *backends* that is fastest of those whose outputs agree."""
-        agree = [name for name in backends if (self.error(when, name) or 0.0) <= AGREEMENT]
+        agree = [name for name in backends if (self.error(when, name) or 0.0) <= MAX_RELATIVE_ERROR]
         there = {name: s for name in agree if (s := self.seconds(when, name)) is not None}
         return min(there, key=lambda name: there[name], default=None)
 

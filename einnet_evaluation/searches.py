@@ -267,7 +267,7 @@ def measured_seconds(depths: Iterable[Depth]) -> dict[Program, float]:
 
     A program that no engine here runs is left out.
     """
-    from einnet_explore.runtime.measurement import compare
+    from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.program import CompiledProgram, compile_program
 
     programs = dict.fromkeys(
@@ -281,5 +281,5 @@ def measured_seconds(depths: Iterable[Depth]) -> dict[Program, float]:
             continue
     if not compiled:
         return {}
-    timings = compare({name: held.execute for name, (_, held) in compiled.items()}, rounds=5)
+    timings = time_calls({name: held.execute for name, (_, held) in compiled.items()}, rounds=5)
     return {program: timings[name].median for name, (program, _) in compiled.items()}

@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_evaluation.torch_operators import step
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.outputs import Arrays
 
 TRIAL_SECONDS = 0.3
@@ -65,7 +65,7 @@ def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = Fal
         return TorchEngine(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
     best = next(iter(tried))
     if len(tried) > 1:
-        times = compare(tried, rounds=5, min_seconds=TRIAL_SECONDS)
+        times = time_calls(tried, rounds=5, min_seconds=TRIAL_SECONDS)
         best = min(tried, key=lambda name: times[name].low)
     how = f"torch {torch.__version__}, {'Inductor' if compiled else 'eager'}, {best}"
     return TorchEngine(tried[best], "; ".join([how, *failed]))

@@ -157,7 +157,7 @@ def counted(launch, times):
     return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
 
 
-if nvrtc.version():
+if nvrtc.nvrtc_version():
     rows = (
         ("plain, four elements", *counted(ElementwiseLaunch(1, 4096, 0, 16, plan_launch(1, kinds, (0, 0)).index), 4)),
         ("template, four elements", *counted(plan_launch(4096, kinds, (0, 0)), 1)),
@@ -173,7 +173,7 @@ Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores",
 [
     (a, f"{len(nvrtc.compile_cuda(aligned_kernel(add, 4099), a).code):,} bytes")
     for a in nvrtc.ARCHITECTURES
-    if nvrtc.version()
+    if nvrtc.nvrtc_version()
 ]
 
 # %% [markdown]
@@ -196,7 +196,7 @@ def errors(made, engine, reference):
     return sum(out)
 
 
-engine = "opencl" if opencl.available() else "c blocks"
+engine = "opencl" if opencl.opencl_device_name() else "c blocks"
 print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", end=" results differ\n")
 
 # %% [markdown]

@@ -35,7 +35,7 @@ from einnet_explore.runtime import opencl
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
 from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.unfused import contest
+from einnet_explore.runtime.unfused import compare_with_unfused
 from einnet_explore.viz.graph_figures import draw_graph
 from einnet_explore.viz.kernels import stage_graph, stage_summary
 
@@ -188,11 +188,11 @@ text = emit(kernel, "cuda")
 print(text[: text.index("// stage 1")])
 
 # %%
-if nvrtc.version():
-    print(f"NVRTC {nvrtc.version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
+if nvrtc.nvrtc_version():
+    print(f"NVRTC {nvrtc.nvrtc_version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
 
 # %%
-if opencl.available():
+if opencl.opencl_device_name():
     by_blocks = run_blocks(fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 
@@ -212,7 +212,7 @@ for shape in ((32, 256, 56, 56), (32, 2, 512, 512)):
 # What decides in the end is a measurement: the fused kernel against a kernel an operation, run in turn.
 
 # %%
-times = contest(batch_norm(8, 64, 56, 56), arrays, rounds=5, seconds=0.05)
+times = compare_with_unfused(batch_norm(8, 64, 56, 56), arrays, rounds=5, seconds=0.05)
 for name, timing in times.items():
     print(f"{name}: {timing.median * 1e6:.0f} µs")
 

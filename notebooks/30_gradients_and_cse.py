@@ -26,7 +26,7 @@ import numpy as np
 from IPython.display import HTML
 
 import einnet_explore as ee
-from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.program import compile_program
 
 # %% [markdown]
@@ -146,7 +146,7 @@ def prepared(passes):
 recomputing = compile_program(ee.grad(norm))
 for name, place in recomputing.inputs.items():
     place[...] = arrays[name]
-times = compare(
+times = time_calls(
     {"recomputing": recomputing.execute, "1 kB": prepared(small), "no limit": prepared(every)},
     rounds=9,
     min_seconds=0.1,

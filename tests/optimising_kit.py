@@ -23,7 +23,7 @@ from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.runtime.outputs import AGREEMENT, largest_error
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",
@@ -77,7 +77,7 @@ def sound(fast: Optimised, tmp_path: Path) -> dict[str, Any]:
     """The report of *fast*, after everything in it that must hold has been looked at."""
     said = fast.report()
     assert set(said) >= FIELDS and all(set(part) >= PART_FIELDS for part in said["subprograms"])
-    assert said["max_rel_error"] <= AGREEMENT
+    assert said["max_rel_error"] <= MAX_RELATIVE_ERROR
     assert math.isfinite(said["speedup"]) and said["speedup"] > 0
     kept = [part for part in said["subprograms"] if part["kept"]]
     if not kept:
@@ -109,7 +109,7 @@ def agree(fast: Optimised, want: Mapping[str, Any], got: Mapping[str, Any]) -> N
     # Where a model amplifies roundings, other inputs than those it was checked on say less: see telling_inputs.
     rounded = {k: np.nextafter(v, np.inf, dtype=v.dtype) for k, v in fast.random_inputs(3).items()}
     own = largest_error(fast.original.run(fast.random_inputs(3)), fast.original.run(rounded))
-    assert largest_error(want, got) <= max(AGREEMENT, 10 * own)
+    assert largest_error(want, got) <= max(MAX_RELATIVE_ERROR, 10 * own)
 
 
 def kept_programs(fast: Optimised) -> list[Any]:

@@ -10,11 +10,11 @@ from onnx import TensorProto, helper
 
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, onnx_fragment
-from einnet_explore.runtime.onnx_fragment import session
+from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.syntax import parse
 
-pytestmark = pytest.mark.skipif(not onnx_fragment.available(), reason="no C compiler")
+pytestmark = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
 
 
 def scope_of(text: str) -> Scope:
@@ -24,7 +24,7 @@ def scope_of(text: str) -> Scope:
 def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
     kernel = compile_scope(scope, threads=threads)
     source = kernel.source
-    node = onnx_fragment.node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
+    node = onnx_fragment.kernel_node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
     assert node is not None
     shapes = {t.name: t.shape for t in tensors(scope)}
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in kernel.source.inputs]
@@ -37,7 +37,7 @@ def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
 def test_memory_that_is_not_aligned(threads: int) -> None:
     """Inputs and outputs of the caller lie anywhere; 0, 4 and 60 bytes past a multiple of 64 are tried."""
     size = 50_000
-    held = session(
+    held = onnx_session(
         model(scope_of(f"tensor A[{size}]\ntensor B[{size}]\nY[i:{size}] = A[i] * 2 + B[i]"), threads), threads
     )
     raw = np.empty(3 * size + 64, np.float32)
@@ -60,14 +60,14 @@ def test_kernels_take_the_threads_of_their_session() -> None:
     array = np.random.default_rng(0).standard_normal((64, 3000)).astype(np.float32)
     kernel = compile_scope(scope, threads=2)
     before = kernel(array)
-    held = session(model(scope, 2), 2)
+    held = onnx_session(model(scope, 2), 2)
     np.testing.assert_array_equal(held.run(None, {"A": array})[0], before)
     np.testing.assert_array_equal(kernel(array), before)
-    np.testing.assert_array_equal(session(model(scope, 2), 1).run(None, {"A": array})[0], before)
+    np.testing.assert_array_equal(onnx_session(model(scope, 2), 1).run(None, {"A": array})[0], before)
 
 
 def test_scalars_and_other_shapes_of_the_same_elements() -> None:
-    held = session(model(scope_of("tensor A[3, 4, 5]\nY[] = sum[i:3, j:4, k:5] A[i, j, k]")), 1)
+    held = onnx_session(model(scope_of("tensor A[3, 4, 5]\nY[] = sum[i:3, j:4, k:5] A[i, j, k]")), 1)
     found = held.run(None, {"A": np.ones((3, 4, 5), np.float32)})[0]
     assert found.shape == () and found == 60
 
@@ -79,7 +79,7 @@ def test_a_kernel_that_fails_is_an_error() -> None:
         if attribute.name == "shapes":
             attribute.ints[3] = 7  # the kernel checks what it is given
     with pytest.raises(Exception, match="a compiled kernel failed"):
-        session(made, 1).run(None, {"A": np.zeros(8, np.float32)})
+        onnx_session(made, 1).run(None, {"A": np.zeros(8, np.float32)})
 
 
 def test_without_a_compiler_there_is_nothing_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_a_runtime_that_refuses_the_operator_has_none(monkeypatch: pytest.Monkey
         register_custom_ops_library = refuse
 
     monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
-    onnx_fragment._operator.cache_clear()
+    onnx_fragment._custom_op_library.cache_clear()
     try:
-        assert not onnx_fragment.available()
+        assert not onnx_fragment.custom_ops_available()
     finally:
-        onnx_fragment._operator.cache_clear()
+        onnx_fragment._custom_op_library.cache_clear()

@@ -12,7 +12,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
-from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, fused, pairs
+from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, epilogue_pairs, fuse_epilogues
 from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import compile_program
@@ -59,7 +59,7 @@ def test_both_ways_agree(name: str, tmp_path: Path) -> None:
     program = case(REST[name])
     inputs, constants = numbers(program)
     expected = compile_program(program, constants=constants).run(inputs)["Y"]
-    (pair,) = pairs(program)
+    (pair,) = epilogue_pairs(program)
     key = profile_key(pair.both, constant=constants)
     store = TimeStore(tmp_path / "profiles.sqlite")
     for together, names in ((1.0, {"Y"}), (3.0, {"T", "Y"})):
@@ -72,7 +72,7 @@ def test_both_ways_agree(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", APART_FOREVER)
 def test_what_stays_apart(name: str) -> None:
-    assert list(pairs(case(APART_FOREVER[name]))) == []
+    assert list(epilogue_pairs(case(APART_FOREVER[name]))) == []
 
 
 DERIVED = {
@@ -104,7 +104,7 @@ def test_epilogues_of_derived_programs_are_fused(operator: str, tmp_path: Path) 
     store = TimeStore(tmp_path / "profiles.sqlite")
     fused_calls = set()
     for candidate in run.candidates:
-        for pair in pairs(candidate.program):
+        for pair in epilogue_pairs(candidate.program):
             assert pair.first.via is not None and pair.second.via == Instance(EOPERATOR, (("kind", "elementwise"),))
             fused_calls.add(pair.first.via.operator)
             key = profile_key(pair.both, constant=known_at_compile_time(candidate.program))
@@ -124,15 +124,15 @@ def test_a_contraction_of_a_transposed_view_stays_apart(read: str, count: int) -
         V[i:8, j:8] = {read} via View()
         T[m:8, n:8] = sum[k:8] V[m, k] * B[k, n] via Matmul(b=1, m=8, n=8, k=8)
         Y[m:8, n:8] = relu(T[m, n]) via eOperator(kind="elementwise")""")
-    assert len(list(pairs(program))) == count
+    assert len(list(epilogue_pairs(program))) == count
 
 
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = case(REST["bias and relu"])
     store = TimeStore(tmp_path / "profiles.sqlite")
     _, constants = numbers(program)
-    first = fused(program, constants, 1, store)
-    (pair,) = pairs(program)
+    first = fuse_epilogues(program, constants, 1, store)
+    (pair,) = epilogue_pairs(program)
     for engine in ("tiled", UNFUSED_PAIR):
         assert store.get(replace(profile_key(pair.both, constant=constants), engine=engine)) is not None
 
@@ -140,7 +140,7 @@ def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("measured again")
 
     monkeypatch.setattr(implementation_choice, "time_implementations", never)
-    assert fused(program, constants, 1, store) == first
+    assert fuse_epilogues(program, constants, 1, store) == first
 
 
 def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
@@ -149,7 +149,7 @@ def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
     program = case(REST["bias and relu"])
     _, constants = numbers(program)
     store = TimeStore(tmp_path / "profiles.sqlite")
-    (pair,) = pairs(program)
+    (pair,) = epilogue_pairs(program)
     for equation in (pair.first, pair.second):
         for engine, seconds in (("onnxruntime", 1.0), ("matmul", 1.0), ("tvm", 1.0), ("c", 1.0), ("tiled", 3.0)):
             store.put(replace(profile_key(equation, constant=constants), engine=engine), seconds, "measured")
@@ -158,9 +158,9 @@ def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
         raise AssertionError("measured")
 
     monkeypatch.setattr(implementation_choice, "time_implementations", never)
-    assert fused(program, constants, 1, store) == program
+    assert fuse_epilogues(program, constants, 1, store) == program
 
 
 def test_constants_are_not_fused() -> None:
     program = case(REST["bias and relu"])
-    assert fused(program, {"X", "K", "b"}, 1, TimeStore(Path("unused"))) == program
+    assert fuse_epilogues(program, {"X", "K", "b"}, 1, TimeStore(Path("unused"))) == program

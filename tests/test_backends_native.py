@@ -203,12 +203,12 @@ def test_blocks_are_counted_in_32_bits() -> None:
 
 @needs_cc
 def test_a_kernel_that_crashes_does_so_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    around = native._around
+    around = native._entry_text
 
     def crashing(*given: Any) -> list[str]:
         return [line.replace("if (count", "*(volatile int *)8 = 1; if (count") for line in around(*given)]
 
-    monkeypatch.setattr(native, "_around", crashing)
+    monkeypatch.setattr(native, "_entry_text", crashing)
     with pytest.raises(BackendError, match="the kernel is not run"):
         _ = NativeSource(scope_of("tensor A[35]\nY[i:35] = A[i] + 43")).function
 
@@ -311,7 +311,7 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
     wanted = evaluate(program, {n: a.astype(np.float64) for n, a in arrays.items()}, "float64")["Y"]
     for _ in range(3):
         np.testing.assert_allclose(made.run(arrays)["Y"], wanted, rtol=1e-5, atol=1e-5)
-    assert (made._session is not None) == (threads > 1 and onnx_fragment.available())
+    assert (made._session is not None) == (threads > 1 and onnx_fragment.custom_ops_available())
 
 
 # Whole programs

@@ -30,12 +30,12 @@ from einnet_explore.support.errors import BackendError
 from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 
-needs_opencl = pytest.mark.skipif(opencl.available() is None, reason="no OpenCL device")
-needs_nvrtc = pytest.mark.skipif(nvrtc.version() is None, reason="no NVRTC")
+needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
+needs_nvrtc = pytest.mark.skipif(nvrtc.nvrtc_version() is None, reason="no NVRTC")
 needs_c = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
 
 LOADERS = [
-    pytest.param(opencl.load, marks=needs_opencl, id="opencl"),
+    pytest.param(opencl.load_opencl_kernel, marks=needs_opencl, id="opencl"),
     pytest.param(c_kernels.load_c_kernel, marks=needs_c, id="c"),
 ]
 Loader = Callable[[Kernel], Any]
@@ -181,7 +181,7 @@ def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_than_the_device_has() -> None:
     tile = Array("tile", F32, 1 << 28, "shared")
     with pytest.raises(BackendError, match=r"kernel big: 1073741824 bytes of shared memory, .* has "):
-        opencl.load(Kernel("big", (Y,), (LocalArray(tile),)))
+        opencl.load_opencl_kernel(Kernel("big", (Y,), (LocalArray(tile),)))
 
 
 @needs_opencl
@@ -195,17 +195,17 @@ def test_double_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     Single.device = Single
     monkeypatch.setattr(opencl, "_device", lambda: Single)
     with pytest.raises(BackendError, match="kernel twice: double precision, which a phone lacks"):
-        opencl.load(Kernel("twice", (d,), (Store(d, literal(0), d[0] * 2.0),)))
+        opencl.load_opencl_kernel(Kernel("twice", (d,), (Store(d, literal(0), d[0] * 2.0),)))
     Single.max_work_group_size = 256
     with pytest.raises(BackendError, match="kernel wide: blocks of 512 threads, a phone has 256"):
-        opencl.load(Kernel("wide", (Y,), (), (512, 1, 1)))
+        opencl.load_opencl_kernel(Kernel("wide", (Y,), (), (512, 1, 1)))
 
 
 @needs_opencl
 def test_what_the_opencl_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opencl, "emit", lambda *_: "__kernel void wrong() { nonsense }")
     with pytest.raises(BackendError, match=r"kernel wrong: OpenCL does not compile it: (?s:.*)nonsense"):
-        opencl.load(Kernel("wrong", (Y,), ()))
+        opencl.load_opencl_kernel(Kernel("wrong", (Y,), ()))
 
 
 def test_without_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +214,8 @@ def test_without_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     try:
         with pytest.raises(BackendError, match=r"OpenCL kernels need pyopencl: pip install 'pyopencl\[pocl\]'"):
-            opencl.load(Kernel("nowhere", (Y,), ()))
-        assert opencl.available() is None
+            opencl.load_opencl_kernel(Kernel("nowhere", (Y,), ()))
+        assert opencl.opencl_device_name() is None
     finally:
         opencl._package.cache_clear()
         opencl._device.cache_clear()
@@ -232,10 +232,10 @@ class Device:
 
 
 def test_a_processor_that_has_a_name_keeps_it() -> None:
-    assert not pocl.name_processor(Device)
+    assert not pocl.set_processor_name(Device)
     Device.version = "OpenCL 3.0 of somebody else, on what is called -generic"
     Platform.name = "Somebody Else"
-    assert not pocl.name_processor(Device)
+    assert not pocl.set_processor_name(Device)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the processor's record")
@@ -255,7 +255,7 @@ def test_a_processor_without_a_name_gets_one(triple: bytes, found: bool) -> None
         class platform:  # noqa: N801 - as pyopencl calls it
             name = "Portable Computing Language"
 
-    assert pocl.name_processor(Unnamed) is found
+    assert pocl.set_processor_name(Unnamed) is found
     named = ctypes.string_at(record[102] or 0)
     assert named in ((b"skylake-avx512", b"haswell", b"x86-64") if found else (b"generic",))
     assert ctypes.string_at(record[103] or 0) == b"generic"
@@ -295,7 +295,7 @@ def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with pytest.raises(BackendError, match="NVRTC, which is not here: pip install nvidia-cuda-nvrtc"):
             nvrtc.compile_cuda(DOUBLE)
-        assert nvrtc.version() is None
+        assert nvrtc.nvrtc_version() is None
     finally:
         nvrtc._library.cache_clear()
 

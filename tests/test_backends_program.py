@@ -146,7 +146,7 @@ def test_results_are_the_callers_own() -> None:
 
 
 def test_without_hosted_kernels_a_program_is_run_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_fragment, "available", lambda: False)
+    monkeypatch.setattr(onnx_fragment, "custom_ops_available", lambda: False)
     compiled = check(_mixed(), ("K",))
     assert len(compiled.calls) == 2
     assert compiled.write({"X": "x", "Y": "y"}, "/") is None
@@ -159,7 +159,7 @@ def test_programs_run_in_several_threads_at_once(
 ) -> None:
     """Every caller gets the results of its own inputs, and what it was given stays as it is."""
     if not in_session:
-        monkeypatch.setattr(onnx_fragment, "available", lambda: False)
+        monkeypatch.setattr(onnx_fragment, "custom_ops_available", lambda: False)
     rng = np.random.default_rng(1)
     weights = rng.standard_normal((3, 3, 4, 8)).astype(np.float32)
     compiled = compile_program(_mixed(), threads, constants={"K": weights})

@@ -18,7 +18,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime.device_rates import stream_bandwidth
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import ProfileKey, device_name, library_versions, profile_key
-from einnet_explore.runtime.measurement import compare, ratios
+from einnet_explore.runtime.measurement import ratios, time_calls
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 from einnet_explore.support.storage import FORGOTTEN, write_aside
 from einnet_explore.syntax import parse
@@ -210,14 +210,14 @@ def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatc
 
 def test_comparing_takes_turns() -> None:
     order: list[str] = []
-    found = compare({n: lambda n=n: order.append(n) for n in "abc"}, rounds=3, min_seconds=1e-9)
+    found = time_calls({n: lambda n=n: order.append(n) for n in "abc"}, rounds=3, min_seconds=1e-9)
     assert set(found) == {"a", "b", "c"} and all(t.n == 3 and t.median > 0 and t.iqr >= 0 for t in found.values())
     turns = [n for n, before in zip(order, ["", *order], strict=False) if n != before]
     assert turns[:4] == ["a", "b", "c", "a"] and turns[-1] == "b"
-    slow = compare({"fast": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3, min_seconds=0.001)
+    slow = time_calls({"fast": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3, min_seconds=0.001)
     assert ratios(slow, "fast")["slow"] > 10
     with pytest.raises(ValueError, match="rounds 0"):
-        compare({}, rounds=0)
+        time_calls({}, rounds=0)
 
 
 def test_bandwidth_is_a_plausible_number() -> None:

@@ -485,7 +485,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
             return known(self, key)
         return StoredTime(1e-6 if key.engine == "onnxruntime" else 2e-6, "by lot")
 
-    measurement.sampled, TimeStore.get = sampled, get  # type: ignore[method-assign]
+    measurement.time_samplers, TimeStore.get = sampled, get  # type: ignore[method-assign]
     os.chdir(folder)
     for name, proto in models().items():
         onnx.save(proto, f"{name}.onnx")

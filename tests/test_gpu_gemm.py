@@ -13,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_explore.runtime.cuda import convolutions, execution
-from einnet_explore.runtime.cuda.execution import MOST_CALLS, Gemm, gemms
-from einnet_explore.runtime.cuda.steps import PRECISIONS, Convolution, CudaPlan, Launch, Product, View, from_json
+from einnet_explore.runtime.cuda.execution import MAX_GEMM_CALLS, Gemm, gemms
+from einnet_explore.runtime.cuda.steps import (
+    PRECISIONS,
+    Convolution,
+    CudaLaunch,
+    CudaPlan,
+    CudaProduct,
+    View,
+    cuda_plan_from_json,
+)
 from einnet_explore.support.errors import BackendError
 
 
@@ -56,7 +64,7 @@ class _Device:
 
 
 @st.composite
-def products(draw: st.DrawFn) -> tuple[Product, dict[str, np.ndarray]]:
+def products(draw: st.DrawFn) -> tuple[CudaProduct, dict[str, np.ndarray]]:
     """Matrices that are permuted, cut out of larger ones, broadcast along the batch."""
     batch = draw(st.lists(st.integers(1, 3), max_size=2))
     m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
@@ -72,11 +80,11 @@ def products(draw: st.DrawFn) -> tuple[Product, dict[str, np.ndarray]]:
         if name != "y" and batch and draw(st.booleans()):
             cut = np.broadcast_to(cut[:1], cut.shape)
         views.append(view(name, cut, base))
-    return Product(*views), held
+    return CudaProduct(*views), held
 
 
 @given(products())
-def test_cublas_is_given_the_product(drawn: tuple[Product, dict[str, np.ndarray]]) -> None:
+def test_cublas_is_given_the_product(drawn: tuple[CudaProduct, dict[str, np.ndarray]]) -> None:
     step, held = drawn
 
     def shown(v: View) -> np.ndarray:
@@ -105,16 +113,16 @@ def test_cublas_is_given_the_product(drawn: tuple[Product, dict[str, np.ndarray]
 def test_what_cublas_cannot_be_told() -> None:
     out, right = View("y", 0, (4, 5), (5, 1)), View("b", 0, (3, 5), (5, 1))
     windows = View("a", 0, (4, 3), (1, 1))  # rows of three, one apart
-    assert gemms(Product(out, windows, right)) is None
-    assert gemms(Product(replace(out, strides=(10, 2)), View("a", 0, (4, 3), (3, 1)), right)) is None
-    n = MOST_CALLS + 1
+    assert gemms(CudaProduct(out, windows, right)) is None
+    assert gemms(CudaProduct(replace(out, strides=(10, 2)), View("a", 0, (4, 3), (3, 1)), right)) is None
+    n = MAX_GEMM_CALLS + 1
     many = [View(name, 0, (n, 2, 1, 1), (s, t, 1, 1)) for name, s, t in (("y", 2, 1), ("a", 5, 1), ("b", 5, 2))]
-    assert len(gemms(Product(*many)) or ()) == 2  # the longer way is the batch
+    assert len(gemms(CudaProduct(*many)) or ()) == 2  # the longer way is the batch
     square = [replace(v, shape=(n, n, 1, 1)) for v in many]
-    assert gemms(Product(*square)) is None
+    assert gemms(CudaProduct(*square)) is None
 
 
-STEP = Product(View("y", 0, (2, 2), (2, 1)), View("a", 0, (2, 2), (2, 1)), View("b", 0, (2, 2), (2, 1)))
+STEP = CudaProduct(View("y", 0, (2, 2), (2, 1)), View("a", 0, (2, 2), (2, 1)), View("b", 0, (2, 2), (2, 1)))
 
 
 def test_a_plan_carries_its_precision() -> None:
@@ -122,16 +130,16 @@ def test_a_plan_carries_its_precision() -> None:
     allowed = {}
     for precision, bits in PRECISIONS.items():
         made = replace(plan, precision=precision)
-        assert from_json(json.loads(json.dumps(made.to_json()))) == made
+        assert cuda_plan_from_json(json.loads(json.dumps(made.to_json()))) == made
         allowed[precision] = made.agreement
         assert (precision in made.numerics) and (precision == "float32" or f"2^-{bits}" in made.numerics)
     assert allowed["float32"] == 1e-4 < allowed["tf32"] == allowed["float16"] == 2**-8 < allowed["bfloat16"] == 2**-5
-    ours = replace(plan, steps=(Launch("k", "", (1, 1, 1), (1, 1, 1), ()),), precision="tf32")
+    ours = replace(plan, steps=(CudaLaunch("k", "", (1, 1, 1), (1, 1, 1), ()),), precision="tf32")
     assert ours.agreement == 1e-4 and "as they are" in ours.numerics  # no library multiplies in it
     with pytest.raises(ValueError, match="precision 'float8': expected one of float32, tf32"):
         replace(plan, precision="float8")
     with pytest.raises(ValueError, match="precision 'float8'"):
-        from_json({**plan.to_json(), "precision": "float8"})
+        cuda_plan_from_json({**plan.to_json(), "precision": "float8"})
 
 
 @given(st.sampled_from([p for p in PRECISIONS if p != "float32"]), st.integers(0, 2**32 - 1))
@@ -161,23 +169,23 @@ def conv(kind: str, out: Any, data: Any, weights: Any, **more: Any) -> Convoluti
 def test_the_frontend_is_told_the_convolution() -> None:
     cudnn = pytest.importorskip("cudnn", reason="the cuDNN frontend is not installed")
     step = conv("Conv", (1, 4, 4, 9), (1, 8, 7, 9), (4, 8, 3, 3), strides=(2, 1), pads=(1, 0, 1, 2))
-    made = convolutions.graph(cudnn, step)
+    made = convolutions.cudnn_graph(cudnn, step)
     (node,) = made.nodes
     assert node.params == {"pre_padding": [1, 0], "post_padding": [1, 2], "stride": [2, 1], "dilation": [1, 1]}
     assert [t.dim for t in made.tensors.values()] == [[1, 8, 7, 9], [4, 8, 3, 3], [1, 4, 4, 9]]
     step = conv("ConvTranspose", (1, 4, 8, 8), (1, 8, 4, 4), (8, 4, 4, 4), strides=(2, 2))
-    (node,) = convolutions.graph(cudnn, step).nodes
+    (node,) = convolutions.cudnn_graph(cudnn, step).nodes
     assert "DGRAD" in str(node) and set(node.inputs) == {"loss", "filter"}
-    assert len(convolutions.barred(cudnn, "float32")) == 2 > len(convolutions.barred(cudnn, "tf32"))
+    assert len(convolutions.excluded_notes(cudnn, "float32")) == 2 > len(convolutions.excluded_notes(cudnn, "tf32"))
 
 
 def test_lines_are_images_of_one_row() -> None:
     step = conv("Conv", (2, 4, 7), (2, 8, 7), (4, 8, 3), pads=(0, 2))
-    made = convolutions.flat(step)
+    made = convolutions.with_two_spatial_dimensions(step)
     assert made.data.shape == (2, 8, 1, 7) and made.data.strides == (56, 7, 7, 1)
     assert made.pads == (0, 0, 0, 2) and made.strides == (1, 1) and made.kind == "Conv"
     turned = replace(step, kind="ConvTranspose", strides=(3,))
-    assert convolutions.beyond(replace(turned, pads=(2, 1))) == (1,)
+    assert convolutions.torch_output_padding(replace(turned, pads=(2, 1))) == (1,)
     for pads in ((0, 2), (3, 0)):
         with pytest.raises(BackendError, match=r"paddings .*: torch takes no"):
-            convolutions.beyond(replace(turned, pads=pads))
+            convolutions.torch_output_padding(replace(turned, pads=pads))

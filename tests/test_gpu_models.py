@@ -26,8 +26,8 @@ from einnet_explore.codegen import language
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import plan as cuda_plan
-from einnet_explore.runtime.cuda.convolutions import beyond, flat
-from einnet_explore.runtime.cuda.steps import Convolution, Launch, Product, View
+from einnet_explore.runtime.cuda.convolutions import torch_output_padding, with_two_spatial_dimensions
+from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaProduct, View
 
 RATED = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
@@ -61,20 +61,24 @@ def computed(plan: Any, feeds: dict[str, Any], kernels: Any) -> dict[str, Any]:
     buffers = {n: np.full(shape, 77, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
 
     def shown(view: View) -> Any:
-        flat = buffers[view.name].reshape(-1)[view.offset :]
-        return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
+        with_two_spatial_dimensions = buffers[view.name].reshape(-1)[view.offset :]
+        return np.lib.stride_tricks.as_strided(
+            with_two_spatial_dimensions,
+            view.shape,
+            tuple(s * with_two_spatial_dimensions.itemsize for s in view.strides),
+        )
 
     for name in (*plan.inputs, *plan.weights):
         buffers[name][...] = feeds[name]
     for step in plan.steps:
         match step:
-            case Launch():
+            case CudaLaunch():
                 given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
                 c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
-            case Product(out, left, right):
+            case CudaProduct(out, left, right):
                 np.matmul(shown(left), shown(right), out=shown(out))
             case _:
-                convolved(torch, flat(step), shown)
+                convolved(torch, with_two_spatial_dimensions(step), shown)
     return {name: buffers[name] for name in plan.outputs}
 
 
@@ -88,7 +92,9 @@ def convolved(torch: Any, step: Convolution, shown: Any) -> None:
         x = torch.nn.functional.pad(x, wider)
         got = torch.conv2d(x, w, None, step.strides, 0, step.dilations, step.group)
     else:
-        got = torch.conv_transpose2d(x, w, None, step.strides, before, beyond(step), step.group, step.dilations)
+        got = torch.conv_transpose2d(
+            x, w, None, step.strides, before, torch_output_padding(step), step.group, step.dilations
+        )
     shown(step.out)[...] = got.numpy()
 
 

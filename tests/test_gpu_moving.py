@@ -52,7 +52,7 @@ def test_what_is_moved_is_right(name: str) -> None:
     made = copy_kernel(program.equations[0].scope)
     want, got = run(program, made, c_kernels.load_c_kernel)
     np.testing.assert_allclose(got, want, rtol=1e-6)  # quarters are exact in float32
-    if nvrtc.version() is not None:
+    if nvrtc.nvrtc_version() is not None:
         for architecture in nvrtc.ARCHITECTURES:
             took = nvrtc.compile_cuda(made.kernel, architecture).resources
             assert took is not None and took.spills == took.stack == 0 and took.blocks(256) >= 2
@@ -63,7 +63,7 @@ def test_the_same_runs_in_blocks() -> None:
     for name in ("transposed", "packs", "both ways", "beyond the edge"):
         program = parse(CASES[name])
         try:
-            want, got = run(program, copy_kernel(program.equations[0].scope), opencl.load)
+            want, got = run(program, copy_kernel(program.equations[0].scope), opencl.load_opencl_kernel)
         except BackendError as missing:
             pytest.skip(str(missing))
         np.testing.assert_allclose(got, want, rtol=1e-6)

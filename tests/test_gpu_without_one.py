@@ -38,9 +38,9 @@ from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import device as cuda_device
 from einnet_explore.runtime.cuda import execution, nvrtc
 from einnet_explore.runtime.cuda import plan as cuda_plan
-from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, View, from_json
+from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, View, cuda_plan_from_json
 from einnet_explore.runtime.profile_store import TimeStore
-from einnet_explore.runtime.recorded_profile import RATES, record_rates, recorded, recorded_key
+from einnet_explore.runtime.recorded_profile import RATES, load_recorded_profile, record_rates, recorded_key
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
@@ -150,7 +150,9 @@ def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
     ):
         TimeStore(path).put(recorded_key(equation, device, library, threads), seconds, "made up")
         TimeStore(path).put(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
-    found = {name: recorded(f"{path}#{name}", n) for name, n in (("h100", None), ("A100", None), ("Linux", 2))}
+    found = {
+        name: load_recorded_profile(f"{path}#{name}", n) for name, n in (("h100", None), ("A100", None), ("Linux", 2))
+    }
     # The time of the engine that was chosen there counts, not the least.
     assert {k: r.lookup()(equation) for k, r in found.items()} == {"h100": 1.0, "A100": 2.0, "Linux": 4.0}
     assert found["h100"].lookup()(parse("tensor A[5]\nY[i:5] = A[i] + 1").equations[0]) is None
@@ -160,7 +162,7 @@ def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
         ("Linux", "2 rec"),
     ):
         with pytest.raises(BackendError, match=says):
-            recorded(f"{path}#{name}")
+            load_recorded_profile(f"{path}#{name}")
     with pytest.raises(ValueError, match="no rates of CUDA H100, expected peak_flops"):
         device_cost(f"profile:{path}#H100")
 
@@ -196,7 +198,7 @@ def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.C
         connection.execute("DELETE FROM device_rates")
         connection.execute("UPDATE engine_profile SET seconds = -1.0")
     with pytest.raises(BackendError, match=r"-1\.0 seconds, expected a positive number"):
-        recorded(str(wrong))
+        load_recorded_profile(str(wrong))
     # What is only read stays what it is.
     assert broken.read_bytes() == b"no database" * 100
 
@@ -219,10 +221,10 @@ def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Ke
         buffers[name][...] = feeds[name]
     for step in plan.steps:
         match step:
-            case Launch():
+            case CudaLaunch():
                 given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
                 c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
-            case Product(out, left, right):
+            case CudaProduct(out, left, right):
                 np.matmul(shown(buffers, left), shown(buffers, right), out=shown(buffers, out))
             case Convolution():
                 torch = pytest.importorskip("torch")
@@ -279,7 +281,7 @@ PROGRAMS = {
 def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, language.Kernel]) -> None:
     feeds, _ = bundle.oracle(program)
     wanted = evaluate(program, {k: a.astype(np.float64) for k, a in feeds.items()}, "float64", outputs_only=True)
-    again = from_json(json.loads(json.dumps(plan.to_json())))
+    again = cuda_plan_from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
     got = on_cpu(again, feeds, kernels)
     assert list(got) == list(program.outputs)
@@ -325,7 +327,7 @@ def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = set()
     for plan in case.plans.values():
         (step,) = plan.steps
-        assert isinstance(step, Launch)
+        assert isinstance(step, CudaLaunch)
         texts.add(step.text)
         got = on_cpu(plan, {"x": x}, {(step.entry, step.text): found[step.text]})["y"]
         assert got.dtype == np.float16 and (got == x.astype(np.float16)).all()
@@ -334,31 +336,35 @@ def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_no_plan_can_be_made_of() -> None:
     with pytest.raises(ValueError, match="step 'dance': expected launch, product or convolution"):
-        from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
+        cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
 
 
 # --- the loader, with the driver absent
 
 
 def test_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    execution.package.cache_clear()
-    if not execution.missing():
+    execution.cupy_package.cache_clear()
+    if not execution.missing_for_cuda():
         pytest.skip("there is a GPU")
     with pytest.raises(execution.BackendError, match=r"no CUDA backend can run here: missing .*(CuPy|driver|GPU)"):
-        execution.check()
-    for act in (execution.package, execution.device, lambda: execution.compile_plan(CudaPlan({}, (), (), (), ()))):
+        execution.require_cuda()
+    for act in (
+        execution.cupy_package,
+        execution.cuda_device,
+        lambda: execution.compile_plan(CudaPlan({}, (), (), (), ())),
+    ):
         with pytest.raises(execution.BackendError):
             act()
     monkeypatch.setattr(cuda_device, "find_spec", lambda name: None)
     monkeypatch.setattr(cuda_device, "_no_driver", lambda: ("an NVIDIA driver (libcuda)",))
-    cuda_device.frontend.cache_clear()
-    monkeypatch.setattr(cuda_device, "frontend", cuda_device.frontend.__wrapped__)
-    assert [m.split()[0] for m in execution.missing()] == ["CuPy", "an"]
+    cuda_device.cudnn_frontend.cache_clear()
+    monkeypatch.setattr(cuda_device, "cudnn_frontend", cuda_device.cudnn_frontend.__wrapped__)
+    assert [m.split()[0] for m in execution.missing_for_cuda()] == ["CuPy", "an"]
     assert "cuDNN frontend" in execution.missing_for_convolutions()[0]
 
 
 def test_device_cuda_says_what_is_missing(conv: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    if not execution.missing():
+    if not execution.missing_for_cuda():
         pytest.skip("there is a GPU")
     assert main(["bench", str(conv), "--device", "profile:x.sqlite"]) == 2
     assert "a profile orders the candidates of derive" in capsys.readouterr().err
@@ -397,15 +403,14 @@ def test_calls_fit_cupy() -> None:
             "handle transa transb m n k alpha A Atype lda strideA B Btype ldb strideB beta C Ctype ldc strideC "
             "batchCount computeType algo"
         )
-        assert {library.CUBLAS_GEMM_DEFAULT, *(getattr(library, name) for name in execution.COMPUTE.values())} == {
-            -1, 68, 77, 74, 75
-        }  # fmt: skip
+        types = {getattr(library, name) for name in execution.CUBLAS_COMPUTE_TYPES.values()}
+        assert {library.CUBLAS_GEMM_DEFAULT, *types} == {-1, 68, 77, 74, 75}
         assert callable(cp.cuda.device.get_cublas_handle) and cp.cuda.runtime.CUDA_R_32F == 0
     for name in ("driver.CUDADriverError", "compiler.CompileException", "runtime.CUDARuntimeError", "using_allocator"):
         held = cp.cuda
         for part in name.split("."):
             held = getattr(held, part)
-    if execution.missing():
+    if execution.missing_for_cuda():
         with pytest.raises(cp.cuda.runtime.CUDARuntimeError):
             cp.cuda.runtime.getDeviceCount()
 
@@ -415,7 +420,7 @@ def test_calls_fit_cupy() -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvrtc.version() is None:
+    if nvrtc.nvrtc_version() is None:
         pytest.skip("NVRTC is not installed")
     folder = tmp_path_factory.mktemp("bundle")
     assert gpu(["bundle", str(folder / "b.zip"), "--quick"]) == 0
@@ -427,8 +432,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bundle_is_whole(packed: Path) -> None:
     assert (packed.parent / "b.zip").stat().st_size < bundle.LARGEST
     manifest = whole.read(packed / "data")
-    plans = [from_json(p) for p in whole.plans(manifest)]
-    launches = {bundle.digest(s): s for p in plans for s in p.steps if isinstance(s, Launch)}
+    plans = [cuda_plan_from_json(p) for p in whole.plans(manifest)]
+    launches = {bundle.digest(s): s for p in plans for s in p.steps if isinstance(s, CudaLaunch)}
     assert len(plans) > 40 and len(launches) > 30
     for name, step in launches.items():
         assert (packed / f"data/kernels/{name}.cu").read_text() == step.text
@@ -441,7 +446,7 @@ def test_the_bundle_is_whole(packed: Path) -> None:
             assert took["spills"] == took["stack"] == 0 and took["blocks"] * prod(step.block) >= 512, step.entry
     with np.load(packed / "data/arrays.npz") as arrays:
         for check in manifest["checks"]:
-            plan = from_json(check["plan"])
+            plan = cuda_plan_from_json(check["plan"])
             for way, names in (("in", check["inputs"]), ("out", check["outputs"])):
                 for name in names:
                     assert arrays[f"{check['arrays']} {way} {name}"].shape == plan.buffers[name]
@@ -453,7 +458,7 @@ def test_the_bundle_is_whole(packed: Path) -> None:
 
 
 def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
-    if not execution.missing():
+    if not execution.missing_for_cuda():
         pytest.skip("there is a GPU")
     # Nothing of this checkout, and neither TVM nor anything else that compiles.
     code = (

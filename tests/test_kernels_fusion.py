@@ -24,7 +24,7 @@ from einnet_explore.runtime import compiled, emulated_blocks, fused, opencl
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
 from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.unfused import apart, bind_apart, contest
+from einnet_explore.runtime.unfused import bind_unfused, compare_with_unfused, split_operations
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.graph_figures import draw_graph
@@ -44,8 +44,8 @@ from tests.fusion_programs import (
 from tests.strategies import inputs_for, programs
 
 needs_cc = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
-needs_opencl = pytest.mark.skipif(opencl.available() is None, reason="no OpenCL device")
-needs_nvrtc = pytest.mark.skipif(nvrtc.version() is None, reason="no NVRTC")
+needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
+needs_nvrtc = pytest.mark.skipif(nvrtc.nvrtc_version() is None, reason="no NVRTC")
 
 
 @pytest.fixture
@@ -399,12 +399,12 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 @needs_cc
 def test_operations_apart_compute_the_same() -> None:
     program = two_ways(ROW_POINTS + 5, 30)
-    assert [p.outputs for p in apart(program)] == [("A",), ("B",), ("Y",), ("Z",)]
+    assert [p.outputs for p in split_operations(program)] == [("A",), ("B",), ("Y",), ("Z",)]
     arrays = normal(program)
     outs = {n: np.empty(a.shape, np.float32) for n, a in FusedProgram(program)(arrays).items()}
-    bind_apart(program, arrays, outs)()
+    bind_unfused(program, arrays, outs)()
     close(outs, program, arrays)
-    assert set(contest(program, arrays, rounds=1, seconds=0)) == {"fused", "apart"}
+    assert set(compare_with_unfused(program, arrays, rounds=1, seconds=0)) == {"fused", "apart"}
 
 
 @needs_cc

@@ -39,7 +39,7 @@ from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import TuningTask
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import Timing, compare, times_faster
+from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.support import limits
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import Serial
@@ -97,7 +97,7 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
     proto = model(transposed())
     first = Optimiser(proto, chosen, store=store)
     assert len(list(first.run())) == 2
-    monkeypatch.setattr(contest_module, "compare", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(contest_module, "time_calls", lambda *_, **__: pytest.fail("measured again"))
     monkeypatch.setattr(contest_module, "find_variants", lambda *_, **__: pytest.fail("searched again"))
     second = Optimiser(proto, chosen, store=ProfileStore(tmp_path / "profiles.sqlite"))
     assert len(list(second.run())) == 2
@@ -310,7 +310,7 @@ def test_times_are_compared_round_by_round() -> None:
 
 
 def test_every_round_has_a_sample_of_each() -> None:
-    timings = compare({"a": lambda: sum(range(4000)), "b": lambda: sum(range(1000))}, rounds=5, min_seconds=0.01)
+    timings = time_calls({"a": lambda: sum(range(4000)), "b": lambda: sum(range(1000))}, rounds=5, min_seconds=0.01)
     assert timings["a"].low <= timings["a"].median
     assert len(timings["a"].samples) == timings["a"].n == len(timings["b"].samples) >= 5
 

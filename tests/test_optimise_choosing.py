@@ -57,7 +57,7 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
     for _ in work.run():
         pass
     assert any(part.kept for part in work.parts)
-    monkeypatch.setattr(forward_module, "AGREEMENT", -1.0)
+    monkeypatch.setattr(forward_module, "MAX_RELATIVE_ERROR", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
     assert any("of its largest output" in part["why"] for part in said["subprograms"])
@@ -235,7 +235,7 @@ def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
         other.setattr(versions, "SEARCH_VERSION", f"{request.node.nodeid}, another version")
         assert [part.kept for part in again(first).result().parts] == [True, False]
     assert len(calls) == 2
-    monkeypatch.setattr(against_module, "AGREEMENT", -1.0)
+    monkeypatch.setattr(against_module, "MAX_RELATIVE_ERROR", -1.0)
     wrong = again(first).result()
     assert len(calls) == 3 and not any(part.kept for part in wrong.parts) and wrong.speedup == 1.0
     assert ["does not agree" in part.why for part in wrong.parts] == [True, False]

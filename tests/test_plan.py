@@ -292,9 +292,11 @@ def test_waiting_threads_stop_before_the_next_engine_begins() -> None:
     for spinning in (True, False):
         options = session_options(2, spinning, False)
         assert (
-            float(options.get_session_config_entry(option)) == measurement.SPIN * 1e6 < measurement.pause(2) * 1e6 / 2
+            float(options.get_session_config_entry(option))
+            == measurement.SPIN_SECONDS * 1e6
+            < measurement.settle_seconds(2) * 1e6 / 2
         )
-    assert measurement.pause(1) == 0
+    assert measurement.settle_seconds(1) == 0
 
 
 def refusing(_: Arrays) -> Arrays:
@@ -400,7 +402,7 @@ def tower(size: int = 12) -> Model:
     )
 
 
-hosts = pytest.mark.skipif(not onnx_fragment.available(), reason="no C compiler")
+hosts = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
 
 
 @hosts
@@ -443,7 +445,7 @@ def test_what_cannot_be_written_is_called() -> None:
 
 
 def test_without_hosted_kernels_programs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_fragment, "available", lambda: False)
+    monkeypatch.setattr(onnx_fragment, "custom_ops_available", lambda: False)
     of = tower()
     plan = build_plan(of, compiled(of))
     assert len(plan.segments) > 1

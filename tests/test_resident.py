@@ -7,7 +7,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.runtime.onnx_fragment import LINE, PAGE, Array, lend, resident
+from einnet_explore.runtime.onnx_fragment import (
+    ARRAY_ALIGNMENT_BYTES,
+    LARGE_PAGE_BYTES,
+    Array,
+    copy_to_large_pages,
+    share_initializers,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages to ask for")
 
@@ -16,21 +22,21 @@ def test_copies_are_equal_and_aligned() -> None:
     rng = np.random.default_rng(0)
     given: dict[str, Array] = {
         "a": rng.standard_normal((3, 5)).astype(np.float32),
-        "b": rng.standard_normal(PAGE // 4).astype(np.float32),
+        "b": rng.standard_normal(LARGE_PAGE_BYTES // 4).astype(np.float32),
         "c": np.arange(7),
         "none": np.zeros((0, 3), np.float32),
     }
-    held = resident(given)
+    held = copy_to_large_pages(given)
     assert set(held) == {"a", "b", "c"}
     for name, array in held.items():
         np.testing.assert_array_equal(array, given[name])
-        assert array.dtype == given[name].dtype and array.ctypes.data % LINE == 0
-    assert held["a"].ctypes.data % PAGE == 0
+        assert array.dtype == given[name].dtype and array.ctypes.data % ARRAY_ALIGNMENT_BYTES == 0
+    assert held["a"].ctypes.data % LARGE_PAGE_BYTES == 0
 
 
 def test_what_fills_no_page_stays_where_it_is() -> None:
-    assert resident({"a": np.ones(PAGE // 8, np.float32)}) == {}
-    assert resident({}) == {}
+    assert copy_to_large_pages({"a": np.ones(LARGE_PAGE_BYTES // 8, np.float32)}) == {}
+    assert copy_to_large_pages({}) == {}
 
 
 def test_a_session_reads_what_it_is_lent() -> None:
@@ -41,7 +47,7 @@ def test_a_session_reads_what_it_is_lent() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     weights = {"W": np.array([[1, 2]], np.float32)}
     options = onnxruntime.SessionOptions()
-    held = lend(options, weights)
+    held = share_initializers(options, weights)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     (got,) = session.run(None, {"X": np.array([[10, 20]], np.float32)})
     assert len(held) == 1

@@ -30,11 +30,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Lets every kernel do something beside what it does: a statement in C."""
-    around = native._around
+    around = native._entry_text
 
     def put(statement: str) -> None:
         made = f"extern int raise(int); {statement} if (count"
-        monkeypatch.setattr(native, "_around", lambda *of: [line.replace("if (count", made) for line in around(*of)])
+        monkeypatch.setattr(
+            native, "_entry_text", lambda *of: [line.replace("if (count", made) for line in around(*of)]
+        )
 
     return put
 

@@ -27,7 +27,7 @@ from einnet_explore.pipeline.plan_timing import BRIEF_SECONDS, CLEAR_SPEEDUP, Ef
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import Timing, sampled
+from einnet_explore.runtime.measurement import Timing, time_samplers
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -130,14 +130,16 @@ def test_samples_end_where_they_are_enough(clock: Clock) -> None:
         return 0.2
 
     samplers = {"one": sampler, "other": sampler}
-    assert sampled(samplers, 3, 0.0)["one"].n == 3 and len(calls) == 2 * 3 + 2  # a first call says how long it takes
+    assert (
+        time_samplers(samplers, 3, 0.0)["one"].n == 3 and len(calls) == 2 * 3 + 2
+    )  # a first call says how long it takes
     calls.clear()
-    assert sampled(samplers, 3, 0.0, warm={"one": 0.2})["one"].n == 3 and len(calls) == 2 * 3 + 1
+    assert time_samplers(samplers, 3, 0.0, warm={"one": 0.2})["one"].n == 3 and len(calls) == 2 * 3 + 1
     calls.clear()
-    found = sampled(samplers, 9, 0.0, warm={"one": 0.2, "other": 0.2}, enough=lambda s: len(s["other"]) > 1)
+    found = time_samplers(samplers, 9, 0.0, warm={"one": 0.2, "other": 0.2}, enough=lambda s: len(s["other"]) > 1)
     assert [timing.n for timing in found.values()] == [2, 2] and calls == [1] * 4
     with pytest.raises(ValueError, match="rounds 0: expected at least 1"):
-        sampled(samplers, 0)
+        time_samplers(samplers, 0)
 
 
 def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

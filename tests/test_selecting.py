@@ -38,7 +38,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
 from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.onnx_fragment import Writer
+from einnet_explore.runtime.onnx_fragment import FragmentWriter
 from einnet_explore.support.errors import BackendError, Refused
 from tests.optimising_kit import (
     SHORT,
@@ -337,7 +337,7 @@ def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
 
 
 def test_sizes_of_nothing_alone_need_a_later_operator_set() -> None:
-    writer = Writer({}, {}, {})
+    writer = FragmentWriter({}, {}, {})
     writer.reshape("x", (2, 3))
     writer.reshape("x", (0, 3))
     assert [[a.name for a in n.attribute] for n in writer.nodes] == [[], ["allowzero"]]

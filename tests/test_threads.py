@@ -19,7 +19,7 @@ from einnet_explore.runtime.implementations import (
     single_threaded_variant,
 )
 from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX, profile_key
-from einnet_explore.runtime.native import ENGINE, NativeSource
+from einnet_explore.runtime.native import C_ENGINE, NativeSource
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.support.errors import NoKernel
 from einnet_explore.syntax import parse
@@ -80,7 +80,7 @@ def test_what_is_not_shared_has_no_other() -> None:
 
 def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, ...]] = []
-    seconds = {"tvm": 1e-4, "best": 1e-4, ENGINE: 2e-4}
+    seconds = {"tvm": 1e-4, "best": 1e-4, C_ENGINE: 2e-4}
 
     def compared(given: Mapping[str, object], threads: int) -> dict[str, float]:
         calls.append(tuple(given))
@@ -91,10 +91,10 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
     for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ONE_THREAD_SUFFIX)):
         store = TimeStore(tmp_path / f"{name}.sqlite")
         # The C kernel's time is known: what is compared with the best is the kernel by one thread.
-        store.put(replace(profile_key(EQUATION, 2), engine=ENGINE), 2e-4, "measured")
-        seconds[ENGINE] = other
+        store.put(replace(profile_key(EQUATION, 2), engine=C_ENGINE), 2e-4, "measured")
+        seconds[C_ENGINE] = other
         first = chosen(store)
-        assert first.engine == taken and calls == [("tvm",), ("best", ENGINE)]
+        assert first.engine == taken and calls == [("tvm",), ("best", C_ENGINE)]
         known = store.get(replace(profile_key(EQUATION, 2), engine="tvm" + ONE_THREAD_SUFFIX))
         assert known is not None and known.seconds == pytest.approx(other)
         assert chosen(TimeStore(tmp_path / f"{name}.sqlite")).engine == taken and len(calls) == 2
@@ -108,7 +108,7 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
 
 def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
-    for engine in ("tvm", ENGINE):
+    for engine in ("tvm", C_ENGINE):
         store.put(
             replace(profile_key(EQUATION, 2), engine=engine), implementation_choice.SHORT_KERNEL_SECONDS, "measured"
         )
@@ -119,7 +119,7 @@ def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, key = (
         TimeStore(tmp_path / "profiles.sqlite"),
-        replace(profile_key(EQUATION, 2), engine=ENGINE + ONE_THREAD_SUFFIX),
+        replace(profile_key(EQUATION, 2), engine=C_ENGINE + ONE_THREAD_SUFFIX),
     )
     store.put(key, 1e-4, "measured")
     assert store.get(key) is not None
@@ -129,7 +129,7 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
 
 def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
-    for engine in ("tvm", ENGINE):
+    for engine in ("tvm", C_ENGINE):
         store.put(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
 
     def refuse(way: Implementation) -> None:

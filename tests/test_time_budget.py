@@ -39,15 +39,15 @@ def test_a_sample_is_what_the_call_takes_of_a_core(
 ) -> None:
     monkeypatch.setattr(measurement, "perf_counter", ticking(0.0, passed))
     monkeypatch.setattr(measurement, "process_time", ticking(0.0, worked))
-    monkeypatch.setattr(measurement, "CACHES", 0.0)
-    assert measurement.sample(lambda: None, 1) == pytest.approx(seconds)
+    monkeypatch.setattr(measurement, "WARM_CACHE_SECONDS", 0.0)
+    assert measurement.sample_seconds(lambda: None, 1) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("caches", "repeats", "calls"), [(0.0, 1, 1), (float("inf"), 1, 2), (0.0, 3, 4)])
 def test_a_sample_is_warm_unless_one_call_is_long(
     monkeypatch: pytest.MonkeyPatch, caches: float, repeats: int, calls: int
 ) -> None:
-    monkeypatch.setattr(measurement, "CACHES", caches)
+    monkeypatch.setattr(measurement, "WARM_CACHE_SECONDS", caches)
     number = count()
-    measurement.sample(lambda: next(number), repeats)
+    measurement.sample_seconds(lambda: next(number), repeats)
     assert next(number) == calls

@@ -150,7 +150,7 @@ def test_candidates_are_measured_beside_the_original() -> None:
 
 
 def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "missing", lambda: ("an NVIDIA driver (libcuda)",))
+    monkeypatch.setattr(execution, "missing_for_cuda", lambda: ("an NVIDIA driver (libcuda)",))
     session = ee.explore(CONV)
     by_hand(session)
     face = einnet_widgets.BenchPanel(session)

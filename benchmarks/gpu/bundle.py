@@ -21,7 +21,7 @@ from benchmarks.gpu import cases, models, whole
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.cuda.steps import CudaPlan, Launch, from_json
+from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan, cuda_plan_from_json
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 
@@ -58,8 +58,8 @@ def write(
     Every kernel is compiled for ``nvrtc.ARCHITECTURES`` on the way; raises BackendError where one is not.
     """
     manifest, arrays = contents(quick, cost, seconds, note, files)
-    plans = [from_json(plan) for plan in whole.plans(manifest)]
-    kernels = {digest(s): s for p in plans for s in p.steps if isinstance(s, Launch)}
+    plans = [cuda_plan_from_json(plan) for plan in whole.plans(manifest)]
+    kernels = {digest(s): s for p in plans for s in p.steps if isinstance(s, CudaLaunch)}
     files: dict[str, bytes] = {"README.txt": READ_ME.encode()}
     for name, step in sorted(kernels.items()):
         files[f"data/kernels/{name}.cu"] = step.text.encode()
@@ -75,7 +75,7 @@ def write(
     for plan in whole.plans(manifest):
         for step in plan["steps"]:
             if step["op"] == "launch":
-                step["text"] = digest(Launch(step["entry"], step["text"], (1, 1, 1), (1, 1, 1), ()))
+                step["text"] = digest(CudaLaunch(step["entry"], step["text"], (1, 1, 1), (1, 1, 1), ()))
     told = json.dumps(manifest).encode()
     files["data/manifest.json"] = told
     for package in (einnet_explore, benchmarks):
@@ -125,7 +125,7 @@ def contents(
     whole_models = models.collected(cost or models.by_sheet(), 0.3 if quick else seconds, quick, note, files)
     arrays |= whole_models.arrays
     manifest = {
-        "made_with": {name: _version(name) for name in ("einnet-explore", "numpy")} | {"nvrtc": nvrtc.version()},
+        "made_with": {name: _version(name) for name in ("einnet-explore", "numpy")} | {"nvrtc": nvrtc.nvrtc_version()},
         "quick": quick,
         "checks": checks,
         "cases": [c.to_json() for c in (*measured(quick), *found)],
@@ -159,7 +159,7 @@ def oracle(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
     return feeds, {name: np.asarray(exact[name], np.float32) for name in program.outputs}
 
 
-def digest(step: Launch) -> str:
+def digest(step: CudaLaunch) -> str:
     """What a kernel's files are called: the runner says the same."""
     return hashlib.sha256(f"{step.entry}\n{step.text}".encode()).hexdigest()[:16]
 

@@ -16,9 +16,9 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch
-from einnet_explore.runtime.cuda.steps import CudaPlan, Launch
+from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan
 from einnet_explore.runtime.keys import profile_key
-from einnet_explore.runtime.unfused import apart
+from einnet_explore.runtime.unfused import split_operations
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
@@ -153,7 +153,7 @@ def unfused(program: Program) -> CudaPlan:
     """A kernel an operation, each the best one for it alone."""
     buffers: dict[str, tuple[int, ...]] = {t.name: t.shape for t in program.inputs}
     steps = []
-    for one in apart(program):
+    for one in split_operations(program):
         made = cuda_plan(one)
         buffers |= made.buffers
         steps += made.steps
@@ -204,7 +204,7 @@ def _pointwise(
     dtypes: Mapping[str, str],
 ) -> CudaPlan:
     (shape,) = set(inputs.values())
-    step: Launch = kernel_launch(
+    step: CudaLaunch = kernel_launch(
         elementwise.elementwise_kernel(functor, launch),
         ["y", *inputs, launch.packs, launch.tail],
         (launch.blocks, 1, 1),

@@ -55,7 +55,7 @@ class Bench:
 
     def __init__(self, layer: ModuleType, data: Path, manifest: Mapping[str, Any], torch: ModuleType | None) -> None:
         self.layer, self.data, self.manifest, self.torch = layer, data, manifest, torch
-        self.cp: Any = layer.package()
+        self.cp: Any = layer.cupy_package()
         self.until = float("inf")
         if torch is not None:
             torch_side.precise(torch, "float32")
@@ -88,13 +88,13 @@ class Bench:
         """What the device can do at most, by the plainest means: copies, a large product, an empty launch."""
         cp, layer = self.cp, self.layer
         found: dict[str, Any] = {}
-        cache = int(layer.device().l2_bytes)
+        cache = int(layer.cuda_device().l2_bytes)
         for label, nbytes in (("memory_bandwidth", 1 << 30), ("cache_bandwidth", cache // 4)):
             pairs = [
                 (cp.zeros(nbytes, cp.uint8), cp.empty(nbytes, cp.uint8)) for _ in range(1 if "cache" in label else 2)
             ]
             turn = [lambda a=a, b=b: cp.copyto(b, a) for a, b in pairs]
-            found[label] = 2 * nbytes / median(layer.seconds(turn))
+            found[label] = 2 * nbytes / median(layer.event_seconds(turn))
         side = 4096
         square = {"name": "a", "offset": 0, "shape": [side, side], "strides": [side, 1]}
         step = {"op": "product", "out": {**square, "name": "c"}, "left": square, "right": {**square, "name": "b"}}
@@ -106,9 +106,9 @@ class Bench:
             program = layer.compile_plan(replace(made, precision=precision), {}, self.cubin)
             for name in "ab":
                 program.buffers[name][...] = cp.random.standard_normal((side, side), dtype=cp.float32)
-            found[label] = 2 * side**3 / median(layer.seconds([program.execute]))
+            found[label] = 2 * side**3 / median(layer.event_seconds([program.execute]))
         tiny = cp.zeros(1, cp.float32)
-        found["call_seconds"] = median(layer.seconds([lambda: cp.add(tiny, tiny, out=tiny)]))
+        found["call_seconds"] = median(layer.event_seconds([lambda: cp.add(tiny, tiny, out=tiny)]))
         found["cache_bytes"] = cache
         return {"rates": found}
 
@@ -121,7 +121,7 @@ class Bench:
         if compiled:
             plans = dict(list(plans.items())[:1])
         first = next(iter(plans.values()))
-        copies = self.layer.rotations(case["nbytes"])
+        copies = self.layer.rotation_copies(case["nbytes"])
         feeds = [self._random(first, seed) for seed in range(copies)]
         held = _Held(self)
         for name, plan in plans.items():
@@ -151,7 +151,7 @@ class Bench:
         weights = whole.weights_of(model, self.stored)
         plans = {n: replace(self._plan(p), precision=precision) for n, p in self.manifest["ways"][key]["plans"].items()}
         first = next(iter(plans.values()))
-        copies = self.layer.rotations(sum(4 * int(np.prod(shape)) for shape in first.buffers.values()))
+        copies = self.layer.rotation_copies(sum(4 * int(np.prod(shape)) for shape in first.buffers.values()))
         feeds = [self._random(first, seed) for seed in range(min(copies, 8))]
         held = _Held(self)
         for name, plan in plans.items():
@@ -204,12 +204,12 @@ class Bench:
         plan = self._plan(one["plan"])
         sizes = sum(int(np.prod(s)) * 4 for s in plan.buffers.values())
         turn = []
-        for seed in range(self.layer.rotations(sizes)):
+        for seed in range(self.layer.rotation_copies(sizes)):
             program = self.layer.compile_plan(plan, self._weights(plan), self.cubin)
             for key, array in self._random(plan, seed).items():
                 program.buffers[key][...] = array
             turn.append(program.capture())
-        return {"key": one["key"], **summary(self.layer.seconds(turn))}
+        return {"key": one["key"], **summary(self.layer.event_seconds(turn))}
 
     @property
     def stored(self) -> Mapping[str, Any]:
@@ -223,26 +223,26 @@ class Bench:
         for n in range(ROUNDS):
             if n >= FEWEST and perf_counter() > self.until:
                 break
-            for name, samples in self.layer.timed(calls, 1).items():
+            for name, samples in self.layer.time_in_rounds(calls, 1).items():
                 found[name] += samples
         return found
 
     def graph(self, name: str, call: Callable[[], Any]) -> Call:
         """A baseline as one CUDA graph too: else what is compared for small sizes is Python."""
-        made: Call = (self.layer.captured_by_torch if name.startswith("torch") else self.layer.captured)(call)
+        made: Call = (self.layer.capture_graph_by_torch if name.startswith("torch") else self.layer.capture_graph)(call)
         return made
 
     def cubin(self, step: Any) -> str | None:
         """The file with machine code of a kernel for this device, where the bundle has it."""
         name = hashlib.sha256(f"{step.entry}\n{step.text}".encode()).hexdigest()[:16]
         # Machine code runs on later devices of the same major version.
-        path = self.data / "kernels" / f"{name}.sm_{self.layer.device().capability[:-1]}0.cubin"
+        path = self.data / "kernels" / f"{name}.sm_{self.layer.cuda_device().capability[:-1]}0.cubin"
         return str(path) if path.exists() else None
 
     def _plan(self, plan: Mapping[str, Any]) -> Any:
-        from einnet_explore.runtime.cuda.steps import from_json
+        from einnet_explore.runtime.cuda.steps import cuda_plan_from_json
 
-        return from_json(plan)
+        return cuda_plan_from_json(plan)
 
     def _random(self, plan: Any, seed: int) -> dict[str, Any]:
         random = self.cp.random.RandomState(seed)

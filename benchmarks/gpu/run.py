@@ -36,7 +36,7 @@ def run(data: Path, out: Path, limit: float = 420.0) -> int:
     """
     from einnet_explore.runtime.cuda import execution as layer
 
-    if lacking := layer.missing():
+    if lacking := layer.missing_for_cuda():
         print(f"error: no GPU to measure on: missing {', and '.join(lacking)}", file=sys.stderr)
         return 2
     told = (data / "manifest.json").read_bytes()
@@ -119,10 +119,10 @@ class Session:
         self, layer: ModuleType, data: Path, manifest: Mapping[str, Any], out: Path, bundle: str, limit: float
     ) -> None:
         self.layer, self.manifest, self.out = layer, manifest, out
-        self.cp = layer.package()
+        self.cp = layer.cupy_package()
         self.torch = self._torch()
         self.budget = Budget(limit, SAVED)
-        head = {"bundle": bundle, "device": asdict(layer.device()), "versions": self._versions()}
+        head = {"bundle": bundle, "device": asdict(layer.cuda_device()), "versions": self._versions()}
         self.results = resumed(out, head)
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
         self.results["left_out"] = manifest["left_out"]

@@ -11,7 +11,15 @@ from zlib import crc32
 
 import numpy as np
 
-from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Step, View, from_json
+from einnet_explore.runtime.cuda.steps import (
+    Convolution,
+    CudaLaunch,
+    CudaPlan,
+    CudaProduct,
+    Step,
+    View,
+    cuda_plan_from_json,
+)
 
 
 def plans(manifest: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -53,7 +61,7 @@ def composed(
     early, late = list[Step](), list[Step]()
     weights: dict[str, None] = {}
     for n, part in enumerate(model["parts"]):
-        plan = from_json(ways[part["way"]]["plans"][chosen[part["way"]]])
+        plan = cuda_plan_from_json(ways[part["way"]]["plans"][chosen[part["way"]]])
         names = {name: part["names"].get(name, f"{n}: {name}") for name in plan.buffers}
         buffers |= {names[name]: shape for name, shape in plan.buffers.items()}
         dtypes |= {names[name]: dtype for name, dtype in plan.dtypes.items()}
@@ -82,10 +90,10 @@ def renamed(step: Step, names: Mapping[str, str]) -> Step:
         return replace(v, name=names[v.name])
 
     match step:
-        case Launch(arguments=given):
+        case CudaLaunch(arguments=given):
             return replace(step, arguments=tuple(names[a] if isinstance(a, str) else a for a in given))
-        case Product(out, left, right):
-            return Product(view(out), view(left), view(right))
+        case CudaProduct(out, left, right):
+            return CudaProduct(view(out), view(left), view(right))
         case Convolution(out=out, data=data, weights=weights):
             return replace(step, out=view(out), data=view(data), weights=view(weights))
 

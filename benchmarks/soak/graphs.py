@@ -40,7 +40,7 @@ from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.outputs import AGREEMENT, largest_error
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.profile_store import StoredTime
 
 Arrays = Mapping[str, Any]
@@ -135,7 +135,7 @@ class Truth:
     def __init__(self, model: Model, feeds: Arrays) -> None:
         self.model, self.feeds = model, feeds
         self.outputs = [v.name for v in model.outputs]
-        self.allowed, self.why, self.told = AGREEMENT, "", False
+        self.allowed, self.why, self.told = MAX_RELATIVE_ERROR, "", False
         try:
             session = _session(_showing(model.original))
             names = [output.name for output in session.get_outputs()]
@@ -153,7 +153,7 @@ class Truth:
             return
         moved = {k: np.asarray(np.nextafter(v, np.float32(np.inf))) for k, v in feeds.items()}
         again = dict(zip(self.outputs, session.run(self.outputs, moved), strict=True))
-        self.allowed = max(AGREEMENT, 50 * largest_error(self.want, again))
+        self.allowed = max(MAX_RELATIVE_ERROR, 50 * largest_error(self.want, again))
         if self.allowed > 0.01:
             self.why = "it is ill-conditioned"
             return

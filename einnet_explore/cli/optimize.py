@@ -19,7 +19,7 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.request import make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.trial import step_certificates
-from einnet_explore.runtime.outputs import AGREEMENT
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import Serial, executor
 from einnet_explore.support.limits import limited, shown
@@ -63,7 +63,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         raise failures[0]
     if report["interrupted"]:
         return INTERRUPTED
-    return OK if report["max_rel_error"] <= AGREEMENT else NO
+    return OK if report["max_rel_error"] <= MAX_RELATIVE_ERROR else NO
 
 
 def _result(work: Optimiser) -> Optimised:

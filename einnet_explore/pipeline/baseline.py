@@ -18,8 +18,8 @@ from einnet_explore.pipeline.plan_timing import (
     measurement_rounds,
     time_against_original,
 )
-from einnet_explore.runtime.measurement import Timing, never
-from einnet_explore.runtime.outputs import AGREEMENT, Arrays, differences
+from einnet_explore.runtime.measurement import Timing, all_rounds
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Baseline:
         except ValueError:
             return None
         errors = differences(want, got)
-        if errors[1] > AGREEMENT:
+        if errors[1] > MAX_RELATIVE_ERROR:
             return None
         return MeasuredPlan(plan, self._time(plan, warm, effort), errors)
 
@@ -85,7 +85,7 @@ class Baseline:
         """
         if plan is not self.original and plan.threads > 1:
             rounds = measurement_rounds(self.seconds, 21)
-            ran, enough = {"after": warm["after"]}, is_clearly_faster if effort == "brief" else never
+            ran, enough = {"after": warm["after"]}, is_clearly_faster if effort == "brief" else all_rounds
             timings = time_with_original_process(self.model.original, plan, self.feeds, rounds, warm=ran, enough=enough)
             if timings is not None:
                 return timings

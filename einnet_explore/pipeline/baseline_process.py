@@ -24,7 +24,16 @@ import onnx
 
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import Array, open_session
-from einnet_explore.runtime.measurement import NOTHING, Enough, Sampler, Timing, never, pause, sample, sampled
+from einnet_explore.runtime.measurement import (
+    NOTHING,
+    Enough,
+    Sampler,
+    Timing,
+    all_rounds,
+    sample_seconds,
+    settle_seconds,
+    time_samplers,
+)
 
 REPLY_TIMEOUT_SECONDS = 120.0
 """Seconds without a reply after which the other process counts as hanging."""
@@ -91,7 +100,7 @@ def time_with_original_process(
     rounds: int,
     min_seconds: float = 1.0,
     warm: Mapping[str, float] = NOTHING,
-    enough: Enough = never,
+    enough: Enough = all_rounds,
 ) -> dict[str, Timing] | None:
     """Time *plan* (``after``) and *model* in its own process (``before``) in turns, until the samples are *enough*.
 
@@ -102,9 +111,9 @@ def time_with_original_process(
         with OriginalProcess(model, feeds, plan.threads) as before:
             samplers: dict[str, Sampler] = {
                 "before": before.sample,
-                "after": partial(sample, partial(plan.run, feeds)),
+                "after": partial(sample_seconds, partial(plan.run, feeds)),
             }
-            return sampled(samplers, rounds, min_seconds, pause(plan.threads), warm, enough)
+            return time_samplers(samplers, rounds, min_seconds, settle_seconds(plan.threads), warm, enough)
     except ConnectionError:
         return None
 
@@ -115,7 +124,7 @@ def _main(file: str, arrays: str, threads: str, *names: str) -> None:
         feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
     session = open_session(file, int(threads))
     for line in sys.stdin:
-        print(json.dumps(sample(lambda: session.run(None, feeds), int(line))), flush=True)
+        print(json.dumps(sample_seconds(lambda: session.run(None, feeds), int(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.runtime.recorded_profile import PREFIX, RATES, Recorded, recorded
+from einnet_explore.runtime.recorded_profile import PROFILE_PREFIX, RATES, RecordedProfile, load_recorded_profile
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 
@@ -25,18 +25,18 @@ def device_cost(device: str, threads: int | None = None) -> Cost:
 
 def device_cost_model(device: str, threads: int | None = None) -> CostModel:
     """Return the cost model of *device*; raises as ``device_cost`` does."""
-    if not device.startswith(PREFIX):
+    if not device.startswith(PROFILE_PREFIX):
         if device != "cpu":
-            raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PREFIX}FILE.sqlite")
+            raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PROFILE_PREFIX}FILE.sqlite")
         return CostModel()
     try:
-        held = recorded(device.removeprefix(PREFIX), threads)
+        held = load_recorded_profile(device.removeprefix(PROFILE_PREFIX), threads)
     except BackendError as error:
         raise ValueError(str(error)) from None
     return CostModel(_rates(held), held.lookup())
 
 
-def _rates(held: Recorded) -> Device:
+def _rates(held: RecordedProfile) -> Device:
     """Return the roofline of a recording; one without rates is of a CPU with the usual figures."""
     usual = cpu_default(max(1, held.threads))
     if not held.rates:

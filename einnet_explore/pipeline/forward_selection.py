@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_timing import plan_speedup
-from einnet_explore.runtime.outputs import AGREEMENT, largest_error
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
 
 PlanMaker: TypeAlias = "Callable[[Sequence[int]], ExecutionPlan]"
 """Makes the plan with the derivations of some subprograms, by number; raises ValueError if that is impossible."""
@@ -108,7 +108,7 @@ def _trial(
     """
     trial = plan_of(larger)
     error = largest_error(baseline.want, trial.run(baseline.feeds))
-    if error > AGREEMENT:
+    if error > MAX_RELATIVE_ERROR:
         raise ValueError(f"with it the model differs by {error:.1e} of its largest output")
     once = baseline.seconds
     speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once})

@@ -30,7 +30,7 @@ from einnet_explore.pipeline.plan_timing import conservative_speedup
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.measurement import Timing, compare
+from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import counted, printable
 
@@ -151,7 +151,7 @@ class Optimised:
             "before": lambda: self.original.run(feeds),
             "after": lambda: self.plan.run(feeds),
         }
-        return compare(calls, rounds=repeat)
+        return time_calls(calls, rounds=repeat)
 
     def onnx(self) -> onnx.ModelProto:
         """Return the optimised model in standard operators; eOperators are local functions made of them.

@@ -36,7 +36,7 @@ from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose
 from einnet_explore.pipeline.tuner import Tuner
 from einnet_explore.pipeline.tuning_context import Implementations, Settings
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.measurement import time_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Optimiser:
         """Seconds of one run of the model; remembered, so that tasks have the same effort in every run."""
         known = self.history.get("model", self.digest, self.settings.threads)
         if known is None:
-            known = compare({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
+            known = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
             self.history.put(known, "model", self.digest, self.settings.threads)
         return float(known)
 

@@ -36,7 +36,14 @@ from einnet_explore.pipeline.submodels import (
     run_session,
     subgraph_session,
 )
-from einnet_explore.runtime.onnx_fragment import DOMAIN, Writer, imports, lend, resident, tensor_of
+from einnet_explore.runtime.onnx_fragment import (
+    DOMAIN,
+    FragmentWriter,
+    copy_to_large_pages,
+    initializer,
+    opset_imports,
+    share_initializers,
+)
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.errors import Refused
 
@@ -123,7 +130,9 @@ class ProgramCall:
             raise Refused(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
-    def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> Writer | None:
+    def write(
+        self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str
+    ) -> FragmentWriter | None:
         """Return the program as nodes that read and write the model's values; None if it has to be called.
 
         It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
@@ -139,7 +148,7 @@ class ProgramCall:
 
 def splice_model(
     regions: ModelRegions,
-    parts: Sequence[tuple[Sequence[ModelNode], Writer | None]],
+    parts: Sequence[tuple[Sequence[ModelNode], FragmentWriter | None]],
     opset: Sequence[onnx.OperatorSetIdProto],
 ) -> onnx.ModelProto:
     """Build a model from *parts* of *regions*, in order: original nodes, or the nodes written in their place."""
@@ -148,7 +157,7 @@ def splice_model(
     weights: dict[str, onnx.TensorProto] = {}
     for nodes, written in parts:
         protos += [node.proto for node in nodes] if written is None else written.nodes
-        weights |= {name: tensor_of(name, array) for name, array in written.weights.items()} if written else {}
+        weights |= {name: initializer(name, array) for name, array in written.weights.items()} if written else {}
     reads = {name for nodes, written in parts if written is None for node in nodes for name in node.reads}
     reads |= set(regions.outputs)
     made = {name for node in protos for name in node.output}
@@ -164,7 +173,7 @@ def splice_model(
     return helper.make_model(
         joined,
         functions=list(regions.proto.functions),
-        opset_imports=[*opset, *imports(protos)],
+        opset_imports=[*opset, *opset_imports(protos)],
         ir_version=regions.proto.ir_version,
     )
 
@@ -262,7 +271,7 @@ def _joined(
 
     Programs are written in ONNX's latest operators, which the model's own operator set may not have.
     """
-    written: list[tuple[tuple[ModelNode, ...], Writer | None]] = []
+    written: list[tuple[tuple[ModelNode, ...], FragmentWriter | None]] = []
     free = _free_prefix(regions)
     for group, nodes in found:
         match runs.get(group) if group is not None else None:
@@ -282,7 +291,11 @@ def _joined(
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
     held: list[Any] = [*runs.values()]  # while this plan exists the next one does not compile them again
     try:
-        session = open_session(proto, threads, adjust=lambda options: held.extend(lend(options, resident(weights))))
+        session = open_session(
+            proto,
+            threads,
+            adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(weights))),
+        )
     except Refused:
         return None
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs

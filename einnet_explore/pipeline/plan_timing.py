@@ -10,8 +10,8 @@ import numpy as np
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_inputs
-from einnet_explore.runtime.measurement import NOTHING, Timing, compare, never, pause, times_faster
-from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
+from einnet_explore.runtime.measurement import NOTHING, Timing, all_rounds, settle_seconds, time_calls, times_faster
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.support.errors import Refused
 
 Effort: TypeAlias = Literal["full", "brief"]
@@ -57,7 +57,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
             failure = str(error).strip().splitlines()[0]
             continue
         found.append((change, seed))
-        if change <= AGREEMENT / 10:
+        if change <= MAX_RELATIVE_ERROR / 10:
             break
     if not found:
         raise Refused(
@@ -90,8 +90,8 @@ def time_plans(
 ) -> dict[str, Timing]:
     """Time both plans in turns, with a pause in which the other's spinning threads settle; *warm* as in ``compare``."""
     calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
-    settle = pause(max(before.threads, after.threads))
-    return compare(calls, rounds, min_seconds, settle, warm, is_clearly_faster if effort == "brief" else never)
+    settle = settle_seconds(max(before.threads, after.threads))
+    return time_calls(calls, rounds, min_seconds, settle, warm, is_clearly_faster if effort == "brief" else all_rounds)
 
 
 def is_clearly_faster(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -112,7 +112,7 @@ def time_against_original(
     """Time *plan* and *original*, a run of which takes about *once* seconds; equal plans are timed once."""
     rounds = measurement_rounds(once, 21)
     if plan is original:
-        same = compare({"before": lambda: original.run(feeds)}, rounds=rounds, warm=warm)["before"]
+        same = time_calls({"before": lambda: original.run(feeds)}, rounds=rounds, warm=warm)["before"]
         return {"before": same, "after": same}
     return time_plans(original, plan, feeds, rounds, 1.0, warm, effort)
 

@@ -14,7 +14,7 @@ from einnet_explore.pipeline.exported import library_forms, program_model
 from einnet_explore.pipeline.numerics import check_level
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.cuda import execution
-from einnet_explore.runtime.recorded_profile import PREFIX
+from einnet_explore.runtime.recorded_profile import PROFILE_PREFIX
 from einnet_explore.support.errors import BackendError
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
@@ -48,7 +48,7 @@ def check_device(device: str) -> None:
     """Raise ValueError, with the reason, unless *device* can be used."""
     if device == "cuda":
         try:
-            execution.check()
+            execution.require_cuda()
         except BackendError as error:
             raise ValueError(
                 f"device 'cuda': {error}; plans of whole models run on CPUs, expected cpu (for a GPU see "
@@ -58,7 +58,7 @@ def check_device(device: str) -> None:
             "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
             "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
         )
-    if device.startswith(PREFIX):
+    if device.startswith(PROFILE_PREFIX):
         raise ValueError(
             f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
             f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "

@@ -33,8 +33,8 @@ from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_timing import MIN_SPEEDUP, Effort, measurement_rounds
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import TunedSubprogram, count_fusions
-from einnet_explore.runtime.measurement import LONG, compare, pause, times_faster
-from einnet_explore.runtime.outputs import AGREEMENT, largest_error
+from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
 
 MIN_SELECTION_SECONDS = 10.0
 """Seconds that selection may take, however small the budget is: without trials nothing that was found is used."""
@@ -277,15 +277,15 @@ class Selector:
             except ValueError as problem:
                 whys[form] = str(problem)
                 continue
-            if error > AGREEMENT:
+            if error > MAX_RELATIVE_ERROR:
                 whys[form] = f"it differs by {error:.1e} of its largest output"
-            elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG):
+            elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
                 whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"
             else:
                 plans[form] = plan
         calls = {name: partial(plan.run, feeds) for name, plan in plans.items()}
-        settle = pause(self.baseline.original.threads)
-        times = compare(calls, rounds=measurement_rounds(once, 11), min_seconds=0.3, settle=settle, warm=warm)
+        settle = settle_seconds(self.baseline.original.threads)
+        times = time_calls(calls, rounds=measurement_rounds(once, 11), min_seconds=0.3, settle=settle, warm=warm)
         speedups = {PlanForm(name): times_faster(times["before"], times[name]) for name in plans if name != "before"}
         return speedups, whys
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
-from einnet_explore.runtime.onnx_fragment import imports, session_options
+from einnet_explore.runtime.onnx_fragment import opset_imports, session_options
 from einnet_explore.support.errors import Refused
 
 Array = NDArray[Any]
@@ -95,7 +95,7 @@ def open_session(
 
     *adjust* may change the options; *whole* is what to call a model that is no part of another.
     """
-    kernels = isinstance(model, onnx.ModelProto) and bool(imports(model.graph.node))
+    kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
     options = session_options(threads, spinning, kernels)
     adjust(options)
     try:

@@ -26,8 +26,8 @@ from einnet_explore.pipeline.variants import (
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import ProfileKey, profile_key
-from einnet_explore.runtime.measurement import after, compare, pause, times_faster
-from einnet_explore.runtime.outputs import AGREEMENT, Arrays, largest_error
+from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
+from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.strategies.closure import compute_bound
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.limits import MemoryWatch
@@ -172,7 +172,7 @@ class TuningTask:
                 memory.short = True
                 found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
             else:
-                if error > AGREEMENT:
+                if error > MAX_RELATIVE_ERROR:
                     found.refusals.append(f"a candidate differs by {error:.1e} of the largest output")
                     continue
                 found.derivations[str(n)] = derivation
@@ -214,7 +214,7 @@ def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[]
     known = store.get(key)
     if known:
         return known.seconds
-    measured = compare({"it": opened()}, rounds=5, min_seconds=0.02, settle=pause(key.threads))["it"].low
+    measured = time_calls({"it": opened()}, rounds=5, min_seconds=0.02, settle=settle_seconds(key.threads))["it"].low
     store.put(key, measured, "measured alone")
     return measured
 
@@ -226,8 +226,8 @@ def _times(
     known = {name: profile.seconds for name, key in keys.items() if (profile := store.get(key))}
     if len(known) == len(keys):
         return known
-    settle = pause(keys["original"].threads)
-    timings = compare(calls, rounds=9, min_seconds=0.05, settle=settle, enough=after(5, 1.0))
+    settle = settle_seconds(keys["original"].threads)
+    timings = time_calls(calls, rounds=9, min_seconds=0.05, settle=settle, enough=stop_after(5, 1.0))
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():

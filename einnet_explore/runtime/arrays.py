@@ -38,7 +38,7 @@ def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
     return copy
 
 
-class Signature(Protocol):
+class KernelSignature(Protocol):
     """What a compiled function of *scope* takes: the tensors *inputs*, and the result, as arrays of *shapes*."""
 
     @property
@@ -54,7 +54,7 @@ class Signature(Protocol):
     def shapes(self) -> tuple[tuple[int, ...], ...]: ...
 
 
-def bound(source: Signature, function: Any, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
+def bind_function(source: KernelSignature, function: Any, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
     """A call of *function* on *inputs* and *out*; raises as ``Kernel.bind`` does."""
     shapes = {t.name: t.shape for t in tensors(source.scope)}
     names = source.inputs

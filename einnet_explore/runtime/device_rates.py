@@ -9,7 +9,7 @@ import numpy as np
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul
 from einnet_explore.runtime import generated, tvm_cpu
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.measurement import compare
+from einnet_explore.runtime.measurement import time_calls
 
 
 @cache
@@ -22,7 +22,7 @@ def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
     kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
     arrays = [aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
     call = kernel.bind(arrays, aligned_empty((rows, lane)))
-    return 3 * 4 * rows * lane / compare({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
+    return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
 
 
 @cache
@@ -35,5 +35,5 @@ def peak_flops(threads: int = 1) -> float:
     made = generated.tiled_contraction(scope, {"A"}, 1)
     assert made is not None
     call = made.bind(arrays, aligned_empty((rows, columns)))
-    samples = compare({"product": call}, rounds=15, min_seconds=0.02)["product"].samples
+    samples = time_calls({"product": call}, rounds=15, min_seconds=0.02)["product"].samples
     return threads * 2 * rows * depth * columns / min(samples)

@@ -69,7 +69,7 @@ class Elementwise:
         # What the text depends on, and no more: one kernel serves all lengths.
         made = _device(f, replace(launch, packs=0, tail=min(launch.tail, 1), blocks=1))
         grid = (launch.blocks, 1, 1)
-        run: Any = opencl.load(made) if self.engine == "opencl" else c_kernels.load_c_kernel(made)
+        run: Any = opencl.load_opencl_kernel(made) if self.engine == "opencl" else c_kernels.load_c_kernel(made)
         run(result, *operands, launch.packs, launch.tail, grid=grid)
 
 

@@ -58,7 +58,7 @@ def run_blocks(
     outs = {n: np.empty(tuple(flat.sizes[x] for x in known[n].scope.traversals), dtype) for n in fused.program.outputs}
     blocks = gpu_blocks(flat, threads)
     if blocks:
-        loaded = opencl.load(kernel) if engine == "opencl" else c_kernels.load_c_kernel(kernel)
+        loaded = opencl.load_opencl_kernel(kernel) if engine == "opencl" else c_kernels.load_c_kernel(kernel)
         loaded(*arguments(flat, kernel, arrays, outs, dtype), grid=(blocks, 1, 1))
     return outs
 

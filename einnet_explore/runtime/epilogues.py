@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Pair:
+class EpiloguePair:
     """Two equations, packed *views* between them, and the one that does all."""
 
     first: Equation
@@ -68,13 +68,13 @@ def compile_measured(
     operators: Sequence[Operator] = OPERATORS,
 ) -> CompiledProgram:
     """*program* with every engine chosen by measured time, and epilogues fused where that is faster by measurement."""
-    joined = fused(program, constants, threads, store, operators)
+    joined = fuse_epilogues(program, constants, threads, store, operators)
     return compile_program(
         joined, threads, constants=constants, operators=operators, choose=implementation_choice.chooser(threads, store)
     )
 
 
-def fused(
+def fuse_epilogues(
     program: Program,
     constants: Collection[str],
     threads: int,
@@ -82,19 +82,19 @@ def fused(
     operators: Sequence[Operator] = OPERATORS,
 ) -> Program:
     """*program* with those of its ``pairs`` as one equation that are faster so; their times are kept in *store*."""
-    known = _fixed(program, constants)
-    for pair in pairs(program):
-        if pair.first.name in known or not _pays(pair, known, threads, store, operators):
+    known = _constant_names(program, constants)
+    for pair in epilogue_pairs(program):
+        if pair.first.name in known or not _is_faster(pair, known, threads, store, operators):
             continue
         gone = (pair.first, *pair.views)
         rest = tuple(pair.both if e == pair.second else e for e in program.equations if e not in gone)
-        return fused(replace(program, equations=rest), constants, threads, store, operators)
+        return fuse_epilogues(replace(program, equations=rest), constants, threads, store, operators)
     return program
 
 
-def pairs(program: Program) -> Iterable[Pair]:
+def epilogue_pairs(program: Program) -> Iterable[EpiloguePair]:
     """Library contractions whose results one elementwise equation alone reads, each once, perhaps through views."""
-    moved = _moved(program)
+    moved = _unpacked_views(program)
     readers: dict[str, list[Equation]] = {}
     for e in program.equations:
         for name in {t.name for t in tensors(e.scope)}:
@@ -108,16 +108,16 @@ def pairs(program: Program) -> Iterable[Pair]:
             if not _is_view(found[0]) or found[0].name in moved:
                 break
         *views, second = chain[1:] or chain
-        both = _both(program, first, second)
+        both = _fuse_pair(program, first, second)
         if both is not None and moved.isdisjoint(t.name for t in tensors(both.scope)):
-            yield Pair(first, tuple(views), second, both)
+            yield EpiloguePair(first, tuple(views), second, both)
 
 
 def _is_view(equation: Equation) -> bool:
     return equation.via is not None and equation.via.operator == VIEW
 
 
-def _moved(program: Program) -> set[str]:
+def _unpacked_views(program: Program) -> set[str]:
     """The views whose elements are not packed in their own order, which no tiled kernel reads."""
     moved: set[str] = set()
     for e in program.equations:
@@ -128,7 +128,7 @@ def _moved(program: Program) -> set[str]:
     return moved
 
 
-def _both(program: Program, first: Equation, second: Equation) -> Equation | None:
+def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation | None:
     scope = second.scope
     nested = [inner for path, inner in scopes(scope) if path]
     if scope.summations or scope.domain or nested or second.via is None or not second.via.is_eoperator:
@@ -139,7 +139,7 @@ def _both(program: Program, first: Equation, second: Equation) -> Equation | Non
     if len(found) != 1 or first.scope.domain or prod(first.scope.shape) != prod(scope.shape):
         return None
     ((read, place),) = found.items()
-    if not _each_once(read, scope):
+    if not _reads_each_once(read, scope):
         return None
     used = {x.name for x in scope.traversals}
     to: dict[Iterator, IndexLike] = dict(zip(first.scope.traversals, place.index, strict=True))
@@ -154,7 +154,7 @@ def _both(program: Program, first: Equation, second: Equation) -> Equation | Non
     return None if generated.tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
 
-def _each_once(read: Access, scope: Scope) -> bool:
+def _reads_each_once(read: Access, scope: Scope) -> bool:
     """Whether *read* takes every element of its source for one element of *scope*, where there are as many."""
     if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(read.index, read.source.box, strict=True)):
         return False
@@ -162,7 +162,7 @@ def _each_once(read: Access, scope: Scope) -> bool:
     return len(set(moves)) == len(moves) and {*moves} == {x for x in scope.traversals if x.extent > 1}
 
 
-def _fixed(program: Program, constants: Collection[str]) -> set[str]:
+def _constant_names(program: Program, constants: Collection[str]) -> set[str]:
     """The names of what never changes: constants, and what only depends on them."""
     known = set(constants)
     for e in program.equations:
@@ -171,7 +171,9 @@ def _fixed(program: Program, constants: Collection[str]) -> set[str]:
     return known
 
 
-def _pays(pair: Pair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]) -> bool:
+def _is_faster(
+    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
+) -> bool:
     key = profile_key(pair.both, threads, constant)
     stored = [store.get(replace(key, engine=engine)) for engine in ("tiled", UNFUSED_PAIR)]
     if any(known is None for known in stored):
@@ -187,7 +189,7 @@ def _pays(pair: Pair, constant: Collection[str], threads: int, store: TimeStore,
 
 
 def _times(
-    pair: Pair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
+    pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> dict[str, float]:
     """Seconds of the kernel for both, and of the two with the best engine each."""
     rng = np.random.default_rng(0)

@@ -43,7 +43,7 @@ Code = tuple[Kernel, str, Any]
 
 
 @dataclass(frozen=True)
-class Launch:
+class FusedLaunch:
     """One kernel for one signature of arguments: ``bind`` makes calls of it."""
 
     flat: FusedLayout
@@ -71,7 +71,7 @@ class Launch:
             kept.append(slots)
             arguments = self._arguments(arrays, outs, slots, first, stop - first)
             calls.append(_call(self.function, arguments, kept))
-        return calls[0] if shares == 1 else _together(tuple(calls))
+        return calls[0] if shares == 1 else _run_together(tuple(calls))
 
     def _slots(self) -> list[int]:
         """Elements of each slot, for all points that go side by side."""
@@ -102,7 +102,7 @@ def _call(function: Any, arguments: list[Any], kept: list[object]) -> Callable[[
     return call
 
 
-def _together(calls: tuple[Callable[[], None], ...]) -> Callable[[], None]:
+def _run_together(calls: tuple[Callable[[], None], ...]) -> Callable[[], None]:
     def call() -> None:
         others = [_pool(len(calls) - 1).submit(c) for c in calls[1:]]
         calls[0]()
@@ -116,7 +116,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def code(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
+def compile_fused_kernel(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
     """The kernel of *flat* for this CPU, its text, and the compiled function."""
     kernel = cpu_kernel(flat, type_of(dtype))
     text = emit(kernel, "c")
@@ -160,7 +160,7 @@ class FusedProgram:
         self.analyses = 0
         self._make = program if callable(program) else None
         self._fused: list[FusedKernel] = []
-        self._known: dict[object, tuple[Launch, tuple[str, ...]]] = {}
+        self._known: dict[object, tuple[FusedLaunch, tuple[str, ...]]] = {}
         self._programs: dict[object, FusedKernel] = {}
         self._code: dict[object, Code] = {}
         if isinstance(program, Program):
@@ -189,7 +189,7 @@ class FusedProgram:
             raise Refused(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
         return found
 
-    def launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None = None) -> Launch:
+    def launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None = None) -> FusedLaunch:
         """The kernel for arrays like these; *outs* as `bind`'s, contiguous ones if not given."""
         return self._launch(arrays, outs)[0]
 
@@ -199,7 +199,7 @@ class FusedProgram:
         Raises BackendError for a missing array, another dtype, an array between elements, and for outputs that overlap
         one another or an input; Refused for shapes that do not belong together.
         """
-        _apart(arrays, outs)
+        _check_no_overlap(arrays, outs)
         return self._launch(arrays, outs)[0].bind(arrays, outs, self.threads)
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -210,14 +210,18 @@ class FusedProgram:
         found.bind(arrays, outs, self.threads)()
         return outs
 
-    def _launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None) -> tuple[Launch, tuple[str, ...]]:
+    def _launch(
+        self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None
+    ) -> tuple[FusedLaunch, tuple[str, ...]]:
         given = (*arrays.items(), *(outs.items() if outs is not None else ()))
         key = tuple((name, a.shape, a.strides, a.dtype) for name, a in given)
         if key not in self._known:
             self._known[key] = self._found(arrays, outs)
         return self._known[key]
 
-    def _found(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None) -> tuple[Launch, tuple[str, ...]]:
+    def _found(
+        self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None
+    ) -> tuple[FusedLaunch, tuple[str, ...]]:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
         wanted = _outputs(lay_out(fused, shapes, {}, squash=False))
@@ -234,8 +238,8 @@ class FusedProgram:
         # An analysis is used again as long as it serves, and so is its text for calls that need no other.
         key = (id(fused), flat.signature)
         if key not in self._code:
-            self._code[key] = code(flat, self.dtype)
-        return Launch(flat, *self._code[key], self.dtype), tuple(wanted)
+            self._code[key] = compile_fused_kernel(flat, self.dtype)
+        return FusedLaunch(flat, *self._code[key], self.dtype), tuple(wanted)
 
 
 def _outputs(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
@@ -254,7 +258,7 @@ def _steps(name: str, array: Array, dtype: np.dtype[Any]) -> tuple[int, ...]:
     return tuple(s // dtype.itemsize for s in array.strides)
 
 
-def _apart(arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> None:
+def _check_no_overlap(arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> None:
     for n, (name, out) in enumerate(outs.items()):
         for other, array in (*arrays.items(), *list(outs.items())[:n]):
             if np.may_share_memory(out, array):

@@ -29,7 +29,7 @@ from einnet_explore.runtime.implementations import (
     single_threaded_variant,
 )
 from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX, ProfileKey, profile_key
-from einnet_explore.runtime.measurement import after, compare
+from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.profile_store import StoredTime, TimeStore
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
@@ -60,7 +60,7 @@ NEAR_BOUND_RATIO = 1.25
 SHORT_KERNEL_SECONDS = 3e-4
 """Seconds of a kernel by several threads from which on waking them is nothing."""
 
-SECOND = native.ENGINE
+SECOND = native.C_ENGINE
 """The engine that is measured only against the best of the others, and only where it may pay."""
 
 UNUSABLE_SECONDS = 1e9
@@ -254,7 +254,9 @@ def time_implementations(calls: Mapping[str, Callable[[], object]], threads: int
     for samples, within in SAMPLING_STAGES:
         most = max(MIN_SAMPLES, int(MAX_STAGE_SECONDS / sum(least[engine] for engine in near))) if least else samples
         rounds = min(samples, most)
-        times = measurement.compare(near, rounds, rounds * measurement.SAMPLE, measurement.pause(threads), least)
+        times = measurement.time_calls(
+            near, rounds, rounds * measurement.SAMPLE_SECONDS, measurement.settle_seconds(threads), least
+        )
         least |= {engine: min(*timing.samples, least.get(engine, inf)) for engine, timing in times.items()}
         near = {engine: call for engine, call in near.items() if least[engine] <= within * min(least.values())}
         if len(near) == 1:
@@ -270,12 +272,14 @@ def session_overhead() -> float:
     model: onnx.ModelProto = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", onnx_fragment.OPSET)], ir_version=onnx_fragment.IR_VERSION
     )
-    session = onnx_fragment.session(model, 1)
+    session = onnx_fragment.onnx_session(model, 1)
     binding = session.io_binding()
     x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)
     binding.bind_input("x", "cpu", 0, np.float32, [1], x.ctypes.data)
     binding.bind_output("y", "cpu", 0, np.float32, [1], y.ctypes.data)
-    timing = measurement.compare({"it": lambda: session.run_with_iobinding(binding)}, rounds=5, min_seconds=0.01)["it"]
+    timing = measurement.time_calls({"it": lambda: session.run_with_iobinding(binding)}, rounds=5, min_seconds=0.01)[
+        "it"
+    ]
     return timing.low
 
 
@@ -317,7 +321,7 @@ def _measure(
         array[...] = _random_array(array.shape)
     if not compiled.calls:
         return 1e-9  # views and constants only: nothing is done when it runs
-    times = compare({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=after(3, 0.1))["it"]
+    times = time_calls({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=stop_after(3, 0.1))["it"]
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 

@@ -16,10 +16,10 @@ from einnet_explore.analysis.flattening import row_major, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
-from einnet_explore.runtime.arrays import bound
+from einnet_explore.runtime.arrays import bind_function
 from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX
-from einnet_explore.runtime.native import ENGINE, NativeSource
-from einnet_explore.runtime.onnx_fragment import Writer, session
+from einnet_explore.runtime.native import C_ENGINE, NativeSource
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
 
 Array = npt.NDArray[Any]
 Call = Callable[[], object]
@@ -40,7 +40,7 @@ class Implementation(Protocol):
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         """A call that reads *arrays*, where they are now, and writes *out*; it may be bound as often as wanted."""
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         """Add it to a session's graph; False where no session runs it."""
 
 
@@ -61,7 +61,7 @@ class SingleThreaded:
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.way.bind(arrays, out)
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         return self.way.write(writer, makes)
 
 
@@ -86,10 +86,10 @@ class KernelCall:
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         source = self.kernel.source
         values = [writer.value(name) for name in self.reads]
-        node = onnx_fragment.node(
+        node = onnx_fragment.kernel_node(
             source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
         )
         return writer.put(node)
@@ -100,20 +100,20 @@ class NativeCall:
     """A fused kernel of our own, in C; it is compiled, or loaded, when it is first bound."""
 
     source: NativeSource
-    engine = ENGINE
+    engine = C_ENGINE
 
     @property
     def reads(self) -> tuple[str, ...]:
         return self.source.inputs
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        return bound(self.source, self.source.function, [arrays[name] for name in self.reads], out)
+        return bind_function(self.source, self.source.function, [arrays[name] for name in self.reads], out)
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         source = self.source
         assert source.function is not None
         values = [writer.value(name) for name in self.reads]
-        node = onnx_fragment.node(
+        node = onnx_fragment.kernel_node(
             source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
         )
         return writer.put(node)
@@ -134,13 +134,13 @@ class TiledCall:
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.made.bind(arrays, out)
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         made = self.made
         assert made.function is not None  # it is compiled, or loaded, when it is asked for
         values = [writer.value(name) for name in self.reads if name != self._packed]
         if self._packed is not None:
             values.insert(1, writer.weight(self._packed, made.packed(self.constants[self._packed])))
-        node = onnx_fragment.node(
+        node = onnx_fragment.kernel_node(
             made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.made(makes)
         )
         return writer.put(node)
@@ -168,7 +168,7 @@ class ProductCall:
         assert call is not None, "bound to arrays with other strides than it was chosen for"
         return call
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         return False
 
 
@@ -198,7 +198,7 @@ class ViewCall:
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self._moved.bind(arrays, out)
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         source, shape = self.reads[0], self.scope.shape
         found = view_strides(self.scope)
         if found == (0, row_major(shape)) and prod(writer.shapes[source]) == prod(shape):
@@ -254,10 +254,10 @@ def bind_in_session(
         return None
     shapes = {**{name: array.shape for name, array in held.items()}, "": out.shape}
     fixed = {name: array for name, array in held.items() if name in constants}
-    writer = Writer({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
+    writer = FragmentWriter({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
     if not way.write(writer, ""):
         return None
-    made = session(writer.model(fed, [""]), threads)
+    made = onnx_session(writer.model(fed, [""]), threads)
     binding = made.io_binding()
     for name in fed:
         binding.bind_input(f"in {name}", "cpu", 0, np.float32, list(shapes[name]), held[name].ctypes.data)

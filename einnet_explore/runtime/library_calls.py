@@ -32,7 +32,7 @@ from einnet_explore.runtime.implementations import (
     load_implementation,
 )
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.runtime.onnx_fragment import Shape, Writer, session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, onnx_session
 
 Array = npt.NDArray[Any]
 
@@ -75,7 +75,7 @@ class LibraryCall:
 
         return call
 
-    def write(self, writer: Writer, makes: str) -> bool:
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
         """Add the node, with its operands' reshapes and transposes, to *writer*."""
         values = []
         for name, shape, order in zip(self.reads, self.node.shapes, self.node.permutations, strict=True):
@@ -116,9 +116,9 @@ def _shared(
 def _alone(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
     fed = tuple(name for name in dict.fromkeys(call.reads) if name not in fixed)
     shapes = {**dict(zip(call.reads, call.shapes, strict=True)), "y": call.shape}
-    writer = Writer({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
+    writer = FragmentWriter({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
     call.write(writer, "y")
-    return session(writer.model(fed, ["y"]), call.threads, spinning=False)
+    return onnx_session(writer.model(fed, ["y"]), call.threads, spinning=False)
 
 
 ImplementationChooser: TypeAlias = (
@@ -169,7 +169,7 @@ def implementations_of(
             yield node
         product = matrix_products.matrix_product(equation.scope)
         # BLAS would keep the program from being one session.
-        if product is not None and out.size and (node is None or not onnx_fragment.available()):
+        if product is not None and out.size and (node is None or not onnx_fragment.custom_ops_available()):
             call = ProductCall(product)
             left, right = (arrays[name] for name in call.reads)
             if matrix_products.bind_matrix_product(product, left, right, out) is not None:

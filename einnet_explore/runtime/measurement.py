@@ -9,23 +9,23 @@ from statistics import median, quantiles
 from time import perf_counter, process_time, sleep
 from typing import TypeAlias
 
-SPIN = 0.002
+SPIN_SECONDS = 0.002
 """Seconds for which the threads of our sessions wait in a loop for more work: longer than any node that uses one."""
 
-SETTLE = 0.005
+SETTLE_SECONDS = 0.005
 """Seconds after which an engine's waiting threads no longer spin: of sessions told to for ``SPIN``, seen up to 4 ms."""
 
-SAMPLE = 0.001
+SAMPLE_SECONDS = 0.001
 """Seconds that a sample of quick calls lasts: less than what a scheduler gives at a time.  Where others want the cores,
 samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
 
-CACHES = 0.02
+WARM_CACHE_SECONDS = 0.02
 """Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
 
-LONG = 0.05
+LONG_CALL_SECONDS = 0.05
 """Seconds of a first call from which on one call is a sample, however much of them was for its being the first."""
 
-WAITS = 0.1
+MIN_COMPUTE_SHARE = 0.1
 """A call that computes for less than this part of its time waits for something else than a core."""
 
 Sampler: TypeAlias = "Callable[[int], float]"
@@ -37,7 +37,7 @@ Enough: TypeAlias = "Callable[[Mapping[str, Sequence[float]]], bool]"
 NOTHING: Mapping[str, float] = {}
 
 
-def after(rounds: int, seconds: float) -> Enough:
+def stop_after(rounds: int, seconds: float) -> Enough:
     """So many *rounds* are *enough* where they took so many *seconds* in all: long calls are disturbed less."""
 
     def enough(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -46,14 +46,14 @@ def after(rounds: int, seconds: float) -> Enough:
     return enough
 
 
-def never(samples: Mapping[str, Sequence[float]]) -> bool:
+def all_rounds(samples: Mapping[str, Sequence[float]]) -> bool:
     """What is *enough* where all rounds are wanted."""
     return False
 
 
-def pause(threads: int) -> float:
+def settle_seconds(threads: int) -> float:
     """What ``compare`` lets pass between engines of *threads* threads each: one's must not take the other's cores."""
-    return SETTLE if threads > 1 else 0.0
+    return SETTLE_SECONDS if threads > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def times_faster(before: Timing, after: Timing) -> float:
     return median(one / other for one, other in zip(before.samples, after.samples, strict=True))
 
 
-def compare(
+def time_calls(
     calls: Mapping[str, Callable[[], object]],
     rounds: int = 15,
     min_seconds: float = 0.2,
     settle: float = 0,
     warm: Mapping[str, float] = NOTHING,
-    enough: Enough = never,
+    enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
     """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
 
@@ -94,25 +94,26 @@ def compare(
     while, and would take the next one's cores.  Calls named in *warm* were made just now and took so many seconds.
     Raises ValueError for no rounds.
     """
-    return sampled(
-        {name: partial(sample, call) for name, call in calls.items()}, rounds, min_seconds, settle, warm, enough
+    return time_samplers(
+        {name: partial(sample_seconds, call) for name, call in calls.items()}, rounds, min_seconds, settle, warm, enough
     )
 
 
-def sampled(
+def time_samplers(
     samplers: Mapping[str, Sampler],
     rounds: int = 15,
     min_seconds: float = 0.2,
     settle: float = 0,
     warm: Mapping[str, float] = NOTHING,
-    enough: Enough = never,
+    enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
     """``compare`` of what says itself how long it took, in another process for example."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
     names = list(samplers)
     repeats = {
-        name: 1 if warm.get(name, 0) > LONG else _repeats(samplers[name], min_seconds / rounds) for name in names
+        name: 1 if warm.get(name, 0) > LONG_CALL_SECONDS else _repeats(samplers[name], min_seconds / rounds)
+        for name in names
     }
     samples: dict[str, list[float]] = {name: [] for name in names}
     spent, turn = 0.0, 0
@@ -135,13 +136,13 @@ def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
     return {name: timing.median / samples[base].median for name, timing in samples.items()}
 
 
-def sample(call: Callable[[], object], repeats: int) -> float:
+def sample_seconds(call: Callable[[], object], repeats: int) -> float:
     """Seconds that *call* takes, on average over *repeats* in a row, after a first one: what ran before has the caches.
 
     A single call that takes longer than ``CACHES`` counts as it is.
     """
     first = _seconds(call, 1)
-    return first if repeats == 1 and first > CACHES else _seconds(call, repeats) / repeats
+    return first if repeats == 1 and first > WARM_CACHE_SECONDS else _seconds(call, repeats) / repeats
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
@@ -154,16 +155,16 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
     for _ in range(repeats):
         call()
     worked, clock = process_time() - worked, perf_counter() - start
-    return min(worked, clock) if worked > WAITS * clock else clock
+    return min(worked, clock) if worked > MIN_COMPUTE_SHARE * clock else clock
 
 
 def _repeats(sampler: Sampler, seconds: float) -> int:
     once = sampler(1)
-    if once > LONG:
+    if once > LONG_CALL_SECONDS:
         return 1
-    if once > CACHES:  # it was a first call, which may allocate and wake threads
+    if once > WARM_CACHE_SECONDS:  # it was a first call, which may allocate and wake threads
         once = sampler(1)
-    return max(1, int(min(seconds, SAMPLE) / max(once, 1e-7)))
+    return max(1, int(min(seconds, SAMPLE_SECONDS) / max(once, 1e-7)))
 
 
 def _timing(samples: list[float]) -> Timing:

@@ -36,10 +36,10 @@ from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
-ENGINE = "c"
+C_ENGINE = "c"
 """What these kernels are called among the engines."""
 
-MOST_BLOCKS = 1 << 31
+MAX_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
 
 
@@ -66,12 +66,12 @@ class NativeSource:
     def text(self) -> str:
         """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
         try:
-            made = _turned(self.scope) or _regions(self.scope) or _fused(self.scope)
+            made = _transposed_kernel(self.scope) or _regions_kernel(self.scope) or _fused_kernel(self.scope)
             name = entry_name(made.kernel)
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
             at = {**{name: n for n, name in enumerate(self.inputs)}, made.result: len(self.inputs)}
-            return "\n".join((VECTOR_MATH_DECLARATIONS, _APART, text, *_around(made, at, self.threads)))
+            return "\n".join((VECTOR_MATH_DECLARATIONS, _NOINLINE, text, *_entry_text(made, at, self.threads)))
         except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
 
@@ -101,7 +101,7 @@ class NativeSource:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _SourceKernel:
     """A *kernel* of so many *blocks* that writes *result*; *slots* are elements of temporaries, *moved* of all."""
 
     kernel: Kernel
@@ -111,29 +111,29 @@ class _Made:
     moved: int
 
 
-def _turned(scope: Scope) -> _Made | None:
+def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
-    ready = _simple(scope)
+    ready = _simplified(scope)
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = transpose_kernel(ready, result, this_machine())
     except Refused:
         return None
-    return _Made(kernel, result, number, (), moved_elements(ready))
+    return _SourceKernel(kernel, result, number, (), moved_elements(ready))
 
 
-def _regions(scope: Scope) -> _Made | None:
+def _regions_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel without conditions, where *scope* only gathers and there are any."""
-    ready = _simple(scope)
+    ready = _simplified(scope)
     result = fresh("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = regions_kernel(ready, result)
     except Refused:
         return None
-    return _Made(kernel, result, number, (), moved_elements(ready))
+    return _SourceKernel(kernel, result, number, (), moved_elements(ready))
 
 
-def _simple(scope: Scope) -> Scope:
+def _simplified(scope: Scope) -> Scope:
     """*scope* in as few traversals as there can be: rows are along one that has several values."""
     ready = collapse_dimensions(prepare(scope))
     ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}
@@ -141,7 +141,7 @@ def _simple(scope: Scope) -> Scope:
     return replace(ready, traversals=kept, body=substitute(ready.body, ones), padding=()) if ones else ready
 
 
-def _fused(scope: Scope) -> _Made:
+def _fused_kernel(scope: Scope) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
@@ -157,7 +157,7 @@ def _fused(scope: Scope) -> _Made:
     known = tuple(Declare(p, Literal(_number(flat.numbers[p.name], p.kind), p.kind)) for p in numbers)
     params = tuple(p for p in kernel.params if p not in numbers)
     slots = tuple(n * (ROW_POINTS if flat.lanes is not None else 1) for n in slot_sizes(flat))
-    return _Made(
+    return _SourceKernel(
         replace(kernel, params=params, body=(*known, *kernel.body)),
         result,
         cpu_blocks(flat),
@@ -170,7 +170,7 @@ def _number(value: float, kind: Type) -> float | int:
     return int(value) if kind == I64 else value
 
 
-_APART = """\
+_NOINLINE = """\
 #ifdef __clang__
 #define APART __attribute__((noinline))
 #else
@@ -194,12 +194,12 @@ VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
 VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);"""
 
 
-def _around(made: _Made, at: dict[str, int], threads: int) -> Iterable[str]:
+def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterable[str]:
     """The function that TVM, or a session, calls; it shares the blocks among *threads* where that is worth it."""
     total = made.blocks
     shares = max(1, min(threads if made.moved >= MIN_PARALLEL_ELEMENTS else 1, total))
-    if total // shares >= MOST_BLOCKS:
-        raise BackendError(f"{total} blocks for {shares} threads, expected less than {MOST_BLOCKS} for each")
+    if total // shares >= MAX_BLOCKS:
+        raise BackendError(f"{total} blocks for {shares} threads, expected less than {MAX_BLOCKS} for each")
     sizes = [-(-n // 16) * 16 for n in made.slots]
     starts = {slot_name(n): sum(sizes[:n]) for n in range(len(sizes))}
     given = []

@@ -30,7 +30,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.measurement import SPIN
+from einnet_explore.runtime.measurement import SPIN_SECONDS
 
 DOMAIN = "einnet"
 """The custom operator's; models with it are never written to a file, since they hold addresses."""
@@ -39,17 +39,17 @@ _LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
 """Where a compiled kernel keeps the runtime's functions that it calls; TVM fills them in when it loads the kernel."""
 
 
-def available() -> bool:
+def custom_ops_available() -> bool:
     """Whether sessions can run kernels here: a C compiler built the operator, and this ONNX Runtime takes it."""
-    return _operator() is not None
+    return _custom_op_library() is not None
 
 
-def register(options: onnxruntime.SessionOptions) -> None:
+def register_custom_ops(options: onnxruntime.SessionOptions) -> None:
     """Let sessions made with *options* run kernels."""
-    options.register_custom_ops_library(str(_operator()))
+    options.register_custom_ops_library(str(_custom_op_library()))
 
 
-def node(
+def kernel_node(
     key: str, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], threads: int, reads: Sequence[str], makes: str
 ) -> onnx.NodeProto | None:
     """The function kept under *key* on the values *reads*, giving *makes* in *shape*; None where no session can run it.
@@ -58,7 +58,7 @@ def node(
     holds an address; the library that it points into is never unloaded.
     """
     file = compiled.kernel_file(key)
-    if file is None or not available():
+    if file is None or not custom_ops_available():
         return None
     library = ctypes.CDLL(str(file))
     if not all(slot.value for name in (_LAUNCH, _SPACE) if (slot := _slot(library, name)) is not None):
@@ -71,7 +71,7 @@ def node(
 
 def _take_over(library: ctypes.CDLL) -> None:
     """Let the kernel in *library* ask ours for threads, which asks the session, or TVM's pool outside of one."""
-    path = _operator()
+    path = _custom_op_library()
     assert path is not None
     ours = ctypes.CDLL(str(path))
     launch = ctypes.cast(ours["einnet_launch"], ctypes.c_void_p).value
@@ -89,7 +89,7 @@ def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
 
 
 @cache
-def _operator() -> Path | None:
+def _custom_op_library() -> Path | None:
     source = resources.files(__package__).joinpath("hosted.c").read_text()
     path = compiled.c_library(source)
     if path is None:
@@ -108,7 +108,7 @@ OPSET, IR_VERSION = 21, 10
 
 
 @dataclass
-class Writer:
+class FragmentWriter:
     """What has been written: *nodes* in order and the *weights* that they read, by value name.
 
     *names* gives the values of tensors that others know; all other values begin with *prefix*.  Tensors in *constants*
@@ -179,19 +179,19 @@ class Writer:
             ]
 
         graph = helper.make_graph(
-            self.nodes, "program", infos(inputs), infos(outputs), [tensor_of(n, a) for n, a in self.weights.items()]
+            self.nodes, "program", infos(inputs), infos(outputs), [initializer(n, a) for n, a in self.weights.items()]
         )
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET), *imports(self.nodes)], ir_version=IR_VERSION
+            graph, opset_imports=[helper.make_opsetid("", OPSET), *opset_imports(self.nodes)], ir_version=IR_VERSION
         )
 
 
-def tensor_of(name: str, array: Array) -> onnx.TensorProto:
+def initializer(name: str, array: Array) -> onnx.TensorProto:
     """*array* as a weight."""
     return numpy_helper.from_array(array, name)
 
 
-def imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
+def opset_imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
     """What a model of *nodes* has to import besides ONNX's operators."""
     return [helper.make_opsetid(DOMAIN, 1)] if any(node.domain == DOMAIN for node in nodes) else []
 
@@ -209,39 +209,45 @@ def session_options(threads: int, spinning: bool, kernels: bool) -> onnxruntime.
     made.log_severity_level = 4  # what fails raises with the same words
     if not spinning:
         made.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    made.add_session_config_entry("session.intra_op.spin_duration_us", str(int(SPIN * 1e6)))
+    made.add_session_config_entry("session.intra_op.spin_duration_us", str(int(SPIN_SECONDS * 1e6)))
     if kernels:
-        register(made)
+        register_custom_ops(made)
     return made
 
 
-def session(model: onnx.ModelProto, threads: int, spinning: bool = True) -> onnxruntime.InferenceSession:
+def onnx_session(model: onnx.ModelProto, threads: int, spinning: bool = True) -> onnxruntime.InferenceSession:
     """*model*, which may hold kernels, in ONNX Runtime."""
-    options = session_options(threads, spinning, bool(imports(model.graph.node)))
+    options = session_options(threads, spinning, bool(opset_imports(model.graph.node)))
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-LINE = 64
+ARRAY_ALIGNMENT_BYTES = 64
 """Bytes to which every array is aligned."""
 
-PAGE = 2 << 20
+LARGE_PAGE_BYTES = 2 << 20
 """Bytes of a large page; fewer weights are left where a session puts them."""
 
 
-def resident(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+def copy_to_large_pages(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     """Copies of *arrays*, one after the other in memory of large pages where the system has them.
 
     Nothing where they would not fill one.
     """
-    sizes = {name: -(-array.nbytes // LINE) * LINE for name, array in arrays.items() if array.nbytes}
-    if sum(sizes.values()) < PAGE:
+    sizes = {
+        name: -(-array.nbytes // ARRAY_ALIGNMENT_BYTES) * ARRAY_ALIGNMENT_BYTES
+        for name, array in arrays.items()
+        if array.nbytes
+    }
+    if sum(sizes.values()) < LARGE_PAGE_BYTES:
         return {}
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return {}
-    memory = mmap.mmap(-1, sum(sizes.values()) + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared has none
+    memory = mmap.mmap(
+        -1, sum(sizes.values()) + LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )  # shared has none
     memory.madvise(mmap.MADV_HUGEPAGE)
     room = np.frombuffer(memory, np.uint8)
-    start = -room.ctypes.data % PAGE
+    start = -room.ctypes.data % LARGE_PAGE_BYTES
     out: dict[str, Array] = {}
     for name, size in sizes.items():
         array = arrays[name]
@@ -251,7 +257,7 @@ def resident(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     return out
 
 
-def lend(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[Any]:
+def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[Any]:
     """Let a session with *options* read *arrays*, its initializers of these names, where they are.
 
     What is given back has to live as long as the session.

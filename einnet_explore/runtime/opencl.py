@@ -26,31 +26,31 @@ from einnet_explore.runtime.c_kernels import Grid, checked_arguments
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
-_UNKNOWN = b"generic"
-_RECORD = range(0, 1024, 8)
+_UNKNOWN_PROCESSOR = b"generic"
+_RECORD_OFFSETS = range(0, 1024, 8)
 """Where in the record names are looked for; it is larger."""
 
-_NAMES = (
+_PROCESSOR_NAMES = (
     ({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, b"skylake-avx512"),
     ({"avx2", "fma"}, b"haswell"),
 )
 """Names that LLVM 14 knows, of processors whose instructions this one has too."""
 
 
-def name_processor(device: Any) -> bool:
+def set_processor_name(device: Any) -> bool:
     """Give the pyopencl *device* a processor's name if it is pocl's and has none; whether it was given one."""
-    if sys.platform != "linux" or not str(device.version).endswith(f"-{_UNKNOWN.decode()}"):
+    if sys.platform != "linux" or not str(device.version).endswith(f"-{_UNKNOWN_PROCESSOR.decode()}"):
         return False
     if not str(device.platform.name).startswith("Portable Computing Language"):
         return False
     readable = _readable()
-    words = [w for w in _RECORD if _inside(device.int_ptr + w, 8, readable)]
+    words = [w for w in _RECORD_OFFSETS if _inside(device.int_ptr + w, 8, readable)]
     for before, here in pairwise(words):
         if _string(device.int_ptr + before, readable).startswith(b"x86_64-") and (
-            _string(device.int_ptr + here, readable) == _UNKNOWN
+            _string(device.int_ptr + here, readable) == _UNKNOWN_PROCESSOR
         ):
             flags = _flags()
-            name = next((n for needed, n in _NAMES if needed <= flags), b"x86-64")
+            name = next((n for needed, n in _PROCESSOR_NAMES if needed <= flags), b"x86-64")
             # A copy that lives as long as the process: the record keeps its address.
             copy = ctypes.CDLL(None).strdup
             copy.restype = ctypes.c_void_p
@@ -84,7 +84,7 @@ def _flags() -> frozenset[str]:
     return frozenset(next((line.split(":")[1] for line in lines if line.startswith("flags")), "").split())
 
 
-_one_at_a_time = Lock()
+_enqueue_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class OpenCLKernel:
         arguments, blocks = checked_arguments(self.kernel, given, grid)
         try:
             # A compiled kernel holds its arguments from when they are set until it is enqueued.
-            with _one_at_a_time:
+            with _enqueue_lock:
                 self._run(_device(), arguments, blocks)
         except cl.Error as error:
             raise BackendError(f"kernel {self.kernel.name}: OpenCL says {error}") from None
@@ -131,7 +131,7 @@ class OpenCLKernel:
         device.finish()
 
 
-def load(kernel: Kernel) -> OpenCLKernel:
+def load_opencl_kernel(kernel: Kernel) -> OpenCLKernel:
     """*kernel* compiled for the device; the same kernel is compiled once, and kept across processes.
 
     Raises BackendError where pyopencl or a device is missing, where the device cannot hold the kernel's shared memory
@@ -172,7 +172,7 @@ def _compiled(text: str, name: str, said: str) -> Any:
         raise BackendError(f"kernel {said}: OpenCL does not compile it: {error}") from None
 
 
-def available() -> str | None:
+def opencl_device_name() -> str | None:
     """The device's name; None where there is none."""
     try:
         return str(_device().device.name)
@@ -201,5 +201,5 @@ def _device() -> Any:
     if not devices:
         raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' makes one of the CPU")
     chosen = min(devices, key=lambda d: not d.type & cl.device_type.GPU)
-    name_processor(chosen)
+    set_processor_name(chosen)
     return cl.CommandQueue(cl.Context([chosen]))

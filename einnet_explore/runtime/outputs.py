@@ -11,7 +11,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
-AGREEMENT = 1e-4
+MAX_RELATIVE_ERROR = 1e-4
 """The largest error allowed, relative to the largest output."""
 
 

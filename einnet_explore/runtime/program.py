@@ -19,7 +19,7 @@ from einnet_explore.runtime import execution, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.execution import ContextPool, ExecutionContext, ExecutionStep
 from einnet_explore.runtime.implementations import Implementation, ViewCall
-from einnet_explore.runtime.onnx_fragment import Writer, session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
 from einnet_explore.support.errors import BackendError
 
 Array = npt.NDArray[Any]
@@ -90,7 +90,7 @@ class CompiledProgram:
         """What ``execute`` does: nothing where there are only views and constants."""
         return self._own.calls
 
-    def write(self, names: Mapping[str, str], prefix: str) -> Writer | None:
+    def write(self, names: Mapping[str, str], prefix: str) -> FragmentWriter | None:
         """The program as a piece of an ONNX graph; None where a session cannot run some equation.
 
         *names* gives its inputs' and outputs' values there; all other values begin with *prefix*.
@@ -99,7 +99,7 @@ class CompiledProgram:
         shapes = {t.name: t.shape for t in self.program.inputs} | {
             e.name: e.scope.shape for e in self.program.equations
         }
-        writer = Writer(names, shapes, self.contexts.constants, prefix)
+        writer = FragmentWriter(names, shapes, self.contexts.constants, prefix)
         needed = set(outputs)
         for step in reversed(steps):
             if step.name in needed:
@@ -126,7 +126,7 @@ class CompiledProgram:
         if writer is None:
             return None
         try:
-            return session(writer.model(inputs, outputs), self.threads)
+            return onnx_session(writer.model(inputs, outputs), self.threads)
         except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
             raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
 

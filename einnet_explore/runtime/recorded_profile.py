@@ -15,7 +15,7 @@ from einnet_explore.runtime.keys import ProfileKey, profile_key
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import counted
 
-PREFIX = "profile:"
+PROFILE_PREFIX = "profile:"
 """What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
 
 RATES = ("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes", "call_seconds")
@@ -28,7 +28,7 @@ _COLUMNS = ("operator", "attributes", "shapes", "dtype", "threads", "device", "l
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedProfile:
     """What was measured on one *device* with one set of libraries; *rates* is empty where only times were kept."""
 
     path: Path
@@ -40,7 +40,7 @@ class Recorded:
 
     def lookup(self) -> Callable[[Equation], float | None]:
         """For cost models: the recorded seconds of an equation there, or None."""
-        return lambda equation: self.times.get(_place(profile_key(equation, self.threads)))
+        return lambda equation: self.times.get(_operator_key(profile_key(equation, self.threads)))
 
 
 def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> ProfileKey:
@@ -53,14 +53,14 @@ def record_rates(path: Path, device: str, library: str, rates: Mapping[str, floa
 
     Raises ValueError where one of ``RATES`` is missing or is no positive number.
     """
-    _checked(str(path), rates)
+    _check_rates(str(path), rates)
     with closing(sqlite3.connect(path, timeout=20)) as connection, connection:
         connection.execute(_TABLE)
         row = (device, library, threads, json.dumps(dict(rates)), time())
         connection.execute("INSERT OR REPLACE INTO device_rates VALUES (?, ?, ?, ?, ?)", row)
 
 
-def recorded(name: str, threads: int | None = None) -> Recorded:
+def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProfile:
     """The recording that *name* (``FILE.sqlite`` or ``FILE.sqlite#DEVICE``) means; the file is only read.
 
     *DEVICE* is a part of the device's or the libraries' names.  Raises BackendError, with what was found, for a file
@@ -70,7 +70,7 @@ def recorded(name: str, threads: int | None = None) -> Recorded:
     text, _, wanted = name.partition("#")
     path = Path(text)
     if not path.is_file():
-        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PREFIX}FILE.sqlite")
+        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PROFILE_PREFIX}FILE.sqlite")
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection:
@@ -83,12 +83,14 @@ def recorded(name: str, threads: int | None = None) -> Recorded:
     except sqlite3.Error as error:
         raise BackendError(f"profile {path}: it cannot be read as a profile store: {error}") from None
     there = sorted({(str(r[5]), str(r[6]), int(r[4])) for r in rows} | set(rates))
-    chosen = _one(path, there, wanted, threads)
+    chosen = _select_recording(path, there, wanted, threads)
     mine = [r for r in rows if (r[5], r[6], r[4]) == chosen]
-    return Recorded(path, *chosen, rates.get(chosen, {}), _least(path, mine))
+    return RecordedProfile(path, *chosen, rates.get(chosen, {}), _least(path, mine))
 
 
-def _one(path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None) -> tuple[str, str, int]:
+def _select_recording(
+    path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None
+) -> tuple[str, str, int]:
     """The recording among *there* that is meant."""
     listed = "; ".join(f"{d} ({lib}, {counted(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
     fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
@@ -97,7 +99,7 @@ def _one(path: Path, there: list[tuple[str, str, int]], wanted: str, threads: in
     if len(fit) == 1:
         return fit[0]
     asked = f" for {wanted!r}" if wanted else ""
-    how = f"name one: {PREFIX}{path.name}#DEVICE, or --threads" if len(there) > 1 else "expected one"
+    how = f"name one: {PROFILE_PREFIX}{path.name}#DEVICE, or --threads" if len(there) > 1 else "expected one"
     raise BackendError(f"profile {path}: {len(fit)} recordings{asked} ({how}); it holds {listed}")
 
 
@@ -108,14 +110,14 @@ def _rates(path: Path, connection: sqlite3.Connection) -> dict[tuple[str, str, i
     ):
         try:
             rates = json.loads(told)
-            _checked(str(path), rates)
+            _check_rates(str(path), rates)
         except ValueError as error:
             raise BackendError(f"profile {path}: the rates of {device}: {error}") from None
         found[str(device), str(library), int(threads)] = {k: float(v) for k, v in rates.items()}
     return found
 
 
-def _checked(where: str, rates: object) -> None:
+def _check_rates(where: str, rates: object) -> None:
     held = rates if isinstance(rates, Mapping) else {}
     numbers = {k: v for k, v in held.items() if isinstance(v, int | float) and 0 < v < float("inf")}
     if wrong := [k for k in (*RATES, *held) if k not in numbers]:
@@ -137,5 +139,5 @@ def _least(path: Path, rows: list[tuple[str, ...]]) -> dict[tuple[str, str, str,
     return any_engine | chosen
 
 
-def _place(key: ProfileKey) -> tuple[str, str, str, str]:
+def _operator_key(key: ProfileKey) -> tuple[str, str, str, str]:
     return key.operator, key.attributes, key.shapes, key.dtype

@@ -22,11 +22,11 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 import tvm_ffi  # noqa: E402
 
-GUARD = 4096
+GUARD_BYTES = 4096
 """Bytes before and after each array that no kernel may write."""
 
 
-def main() -> None:
+def serve() -> None:
     """Answer until the input ends."""
     # What a kernel prints must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
@@ -37,7 +37,7 @@ def main() -> None:
         asked = json.loads(line)
         lasting = True
         try:
-            wrong = tried(asked)
+            wrong = first_run_failure(asked)
         except MemoryError:
             wrong, lasting = "there is no memory for the arrays of its first run", False
         except Exception as error:
@@ -45,15 +45,15 @@ def main() -> None:
         print(json.dumps({"wrong": wrong, "lasting": lasting}), file=answers, flush=True)
 
 
-def tried(asked: dict[str, Any]) -> str:
+def first_run_failure(asked: dict[str, Any]) -> str:
     """What is wrong with the kernel, or nothing."""
     function = tvm_ffi.load_module(asked["file"])["main"]
     held, arrays = [], []
     for shape, dtype in asked["arrays"]:
         kind = np.dtype(dtype)
         size = prod(shape) * kind.itemsize
-        raw = np.full(size + 2 * GUARD + 64, 0x5A, np.uint8)
-        start = GUARD + -(raw.ctypes.data + GUARD) % 64
+        raw = np.full(size + 2 * GUARD_BYTES + 64, 0x5A, np.uint8)
+        start = GUARD_BYTES + -(raw.ctypes.data + GUARD_BYTES) % 64
         array = raw[start : start + size].view(kind).reshape(shape)
         array[...] = 1
         held.append((raw, start, size))
@@ -66,4 +66,4 @@ def tried(asked: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

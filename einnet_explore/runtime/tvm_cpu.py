@@ -26,7 +26,7 @@ from einnet_explore.codegen.tvm import schedule
 from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, measurement
-from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bound
+from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function
 from einnet_explore.support.errors import BackendError
 
 DTYPES = ("float32", "int64")
@@ -172,7 +172,7 @@ class TvmKernel:
 
         Raises BackendError where an array has the wrong shape or dtype, or is not contiguous and aligned.
         """
-        return bound(self.source, self.function, inputs, out)
+        return bind_function(self.source, self.function, inputs, out)
 
 
 def load_tvm_kernel(source: TvmSource) -> TvmKernel:
@@ -207,7 +207,7 @@ def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: 
     arrays = [aligned(np.ones(t.shape), dtype) for t in {t.name: t for t in tensors(scope)}.values()]
     result = aligned_empty(scope.shape, dtype)
     calls = {str(k.source.rank): k.bind(arrays, result) for k in seen.values()}
-    times = measurement.compare(calls, rounds=5, min_seconds=0.02)
+    times = measurement.time_calls(calls, rounds=5, min_seconds=0.02)
     return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
 
 

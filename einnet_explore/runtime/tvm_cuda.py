@@ -16,7 +16,7 @@ from tvm.s_tir import dlight
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.ir import Scope
-from einnet_explore.runtime.cuda.steps import Launch
+from einnet_explore.runtime.cuda.steps import CudaLaunch
 from einnet_explore.support.errors import BackendError
 
 TARGET = {
@@ -36,7 +36,7 @@ _BOUND = re.compile(r'thread_binding\((\d+), thread="([\w.]+)"')
 _HEAD = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\) \{')
 
 
-def tvm_launch(scope: Scope, name: str) -> Launch:
+def tvm_launch(scope: Scope, name: str) -> CudaLaunch:
     """*scope* in float32 as one kernel of TVM's, which writes the buffer *name*.
 
     Raises BackendError where TVM does not lower, schedule or generate it, or makes several kernels of it.
@@ -59,7 +59,7 @@ def tvm_launch(scope: Scope, name: str) -> Launch:
     arguments = tuple(places[p.split()[-1].removesuffix("_ptr")] for p in given.split(","))
     extents = _extents(scheduled["main"].script())
     sizes = [extents.get(tag, 1) for tag in _TAGS]
-    return Launch(
+    return CudaLaunch(
         entry, text[start.start() :], (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5]), arguments
     )
 

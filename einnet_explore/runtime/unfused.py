@@ -11,12 +11,12 @@ import numpy.typing as npt
 from einnet_explore.codegen.fusion import program_operations
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.measurement import Timing, compare
+from einnet_explore.runtime.measurement import Timing, time_calls
 
 Array = npt.NDArray[Any]
 
 
-def apart(program: Program) -> tuple[Program, ...]:
+def split_operations(program: Program) -> tuple[Program, ...]:
     """A program for each operation of *program*, in order; together they compute what it does."""
     made = []
     for operation in program_operations(program):
@@ -25,13 +25,13 @@ def apart(program: Program) -> tuple[Program, ...]:
     return tuple(made)
 
 
-def bind_apart(
+def bind_unfused(
     program: Program, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1
 ) -> Callable[[], None]:
     """A call that computes *program* by a kernel an operation; temporaries are allocated here."""
     held = dict(arrays)
     calls = []
-    for one in apart(program):
+    for one in split_operations(program):
         (name,) = one.outputs
         kernel = FusedProgram(one, next(iter(arrays.values())).dtype if arrays else "float32", threads)
         given = {t.name: held[t.name] for t in one.inputs}
@@ -45,11 +45,11 @@ def bind_apart(
     return run
 
 
-def contest(
+def compare_with_unfused(
     program: Program, arrays: Mapping[str, Array], threads: int = 1, rounds: int = 7, seconds: float = 0.1
 ) -> Mapping[str, Timing]:
     """Times of ``fused`` and ``apart`` for *arrays*, run in turn: the smaller one is what to take here."""
     kernel = FusedProgram(program, next(iter(arrays.values())).dtype if arrays else "float32", threads)
     outs = kernel(arrays)
-    calls = {"fused": kernel.bind(arrays, outs), "apart": bind_apart(program, arrays, dict(outs), threads)}
-    return compare(calls, rounds=rounds, min_seconds=seconds)
+    calls = {"fused": kernel.bind(arrays, outs), "apart": bind_unfused(program, arrays, dict(outs), threads)}
+    return time_calls(calls, rounds=rounds, min_seconds=seconds)

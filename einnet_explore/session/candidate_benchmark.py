@@ -48,8 +48,8 @@ def devices() -> tuple[Choice, ...]:
     from einnet_explore.runtime.cuda import execution
     from einnet_explore.runtime.keys import device_name
 
-    lacking = ", ".join(execution.missing())
-    gpu = "a CUDA GPU" if lacking else f"this GPU: {execution.device().name}"
+    lacking = ", ".join(execution.missing_for_cuda())
+    gpu = "a CUDA GPU" if lacking else f"this GPU: {execution.cuda_device().name}"
     return (
         Choice("cpu", f"this CPU: {device_name()}"),
         Choice("cuda", gpu, lacking),
@@ -102,7 +102,7 @@ def bench(
 
 def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[Benched]:
     from einnet_explore.runtime.keys import device_name, library_versions
-    from einnet_explore.runtime.measurement import compare
+    from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.outputs import largest_error
 
     first = next(iter(programs))
@@ -135,7 +135,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     done = 0
     while done < rounds:
         some = min(TOGETHER, rounds - done)
-        timings = compare({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
+        timings = time_calls({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
         samples = {name: (*samples[name], *timings[name].samples) for name in compiled}
         done += some
         yield replace(known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {counted(rounds, 'round')}")
@@ -177,7 +177,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
 
     first = next(iter(programs))
     feeds, constants = arrays(programs[first], seed)
-    name_of, library = execution.device().key
+    name_of, library = execution.cuda_device().key
     known = Benched(programs, 1, device=name_of, library=library)
     errors: dict[str, float] = {}
     failures: dict[str, str] = {}
@@ -190,7 +190,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
         try:
             plan = cuda_plan(program)
             weights = {w: constants[w] for w in plan.weights}
-            copies = execution.rotations(program_work(program).nbytes)
+            copies = execution.rotation_copies(program_work(program).nbytes)
             made = [execution.compile_plan(plan, weights) for _ in range(copies)]
             results = [each.run(feeds) for each in made]  # every copy has the inputs then
             calls[name] = [each.capture() for each in made]
@@ -205,7 +205,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
     done = 0
     while done < rounds:
         some = min(TOGETHER, rounds - done)
-        times = execution.timed(calls, rounds=some)
+        times = execution.time_in_rounds(calls, rounds=some)
         samples = {name: (*samples[name], *times[name]) for name in calls}
         done += some
         stage = f"{done} of {counted(rounds, 'round')}"

@@ -13,26 +13,26 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from einnet_explore.runtime.cuda.device import frontend, missing_for_convolutions, package
+from einnet_explore.runtime.cuda.device import cudnn_frontend, cupy_package, missing_for_convolutions
 from einnet_explore.runtime.cuda.steps import Convolution, Shape, View
 from einnet_explore.support.errors import BackendError
 
 Call = Callable[[], object]
 
-ALIGNED = 16
+CUDNN_ALIGNMENT_BYTES = 16
 """Bytes that cuDNN expects tensors to begin at a multiple of."""
 
-WORKSPACE = 256 << 20
+MAX_WORKSPACE_BYTES = 256 << 20
 """Bytes of workspace, at most."""
 
-MOST_PLANS = 12
+MAX_TIMED_PLANS = 12
 """cuDNN's own ranking is by heuristics: so many of its first plans are timed."""
 
 X, W, Y = 1, 2, 3
 """The frontend's numbers of data, weights and result."""
 
 
-def flat(step: Convolution) -> Convolution:
+def with_two_spatial_dimensions(step: Convolution) -> Convolution:
     """*step* in at least two spatial dimensions, as cuDNN takes it: a line is an image of one row."""
     half = len(step.strides)
     if half != 1:
@@ -57,12 +57,12 @@ def _row(view: View) -> View:
     return replace(view, shape=(n, c, 1, length), strides=(a, b, d * length, d))
 
 
-def graph(library: Any, step: Convolution, handle: object = None) -> Any:
+def cudnn_graph(library: Any, step: Convolution, handle: object = None) -> Any:
     """The frontend's graph of *step*, not yet built: tensors ``X``, ``W`` and ``Y``, strides as they lie in memory.
 
     A transposed convolution is the gradient of a convolution by its data; groups follow from the channels.
     """
-    step = flat(step)
+    step = with_two_spatial_dimensions(step)
     half = len(step.strides)
     single = library.data_type.FLOAT
     made = library.pygraph(
@@ -84,7 +84,7 @@ def graph(library: Any, step: Convolution, handle: object = None) -> Any:
     return made
 
 
-def barred(library: Any, precision: str) -> list[Any]:
+def excluded_notes(library: Any, precision: str) -> list[Any]:
     """The numerical notes of plans that may not be used: float32 means that nothing is rounded before it is multiplied.
 
     cuDNN has TF32 on tensor cores for float32; half precisions for tensors of those types only, so they are TF32 here.
@@ -94,7 +94,7 @@ def barred(library: Any, precision: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltConvolution:
     """A graph, one of its plans by number, and the workspace that it needs, which is ours."""
 
     graph: Any
@@ -104,23 +104,25 @@ class Built:
 
     def call(self, pointers: Mapping[int, int]) -> None:
         """Run on device addresses by number, in the stream that is current in CuPy."""
-        library = frontend()
+        library = cudnn_frontend()
         assert library is not None
-        library.set_stream(self.handle, package().cuda.get_current_stream().ptr)
+        library.set_stream(self.handle, cupy_package().cuda.get_current_stream().ptr)
         self.graph.execute_plan_at_index(dict(pointers), int(self.workspace.data.ptr), self.index, handle=self.handle)
 
 
 @cache
 def _handle() -> Any:
-    library = frontend()
+    library = cudnn_frontend()
     assert library is not None
     return library.create_handle()
 
 
-_BUILT: dict[tuple[object, ...], Built] = {}
+_BUILT: dict[tuple[object, ...], BuiltConvolution] = {}
 
 
-def build(step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]) -> Built:
+def build_convolution(
+    step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]
+) -> BuiltConvolution:
     """cuDNN's fastest plan for *step* by *timer*, which gives seconds of a call; raises BackendError where it has none.
 
     What is timed writes the result, from whatever lies in memory.  Equal convolutions share a plan and its workspace,
@@ -133,28 +135,30 @@ def build(step: Convolution, precision: str, buffers: Mapping[str, Any], timer: 
     return _BUILT[key]
 
 
-def _fastest(step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]) -> Built:
-    library, cp, handle = frontend(), package(), _handle()
+def _fastest(
+    step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]
+) -> BuiltConvolution:
+    library, cp, handle = cudnn_frontend(), cupy_package(), _handle()
     assert library is not None
-    made = graph(library, step, handle)
+    made = cudnn_graph(library, step, handle)
     try:
         made.validate()
         made.build_operation_graph()
         made.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
-        made.deselect_workspace_greater_than(WORKSPACE)
-        made.deselect_numeric_notes(barred(library, precision))
+        made.deselect_workspace_greater_than(MAX_WORKSPACE_BYTES)
+        made.deselect_numeric_notes(excluded_notes(library, precision))
         made.check_support()
     except Exception as error:  # the frontend has several kinds, by version
         raise BackendError(f"cuDNN has no plan for {step.kind}: {' '.join(str(error).split())[:300]}") from None
-    best: tuple[float, Built] | None = None
-    count, built, places = made.get_execution_plan_count(), 0, pointers(step, buffers)
+    best: tuple[float, BuiltConvolution] | None = None
+    count, built, places = made.get_execution_plan_count(), 0, device_addresses(step, buffers)
     for index in range(count):
-        if built == MOST_PLANS:
+        if built == MAX_TIMED_PLANS:
             break
         with suppress(Exception):  # one that is barred, or is not supported after all, says so here
             made.build_plan_at_index(index)
             space = cp.empty(max(1, made.get_workspace_size_plan_at_index(index)), cp.uint8)
-            one = Built(made, index, space, handle)
+            one = BuiltConvolution(made, index, space, handle)
             seconds = timer(partial(one.call, places))
             built += 1
             if best is None or seconds < best[0]:
@@ -164,18 +168,22 @@ def _fastest(step: Convolution, precision: str, buffers: Mapping[str, Any], time
     return best[1]
 
 
-def pointers(step: Convolution, buffers: Mapping[str, Any]) -> dict[int, int]:
+def device_addresses(step: Convolution, buffers: Mapping[str, Any]) -> dict[int, int]:
     """Device addresses by the frontend's numbers."""
     places = {X: step.data, W: step.weights, Y: step.out}
     return {n: int(buffers[v.name].data.ptr) + v.offset * buffers[v.name].itemsize for n, v in places.items()}
 
 
-def direct(step: Convolution, buffers: Mapping[str, Any]) -> bool:
+def runs_on_frontend(step: Convolution, buffers: Mapping[str, Any]) -> bool:
     """Whether the frontend is there and takes *step*: every tensor begins where cuDNN expects."""
-    return frontend() is not None and all(p % ALIGNED == 0 for p in pointers(step, buffers).values())
+    return cudnn_frontend() is not None and all(
+        p % CUDNN_ALIGNMENT_BYTES == 0 for p in device_addresses(step, buffers).values()
+    )
 
 
-def by_torch(step: Convolution, buffers: Mapping[str, Any], precision: str, shown: Callable[[View], Any]) -> Call:
+def bind_torch_convolution(
+    step: Convolution, buffers: Mapping[str, Any], precision: str, shown: Callable[[View], Any]
+) -> Call:
     """A call of cuDNN through torch on the same memory, in the stream that is current in CuPy.
 
     Raises BackendError without a torch that sees the device.
@@ -183,7 +191,7 @@ def by_torch(step: Convolution, buffers: Mapping[str, Any], precision: str, show
     if lacking := missing_for_convolutions():
         raise BackendError(f"no library for convolutions: missing {', and '.join(lacking)}")
     torch: Any = import_module("torch")
-    step = flat(step)
+    step = with_two_spatial_dimensions(step)
     x, w, y = (torch.from_dlpack(shown(v)) for v in (step.data, step.weights, step.out))
     half = len(step.strides)
     before, after = step.pads[:half], step.pads[half:]
@@ -191,18 +199,18 @@ def by_torch(step: Convolution, buffers: Mapping[str, Any], precision: str, show
     how: dict[str, Any] = {"benchmark": True, "deterministic": False, "allow_tf32": precision != "float32"}
     aten = torch.ops.aten
     if step.kind != "Conv":
-        extra = {"padding": list(before), "output_padding": list(beyond(step))}
+        extra = {"padding": list(before), "output_padding": list(torch_output_padding(step))}
         call: Call = lambda: y.copy_(aten.cudnn_convolution_transpose(x, w, **extra, **where, **how))  # noqa: E731
     elif before == after:
         call = lambda: aten.cudnn_convolution.out(x, w, padding=list(before), **where, **how, out=y)  # noqa: E731
     else:
-        wider = _wider(before, after)
+        wider = _torch_padding(before, after)
         pad, none = torch.nn.functional.pad, [0] * half
         call = lambda: aten.cudnn_convolution.out(pad(x, wider), w, padding=none, **where, **how, out=y)  # noqa: E731
-    return lambda: on_stream(torch, call)
+    return lambda: run_on_cupy_stream(torch, call)
 
 
-def beyond(step: Convolution) -> Shape:
+def torch_output_padding(step: Convolution) -> Shape:
     """What torch calls the output padding of a transposed convolution: less padding after than before is more output.
 
     Raises BackendError where it is negative, or as large as both stride and dilation: torch takes neither.
@@ -216,14 +224,14 @@ def beyond(step: Convolution) -> Shape:
     return found
 
 
-def _wider(before: Shape, after: Shape) -> list[int]:
+def _torch_padding(before: Shape, after: Shape) -> list[int]:
     """Paddings as torch lists them: the last dimension first."""
     return [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair]
 
 
-def on_stream(torch: Any, call: Call) -> object:
+def run_on_cupy_stream(torch: Any, call: Call) -> object:
     """*call* in CuPy's current stream: torch has one of its own."""
-    stream = package().cuda.get_current_stream()
+    stream = cupy_package().cuda.get_current_stream()
     if stream.ptr in (0, 1, 2) or stream.ptr == torch.cuda.current_stream().cuda_stream:
         return call()
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):

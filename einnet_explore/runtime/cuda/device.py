@@ -27,7 +27,7 @@ from einnet_explore.support.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
-class Cuda:
+class CudaDevice:
     """The device in use: what figures from it are kept with."""
 
     name: str
@@ -45,7 +45,7 @@ class Cuda:
         return f"CUDA {self.name}", f"driver {self.driver} runtime {self.runtime} {self.libraries}"
 
 
-def missing() -> tuple[str, ...]:
+def missing_for_cuda() -> tuple[str, ...]:
     """What is missing of CuPy, an NVIDIA driver and a device, each with how to get it; nothing where all is there."""
     if find_spec("cupy") is None:
         # The driver can be looked for without CuPy, so that one message says all.
@@ -91,7 +91,7 @@ def cublas() -> Any:
 
 def missing_for_convolutions() -> tuple[str, ...]:
     """What is missing of a library for convolutions: the cuDNN frontend with cuDNN, or a torch that sees the device."""
-    if frontend() is not None:
+    if cudnn_frontend() is not None:
         return ()
     if find_spec("torch") is None:
         return ("the cuDNN frontend (pip install nvidia-cudnn-frontend nvidia-cudnn-cu13), or torch with CUDA",)
@@ -100,7 +100,7 @@ def missing_for_convolutions() -> tuple[str, ...]:
 
 
 @cache
-def frontend() -> Any | None:
+def cudnn_frontend() -> Any | None:
     """The cuDNN frontend, where it is installed and finds cuDNN; else None."""
     if find_spec("cudnn") is None:
         return None
@@ -112,30 +112,30 @@ def frontend() -> Any | None:
     return found
 
 
-def check() -> None:
+def require_cuda() -> None:
     """Raise BackendError, which says in one line what is missing, unless kernels can be run."""
-    if lacking := missing():
+    if lacking := missing_for_cuda():
         raise BackendError(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
 
 
 @cache
-def package() -> ModuleType:
+def cupy_package() -> ModuleType:
     """CuPy, checked; raises BackendError."""
-    check()
+    require_cuda()
     import cupy
 
     return cupy  # type: ignore[no-any-return]
 
 
 @cache
-def device() -> Cuda:
+def cuda_device() -> CudaDevice:
     """The current device; raises BackendError."""
-    cp = package()
+    cp = cupy_package()
     runtime = cp.cuda.runtime
     held = runtime.getDeviceProperties(runtime.getDevice())
     name = held["name"].decode() if isinstance(held["name"], bytes) else str(held["name"])
     versions = [f"cupy {cp.__version__}", f"cublas {_cublas_version(cp)}", f"cudnn {_cudnn_version()}"]
-    return Cuda(
+    return CudaDevice(
         name,
         f"{held['major']}{held['minor']}",
         int(held["multiProcessorCount"]),
@@ -155,25 +155,25 @@ def _cublas_version(cp: ModuleType) -> str:
 
 def _cudnn_version() -> str:
     with suppress(Exception):
-        if (found := frontend()) is not None:
+        if (found := cudnn_frontend()) is not None:
             return f"{found.backend_version()} frontend {found.__version__}"
         if find_spec("torch") is not None:
             return f"{import_module('torch').backends.cudnn.version()} by torch"
     return "none"
 
 
-PAST_L2 = 4
+L2_MULTIPLE = 4
 """So many times the L2's size is what inputs in rotation take together."""
 
 Call = Callable[[], object]
 
 
-def seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
+def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
     """Seconds a call by events, one for each of *samples*; *calls* do the same on different memory, in rotation.
 
     A sample repeats them for at least *least* seconds, so that what events cost does not count.
     """
-    cp = package()
+    cp = cupy_package()
     start, end = cp.cuda.Event(), cp.cuda.Event()
     turn = cycle(calls)
 
@@ -193,30 +193,30 @@ def seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> li
     return [sample(repeats) for _ in range(samples)]
 
 
-def quick(call: Call) -> float:
+def rough_seconds(call: Call) -> float:
     """Seconds of a call, roughly: what is enough to choose among algorithms of a library."""
-    return median(seconds([call], samples=3, least=2e-4))
+    return median(event_seconds([call], samples=3, least=2e-4))
 
 
-def rotations(nbytes: int, memory: float = 0.25) -> int:
+def rotation_copies(nbytes: int, memory: float = 0.25) -> int:
     """How many copies of *nbytes* together are past the L2; at most the part *memory* of the device's."""
-    held = device()
-    wanted = -(-PAST_L2 * held.l2_bytes // max(1, nbytes))
+    held = cuda_device()
+    wanted = -(-L2_MULTIPLE * held.l2_bytes // max(1, nbytes))
     return max(1, min(wanted, 64, int(memory * held.memory_bytes / max(1, nbytes))))
 
 
-def timed(calls: Mapping[str, Sequence[Call]], rounds: int = 5) -> dict[str, list[float]]:
+def time_in_rounds(calls: Mapping[str, Sequence[Call]], rounds: int = 5) -> dict[str, list[float]]:
     """Seconds of each, in interleaved rounds: a clock that changes meets all of them."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, turn in calls.items():
-            found[name].append(median(seconds(turn, samples=3)))
+            found[name].append(median(event_seconds(turn, samples=3)))
     return found
 
 
-def captured(call: Call) -> Call:
+def capture_graph(call: Call) -> Call:
     """*call*, which does not call torch, as one CUDA graph that is launched in CuPy's current stream."""
-    cp = package()
+    cp = cupy_package()
     pool = cp.cuda.MemoryPool()
     stream = cp.cuda.Stream(non_blocking=True)
     cp.cuda.get_current_stream().synchronize()
@@ -233,12 +233,12 @@ def captured(call: Call) -> Call:
     return launch
 
 
-def captured_by_torch(call: Callable[[], Any]) -> Call:
+def capture_graph_by_torch(call: Callable[[], Any]) -> Call:
     """*call*, which may call torch and CuPy, as one graph; what it returns is kept alive with it.
 
     Torch captures, so that torch's memory is the graph's; CuPy works in the stream that torch captures.
     """
-    cp = package()
+    cp = cupy_package()
     torch: Any = import_module("torch")
     pool = cp.cuda.MemoryPool()
     side = torch.cuda.Stream()

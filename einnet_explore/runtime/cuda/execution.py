@@ -23,29 +23,29 @@ import numpy as np
 
 from einnet_explore.runtime.cuda import convolutions
 from einnet_explore.runtime.cuda.device import (
-    Cuda,
-    captured,
-    captured_by_torch,
-    check,
+    CudaDevice,
+    capture_graph,
+    capture_graph_by_torch,
     cublas,
-    device,
-    frontend,
-    missing,
+    cuda_device,
+    cudnn_frontend,
+    cupy_package,
+    event_seconds,
     missing_for_convolutions,
+    missing_for_cuda,
     missing_for_products,
-    package,
-    quick,
-    rotations,
-    seconds,
-    timed,
+    require_cuda,
+    rotation_copies,
+    rough_seconds,
+    time_in_rounds,
 )
-from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
+from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.support.errors import BackendError
 
-MOST_CALLS = 64
+MAX_GEMM_CALLS = 64
 """Batches that are no equal steps apart take a call each, at most so many."""
 
-_LARGEST = (1 << 31) - 1
+_MAX_CUBLAS_SIZE = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Gemm:
     batch: int
 
 
-def gemms(step: Product) -> tuple[Gemm, ...] | None:
+def gemms(step: CudaProduct) -> tuple[Gemm, ...] | None:
     """The calls that *step* is; None where a factor is not packed along either side, or too many would be needed.
 
     Windows that overlap are such: cuBLAS wants rows no shorter than their distance, so they have to be copied.
@@ -83,12 +83,12 @@ def gemms(step: Product) -> tuple[Gemm, ...] | None:
     found = [_matrix(v) for v in views]
     if any(m is None for m in found) or found[0] is None or found[0][0]:
         return None  # the result cannot be transposed: the planner swaps the factors instead
-    groups = _merged(outer, [v.strides[:-2] for v in views])
+    groups = _merge_batches(outer, [v.strides[:-2] for v in views])
     if not groups:
         groups = [(1, (0, 0, 0))]
     inner = max(range(len(groups)), key=lambda n: groups[n][0])
     extent, steps = groups.pop(inner)
-    if prod(n for n, _ in groups) > MOST_CALLS or max(rows, columns, depth, extent) > _LARGEST:
+    if prod(n for n, _ in groups) > MAX_GEMM_CALLS or max(rows, columns, depth, extent) > _MAX_CUBLAS_SIZE:
         return None
     calls = []
     for place in product(*(range(n) for n, _ in groups)):
@@ -112,7 +112,7 @@ def _matrix(view: View) -> tuple[bool, int] | None:
     return None
 
 
-def _merged(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, tuple[int, ...]]]:
+def _merge_batches(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, tuple[int, ...]]]:
     """(extent, step of each) of the batch's dimensions, neighbours that are one walk in all of them as one."""
     out: list[tuple[int, tuple[int, ...]]] = []
     for extent, steps in zip(shape, zip(*strides, strict=True), strict=True):
@@ -125,9 +125,9 @@ def _merged(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, t
     return out
 
 
-OPTIONS = ("--std=c++17",)
+NVRTC_OPTIONS = ("--std=c++17",)
 
-COMPUTE = {
+CUBLAS_COMPUTE_TYPES = {
     "float32": "CUBLAS_COMPUTE_32F",
     "tf32": "CUBLAS_COMPUTE_32F_FAST_TF32",
     "float16": "CUBLAS_COMPUTE_32F_FAST_16F",
@@ -138,7 +138,7 @@ COMPUTE = {
 Call = Callable[[], object]
 
 
-def load(step: Launch, cubin: str | None = None) -> Any:
+def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> Any:
     """The kernel of *step*, from the file *cubin* where that loads here, else compiled from its text.
 
     Raises BackendError; where the text does not compile, with the compiler's words.
@@ -148,20 +148,20 @@ def load(step: Launch, cubin: str | None = None) -> Any:
 
 @cache
 def _loaded(name: str, text: str, cubin: str | None) -> Any:
-    cp = package()
+    cp = cupy_package()
     if cubin is not None:
         with suppress(cp.cuda.driver.CUDADriverError):  # made for another device or a newer driver
             return cp.RawModule(path=cubin).get_function(name)
     try:
-        return cp.RawModule(code=text, options=OPTIONS, backend="nvrtc").get_function(name)
+        return cp.RawModule(code=text, options=NVRTC_OPTIONS, backend="nvrtc").get_function(name)
     except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
         raise BackendError(f"kernel {name} is not compiled: {' '.join(str(error).split())[:600]}") from None
 
 
-def bind(
+def bind_step(
     step: Step,
     buffers: Mapping[str, Any],
-    cubin: Callable[[Launch], str | None] = lambda _: None,
+    cubin: Callable[[CudaLaunch], str | None] = lambda _: None,
     precision: str = "float32",
 ) -> Call:
     """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does.
@@ -169,13 +169,13 @@ def bind(
     Libraries multiply in *precision*.  Raises BackendError where there is no library, or where cuDNN has no
     way.
     """
-    cp = package()
+    cp = cupy_package()
     match step:
-        case Launch(grid=grid, block=block, arguments=given):
-            kernel = load(step, cubin(step))
+        case CudaLaunch(grid=grid, block=block, arguments=given):
+            kernel = load_cuda_kernel(step, cubin(step))
             typed = tuple(buffers[a] if isinstance(a, str) else cp.dtype(a[1]).type(a[0]) for a in given)
             return lambda: kernel(grid, block, typed)
-        case Product():
+        case CudaProduct():
             if lacking := missing_for_products():
                 raise BackendError(f"no library for matrix products: missing {', and '.join(lacking)}")
             return _product(step, buffers, precision)
@@ -183,20 +183,20 @@ def bind(
             return _convolution(step, buffers, precision)
 
 
-def shown(buffers: Mapping[str, Any], view: View) -> Any:
+def device_view(buffers: Mapping[str, Any], view: View) -> Any:
     """The device array that *view* means."""
     flat = buffers[view.name].reshape(-1)[view.offset :]
     strides = tuple(s * flat.itemsize for s in view.strides)
-    return package().lib.stride_tricks.as_strided(flat, view.shape, strides)
+    return cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
 
 
-def _product(step: Product, buffers: Mapping[str, Any], precision: str) -> Call:
+def _product(step: CudaProduct, buffers: Mapping[str, Any], precision: str) -> Call:
     """By cuBLAS where the matrices lie as it takes them, else by CuPy, which copies first."""
-    cp, library = package(), cublas()
+    cp, library = cupy_package(), cublas()
     calls = gemms(step)
     if calls is None:
-        y, a, b = (shown(buffers, v) for v in (step.out, step.left, step.right))
-        packed = Product(_packed(step.out, "y"), _packed(step.left, "a"), _packed(step.right, "b"))
+        y, a, b = (device_view(buffers, v) for v in (step.out, step.left, step.right))
+        packed = CudaProduct(_packed(step.out, "y"), _packed(step.left, "a"), _packed(step.right, "b"))
         own = {"y": cp.empty(y.shape, y.dtype), "a": cp.empty(a.shape, a.dtype), "b": cp.empty(b.shape, b.dtype)}
         inner = _product(packed, own, precision)
 
@@ -209,7 +209,7 @@ def _product(step: Product, buffers: Mapping[str, Any], precision: str) -> Call:
         return copied
     handle = cp.cuda.device.get_cublas_handle()
     one, zero = np.ones((), np.float32), np.zeros((), np.float32)
-    single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, COMPUTE[precision])
+    single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, CUBLAS_COMPUTE_TYPES[precision])
     algorithm = library.CUBLAS_GEMM_DEFAULT
     prepared = [_arguments(g, buffers) for g in calls]
 
@@ -241,11 +241,11 @@ def _arguments(g: Gemm, buffers: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _convolution(step: Convolution, buffers: Mapping[str, Any], precision: str) -> Call:
-    if convolutions.direct(step, buffers):
-        built = convolutions.build(step, precision, buffers, quick)
-        places = convolutions.pointers(step, buffers)
+    if convolutions.runs_on_frontend(step, buffers):
+        built = convolutions.build_convolution(step, precision, buffers, rough_seconds)
+        places = convolutions.device_addresses(step, buffers)
         return lambda: built.call(places)
-    return convolutions.by_torch(step, buffers, precision, lambda view: shown(buffers, view))
+    return convolutions.bind_torch_convolution(step, buffers, precision, lambda view: device_view(buffers, view))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +267,7 @@ class CudaProgram:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs for host arrays *inputs*, as host arrays; raises BackendError for a missing or unfit one."""
-        cp = package()
+        cp = cupy_package()
         for name in self.plan.inputs:
             shape = self.plan.buffers[name]
             if name not in inputs or tuple(inputs[name].shape) != shape:
@@ -282,18 +282,18 @@ class CudaProgram:
 
         Convolutions by torch are captured by torch: their memory is the graph's then.
         """
-        return captured_by_torch(self.execute) if self.with_torch else captured(self.execute)
+        return capture_graph_by_torch(self.execute) if self.with_torch else capture_graph(self.execute)
 
 
 def compile_plan(
-    plan: CudaPlan, weights: Mapping[str, Any] | None = None, cubin: Callable[[Launch], str | None] = lambda _: None
+    plan: CudaPlan, weights: Mapping[str, Any] | None = None, cubin: Callable[[CudaLaunch], str | None] = lambda _: None
 ) -> CudaProgram:
     """*plan* on the device: buffers allocated, *weights* (host arrays) copied, what depends on them alone computed.
 
     *cubin* gives a file with a kernel's machine code, or None.  Raises BackendError without a device, for a
     missing weight, and for kernels that do not compile.
     """
-    cp = package()
+    cp = cupy_package()
     buffers = {n: cp.empty(shape, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
     held = [s for s in plan.steps if isinstance(s, Convolution)]
     for step in held:
@@ -304,31 +304,33 @@ def compile_plan(
         if name not in (weights or {}):
             raise BackendError(f"weight {name} is missing, expected {list(plan.buffers[name])}")
         buffers[name][...] = cp.asarray((weights or {})[name], dtype=buffers[name].dtype)
-    calls = [bind(s, buffers, cubin, plan.precision) for s in plan.steps]
+    calls = [bind_step(s, buffers, cubin, plan.precision) for s in plan.steps]
     for call in calls[: plan.once]:
         call()
-    by_torch = any(not convolutions.direct(s, buffers) for s in plan.steps[plan.once :] if isinstance(s, Convolution))
+    by_torch = any(
+        not convolutions.runs_on_frontend(s, buffers) for s in plan.steps[plan.once :] if isinstance(s, Convolution)
+    )
     return CudaProgram(plan, buffers, tuple(calls[plan.once :]), by_torch)
 
 
 __all__ = [
     "BackendError",
-    "Cuda",
+    "CudaDevice",
     "CudaProgram",
-    "bind",
-    "captured",
-    "captured_by_torch",
-    "check",
+    "bind_step",
+    "capture_graph",
+    "capture_graph_by_torch",
     "compile_plan",
-    "device",
-    "frontend",
-    "load",
-    "missing",
+    "cuda_device",
+    "cudnn_frontend",
+    "cupy_package",
+    "device_view",
+    "event_seconds",
+    "load_cuda_kernel",
     "missing_for_convolutions",
+    "missing_for_cuda",
     "missing_for_products",
-    "package",
-    "rotations",
-    "seconds",
-    "shown",
-    "timed",
+    "require_cuda",
+    "rotation_copies",
+    "time_in_rounds",
 ]

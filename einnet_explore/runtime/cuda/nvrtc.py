@@ -25,7 +25,7 @@ _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class KernelResources:
     """What a kernel takes: *registers* a thread, bytes of *shared* memory a block, bytes of local memory a thread.
 
     *stack* is an array that is not in registers, *spills* are registers that did not fit: both go through memory.
@@ -47,36 +47,36 @@ class Resources:
         return min(by_registers, by_shared, most // (32 * warps), 32)
 
 
-_TOLD = re.compile(
+_ASSEMBLER_LINE = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
     re.DOTALL,
 )
 
 
-def resources(log: str) -> Resources | None:
+def kernel_resources(log: str) -> KernelResources | None:
     """What the assembler's *log* says of the one kernel that it is about; None where it says nothing."""
-    found = _TOLD.search(log)
+    found = _ASSEMBLER_LINE.search(log)
     if found is None:
         return None
     shared = re.search(r"(\d+) bytes smem", found["rest"])
     spills = int(found["stores"]) + int(found["loads"])
-    return Resources(int(found["registers"]), int(shared[1]) if shared else 0, int(found["stack"]), spills)
+    return KernelResources(int(found["registers"]), int(shared[1]) if shared else 0, int(found["stack"]), spills)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledCuda:
     """Machine code (``sm_NN``, an ELF file that drivers load) or PTX (``compute_NN``, text) of one kernel."""
 
     entry: str
     architecture: str
     code: bytes
     log: str
-    resources: Resources | None = None
+    resources: KernelResources | None = None
     """Of machine code: what the assembler says it takes."""
 
 
-def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> Compiled:
+def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> CompiledCuda:
     """*kernel* as CUDA C, compiled for *architecture*.
 
     Raises BackendError where the compiler is missing or does not know the architecture, and where the text does not
@@ -85,7 +85,7 @@ def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> Compil
     return compile_text(emit(kernel, "cuda"), entry_name(kernel), architecture)
 
 
-def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> Compiled:
+def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> CompiledCuda:
     """CUDA C *text* that defines the kernel *name*; see ``compile_cuda``."""
     nvrtc = _library()
     kind, _, number = architecture.partition("_")
@@ -98,7 +98,7 @@ def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> 
         options.append(f"-I{_headers()}")
     given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
     program = ctypes.c_void_p()
-    _done(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None))
+    _check_result(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None))
     try:
         result = nvrtc.nvrtcCompileProgram(program, len(options), given)
         log = _text(program, "nvrtcGetProgramLog").decode(errors="replace").strip("\0\n")
@@ -106,32 +106,32 @@ def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> 
             said = log or nvrtc.nvrtcGetErrorString(result).decode()
             raise BackendError(f"kernel {name} is not compiled for {architecture}: {said}")
         code = _text(program, "nvrtcGetCUBIN" if kind == "sm" else "nvrtcGetPTX")
-        return Compiled(name, architecture, code, log, resources(log) if kind == "sm" else None)
+        return CompiledCuda(name, architecture, code, log, kernel_resources(log) if kind == "sm" else None)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def version() -> str | None:
+def nvrtc_version() -> str | None:
     """The compiler's version, such as ``13.5``; None where there is none."""
     try:
         nvrtc = _library()
     except BackendError:
         return None
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _done(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    _check_result(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return f"{major.value}.{minor.value}"
 
 
 def _text(program: ctypes.c_void_p, what: str) -> bytes:
     nvrtc = _library()
     size = ctypes.c_size_t()
-    _done(nvrtc[f"{what}Size"](program, ctypes.byref(size)))
+    _check_result(nvrtc[f"{what}Size"](program, ctypes.byref(size)))
     out = ctypes.create_string_buffer(size.value)
-    _done(nvrtc[what](program, out))
+    _check_result(nvrtc[what](program, out))
     return out.raw
 
 
-def _done(result: int) -> None:
+def _check_result(result: int) -> None:
     if result:
         raise BackendError(f"NVRTC says {_library().nvrtcGetErrorString(result).decode()}")
 
@@ -161,8 +161,10 @@ def _headers() -> Path:
         if (folder / "cuda_fp16.h").exists():
             return folder
     if not hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
-        raise BackendError(f"NVRTC {version()} carries no headers: set CUDA_HOME, or install nvidia-cuda-nvrtc 13.5")
-    folder = cache_directory() / f"nvrtc-{version()}"
+        raise BackendError(
+            f"NVRTC {nvrtc_version()} carries no headers: set CUDA_HOME, or install nvidia-cuda-nvrtc 13.5"
+        )
+    folder = cache_directory() / f"nvrtc-{nvrtc_version()}"
     said = ctypes.c_char_p()
     with suppress(OSError):  # the next line says why not
         folder.parent.mkdir(parents=True, exist_ok=True)

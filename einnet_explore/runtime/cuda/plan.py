@@ -26,7 +26,7 @@ from einnet_explore.codegen.language.tree_walk import rewrite_statement
 from einnet_explore.codegen.tiling import Hardware, tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime.cuda.steps import Convolution, CudaPlan, Launch, Product, Shape, Step, View
+from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.emulated_blocks import gpu_launch
 from einnet_explore.runtime.matrix_products import matrices, matrix_product
 from einnet_explore.support.errors import BackendError, Refused
@@ -37,7 +37,7 @@ GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, sta
 """What tiles are chosen for: four blocks of 256 threads and 32 sums each on every multiprocessor; 48 KiB are what a
 block has without asking for more, for two tiles of every input."""
 
-FEW, MUCH = 1024, 4096
+FEW_BLOCKS, LARGE_BLOCK_ELEMENTS = 1024, 4096
 """Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -48,7 +48,7 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
 
     Raises BackendError, which names the equation, where no kernel can be made of it.
     """
-    maker = _Maker(operators, {t.name: t.shape for t in program.inputs})
+    maker = _Planner(operators, {t.name: t.shape for t in program.inputs})
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
     for equation in program.equations:
@@ -64,14 +64,14 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
     )
 
 
-class _Maker:
+class _Planner:
     """Steps, equation by equation; ``views`` are those that are no buffers."""
 
     def __init__(self, operators: Sequence[Operator], inputs: Mapping[str, Shape]) -> None:
         self.operators = operators
         self.buffers: dict[str, Shape] = dict(inputs)
         self.views: dict[str, Scope] = {}
-        self.places: dict[str, View] = {name: _whole(name, shape) for name, shape in inputs.items()}
+        self.places: dict[str, View] = {name: _whole_view(name, shape) for name, shape in inputs.items()}
 
     def steps(self, equation: Equation, kept: bool) -> tuple[Step, ...]:
         scope = equation.scope
@@ -79,19 +79,19 @@ class _Maker:
         if is_view and not kept and (seen := view_strides(scope)) is not None:
             (source,) = tensors(scope)
             place = self.places[source.name]
-            if place == _whole(source.name, source.shape):
+            if place == _whole_view(source.name, source.shape):
                 offset, strides = seen
                 self.places[equation.name] = View(place.name, offset, scope.shape, strides)
                 self.views[equation.name] = scope
                 return ()
         self.buffers[equation.name] = scope.shape
-        self.places[equation.name] = _whole(equation.name, scope.shape)
+        self.places[equation.name] = _whole_view(equation.name, scope.shape)
         if not prod(scope.shape):
             return ()
         step = self._convolution(equation) or self._product(equation)
         return (step,) if step else self._kernel(equation)
 
-    def _product(self, equation: Equation) -> Product | None:
+    def _product(self, equation: Equation) -> CudaProduct | None:
         found = matrix_product(equation.scope)
         if found is None:
             return None
@@ -103,8 +103,8 @@ class _Maker:
         if made is None:
             return None
         # The product may come transposed: then left and right have changed places.
-        first, second, product = (_place(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
-        return Product(product, first, second)
+        first, second, product = (_view_in(v, ((left, held[0]), (right, held[1]), (result, out))) for v in made)
+        return CudaProduct(product, first, second)
 
     def _convolution(self, equation: Equation) -> Convolution | None:
         via = equation.via
@@ -169,12 +169,12 @@ class _Maker:
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
 
-    def _fused(self, equation: Equation, seen: Scope) -> Launch:
+    def _fused(self, equation: Equation, seen: Scope) -> CudaLaunch:
         inputs = tuple(dict.fromkeys(tensors(seen)))
         return fused_launch(Program(inputs, (Equation(equation.name, seen),), (equation.name,)), self.buffers)
 
 
-def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
+def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
     """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises Refused.
 
     Where blocks are few and each has much to do, a block has as many threads as there can be.
@@ -182,9 +182,9 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
     whole, shapes = fuse_program(program), {t.name: t.shape for t in program.inputs}
     flat, kernel = gpu_launch(whole, shapes, DTYPE)
     each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
-    if flat.lanes is None and flat.points < FEW and each >= MUCH:
+    if flat.lanes is None and flat.points < FEW_BLOCKS and each >= LARGE_BLOCK_ELEMENTS:
         flat, kernel = gpu_launch(whole, shapes, DTYPE, MAX_BLOCK_THREADS)
-    kernel = specialised(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _counts(p)})
+    kernel = specialise(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _is_integer_parameter(p)})
     label = program.outputs[0]
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
     given: list[str | float] = []
@@ -200,11 +200,11 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> Launch:
     return kernel_launch(kernel, given, kernel.grid)
 
 
-def _counts(parameter: Array | Var) -> bool:
+def _is_integer_parameter(parameter: Array | Var) -> bool:
     return isinstance(parameter, Var) and parameter.kind.integer
 
 
-def specialised(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
+def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
     """*kernel* with the numbers in *known* written into it: dividing by a size that is known costs next to nothing."""
 
     def to(e: Expr) -> Expr | None:
@@ -214,7 +214,7 @@ def specialised(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
     return replace(kernel, params=params, body=tuple(rewrite_statement(s, to) for s in kernel.body))
 
 
-def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> Launch:
+def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> CudaLaunch:
     """*kernel* called with *given* (buffers by name, numbers) in order; raises BackendError for one that is unfit."""
     typed: list[str | tuple[float, str]] = []
     for p, g in zip(kernel.params, given, strict=True):
@@ -225,10 +225,10 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
                 typed.append((g, kind.dtype.name))
             case _:
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
-    return Launch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+    return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
 
 
-def _whole(name: str, shape: Shape) -> View:
+def _whole_view(name: str, shape: Shape) -> View:
     return View(name, 0, shape, row_major(shape))
 
 
@@ -236,7 +236,7 @@ def _shown(flat: np.ndarray, place: View) -> np.ndarray:
     return as_strided(flat[place.offset :], place.shape, place.strides)
 
 
-def _place(view: np.ndarray, among: Sequence[tuple[np.ndarray, View]]) -> View:
+def _view_in(view: np.ndarray, among: Sequence[tuple[np.ndarray, View]]) -> View:
     """Where *view* lies in the buffer that it is part of; elements are bytes here."""
     at = view.ctypes.data
     for base, place in among:

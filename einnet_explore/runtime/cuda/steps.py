@@ -11,7 +11,7 @@ Shape: TypeAlias = tuple[int, ...]
 PRECISIONS: Mapping[str, int] = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
 """What libraries may round factors to before they multiply, with its significant bits; all sums are in float32."""
 
-AGREEMENT = 1e-4
+MAX_FLOAT32_ERROR = 1e-4
 """The largest error allowed in float32, relative to the largest output."""
 
 
@@ -26,7 +26,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CudaLaunch:
     """One kernel: CUDA C *text* that defines *entry*, and what it is called with: buffers by name, typed numbers."""
 
     entry: str
@@ -38,7 +38,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class CudaProduct:
     """*out* = *left* @ *right*, batched: what cuBLAS does."""
 
     out: View
@@ -63,7 +63,7 @@ class Convolution:
     op: str = "convolution"
 
 
-Step: TypeAlias = Launch | Product | Convolution
+Step: TypeAlias = CudaLaunch | CudaProduct | Convolution
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class CudaPlan:
     @property
     def by_library(self) -> bool:
         """Whether a library multiplies anything in it: else every precision is the same."""
-        return any(not isinstance(step, Launch) for step in self.steps)
+        return any(not isinstance(step, CudaLaunch) for step in self.steps)
 
     @property
     def agreement(self) -> float:
         """The error that is allowed: rounded factors lose one part in ``2^bits`` each, and eight such are a bound."""
         bits = PRECISIONS[self.precision] if self.by_library else PRECISIONS["float32"]
         half = 2.0**-11 if "float16" in self.dtypes.values() else 0.0
-        return max(AGREEMENT, 8 * 2.0**-bits if bits < PRECISIONS["float32"] else 0.0, 2 * half)
+        return max(MAX_FLOAT32_ERROR, 8 * 2.0**-bits if bits < PRECISIONS["float32"] else 0.0, 2 * half)
 
     @property
     def numerics(self) -> str:
@@ -117,7 +117,7 @@ class CudaPlan:
         return asdict(self)
 
 
-def from_json(told: Mapping[str, Any]) -> CudaPlan:
+def cuda_plan_from_json(told: Mapping[str, Any]) -> CudaPlan:
     """The plan that ``to_json`` told; raises ValueError for a step or a precision of an unknown kind."""
     return CudaPlan(
         {name: tuple(shape) for name, shape in told["buffers"].items()},
@@ -136,9 +136,9 @@ def _step(told: Mapping[str, Any]) -> Step:
     match told:
         case {"op": "launch", "entry": entry, "text": text, "grid": grid, "block": block, "arguments": arguments}:
             given = tuple(a if isinstance(a, str) else (a[0], a[1]) for a in arguments)
-            return Launch(entry, text, tuple(grid), tuple(block), given)
+            return CudaLaunch(entry, text, tuple(grid), tuple(block), given)
         case {"op": "product", "out": out, "left": left, "right": right}:
-            return Product(_view(out), _view(left), _view(right))
+            return CudaProduct(_view(out), _view(left), _view(right))
         case {"op": "convolution"}:
             out, data, weights = (_view(told[k]) for k in ("out", "data", "weights"))
             strides, dilations, pads, extra = (
