@@ -58,8 +58,10 @@ def derive_by_rows(program: Program) -> Derivation | None:
         match list(accesses(longer.end.equations[0].scope.body)):
             case [Access(Scope())]:
                 for match in ROW_GENERATION.matches(longer.end, (0, 0)):
-                    done = generate_equation(longer.then(match), name)
-                    return None if isinstance(done, str) else done
+                    try:
+                        return generate_equation(longer.then(match), name)
+                    except Refused:
+                        return None
     return None
 
 
@@ -73,10 +75,10 @@ def substitute_into_readers(derivation: Derivation) -> Derivation | None:
             alone = len(found) == 1
             rule: Any = EXPRESSION_FUSION if alone else EXPRESSION_INLINING
             params = Intermediate(source) if alone else Inlined(source)
-            longer = apply_rule(derivation, rule, reader, params)
-            if isinstance(longer, str):
+            try:
+                derivation = apply_rule(derivation, rule, reader, params)
+            except Refused:
                 return None
-            derivation = longer
         if len(found) != 1:
             derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (equation_index(derivation.end, source),)))
     return derivation

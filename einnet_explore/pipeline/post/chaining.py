@@ -14,6 +14,7 @@ Every step is a rule like any other; which of the two forms is run is measured.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from math import gcd, prod
 
 from einnet_explore.analysis.equations import constants
@@ -33,6 +34,7 @@ from einnet_explore.rules import BLOCKED_GENERATION, EXPRESSION_FUSION, STORAGE_
 from einnet_explore.rules.base import NoParameters
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.storage_layout import Stored
+from einnet_explore.support.errors import Refused
 
 PANEL_COLUMNS = 64
 """Columns of a product that are stored together, for every step of its sum."""
@@ -42,24 +44,21 @@ def chain_in_blocks(derivation: Derivation) -> Derivation | None:
     """Derive one blocked kernel for each output of *derivation* where possible; None if no output has one."""
     done = derivation
     for name in derivation.end.outputs:
-        longer = _chained(done, name)
-        done = done if longer is None else longer
+        with suppress(Refused):
+            done = _chained(done, name)
     return None if done is derivation else done
 
 
-def _chained(derivation: Derivation, name: str) -> Derivation | None:
+def _chained(derivation: Derivation, name: str) -> Derivation:
+    """Derive one blocked kernel for output *name*; raises Refused."""
     if name not in {e.name for e in derivation.end.equations}:
-        return None
+        raise Refused(f"{name} is an input")
     fused = _panelled(_reshapes_merged(derivation, name))
     while (source := next(iter(_alone(fused.end, name)), None)) is not None:
-        longer = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
-        if isinstance(longer, str):
-            return None
-        fused = longer
+        fused = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
     if not runs_in_blocks(equation_named(fused.end, name).scope):
-        return None
-    longer = apply_rule(fused, BLOCKED_GENERATION, name, NoParameters())
-    return None if isinstance(longer, str) else longer
+        raise Refused(f"{name} has no vectorised products")
+    return apply_rule(fused, BLOCKED_GENERATION, name, NoParameters())
 
 
 def runs_in_blocks(scope: Scope) -> bool:
@@ -71,9 +70,7 @@ def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
     """Merge every reshape on the way to the equation called *name* into its only reader."""
     while (pair := next(_reshapes(derivation.end, name), None)) is not None:
         source, reader = pair
-        longer = apply_rule(derivation, EXPRESSION_FUSION, reader, Intermediate(source))
-        assert not isinstance(longer, str), longer
-        derivation = merge_scopes(longer, reader)
+        derivation = merge_scopes(apply_rule(derivation, EXPRESSION_FUSION, reader, Intermediate(source)), reader)
     return derivation
 
 
@@ -115,10 +112,10 @@ def _panelled(derivation: Derivation) -> Derivation:
                     phi = _panels(
                         equation_named(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1]
                     )
-                    longer = apply_rule(derivation, STORAGE_LAYOUT, weight, Stored(phi)) if phi else ""
-                    if not isinstance(longer, str):
-                        again = generate_equation(longer, weight)
-                        derivation = longer if isinstance(again, str) else again
+                    with suppress(Refused):
+                        if phi:
+                            derivation = apply_rule(derivation, STORAGE_LAYOUT, weight, Stored(phi))
+                            derivation = generate_equation(derivation, weight)
     return derivation
 
 

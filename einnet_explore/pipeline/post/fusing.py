@@ -19,7 +19,7 @@ from typing import Any
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import reads_once, turned_for
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.ir import VIEW, Access, Equation, Program, Scope, Tensor, accesses, scopes
+from einnet_explore.ir import VIEW, Access, Equation, Scope, Tensor, accesses, scopes
 from einnet_explore.pipeline.post.steps import (
     apply_rule,
     equation_named,
@@ -39,6 +39,7 @@ from einnet_explore.rules import (
 from einnet_explore.rules.blocked_generation import BLOCKED
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.expression_inlining import Inlined
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +97,24 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
                 if name in known and is_blocked_chain(made[reader]):
                     refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
                 elif is_generated(made[reader]):
-                    longer = _pair(derivation, made[name], made[reader])
-                    if not isinstance(longer, str):
-                        return longer
-                    refused[name, reader] = longer
+                    try:
+                        return _pair(derivation, made[name], made[reader])
+                    except Refused as why:
+                        refused[name, reader] = str(why)
     return None
 
 
-def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
+def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation:
+    """Fuse *source* into *reader*; raises Refused."""
     if is_movement(source):
         if turned_for(source, reader):
-            return f"{reader.name} sums elements of {source.name} several times, which are turned for it once"
+            raise Refused(f"{reader.name} sums elements of {source.name} several times, which are turned for it once")
         return _read_through(derivation, source, reader)
     if reader.via is None or not reader.via.is_eoperator:
-        return f"{reader.name} is a view, it computes nothing"
-    if (why := recomputation_reason(source, reader)) is not None:
-        return why
+        raise Refused(f"{reader.name} is a view, it computes nothing")
+    check_no_recomputation(source, reader)
     longer = apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
-    return longer if isinstance(longer, str) else generate_equation(merge_scopes(longer, reader.name), reader.name)
+    return generate_equation(merge_scopes(longer, reader.name), reader.name)
 
 
 def is_blocked_chain(e: Equation) -> bool:
@@ -126,17 +127,18 @@ def is_movement(e: Equation) -> bool:
     return not e.scope.summations and isinstance(e.scope.body, Access) and not isinstance(e.scope.body.source, Scope)
 
 
-def recomputation_reason(source: Equation, reader: Equation) -> str | None:
-    """Why *reader* would compute elements of *source* more than once, in words; None if it would not."""
+def check_no_recomputation(source: Equation, reader: Equation) -> None:
+    """Raise Refused if *reader* would compute elements of *source* more than once."""
     reads = {a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if _reads(a, source)}
     if len(reads) > 1:
-        return f"{reader.name} reads {source.name} at {len(reads)} places: {', '.join(sorted(map(repr, reads)))}"
+        raise Refused(
+            f"{reader.name} reads {source.name} at {len(reads)} places: {', '.join(sorted(map(repr, reads)))}"
+        )
     read = next(iter(reads))
     if read not in set(accesses(reader.scope.body)):
-        return f"a scope inside {reader.name} reads {source.name}"
+        raise Refused(f"a scope inside {reader.name} reads {source.name}")
     if not reads_each_once(reader.scope, read):
-        return f"{reader.name} reads elements of {source.name} again at {read!r}"
-    return None
+        raise Refused(f"{reader.name} reads elements of {source.name} again at {read!r}")
 
 
 def _reads(access: Access, source: Equation) -> bool:
@@ -159,7 +161,7 @@ def reads_each_once(reader: Scope, access: Access) -> bool:
     return True
 
 
-def _read_through(derivation: Derivation, source: Equation, reader: Equation) -> Derivation | str:
+def _read_through(derivation: Derivation, source: Equation, reader: Equation) -> Derivation:
     """Let *reader* read through *source*, a re-indexing; a view does so only if it stays one or is the only reader."""
     alone = readers_by_name(derivation.end)[source.name] == (reader.name,) and source.name not in derivation.end.outputs
     longer = (
@@ -167,19 +169,10 @@ def _read_through(derivation: Derivation, source: Equation, reader: Equation) ->
         if alone
         else apply_rule(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
     )
-    if isinstance(longer, str):
-        return longer
     longer = generate_equation(merge_scopes(longer, reader.name), reader.name)
-    if isinstance(longer, str):
-        return longer
     became = equation_named(longer.end, reader.name)
     was_view = reader.via is not None and reader.via.operator == VIEW
     is_view = became.via is not None and became.via.operator == VIEW
     if was_view and not is_view and not alone:
-        return f"{reader.name} would no longer be a view, and others read {source.name}"
+        raise Refused(f"{reader.name} would no longer be a view, and others read {source.name}")
     return longer
-
-
-def fuse_program(program: Program) -> Derivation:
-    """The derivation that fuses *program*, which is instantiated, to the end."""
-    return fuse_eoperators(Derivation(program))

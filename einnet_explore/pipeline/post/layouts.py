@@ -74,7 +74,10 @@ def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = N
     changed = {name: layout for mode in taken for name, layout in mode.makes.items() if layout}
     if chosen.seconds > worth * total_seconds((modes[0] for modes in operators), problem.transform):
         return derivation
-    return problem.applied(derivation, changed, chosen.transforms, taken) or derivation
+    try:
+        return problem.apply(derivation, changed, chosen.transforms, taken)
+    except Refused:
+        return derivation
 
 
 @dataclass(frozen=True)
@@ -158,52 +161,49 @@ class LayoutProblem:
         old = tuple(back.to_target[x] for x in xs)
         index = map_index(self.phi(name, before), old) if before else old
         copy = Equation(f"{name}__copy", Scope(back.target, (), Access(source, index)))
-        made = generate_equation(Derivation(_program(copy)), copy.name)
-        return 0.0 if isinstance(made, str) else self._seconds(made.end.equations[0])
+        try:
+            made = generate_equation(Derivation(_program(copy)), copy.name)
+        except Refused:
+            return 0.0
+        return self._seconds(made.end.equations[0])
 
     def _tensor(self, name: str, layout: int) -> Tensor:
         e = equation_named(self.program, name)
         return Equation(name, with_layout(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
 
-    def applied(
+    def apply(
         self, derivation: Derivation, changed: Mapping[str, int], copies: Iterable[Transform], taken: list[Mode]
-    ) -> Derivation | None:
-        """Change tensors to the layouts *changed* and make *copies* in others; None if a step fails."""
+    ) -> Derivation:
+        """Change tensors to the layouts *changed* and make *copies* in others; raises Refused."""
         reads = {e.name: mode.reads for e, mode in zip(self.program.equations, taken, strict=True)}
-        longer: Derivation | str = derivation
         for name, _, after in sorted(copies):
+            if not after:
+                raise Refused(f"{name} would be copied back to its own layout")
             # Copies are made from the old layout: what changes that one changes their reads of it too.
             wanting = tuple(reader for reader, found in reads.items() if found.get(name) == after)
-            if after and not isinstance(longer, str):
-                longer = apply_rule(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][after], wanting))
+            derivation = apply_rule(derivation, STORAGE_LAYOUT, name, Stored(self.layouts[name][after], wanting))
         for name, layout in changed.items():
-            if not isinstance(longer, str):
-                longer = apply_rule(longer, STORAGE_LAYOUT, name, Stored(self.layouts[name][layout]))
-        if isinstance(longer, str) or any(after == 0 for _, _, after in copies):
-            return None
+            derivation = apply_rule(derivation, STORAGE_LAYOUT, name, Stored(self.layouts[name][layout]))
         old = {e.name: e for e in self.program.equations}
-        for e in longer.end.equations:
+        for e in derivation.end.equations:
             if e.via is None:
-                again = _again(longer, e.name, old.get(e.name))
-                if again is None:
-                    return None
-                longer = again
-        return longer
+                derivation = _again(derivation, e.name, old.get(e.name))
+        return derivation
 
 
-def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation | None:
-    """Instantiate the equation called *name* again, as *old* was."""
+def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation:
+    """Instantiate the equation called *name* again, as *old* was; raises Refused."""
     if old is not None and old.via is not None and not is_generated(old):
         return match_library_again(derivation, name, old.via.operator)
-    made = generate_equation(merge_scopes(derivation, name), name)
-    return None if isinstance(made, str) else made
+    return generate_equation(merge_scopes(derivation, name), name)
 
 
 def _alone(e: Equation, old: Equation) -> Equation | None:
-    found = _again(Derivation(_program(e)), e.name, old)
-    if found is None or len(found.end.equations) != 1:
+    try:
+        found = _again(Derivation(_program(e)), e.name, old)
+    except Refused:
         return None
-    return found.end.equations[0]
+    return found.end.equations[0] if len(found.end.equations) == 1 else None
 
 
 def _program(e: Equation) -> Program:

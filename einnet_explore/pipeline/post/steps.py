@@ -34,12 +34,9 @@ def equation_named(program: Program, name: str) -> Equation:
     return program.equations[equation_index(program, name)]
 
 
-def apply_rule(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation | str:
-    """*derivation* and one more step at the equation called *name*, or why the rule refuses it."""
-    try:
-        return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
-    except Refused as why:
-        return str(why)
+def apply_rule(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation:
+    """Apply *rule* at the equation called *name*; raises Refused."""
+    return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
 
 
 def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
@@ -74,8 +71,8 @@ def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
                     yield match
 
 
-def generate_equation(derivation: Derivation, name: str) -> Derivation | str:
-    """The equation called *name* generated as an eOperator or view, block by block where it is a chain, or why not."""
+def generate_equation(derivation: Derivation, name: str) -> Derivation:
+    """Generate the equation called *name* as an eOperator or view, or as a chain in blocks; raises Refused."""
     at = (equation_index(derivation.end, name),)
     try:
         return derivation.then(EOPERATOR_GENERATION.match(derivation.end, at))
@@ -83,11 +80,11 @@ def generate_equation(derivation: Derivation, name: str) -> Derivation | str:
         try:
             return derivation.then(BLOCKED_GENERATION.match(derivation.end, at))
         except Refused:
-            return str(why)
+            raise why from None
 
 
-def match_library_again(derivation: Derivation, name: str, operator: str) -> Derivation | None:
-    """Match the equation called *name* to *operator* again, with no other computation; None if that fails."""
+def match_library_again(derivation: Derivation, name: str, operator: str) -> Derivation:
+    """Match the equation called *name* to *operator* again; raises Refused if that takes other computation."""
     program = derivation.end
     at = (equation_index(program, name),)
     for match in matching_rule(OPERATORS).matches(program, at):
@@ -97,7 +94,7 @@ def match_library_again(derivation: Derivation, name: str, operator: str) -> Der
             calls = [e for e in new if not is_generated(e)]
             if len(calls) == 1 and all(e.via and e.via.operator == VIEW for e in new if e is not calls[0]):
                 return longer
-    return None
+    raise Refused(f"{name} is no {operator} in this layout")
 
 
 def is_named(pattern: str, operator: str) -> bool:
