@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.row_nest import nest
+from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses, add, mul, tensors
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
@@ -160,7 +160,7 @@ def residues(program: Program) -> Program:
     for match in VARIABLE_SUBSTITUTION.matches(program, (0,)):
         longer = Derivation(program).then(match)
         inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]
-        if len(inner) == 1 and isinstance(inner[0], Scope) and nest(inner[0]) is not None:
+        if len(inner) == 1 and isinstance(inner[0], Scope) and match_row_nest(inner[0]) is not None:
             generated = next(iter(ROW_GENERATION.matches(longer.end, (0, 0))))
             return longer.then(generated).end
     raise ValueError(f"{program!r} has no residues")

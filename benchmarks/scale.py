@@ -25,7 +25,7 @@ import einnet_explore as ee
 from einnet_explore.cli.output import format_table
 from einnet_explore.ir import Program
 from einnet_explore.session.many_searches import run_search
-from einnet_explore.support.executors import Processes, Serial, gathered, submitted
+from einnet_explore.support.executors import ProcessExecutor, SerialExecutor, gather_results, submit_work
 
 STATES = 400
 
@@ -68,7 +68,7 @@ def once(opened: Callable[[], AbstractContextManager[Any]], programs: Mapping[st
     """The job on what *opened* gives, its start and end within the time."""
     began, own = time.perf_counter(), time.process_time()
     with opened() as executor:
-        answers = gathered(submitted(executor, timed, case, program) for case, program in programs.items())
+        answers = gather_results(submit_work(executor, timed, case, program) for case, program in programs.items())
         wall = time.perf_counter() - began
     here = time.process_time() - own
     workers: dict[int, float] = {}
@@ -101,9 +101,9 @@ def main(argv: Sequence[str] = ()) -> None:
     given = parser.parse_args(argv)
     programs = dict(list(job().items())[: given.items])
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "here": Serial,
-        "1 process": lambda: Processes(1),
-        f"{given.workers} processes": lambda: Processes(given.workers),
+        "here": SerialExecutor,
+        "1 process": lambda: ProcessExecutor(1),
+        f"{given.workers} processes": lambda: ProcessExecutor(given.workers),
     }
     if not given.no_cluster:
         ways |= {

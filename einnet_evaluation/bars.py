@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from einnet_evaluation.plots import COLOURS
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.tables import ResultTable
 
@@ -121,7 +121,7 @@ def _end_to_end(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
         here = [r for r in rows if (r["batch"], r["threads"]) == (batch, threads)]
         series = {"ours": [1.0] * len(here)} | {e: [r[f"{e}_times_ours"] for r in here] for e in engines}
         above = tuple(f"{r['speedup']:.2f}×" if r["speedup"] else "" for r in here)
-        title = f"batch {batch}, {counted(threads, 'thread')}"
+        title = f"batch {batch}, {count_noun(threads, 'thread')}"
         groups = tuple(r["model"] for r in here)
         kept = {e: values for e, values in series.items() if any(v is not None for v in values)}
         yield Panel(title, groups, kept, above, "time relative to ours", _MAX_BAR_HEIGHT, 1.0)

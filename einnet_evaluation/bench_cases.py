@@ -29,7 +29,7 @@ from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.runtime.program import CompiledProgram
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 
 def random_inputs_of(program: Program) -> Arrays:
@@ -59,10 +59,8 @@ def tune_case(
         return None
     winner = part.derivation
     compiled = compile_measured(winner.end, settings.threads, constants, store)
-    return (
-        compiled,
-        f"{describe_operators(winner.end)} ({counted(len(winner.steps), 'step')}, {part.certificate}); {part.numerics}",
-    )
+    derivation = f"{count_noun(len(winner.steps), 'step')}, {part.certificate}"
+    return compiled, f"{describe_operators(winner.end)} ({derivation}); {part.numerics}"
 
 
 def without_library_calls(program: Program) -> Program:

@@ -15,7 +15,7 @@ from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
 from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_evaluation.results_file import ResumableExperiment, busy_notes
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.tables import Cell, ResultTable
 
 ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
@@ -103,7 +103,7 @@ class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
             )
 
     def called(self, key: Unit) -> str:
-        return f"{key.model}, batch {key.batch}, {counted(key.threads, 'thread')}"
+        return f"{key.model}, batch {key.batch}, {count_noun(key.threads, 'thread')}"
 
     def place(self, key: Unit) -> tuple[int, int, int, float]:
         """Small batches and few threads first, models in their order, the published size last."""
@@ -175,7 +175,7 @@ def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str
         said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
     said += busy_notes([result.get("load", 0.0) for result in results.values()])
     said += [
-        f"{unit.model} at batch {unit.batch}, {counted(unit.threads, 'thread')} was not measured: {why}."
+        f"{unit.model} at batch {unit.batch}, {count_noun(unit.threads, 'thread')} was not measured: {why}."
         for unit, why in failures.items()
     ]
     return " ".join(said)
@@ -185,7 +185,7 @@ def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[
     """Of the models as wholes, and which of them; parts of models are not among them."""
     whole = [speedups[model.name] for model in MODELS if model.name in speedups]
     missing = [model.name for model in MODELS if model.name not in speedups]
-    where = f"at batch {batch}, {counted(threads, 'thread')}"
+    where = f"at batch {batch}, {count_noun(threads, 'thread')}"
     if whole:
         of = f"{len(whole)} of the {len(MODELS)} models" if missing else f"the {len(MODELS)} models"
         without = f" (without {', '.join(missing)})" if missing else ""

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import einnet_explore as ee
 from einnet_explore.ir import scopes
-from einnet_explore.operators import distance
+from einnet_explore.operators import expression_distance
 from einnet_explore.operators.library import MATMUL
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.post.layout_assignment import estimate_equation
@@ -190,7 +190,7 @@ def distance_to_matmul(program):
 
 def compared(scope):
     try:
-        yield distance(scope, MATMUL).total
+        yield expression_distance(scope, MATMUL).total
     except Refused:  # another shape of expression altogether
         return
 

@@ -21,7 +21,7 @@
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.analysis.flattening import flattened
+from einnet_explore.analysis.flattening import flatten_scope
 from einnet_explore.codegen.language import I32, emit
 from einnet_explore.codegen.tiling import (
     Hardware,
@@ -57,8 +57,8 @@ found.table
 
 # %%
 total = ee.parse("tensor A[8, 32, 32]\ntensor B[8, 32, 32]\nY[c:8, x:32, y:32] = A[c, x, y] + B[c, x, y]")
-print(flattened(total.equations[0].scope, "Y"))
-print(flattened(total.equations[0].scope, "Y").squashed())
+print(flatten_scope(total.equations[0].scope, "Y"))
+print(flatten_scope(total.equations[0].scope, "Y").squashed())
 
 # %% [markdown]
 # ## What a tile size costs

@@ -28,9 +28,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.analysis.bilinear import correlates, correlation, matrix_product, nested, strassen, wrong_entry
-from einnet_explore.analysis.fused_chain import chain
-from einnet_explore.analysis.softmax_monoid import softmax
+from einnet_explore.analysis.bilinear import (
+    correlates,
+    correlation,
+    matrix_product,
+    nest_algorithms,
+    strassen,
+    wrong_entry,
+)
+from einnet_explore.analysis.fused_chain import find_chain
+from einnet_explore.analysis.softmax_monoid import softmax_homomorphism
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.running_error import bilinear_error_bound, bilinear_growth, run_bilinear
 from einnet_explore.pipeline.post.chaining import chain_in_blocks
@@ -156,7 +163,7 @@ product_at = next(n for n, e in enumerate(tiles.end.equations) if e.name.startsw
 tiles = tiles.then(BILINEAR_SUBSTITUTION.match(tiles.end, (product_at,), traversal="w", summation="s", outputs=4))
 blocks = chain_in_blocks(tiles)
 assert blocks is not None
-stages = chain(blocks.end.equations[-1].scope)
+stages = find_chain(blocks.end.equations[-1].scope)
 rows = next(cut for cut in stages.cuts() if cut.traversal.name == "h")
 for name, region in sorted(stages.regions((rows,)).items()):
     kib = 4 * region.points / 1024
@@ -211,7 +218,11 @@ Y[m:8, n:8] = sum[k:8] A[m, k] * B[k, n]
 halved = BILINEAR_PRODUCT.match(matmul, (0,), algorithm="Strassen", rows="m", between="k", columns="n").apply(matmul)
 print([(e.name, e.scope.shape) for e in halved.after.equations])
 print(certify(halved.before, halved.after))
-print("growth of one level and of two:", float(bilinear_growth(seven)), float(bilinear_growth(nested(seven, seven))))
+print(
+    "growth of one level and of two:",
+    float(bilinear_growth(seven)),
+    float(bilinear_growth(nest_algorithms(seven, seven))),
+)
 
 # %% [markdown]
 # ## The online softmax in three steps
@@ -252,7 +263,7 @@ whole
 # without any rounding:
 
 # %%
-law = softmax(Fraction(2))
+law = softmax_homomorphism(Fraction(2))
 scores = [(3, Fraction(1)), (-1, Fraction(2)), (4, Fraction(-1)), (0, Fraction(5)), (4, Fraction(1, 2))]
 print(law.whole(scores))
 print(law.in_blocks([scores[:2], scores[2:3], scores[3:]]))

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.alignment import Alignment, Reading, align
+from einnet_explore.analysis.alignment import Alignment, Reading, align_readings
 from einnet_explore.analysis.equations import (
     ancestors,
-    constants,
-    dependent,
-    exchanged,
+    constant_tensors,
+    exchange_equations,
+    find_dependent,
+    find_equation,
     fresh_names,
-    named,
-    resolved,
+    resolve_access,
     weight_only,
 )
 from einnet_explore.ir import Equation, Index, Iterator, accesses, as_index
@@ -45,7 +45,7 @@ def agrees(first: Reading, second: Reading, found: Alignment) -> bool:
 
 def attempt(first: Reading, second: Reading) -> tuple[Alignment | None, str]:
     try:
-        return align(first, second), ""
+        return align_readings(first, second), ""
     except ValueError as why:
         return None, str(why)
 
@@ -69,23 +69,23 @@ def test_renamed_shifted_and_windowed_readings_align(data: st.DataObject) -> Non
     first, second = Reading(tuple(ours), frozenset(summed)), Reading(tuple(theirs), frozenset(also))
     found, why = attempt(first, second)
     assert agrees(first, second, found) if found else "is read at" in why
-    same = align(first, first)
+    same = align_readings(first, first)
     assert agrees(first, first, same) and all(x == y and by == 0 for y, (x, by) in same.shift.items())
 
 
 def test_one_tap_of_a_larger_window() -> None:
     h, w, r = Iterator("h", 0, 6), Iterator("w", 0, 6), Iterator("r", 0, 3)
     wide, narrow = Reading((h + r - 1,), frozenset({r})), Reading((as_index(w),), frozenset())
-    assert align(wide, narrow) == Alignment({w: (h, 0)}, {r: 1}, {})
-    assert align(narrow, wide) == Alignment({h: (w, 0)}, {}, {r: 1})
+    assert align_readings(wide, narrow) == Alignment({w: (h, 0)}, {r: 1}, {})
+    assert align_readings(narrow, wide) == Alignment({h: (w, 0)}, {}, {r: 1})
 
 
 def test_digits_align_as_wholes() -> None:
     m, n = Iterator("m", 0, 20), Iterator("n", 0, 20)
     first, second = (Reading((x // 5, x % 5), frozenset()) for x in (m, n))
-    assert align(first, second).shift == {n: (m, 0)}
+    assert align_readings(first, second).shift == {n: (m, 0)}
     with pytest.raises(ValueError, match=r"dimension 1 is read at m % 5 \(m ∈ \[0, 20\)\) and at n % 4"):
-        align(first, Reading((n // 5, n % 4), frozenset()))
+        align_readings(first, Reading((n // 5, n % 4), frozenset()))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_differs_is_named(second: object, message: str) -> None:
     h, w, r = Iterator("h", 0, 6), Iterator("w", 0, 7), Iterator("r", 0, 3)
     first = Reading((as_index(h), w + r), frozenset({r}))
     with pytest.raises(ValueError, match=re.escape(message)):
-        align(first, Reading(second(h, w, r), frozenset({r})))  # type: ignore[operator]
+        align_readings(first, Reading(second(h, w, r), frozenset({r})))  # type: ignore[operator]
 
 
 PROGRAM = parse("""
@@ -117,25 +117,25 @@ PROGRAM = parse("""
 
 
 def test_reads_resolve_through_what_only_moves() -> None:
-    (read,) = (a for a in accesses(named(PROGRAM, "F").scope.body))
-    through = resolved(PROGRAM, read)
+    (read,) = (a for a in accesses(find_equation(PROGRAM, "F").scope.body))
+    through = resolve_access(PROGRAM, read)
     assert repr(through) == "A[(k+2) % 4, (k+2) // 4]"
-    (first, _) = accesses(named(PROGRAM, "E").scope.body)
-    assert repr(resolved(PROGRAM, first)) == "A[k % 4, k // 4]"
+    (first, _) = accesses(find_equation(PROGRAM, "E").scope.body)
+    assert repr(resolve_access(PROGRAM, first)) == "A[k % 4, k // 4]"
 
 
 def test_who_needs_whom() -> None:
     assert ancestors(PROGRAM)["E"] == {"B", "C", "D"}
-    assert dependent(PROGRAM, ("E", "F")) is None
-    assert dependent(PROGRAM, ("E", "B")) == "E reads B, directly or through others: they are not independent"
-    assert constants(PROGRAM) == {"W", "D"} and weight_only(PROGRAM) == {"D"}
+    assert find_dependent(PROGRAM, ("E", "F")) is None
+    assert find_dependent(PROGRAM, ("E", "B")) == "E reads B, directly or through others: they are not independent"
+    assert constant_tensors(PROGRAM) == {"W", "D"} and weight_only(PROGRAM) == {"D"}
     assert fresh_names(PROGRAM, "A", "A", "Z") == ("A1", "A2", "Z1")
     with pytest.raises(ValueError, match="no equation is called 'Z': there are B, C, D, E, F"):
-        named(PROGRAM, "Z")
+        find_equation(PROGRAM, "Z")
 
 
 def test_exchanged_equations_stand_in_order_and_dead_ones_go() -> None:
-    scope = named(PROGRAM, "D").scope
+    scope = find_equation(PROGRAM, "D").scope
     new = parse("tensor D1[6]\ntensor C[24]\nE[k:24] = C[k] + D1[k//4]").equations[0]
-    after = exchanged(PROGRAM, {"E": new}, [Equation("D1", scope)])
+    after = exchange_equations(PROGRAM, {"E": new}, [Equation("D1", scope)])
     assert [e.name for e in after.equations] == ["D1", "B", "C", "E", "F"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.analysis.equations import constants as known_at_compile_time
+from einnet_explore.analysis.equations import constant_tensors as known_at_compile_time
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS

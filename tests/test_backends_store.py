@@ -20,7 +20,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.runtime.measurement import ratios, time_calls
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
-from einnet_explore.support.storage import FORGOTTEN, write_aside
+from einnet_explore.support.storage import STALE_SECONDS, write_aside
 from einnet_explore.syntax import parse
 
 KEY = ProfileKey("Matmul", "m=1", "[1, 2]", "float32", 1, "cpu", "numpy 2")
@@ -99,7 +99,7 @@ def test_what_a_killed_process_left_beside_a_file_goes_after_a_day(tmp_path: Pat
     for folder in (old, new):
         folder.mkdir()
         (folder / "half").write_bytes(b"...")
-    then = time.time() - FORGOTTEN - 60
+    then = time.time() - STALE_SECONDS - 60
     os.utime(old, (then, then))
     assert write_aside(tmp_path / "file", Path.touch)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new-new", "file"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import einnet_explore as ee
 from einnet_explore.analysis.bilinear import POINTS, Bilinear, correlates, correlation, wrong_entry
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.tables import copied, written
+from einnet_explore.analysis.tables import select_entry, table_scope
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Table, accesses, as_index, map_accesses
@@ -200,9 +200,9 @@ def test_an_algorithm_of_ones_own_goes_through_json() -> None:
 def test_a_table_read_by_cases_is_the_table() -> None:
     table = Table((2, 3), tuple(map(Fraction, ("1", "-1/2", "0", "4", "4", "4"))))
     p, i = Iterator("p", 0, 2), Iterator("i", 0, 3)
-    plain = evaluate(copied(table), {})
+    plain = evaluate(table_scope(table), {})
     assert plain.tolist() == [[1, Fraction(-1, 2), 0], [4, 4, 4]]
-    cases = Scope((p, i), (), written(table, (as_index(p), as_index(i))))
+    cases = Scope((p, i), (), select_entry(table, (as_index(p), as_index(i))))
     assert np.array_equal(evaluate(cases, {}, np.float64), plain.astype(float))
     with pytest.raises(ValueError, match=r"a table of shape \[2\] has 1 entries"):
         Table((2,), (Fraction(1),))

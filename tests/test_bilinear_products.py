@@ -17,7 +17,7 @@ from einnet_explore.analysis.bilinear import (
     karatsuba,
     laderman,
     matrix_product,
-    nested,
+    nest_algorithms,
     strassen,
     wrong_entry,
 )
@@ -50,8 +50,12 @@ ALGORITHMS: list[tuple[Bilinear, Form, int]] = [
     (laderman(), matrix_product(THREE), 23),
     (karatsuba(), multiplies_polynomials, 3),
     (gauss(), multiplies_complex, 3),
-    (nested(karatsuba(), karatsuba()), nested_form(multiplies_polynomials, multiplies_polynomials, (3, 2, 2)), 9),
-    (nested(strassen(), strassen()), nested_form(matrix_product(TWO), matrix_product(TWO), (4, 4, 4)), 49),
+    (
+        nest_algorithms(karatsuba(), karatsuba()),
+        nested_form(multiplies_polynomials, multiplies_polynomials, (3, 2, 2)),
+        9,
+    ),
+    (nest_algorithms(strassen(), strassen()), nested_form(matrix_product(TWO), matrix_product(TWO), (4, 4, 4)), 49),
 ]
 MATMUL = "tensor A[{m}, {k}]\ntensor B[{k}, {n}]\nY[m:{m}, n:{n}] = sum[k:{k}] A[m, k] * B[k, n]"
 
@@ -143,7 +147,7 @@ def test_a_form_that_is_written_as_a_table(triple: Bilinear, form: Form) -> None
 
 
 def test_algorithms_of_users() -> None:
-    deeper = nested(karatsuba(), karatsuba())
+    deeper = nest_algorithms(karatsuba(), karatsuba())
     form = nested_form(multiplies_polynomials, multiplies_polynomials, (3, 2, 2))
     before = of_table(form, deeper.shape, 1)
     shown = {n: [[str(x) for x in row] for row in getattr(deeper, n)] for n in "uvw"}

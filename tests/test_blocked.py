@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.analysis.fused_chain import Cut, chain
+from einnet_explore.analysis.fused_chain import Cut, find_chain
 from einnet_explore.codegen.fused_tiling import kernel
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
@@ -84,7 +84,7 @@ def in_blocks(program: Program, m: int = 2) -> Derivation:
 
 def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
     """What the kernel computes that is cut by *cuts*."""
-    return run_parts(scope, (ChainPart(chain(scope), cuts),), arrays, threads)
+    return run_parts(scope, (ChainPart(find_chain(scope), cuts),), arrays, threads)
 
 
 def run_parts(scope: Scope, parts: tuple[ChainPart, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
@@ -138,7 +138,7 @@ def test_a_chain_in_blocks_keeps_every_integer(
     assert after.equations[-1].via == BLOCKED and tvm_source(scope).template == "blocked"
     arrays = integers(program, seed)
     known = transformed(after, arrays["K"])
-    cuts = choose_cuts(chain(scope), threads, replace(HERE, l2=1 << 14))
+    cuts = choose_cuts(find_chain(scope), threads, replace(HERE, l2=1 << 14))
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, p))
 
 
@@ -158,7 +158,7 @@ def test_every_cut_gives_the_same(along: str, size: int, threads: int) -> None:
     arrays = integers(program)
     known = transformed(after, arrays["K"])
     scope = after.equations[-1].scope
-    found = chain(scope)
+    found = find_chain(scope)
     own = {x.name: x for x in found.result.scope.traversals}
     cuts = (found.cut(own["n"], 1, 1), found.cut(own[along], 2, size)) if size else ()
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, 1))
@@ -171,7 +171,7 @@ def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: in
     scope = in_blocks(program).end.equations[-1].scope
     arrays = integers(program)
     arrays |= transformed(in_blocks(program).end, arrays["K"])
-    ((first, second),) = split_chain(chain(scope))
+    ((first, second),) = split_chain(find_chain(scope))
     rows = next(x for x in first.chain.result.scope.traversals if x.extent >= threads)
     first = replace(first, cuts=(first.chain.cut(rows, 1, -(-rows.extent // threads)),))
     own = {x.name: x for x in second.chain.result.scope.traversals}
@@ -186,7 +186,7 @@ def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
     """Of one vector, of two so that the last block overlaps, and of all."""
     program = convolution(1, 16, 48, 5, 7)
     scope = in_blocks(program).end.equations[-1].scope
-    found = chain(scope)
+    found = find_chain(scope)
     arrays = integers(program)
     arrays |= transformed(in_blocks(program).end, arrays["K"])
     f = found.result.scope.traversals[1]
@@ -197,7 +197,7 @@ def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 64])
 def test_threads_have_columns_of_their_own_where_weights_are_large(threads: int) -> None:
     """36·512·512 numbers are read by no two threads: each has whole vectors, and the transforms are done once."""
-    found = chain(in_blocks(convolution(1, 512, 512, 14, 14), 4).end.equations[-1].scope)
+    found = find_chain(in_blocks(convolution(1, 512, 512, 14, 14), 4).end.equations[-1].scope)
     parts = choose_parts(found, threads, Machine())
     if threads == 1:
         assert [p.cuts for p in parts] == [choose_cuts(found, 1, Machine())]
@@ -212,7 +212,7 @@ def test_threads_have_columns_of_their_own_where_weights_are_large(threads: int)
 
 def test_small_weights_are_read_by_all_threads() -> None:
     """64 channels: rows are shared, evenly, by one part."""
-    found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
+    found = find_chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
     for threads in (2, 7):
         (part,) = choose_parts(found, threads, Machine())
         assert [cut.traversal.name for cut in part.cuts] == ["h"] and part.blocks % threads == 0
@@ -221,7 +221,7 @@ def test_small_weights_are_read_by_all_threads() -> None:
 def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
     """Not where what follows reads two stages of it."""
     end = in_blocks(convolution(1, 16, 16, 9, 8)).end
-    found = chain(end.equations[-1].scope)
+    found = find_chain(end.equations[-1].scope)
     (way,) = split_chain(found)
     first, second = way
     assert first.chain.stages == found.stages[: len(first.chain.stages)] and not first.chain.stages[-1].product
@@ -232,13 +232,13 @@ def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
     for left, after, ways in ((more, more, 1), (f"{{[m:8, k:16] 2 * {more}[m, k]}}", more, 0)):
         body = f"{{[m:8, n:16] sum[k:16] {left}[m, k] * B[k, n]}}[m, n] + {after}[m, n]"
         scope = ee.parse(f"{MATRICES}Y[m:8, n:16] = {body}").equations[0].scope
-        assert len(list(split_chain(chain(scope)))) == ways
+        assert len(list(split_chain(find_chain(scope)))) == ways
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_region_is_what_a_block_reads(size: int) -> None:
     """Every element that is read for some block lies in the region, and one on each of its faces that moves."""
-    found = chain(in_blocks(convolution(1, 16, 16, 9, 8)).end.equations[-1].scope)
+    found = find_chain(in_blocks(convolution(1, 16, 16, 9, 8)).end.equations[-1].scope)
     h = found.result.scope.traversals[2]
     cut = found.cut(h, 2, size)
     regions = found.regions((cut,))
@@ -270,7 +270,7 @@ def _values(index: Any, scope: Scope, region: Any, cut: Cut, block: int) -> list
 
 
 def test_cuts_are_those_that_do_no_product_twice() -> None:
-    found = chain(in_blocks(convolution(2, 16, 32, 9, 8)).end.equations[-1].scope)
+    found = find_chain(in_blocks(convolution(2, 16, 32, 9, 8)).end.equations[-1].scope)
     assert {c.traversal.name: c.period for c in found.cuts()} == {"n": 1, "f": 1, "h": 2, "w": 2}
     whole = found.multiplications()
     assert whole == 16 * 2 * 5 * 4 * 16 * 32
@@ -281,7 +281,7 @@ def test_cuts_are_those_that_do_no_product_twice() -> None:
 
 
 def test_what_is_done_for_all_channels_is_not_cut_by_channels() -> None:
-    found = chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
+    found = find_chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
     assert [(cut.traversal.name, cut.period) for cut in choose_cuts(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
     assert choose_cuts(found, 1, Machine(l2=1 << 26)) == ()
     assert prod(cut.blocks for cut in choose_cuts(found, 2, Machine(l2=1 << 26))) > 1
@@ -423,9 +423,9 @@ def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
     """The kernel of F(2×2, 3×3) of so many channels, on an image of 7²; how it is cut."""
     program = in_blocks(convolution(1, c, f, 7, 7)).end
     scope = program.equations[-1].scope
-    cuts = choose_cuts(chain(scope), 1, HERE)
+    cuts = choose_cuts(find_chain(scope), 1, HERE)
     sizes = {t.name: prod(t.shape) for t in tensors(scope)}
-    return str(kernel.chain_function((ChainPart(chain(scope), cuts),), sizes, 1, HERE)), cuts
+    return str(kernel.chain_function((ChainPart(find_chain(scope), cuts),), sizes, 1, HERE)), cuts
 
 
 def test_weights_from_beyond_the_caches_are_asked_for_ahead_and_read_once() -> None:

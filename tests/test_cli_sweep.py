@@ -13,7 +13,7 @@ from test_cli import CASE
 
 from einnet_explore.cli import main, sweep
 from einnet_explore.session.many_searches import run_search
-from einnet_explore.support.executors import Serial
+from einnet_explore.support.executors import SerialExecutor
 from einnet_explore.viz.tables import ResultTable
 
 
@@ -89,7 +89,7 @@ def test_interrupted_searches_that_were_done_out_of_turn_are_kept(
 
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             self.asked += 1
-            return Serial().submit(fn, *args, **kwargs) if self.asked > 1 else Never()
+            return SerialExecutor().submit(fn, *args, **kwargs) if self.asked > 1 else Never()
 
     class Never(Future[Any]):
         def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.padding import Constancy, constancy, narrowed
+from einnet_explore.analysis.padding import Constancy, confined_range, constancy
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Bound, Iterator, Scope, Tensor, mul
 from tests.pointwise import index_at, points
@@ -39,7 +39,7 @@ def test_constants_of_polynomials_are_sound(scope: Scope) -> None:
 def test_narrowed_is_necessary(data: st.DataObject, over: list[Iterator], lo: int) -> None:
     bound = Bound(data.draw(indices(over)), lo, lo + data.draw(st.integers(0, 5)))
     for y in over:
-        found = narrowed(bound, y)
+        found = confined_range(bound, y)
         if found is not None:
             for point in points(tuple(over)):
                 if bound.lo <= index_at(bound.index, point) < bound.hi:

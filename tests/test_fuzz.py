@@ -32,7 +32,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
-from einnet_explore.support.executors import Serial
+from einnet_explore.support.executors import SerialExecutor
 from einnet_explore.syntax import parse, text
 
 pytestmark = pytest.mark.timeout(300)
@@ -104,7 +104,7 @@ def test_a_soak_on_an_executor_finds_the_same(tmp_path: Path) -> None:
             raise ValueError("a mistake")
         return Outcome(Counter(items=1))
 
-    class Slow(Serial):
+    class Slow(SerialExecutor):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
             return Future() if args[1] == 3 else super().submit(fn, *args, **kwargs)
 

@@ -11,7 +11,7 @@ import pytest
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.analysis.equations import map_reads, read_instead
+from einnet_explore.analysis.equations import map_reads, redirect_reads
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Program, tensors
 from einnet_explore.onnx_export.export import Replacement
@@ -166,7 +166,7 @@ def test_readers_that_expect_different_values_outside_are_not_joined() -> None:
     assert join_programs(model, [one, other]) is not None
     x = next(t for t in other.program.inputs if t.name == "x")
     odd = replace(x, value=-1.0)
-    changed = read_instead(
+    changed = redirect_reads(
         replace(other.program, inputs=tuple(odd if t == x else t for t in other.program.inputs)), x.name, odd
     )
     assert join_programs(model, [one, replace(other, program=changed)]) is None

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.flattening import Column, Flattened, Row, flat_address, flattened, neighbours
+from einnet_explore.analysis.flattening import (
+    AddressColumn,
+    FlattenedScope,
+    IteratorRow,
+    are_neighbours,
+    flat_address,
+    flatten_scope,
+)
 from einnet_explore.codegen.preparation import collapse_dimensions
 from einnet_explore.ir import Bound, Iterator, Scope, Tensor, accesses, as_index
 from einnet_explore.operators import expressions as ops
@@ -33,8 +40,8 @@ PRINTED = """
 """
 
 
-def table_of(text: str) -> Flattened:
-    return flattened(parse(text).equations[-1].scope)
+def table_of(text: str) -> FlattenedScope:
+    return flatten_scope(parse(text).equations[-1].scope)
 
 
 def test_the_documents_table() -> None:
@@ -52,14 +59,14 @@ def test_a_matrix_read_along_its_diagonals() -> None:
     i, j = Iterator("i", 0, 16), Iterator("j", 0, 1)
     read = Tensor("M", (16, 16))[i, as_index(i) + j]
     assert repr(flat_address(read)) == "17*i+j"
-    (column,) = flattened(Scope((i, j), (), read)).inputs
+    (column,) = flatten_scope(Scope((i, j), (), read)).inputs
     assert (column.coefficients, column.offset) == ((17, 1), 0)
 
 
 def test_the_iterators_are_counted_from_zero() -> None:
     table = table_of("tensor A[9] pad [2]\nY[x:-1..4] = sum[r:2..4] A[2*x - r + 3]")
-    assert table.rows == (Row("r", 2, False), Row("x", 5, True))
-    assert table.columns == (Column("O", (0, 1)), Column("A", (-1, 2), -1))
+    assert table.rows == (IteratorRow("r", 2, False), IteratorRow("x", 5, True))
+    assert table.columns == (AddressColumn("O", (0, 1)), AddressColumn("A", (-1, 2), -1))
     assert [repr(c) for c in table.constraints] == ["0 <= -r+2*x+3 < 9"]
 
 
@@ -78,7 +85,7 @@ def test_domains_are_constraints() -> None:
     scope = parse("tensor A[8]\nY[x:8, y:8] = A[x]").equations[0].scope
     x, y = scope.traversals
     bound = Bound(as_index(x) + y, 2, 9)
-    assert flattened(replace(scope, domain=(bound,))).constraints == (bound,)
+    assert flatten_scope(replace(scope, domain=(bound,))).constraints == (bound,)
 
 
 def test_shown_as_latex_and_html() -> None:
@@ -95,18 +102,18 @@ def test_shown_as_latex_and_html() -> None:
 def test_squashing_merges_what_goes_together_and_keeps_constraints_apart() -> None:
     matmul = table_of("tensor A[4, 5, 6]\ntensor B[4, 5, 6]\nY[n:4, h:5, w:6] = A[n, h, w] + B[n, h, w]")
     assert matmul.squashed().ranges == (120,)
-    conv = flattened(ops.conv2d(N=2, H=5, W=6, C=3, F=4, R=3, S=3).equations[0].scope)
+    conv = flatten_scope(ops.conv2d(N=2, H=5, W=6, C=3, F=4, R=3, S=3).equations[0].scope)
     names = {r.name for r in conv.squashed().rows}
     assert {x.name for c in conv.constraints for x in c.index.iterators} <= names
 
 
 def test_neighbours_are_whole_rows() -> None:
-    assert neighbours([(12, 4), (3, 1)], 3) and not neighbours([(12, 4), (4, 1)], 3)
+    assert are_neighbours([(12, 4), (3, 1)], 3) and not are_neighbours([(12, 4), (4, 1)], 3)
 
 
 @given(scopes_(depth=1, quotients=False, domains=False, functions=()))
 def test_the_table_gives_every_address(scope: Scope) -> None:
-    table = flattened(scope)
+    table = flatten_scope(scope)
     iterators = sorted((*scope.traversals, *scope.summations), key=lambda x: x.name)
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -120,7 +127,7 @@ def test_the_table_gives_every_address(scope: Scope) -> None:
 @given(scopes_(depth=1, quotients=False, domains=False, functions=()))
 def test_squashing_agrees_with_the_backends(scope: Scope) -> None:
     assume(scope.traversals)
-    before, after = flattened(scope).squashed(), flattened(collapse_dimensions(scope)).squashed()
+    before, after = flatten_scope(scope).squashed(), flatten_scope(collapse_dimensions(scope)).squashed()
     assert sorted(before.ranges) == sorted(after.ranges)
 
 
@@ -130,7 +137,7 @@ def test_squashed_tables_reach_the_same_addresses(a: int, b: int, c: int, data: 
     full, small = table_of(text), table_of(text).squashed()
     assert len(small.rows) == 2
 
-    def addresses(table: Flattened, column: int) -> list[int]:
+    def addresses(table: FlattenedScope, column: int) -> list[int]:
         found = [table.columns[column].offset]
         for k, n in zip(table.columns[column].coefficients, table.ranges, strict=True):
             found = [f + k * i for f in found for i in range(n)]

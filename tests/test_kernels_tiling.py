@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.analysis.flattening import Column, Flattened, Row, flattened
+from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope, IteratorRow, flatten_scope
 from einnet_explore.cli import main
 from einnet_explore.codegen.language import F32, I32, I64, check_kernel, emit
 from einnet_explore.codegen.machine import Machine
@@ -43,7 +43,7 @@ from tests.test_kernels_flattening import PLAIDML
 
 needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
 
-CONV = flattened(parse(PLAIDML).equations[0].scope)
+CONV = flatten_scope(parse(PLAIDML).equations[0].scope)
 RELU = TilingProblem(CONV, operations=4)
 CHOSEN = (8, 32, 2, 3, 16, 2, 2)
 LOG = """\
@@ -170,7 +170,7 @@ def test_costs_are_sums_over_the_tiles(data: st.DataObject) -> None:
 
 
 def test_threads_are_rolled_up_where_results_are_few() -> None:
-    table = flattened(parse("tensor A[512]\ntensor B[512]\nY[o:1] = sum[k:512] A[k] * B[k]").equations[0].scope)
+    table = flatten_scope(parse("tensor A[512]\ntensor B[512]\nY[o:1] = sum[k:512] A[k] * B[k]").equations[0].scope)
     cost = tile_cost(TilingProblem(table), (512, 1), Hardware())
     assert (cost.op, cost.rp, cost.tu) == (256, 8, 256)
     layout = thread_layout(table, (512, 1), 256)
@@ -215,7 +215,10 @@ def test_refusals_show_numbers() -> None:
             search(RELU, Hardware(memory=4))
         with pytest.raises(ValueError, match=r"single elements are over regs: .* and 1024 of sums"):
             search(RELU, Hardware(registers=512))
-    empty = Flattened((Row("k", 0, False), Row("x", 3, True)), (Column("O", (0, 1)), Column("A", (1, 1))))
+    empty = FlattenedScope(
+        (IteratorRow("k", 0, False), IteratorRow("x", 3, True)),
+        (AddressColumn("O", (0, 1)), AddressColumn("A", (1, 1))),
+    )
     with pytest.raises(ValueError, match=r"ranges \[0, 3\]: there is nothing to cut"):
         search_best_first(TilingProblem(empty), Hardware())
     with pytest.raises(ValueError, match="is over memory: 20656 bytes"):

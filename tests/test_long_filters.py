@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.analysis.counts import turned_for
+from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -165,8 +165,8 @@ def generate(program: Program) -> Program:
 def test_what_a_sum_reads_several_times_is_turned_once() -> None:
     program = generate(ee.parse(TURNED.format(table="table[4] (1, 2, -1, 3) [i]")))
     source, reader = program.equations
-    assert source.via is not None and source.via.operator == "View" and turned_for(source, reader)
-    assert not turned_for(reader, source)
+    assert source.via is not None and source.via.operator == "View" and is_transposed_for(source, reader)
+    assert not is_transposed_for(reader, source)
     result = fuse_with_refusals(Derivation(program))
     assert [e.name for e in result.derivation.end.equations] == ["D", "Y"]
     assert "sums elements of D several times, which are turned for it once" in result.refused["D", "Y"]
@@ -181,7 +181,7 @@ def test_what_is_read_once_is_read_where_it_lies(body: str) -> None:
     text = TURNED.splitlines()
     program = generate(ee.parse("\n".join((*text[:-1], f"Y[c:16, t:6, h:8] = {body}"))))
     source, reader = program.equations
-    assert not turned_for(source, reader)
+    assert not is_transposed_for(source, reader)
     assert [e.name for e in fuse_eoperators(Derivation(program)).end.equations] == ["Y"]
 
 

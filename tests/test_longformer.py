@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 
 import einnet_explore as ee
 from einnet_evaluation.models.longformer import DILATION, HEADS, layer
-from einnet_explore.analysis.row_nest import Band, Nest, Reduced, Row, nest
+from einnet_explore.analysis.row_nest import RowNest, match_row_nest
+from einnet_explore.analysis.row_nodes import BandNode, ReducedNode, RowNode
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.rows.vector_products import vector_tile
@@ -54,8 +55,8 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
     return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in tensors(scope)}
 
 
-def fits(scope: Scope) -> Nest:
-    found = nest(scope)
+def fits(scope: Scope) -> RowNest:
+    found = match_row_nest(scope)
     assert found is not None
     return found
 
@@ -115,14 +116,17 @@ def test_bands_are_found_by_their_indices(text: str) -> None:
     ],
 )
 def test_what_is_no_band(text: str) -> None:
-    assert nest(parse(f"tensor A[2, 20, 8]\ntensor B[2, 20, 8] pad [0, 14, 0]\n{text}").equations[0].scope) is None
+    assert (
+        match_row_nest(parse(f"tensor A[2, 20, 8]\ntensor B[2, 20, 8] pad [0, 14, 0]\n{text}").equations[0].scope)
+        is None
+    )
 
 
 def test_the_nodes_of_attention() -> None:
     derivation = derive_by_rows(attention(2, 12, 4, 4, 2))
     assert derivation is not None
     found = fits(derivation.end.equations[0].scope)
-    assert [type(node) for node in found.nodes] == [Band, Row, Reduced, Row, Reduced]
+    assert [type(node) for node in found.nodes] == [BandNode, RowNode, ReducedNode, RowNode, ReducedNode]
     # What divides a whole row is left to the end.
     assert "/(" in repr(found.scale) and "/(" not in repr(found.result)
     assert found.flops == 2 * (4 + 4) * 2 * 12 * 5
@@ -130,7 +134,7 @@ def test_the_nodes_of_attention() -> None:
 
 def test_columns_that_are_zero_are_known() -> None:
     (band,) = fits(only(ee.ops.g2bmm(1, 100, 10, 4))).nodes
-    assert isinstance(band, Band) and band.support == (10, 110)
+    assert isinstance(band, BandNode) and band.support == (10, 110)
     product = fits(only(ee.ops.gbmm(1, 100, 10, 4))).product
     assert product is not None and product.support == (10, 110)
 
@@ -171,7 +175,7 @@ def test_a_softmax_is_one_kernel() -> None:
         .scope
     )
     found = fits(scope)
-    assert not found.banded and [type(node) for node in found.nodes] == [Reduced, Row, Reduced]
+    assert not found.banded and [type(node) for node in found.nodes] == [ReducedNode, RowNode, ReducedNode]
     arrays = arrays_of(scope)
     close(computed(scope, arrays), evaluate(scope, arrays, np.float64))
 
@@ -196,7 +200,7 @@ def test_a_block_of_rows_stays_in_the_cache() -> None:
 
 def test_residues_become_a_batch_and_every_step_is_proved() -> None:
     start = attention(1, 24, 3, 4, 2, d=4)
-    assert nest(start.equations[0].scope) is None
+    assert match_row_nest(start.equations[0].scope) is None
     derivation = derive_by_rows(start)
     assert derivation is not None
     assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
@@ -295,7 +299,7 @@ def test_the_windows_are_read_where_they_lie(heads: list[Subprogram]) -> None:
     derivation = derive_by_rows(heads[0].program)
     assert derivation is not None and certify(heads[0].program, derivation.end).kind == "proved"
     found = fits(derivation.end.equations[0].scope)
-    assert [type(node) for node in found.nodes] == [Band, Row, Reduced, Row, Reduced]
+    assert [type(node) for node in found.nodes] == [BandNode, RowNode, ReducedNode, RowNode, ReducedNode]
     assert found.product is not None and found.row.extent == 40 // DILATION and found.along.extent == 9
     arrays = {
         t.name: np.random.default_rng(3).standard_normal(t.shape).astype(np.float32) for t in heads[0].program.inputs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nested, strassen
+from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nest_algorithms, strassen
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
@@ -77,7 +77,12 @@ from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
 from tests.test_online_softmax import attention
 
-TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [strassen(), laderman(), nested(strassen(), strassen()), karatsuba()]
+TRIPLES = [correlation(m, 3) for m in (2, 4, 6)] + [
+    strassen(),
+    laderman(),
+    nest_algorithms(strassen(), strassen()),
+    karatsuba(),
+]
 
 
 @given(st.sampled_from(TRIPLES), st.integers(1, 64), st.integers(0, 2**31))
@@ -92,11 +97,11 @@ def test_the_error_stays_below_its_bound(triple: Bilinear, channels: int, seed: 
 def test_larger_tiles_lose_more() -> None:
     grown = [float(bilinear_growth(correlation(m, 3))) for m in (2, 4, 6)]
     assert grown[0] < grown[1] < grown[2]
-    assert float(bilinear_growth(nested(strassen(), strassen()))) == pytest.approx(
+    assert float(bilinear_growth(nest_algorithms(strassen(), strassen()))) == pytest.approx(
         float(bilinear_growth(strassen())) ** 2
     )
     assert bilinear_growth(karatsuba()) == 3 and bilinear_roundings(strassen(), 10) < bilinear_roundings(
-        nested(strassen(), strassen()), 10
+        nest_algorithms(strassen(), strassen()), 10
     )
 
 

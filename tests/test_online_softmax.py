@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from einnet_explore.analysis.online_softmax import Online, online
-from einnet_explore.analysis.softmax_monoid import BASES, LISTS, Homomorphism, Monoid, Triple, broken, softmax
+from einnet_explore.analysis.online_softmax import OnlineSoftmax, match_online_softmax
+from einnet_explore.analysis.softmax_monoid import (
+    BASES,
+    LISTS,
+    Homomorphism,
+    Monoid,
+    Triple,
+    find_violated_law,
+    softmax_homomorphism,
+)
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
@@ -59,9 +67,9 @@ def derived(program: Program) -> Scope:
     return equation.scope
 
 
-def fits(scope: Scope) -> Online:
-    found = online(scope)
-    assert isinstance(found, Online), found
+def fits(scope: Scope) -> OnlineSoftmax:
+    found = match_online_softmax(scope)
+    assert isinstance(found, OnlineSoftmax), found
     return found
 
 
@@ -90,40 +98,40 @@ bases = st.fractions(Fraction(1, 5), 5, max_denominator=9)
 def test_triples_are_a_monoid_and_what_lists_are_mapped_to(
     lists: list[list[tuple[int, Fraction]]], base: Fraction
 ) -> None:
-    law = softmax(base)
-    assert broken(law, lists) is None
+    law = softmax_homomorphism(base)
+    assert find_violated_law(law, lists) is None
     together = [pair for one in lists for pair in one]
     assert law.in_blocks(lists) == law.whole(together) == law.monoid.fold(map(law.single, together))
 
 
 @given(st.lists(pairs, min_size=1, max_size=8), bases)
 def test_the_answer_is_the_softmax(values: list[tuple[int, Fraction]], base: Fraction) -> None:
-    found = softmax(base).whole(values)
+    found = softmax_homomorphism(base).whole(values)
     weights = [base**z for z, _ in values]
     assert found.weighted / found.total == sum(p * x for p, (_, x) in zip(weights, values, strict=True)) / sum(weights)
 
 
 def test_a_broken_law_is_told() -> None:
-    law = softmax()
+    law = softmax_homomorphism()
 
     def forgets(a: Triple, b: Triple) -> Triple:
         """What was summed up relative to another maximum is added as it stands."""
         return Triple(max(a.largest or 0, b.largest or 0), a.total + b.total, a.weighted + b.weighted)
 
     wrong = Monoid("forgetful", law.monoid.neutral, forgets)
-    assert "is not neutral for" in str(broken(Homomorphism(wrong, law.single, law.whole), LISTS))
+    assert "is not neutral for" in str(find_violated_law(Homomorphism(wrong, law.single, law.whole), LISTS))
     difference = Homomorphism(Monoid("-", 0, lambda a, b: a - b), lambda e: e, sum)
-    assert "is not neutral" in str(broken(difference, [[1], [2]]))
+    assert "is not neutral" in str(find_violated_law(difference, [[1], [2]]))
     middle = Monoid("mean", Fraction(0), lambda a, b: a + b if not a or not b else (a + b) / 2)
     means = Homomorphism(middle, Fraction, lambda es: Fraction(sum(es)))
-    assert "(1 + 1) + 2 is 3/2, but 1 + (1 + 2) is 5/4" in str(broken(means, [[1], [2]]))
+    assert "(1 + 1) + 2 is 3/2, but 1 + (1 + 2) is 5/4" in str(find_violated_law(means, [[1], [2]]))
     doubled = Homomorphism(Monoid("+", 0, lambda a, b: a + b), lambda e: 2 * e, sum)
-    assert broken(doubled, [[3]]) == "3 by itself is 3, expected 6"
+    assert find_violated_law(doubled, [[3]]) == "3 by itself is 3, expected 6"
     squares = Homomorphism(Monoid("+", 0, lambda a, b: a + b), lambda e: e * e, lambda es: sum(es) ** 2)
-    assert broken(squares, [[1], [2]]) == "[1] and [1] combine to 2, the whole is 4"
-    assert all(broken(softmax(base), LISTS) is None for base in BASES)
+    assert find_violated_law(squares, [[1], [2]]) == "[1] and [1] combine to 2, the whole is 4"
+    assert all(find_violated_law(softmax_homomorphism(base), LISTS) is None for base in BASES)
     with pytest.raises(ValueError, match="base 0: expected a positive number"):
-        softmax(Fraction(0))
+        softmax_homomorphism(Fraction(0))
 
 
 # What is recognised, and the rule

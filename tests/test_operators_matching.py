@@ -29,9 +29,9 @@ from einnet_explore.operators import (
     OPERATORS,
     Operator,
     canonical_matches,
-    distance,
+    expression_distance,
     expressions,
-    match,
+    match_operator,
     stride_equations,
 )
 from einnet_explore.strategies.instantiation import matching_rule, nearest_distance
@@ -103,7 +103,7 @@ def contractions(draw: st.DrawFn) -> Scope:
 def test_every_contraction_is_a_matmul(scope: Scope) -> None:
     if all(x.extent == 1 for x in scope.summations):
         with pytest.raises(Refused, match="Matmul reduces over k, the scope over nothing"):
-            match(scope, MATMUL)
+            match_operator(scope, MATMUL)
         return
     found = check(program(scope), "Matmul")
     assert found
@@ -137,13 +137,13 @@ def test_fig_5_inner_scope() -> None:
     t1, t2, r, s, f, c = (one(n, e) for n, e in (("t1", 5), ("t2", 6), ("r", 3), ("s", 3), ("f", 4), ("c", 7)))
     a, k = Tensor("A", (5, 6, 7)), Tensor("K", (3, 3, 4, 7), weight=True)
     scope = Scope((t1, t2, r, s, f), (c,), mul(a[t1, t2, c], k[r, s, f, c]))
-    far = distance(scope, MATMUL)
+    far = expression_distance(scope, MATMUL)
     assert far.total == 3
     assert {row.group: row.mismatch for row in far.groups} == {"YYY": 0, "YNY": 1, "NYY": 2, "YYN": 0}
-    way = match(scope, MATMUL)[0]
+    way = match_operator(scope, MATMUL)[0]
     assert dict(way.iterators) == {"b": (), "m": (t1, t2), "n": (r, s, f), "k": (c,)}
     assert dict(way.attributes) == {"b": 1, "m": 30, "n": 36, "k": 7, "tb": 1}
-    assert match(scope, MATMUL, direct=True) == (way,) and way.output_free
+    assert match_operator(scope, MATMUL, direct=True) == (way,) and way.output_free
     after = check(program(scope), "Matmul")[0]
     assert [e.via.operator for e in after.equations if e.via] == [VIEW, VIEW, "Matmul", VIEW]
 
@@ -159,7 +159,7 @@ def test_fig_8() -> None:
     u, v, i, w = one("u", 6, 1), one("v", 5), one("i", 7), one("w", 4)
     x, y = Tensor("X", (7, 2, 5, 8)), Tensor("Y", (6, 7, 7, 4))
     scope = Scope((u, v, w), (i,), mul(x[u, 0, v, i + 1], y[u - 1, u, i, w]))
-    (way,) = match(scope, MATMUL, direct=True)
+    (way,) = match_operator(scope, MATMUL, direct=True)
     lines = stride_equations(scope, way)
     assert lines == (
         "l_A0 = l_X0", "l_A1 = l_X2", "l_A2 = l_X3", "offset of A = l_X3",
@@ -175,14 +175,14 @@ def test_no_direct_matmuls() -> None:
     a, b, wide = Tensor("A", (4, 3)), Tensor("B", (3, 5)), Tensor("A", (4, 7))
     diagonal = Scope((m,), (k,), mul(a[m, k], Tensor("B", (3, 3))[k, k]))
     with pytest.raises(Refused, match=r"k stands in dimensions 0 and 1 of B\[k, k\]"):
-        match(diagonal, MATMUL, direct=True)
+        match_operator(diagonal, MATMUL, direct=True)
     skewed = Scope((m, n), (k,), mul(wide[m, m + k], b[k, n]))
     with pytest.raises(Refused, match=r"dimension 1 of A\[m, k\+m\] mixes k and m"):
-        match(skewed, MATMUL, direct=True)
+        match_operator(skewed, MATMUL, direct=True)
     assert check(program(diagonal), "Matmul") and check(program(skewed), "Matmul")
     banded = Scope((m, n), (k,), mul(Tensor("A", (4, 7))[m, n + k], b[k, n]))
     with pytest.raises(Refused, match=r"dimension 1 of A\[m, k\+n\] mixes b and k"):
-        match(banded, MATMUL, direct=True)
+        match_operator(banded, MATMUL, direct=True)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
@@ -225,7 +225,7 @@ def test_transposed_kernel_layout_is_a_layout_of_a_convolution() -> None:
     a, k = Tensor("A", (2, 4, 5, 6), ((0, 0), (0, 0), (1, 1), (1, 1))), Tensor("K", (4, 3, 3, 3), weight=True)
     scope = Scope((n, f, h, w), (c, r, s), mul(a[n, c, h + r - 1, w + s - 1], k[c, f, r, s]))
     with pytest.raises(Refused, match=r"K: strides \[9, 27, 3, 1\] of shape \[3, 4, 3, 3\]"):
-        match(scope, NAMED["Conv2d"], direct=True)
+        match_operator(scope, NAMED["Conv2d"], direct=True)
     (after,) = check(program(scope), "Conv2d")
     assert [e.via.operator for e in after.equations if e.via] == ["eOperator", "Conv2d"]
 
@@ -272,10 +272,10 @@ def test_a_band_that_is_not_centred_is_refused() -> None:
     for shift in (-2, 1):
         scope = Scope((b, m, w), (k,), mul(Tensor("A", (2, 11, 3))[b, m, k], wide[b, m + 3 * w - 6 + shift, k]))
         with pytest.raises(Refused, match=f"= -6, needed is {shift - 6} .*W = 2, d = 3"):
-            match(scope, NAMED["G2BMM"])
+            match_operator(scope, NAMED["G2BMM"])
     even = Scope((b, m, one("w", 4)), (k,), mul(Tensor("A", (2, 11, 3))[b, m, k], wide[b, m + one("w", 4) * 3, k]))
     with pytest.raises(Refused, match="no integer solution for W"):
-        match(even, NAMED["G2BMM"])
+        match_operator(even, NAMED["G2BMM"])
 
 
 def test_what_is_read_outside_must_be_neutral() -> None:
@@ -284,25 +284,25 @@ def test_what_is_read_outside_must_be_neutral() -> None:
     padded = Tensor("A", (2, 2, 5, 5), ((0, 0), (0, 0), (1, 1), (0, 0)), 4)
     scope = Scope((n, c, h, one("w", 5)), (r,), padded[n, c, h + r - 1, one("w", 5)], "max")
     with pytest.raises(Refused, match="MaxPool2d reads -inf outside X, the source is 4 there"):
-        match(scope, NAMED["MaxPool2d"])
+        match_operator(scope, NAMED["MaxPool2d"])
 
 
 def test_bodies_that_are_something_else() -> None:
     x, y = one("x", 3), one("y", 4)
     a, b = Tensor("A", (3, 4)), Tensor("B", (3, 4))
     with pytest.raises(Refused, match="Matmul has 2 operands, the body reads 1"):
-        distance(Scope((x,), (y,), a[x, y]), MATMUL)
+        expression_distance(Scope((x,), (y,), a[x, y]), MATMUL)
     with pytest.raises(Refused, match=r"combines operands by \*, the body by \+"):
-        distance(Scope((x,), (y,), add(a[x, y], b[x, y])), MATMUL)
+        expression_distance(Scope((x,), (y,), add(a[x, y], b[x, y])), MATMUL)
     with pytest.raises(Refused, match="reduces by sum, the scope by max"):
-        distance(Scope((x,), (y,), mul(a[x, y], b[x, y]), "max"), MATMUL)
+        expression_distance(Scope((x,), (y,), mul(a[x, y], b[x, y]), "max"), MATMUL)
     with pytest.raises(Refused, match="no single operation over accesses"):
-        distance(Scope((x,), (y,), Apply("+", (a[x, y], Const(1)))), MATMUL)
+        expression_distance(Scope((x,), (y,), Apply("+", (a[x, y], Const(1)))), MATMUL)
     z, u, v, r, s = (one(*e) for e in (("z", 2), ("u", 3), ("v", 3), ("r", 2), ("s", 2)))
     quarter = Apply("/", (Tensor("A", (3, 2, 4, 4))[x, z, u + r, v + s], Const(3)))
     averaged = Scope((x, z, u, v), (r, s), quarter)
     with pytest.raises(Refused, match="the body is divided by 3, AveragePool2d divides by 4"):
-        match(averaged, NAMED["AveragePool2d"])
+        match_operator(averaged, NAMED["AveragePool2d"])
 
 
 def test_constant_factors_stay_with_the_reader() -> None:
@@ -384,7 +384,7 @@ def test_a_domain_is_no_library_call() -> None:
     m, k = one("m", 3), one("k", 5)
     scope = Scope((m,), (k,), mul(Tensor("A", (3, 5))[m, k], Tensor("B", (5,))[k,]), domain=(Bound(as_index(m), 1, 3),))
     with pytest.raises(Refused, match="the scope is restricted to a domain: 1 <= m < 3"):
-        distance(scope, MATMUL)
+        expression_distance(scope, MATMUL)
     assert nearest_distance(program(scope), OPERATORS) is None
 
 

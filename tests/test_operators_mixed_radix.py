@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from einnet_explore.analysis.legality import excess
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
-from einnet_explore.operators import OPERATORS, match
-from einnet_explore.operators.layout import by_digits, overlaps
+from einnet_explore.operators import OPERATORS, match_operator
+from einnet_explore.operators.layout import overlaps, split_digits
 from einnet_explore.support.errors import Refused
 
 
@@ -37,7 +37,7 @@ def reads(draw: st.DrawFn) -> Access:
 
 @given(reads())
 def test_digits_read_the_same_elements(read: Access) -> None:
-    seen = by_digits(read)
+    seen = split_digits(read)
     before, after = reader(read), reader(seen)
     assert not excess(after.equations[0].scope)
     held = {"A": np.arange(1, 1 + 2 * read.source.shape[0]).reshape(read.source.shape)}
@@ -47,7 +47,7 @@ def test_digits_read_the_same_elements(read: Access) -> None:
 def test_a_dilated_window_is_a_plain_one_and_a_residue() -> None:
     """B[2m + 2j + p - 2] of 8 elements is {L_{i,q} B[2i + q]}[m + j - 1, p] with 4 rows, padded by one."""
     m, j, p = Iterator("m", 0, 4), Iterator("j", 0, 3), Iterator("p", 0, 2)
-    read = by_digits(Tensor("B", (8,), ((2, 2),))[m * 2 + j * 2 + p - 2,])
+    read = split_digits(Tensor("B", (8,), ((2, 2),))[m * 2 + j * 2 + p - 2,])
     assert read.index == (m + j - 1, as_index(p))
     assert isinstance(read.source, Scope)
     assert read.source.box == ((0, 4), (0, 2)) and read.source.padding == ((1, 1), (0, 0))
@@ -69,7 +69,7 @@ def test_other_indices_stay(index: str, why: str) -> None:
         *k, name = term.split("*")
         total = total + own[name] * int((k or ["1"])[0])
     read = Tensor("B", (40,))[total,]
-    assert by_digits(read) is read, why
+    assert split_digits(read) is read, why
 
 
 def test_overlap() -> None:
@@ -84,7 +84,7 @@ def test_digits_of_a_weight_are_no_window() -> None:
     image, other = Tensor("K", (4, 2)), Tensor("A", (3, 2, 2))
     conv1d = next(o for o in OPERATORS if o.name == "Conv1d")
     scope = Scope((p, f), (q, c), mul(image[p * 2 + q, c], other[f, q, c]))
-    assert any(dict(way.attributes)["sh"] == 2 for way in match(scope, conv1d))
+    assert any(dict(way.attributes)["sh"] == 2 for way in match_operator(scope, conv1d))
     weight = Tensor("K", (4, 2), weight=True)
     with pytest.raises(Refused):
-        match(Scope((p, f), (q, c), mul(weight[p * 2 + q, c], other[f, q, c])), conv1d)
+        match_operator(Scope((p, f), (q, c), mul(weight[p * 2 + q, c], other[f, q, c])), conv1d)

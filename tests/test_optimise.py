@@ -42,7 +42,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.support import limits
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.executors import Serial
+from einnet_explore.support.executors import SerialExecutor
 from tests.optimising_kit import (
     SHORT,
     everything,
@@ -188,7 +188,7 @@ def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeyp
         return opening(held, subprogram, *rest)
 
     monkeypatch.setattr(contests_module, "open_original", first_fails)
-    work = Optimiser(model(transposed()), SHORT, executor=Serial())
+    work = Optimiser(model(transposed()), SHORT, executor=SerialExecutor())
     with pytest.warns(RuntimeWarning, match="no such type"):
         parts = {step.part.nodes[0]: step.part for step in work.run()}
     assert parts["convtranspose_a"].why == "its search failed: Refused: no such type"
@@ -210,7 +210,7 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(contests_module, "tune_on_executor", one)
-    work = Optimiser(model(transposed()), replace(SHORT, states=30), budget=600.0, executor=Serial())
+    work = Optimiser(model(transposed()), replace(SHORT, states=30), budget=600.0, executor=SerialExecutor())
     parts = [step.part for step in work.run()]
     assert work.interrupted is interrupt and len(parts) == (1 if interrupt else 2)
     assert all(part.trial.states and not part.why.startswith("its search failed") for part in parts)
@@ -220,9 +220,9 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
 
 def test_what_a_limit_of_memory_decided_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     everything(monkeypatch)
-    monkeypatch.setattr(limits, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used_bytes", lambda: 0)
     proto, store = model(transposed()), ProfileStore(tmp_path / "profiles.sqlite")
-    with limits.limited(1):
+    with limits.limit_memory(1):
         whys = [step.part.why for step in Optimiser(proto, SHORT, store=store).run()]
     assert all(why.startswith("the original needs") for why in whys)
     assert all(step.part.trial.winner for step in Optimiser(proto, SHORT, store=store).run())

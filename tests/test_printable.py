@@ -7,7 +7,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.equivalence.verdict import Certificate
 from einnet_explore.session.quiz import Answer
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 WHITE, BLACK = (255,) * 3, (33,) * 3
 PAPERS = {"white": (WHITE, BLACK), "black": ((17,) * 3, WHITE), "grey": (BLACK, (224,) * 3)}
@@ -58,8 +58,8 @@ def test_verdicts_are_told_apart_by_their_colours() -> None:
 
 
 def test_one_thing_is_no_plural() -> None:
-    assert [counted(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
-    assert [counted(n, "guess", "guesses") for n in (1, 3)] == ["1 guess", "3 guesses"]
+    assert [count_noun(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [count_noun(n, "guess", "guesses") for n in (1, 3)] == ["1 guess", "3 guesses"]
     run = ee.search(ee.parse("tensor A[3]\nY[i:3] = exp(A[i])"), max_depth=0).start().wait()
     assert repr(run).startswith("<Run: 1 candidate, 2 states, ") and "1 of 1 candidate; 2 states, " in repr(run.table())
     (found,) = run.candidates

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from einnet_explore.analysis.row_nest import nest
+from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.rows.vector_products import vector_tile
@@ -28,7 +28,7 @@ def product(w: int, n: int) -> Scope:
 def test_long_windows_leave_whole_tiles_of_rows(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of fewer rows than a tile has wrote nothing at all."""
     scope, machine = product(300, n), Machine(l2=1 << 12)
-    found = nest(scope)
+    found = match_row_nest(scope)
     assert found is not None and found.product is not None
     assert block_rows(found, machine) == max(8, vector_tile(n, machine.lanes).rows)
     monkeypatch.setattr(tvm_cpu, "this_machine", lambda: machine)

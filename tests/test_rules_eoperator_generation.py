@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from einnet_explore.analysis.flattening import flat_address, row_major, view_strides
+from einnet_explore.analysis.flattening import flat_address, row_major_strides, view_strides
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program, accesses
 from einnet_explore.rules import EOPERATOR_GENERATION
 from einnet_explore.syntax import parse
@@ -66,7 +66,7 @@ def test_flat_addresses() -> None:
     scope = parse("tensor M[16, 16]\nY[i:8] = sum[j:8] M[i, i+j]").scope_at((0,))
     (access,) = accesses(scope.body)
     assert repr(flat_address(access)) == "17*i+j"
-    assert row_major((2, 3, 4)) == (12, 4, 1) and row_major(()) == ()
+    assert row_major_strides((2, 3, 4)) == (12, 4, 1) and row_major_strides(()) == ()
 
 
 def test_a_nested_scope_is_taken_out_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.products import MOST, cheapest, leaves, multiplications
+from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.assumptions import EXPONENTIAL_AXIOM
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -199,7 +199,10 @@ def test_why_no_order_is_proposed() -> None:
     for text, why in (
         ("Y[i:4] = sum[j:5] A[i, j] * v[j]", "2 factors have one order"),
         ("Y[i:4] = g[i]", "sums nothing"),
-        (f"Y[z:1] = sum[j:5] {' * '.join(['v[j]'] * (MOST + 1))}", f"orders of up to {MOST} are compared"),
+        (
+            f"Y[z:1] = sum[j:5] {' * '.join(['v[j]'] * (MAX_FACTORS + 1))}",
+            f"orders of up to {MAX_FACTORS} are compared",
+        ),
         ("Y[z:1] = sum[j:5] v[j] * v[j] * v[j]", "the present order takes 5 multiplications, no other fewer"),
     ):
         assert why in explained(CONTRACTION_ORDER, made(text))
@@ -212,19 +215,19 @@ def test_the_cheapest_chain_is_the_classic_one(sizes: list[int]) -> None:
     xs = [Iterator(f"x{n}", 0, size) for n, size in enumerate(sizes)]
     reads = [frozenset(pair) for pair in pairwise(xs)]
     kept = frozenset((xs[0], xs[-1]))
-    tree = cheapest(reads, kept)
+    tree = cheapest_tree(reads, kept)
     count = len(reads)
     best = {(n, n): 0 for n in range(count)}
     for length in range(1, count):
         for i in range(count - length):
             j = i + length
             best[i, j] = min(best[i, k] + best[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j))
-    assert sorted(leaves(tree)) == list(range(count)) and multiplications(tree, reads, kept) <= best[0, count - 1]
+    assert sorted(tree_leaves(tree)) == list(range(count)) and multiplications(tree, reads, kept) <= best[0, count - 1]
 
 
 def test_a_tree_needs_two_factors() -> None:
     with pytest.raises(ValueError, match="1 factors: expected 2 to 8"):
-        cheapest([frozenset()], frozenset())
+        cheapest_tree([frozenset()], frozenset())
 
 
 # Re-centring, and the online softmax in steps

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 
-from einnet_explore.analysis.canonical_keys import key, program_key
+from einnet_explore.analysis.canonical_keys import canonical_key, program_key
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import SUMMATION_SPLITTING, Refused, rule
@@ -48,7 +48,7 @@ def test_the_order_in_which_a_sum_is_written_makes_no_other_layout() -> None:
     text = "tensor A[4, 3, 5] pad [1, 0, 0]\ntensor B[3, 5]\nY[h:4] = sum[{}] A[h+r-1, s, c] * B[s, c]"
     written = [parse(text.format(", ".join(sums))) for sums in permutations(("r:3", "s:3", "c:5"))]
     found = [
-        {key(m.apply(start).after.scope_at((0,))) for m in SUMMATION_SPLITTING.matches(start, (0,))}
+        {canonical_key(m.apply(start).after.scope_at((0,))) for m in SUMMATION_SPLITTING.matches(start, (0,))}
         for start in written
     ]
     assert len(set(map(program_key, written))) == 1

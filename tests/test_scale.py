@@ -44,35 +44,35 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support import limits
 from einnet_explore.support.executors import (
-    ATTEMPTS,
-    Processes,
-    Serial,
-    connected,
+    MAX_ATTEMPTS,
+    ProcessExecutor,
+    SerialExecutor,
+    connect_cluster,
     executor,
-    gathered,
+    gather_results,
     has_device,
-    settled,
+    iterate_settled,
 )
-from einnet_explore.support.limits import ROOM, MemoryWatch, limited
+from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, limit_memory
 
 CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
 
 
 def test_a_process_that_dies_costs_its_own_item_one_attempt(tmp_path: Path) -> None:
-    with Processes(1) as processes:
+    with ProcessExecutor(1) as processes:
         futures = [processes.submit(dies_once, str(tmp_path / "mark"), n) for n in range(4)]
-        assert gathered(futures) == [0, 1, 2, 3]
+        assert gather_results(futures) == [0, 1, 2, 3]
         assert len(processes.pids()) == 1
         with pytest.raises(ValueError, match="no 3"):
             processes.submit(fails, 3).result()
-        with pytest.raises(RuntimeError, match=f"dies was given up: {ATTEMPTS} processes died of it"):
+        with pytest.raises(RuntimeError, match=f"dies was given up: {MAX_ATTEMPTS} processes died of it"):
             processes.submit(dies).result()
         assert processes.submit(abs, -2).result() == 2
     assert processes.pids() == []
 
 
 def test_leaving_in_an_error_ends_processes_that_are_at_work() -> None:
-    processes = Processes(1)
+    processes = ProcessExecutor(1)
     going = processes.submit(time.sleep, 600)
     waiting = processes.submit(time.sleep, 600)
     while not processes.pids():
@@ -84,25 +84,25 @@ def test_leaving_in_an_error_ends_processes_that_are_at_work() -> None:
 
 
 def test_what_is_gathered_and_settled() -> None:
-    here = Serial()
-    assert gathered(here.submit(abs, n) for n in (-1, 2)) == [1, 2]
+    here = SerialExecutor()
+    assert gather_results(here.submit(abs, n) for n in (-1, 2)) == [1, 2]
     with pytest.raises(ValueError, match="no 1"):
-        gathered([here.submit(abs, 1), here.submit(fails, 1)])
+        gather_results([here.submit(abs, 1), here.submit(fails, 1)])
     with pytest.warns(RuntimeWarning, match="done here again: ValueError: no 7"):
-        assert dict(settled(here, {"a": here.submit(fails, 7), "b": here.submit(abs, -7)})) == {"b": 7}
+        assert dict(iterate_settled(here, {"a": here.submit(fails, 7), "b": here.submit(abs, -7)})) == {"b": 7}
     assert not has_device(here)
 
 
 def test_what_is_late_is_not_waited_for() -> None:
     """Nor does it go on beside what is done next; and what was done before an interrupt is not lost."""
-    with Processes(1) as processes:
+    with ProcessExecutor(1) as processes:
         assert processes.submit(abs, -1).result() == 1  # its process has begun
         futures = {
             "a": processes.submit(abs, -2),
             "b": processes.submit(time.sleep, 600),
             "c": processes.submit(abs, 3),
         }
-        came = settled(processes, futures, 5.0)
+        came = iterate_settled(processes, futures, 5.0)
         assert next(came) == ("a", 2)
         began = time.perf_counter()
         assert list(came) == [] and time.perf_counter() - began < 60
@@ -111,7 +111,7 @@ def test_what_is_late_is_not_waited_for() -> None:
             futures["b"].result(timeout=60)
         assert processes.submit(abs, -4).result() == 4
         futures = {"d": processes.submit(time.sleep, 600), "e": processes.submit(abs, 5)}
-        left = settled(processes, futures)
+        left = iterate_settled(processes, futures)
         with pytest.raises(KeyboardInterrupt):
             interrupted(left)
         assert futures["e"].cancelled()
@@ -129,23 +129,26 @@ def interrupted(waiting: Any) -> None:
 
 def test_what_is_asked_for_and_what_is_not_there() -> None:
     with executor() as where:
-        assert isinstance(where, Serial)
+        assert isinstance(where, SerialExecutor)
     with executor(2) as where:
-        assert isinstance(where, Processes) and where.pids() == []
+        assert isinstance(where, ProcessExecutor) and where.pids() == []
     with pytest.raises(ValueError, match="jobs 0: expected 1 or more"):
-        Processes(0)
+        ProcessExecutor(0)
     with pytest.raises(ValueError, match="jobs and a cluster: expected one of them"), executor(2, "tcp://a:1"):
         pass
     pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
-    with pytest.raises(ValueError, match="found no scheduler"), connected("tcp://127.0.0.1:9", wait=0.2):
+    with pytest.raises(ValueError, match="found no scheduler"), connect_cluster("tcp://127.0.0.1:9", wait=0.2):
         pass
-    with pytest.raises(ValueError, match="found no scheduler"), connected("nowhere", wait=0.2):
+    with pytest.raises(ValueError, match="found no scheduler"), connect_cluster("nowhere", wait=0.2):
         pass
 
 
 def test_without_dask_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ValueError, match=r"expected pip install 'einnet-explore\[cluster\]'"), connected("tcp://a:1"):
+    with (
+        pytest.raises(ValueError, match=r"expected pip install 'einnet-explore\[cluster\]'"),
+        connect_cluster("tcp://a:1"),
+    ):
         pass
 
 
@@ -193,18 +196,18 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
 
 def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rates = PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "p.sqlite"), 1)
-    monkeypatch.setattr(limits, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used_bytes", lambda: 0)
     asked, settings = {"it": SearchRequest(CONV, 1.0, 1.0)}, Settings(max_depth=2, states=40)
     refused = pytest.warns(RuntimeWarning, match=r"done here again: ValueError: memory 1 MiB: .* are taken before")
-    with Processes(1) as processes, limited(1 << 20), refused:  # less than its libraries take
+    with ProcessExecutor(1) as processes, limit_memory(1 << 20), refused:  # less than its libraries take
         assert dict(search_on_executor(processes, asked, rates, settings, 60.0)) == {}
-    with limited(1000):
+    with limit_memory(1000):
         looks = itertools.count()
-        monkeypatch.setattr(limits, "used", lambda: 600 * next(looks))
+        monkeypatch.setattr(limits, "used_bytes", lambda: 600 * next(looks))
         answer = answer_request(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
-        ROOM.reached, memory = False, MemoryWatch()
+        MEMORY_LIMIT.reached, memory = False, MemoryWatch()
         variants_of_reply(CONV, answer, memory)
-        assert answer.cut and answer.states < 400 and ROOM.reached and memory.short
+        assert answer.cut and answer.states < 400 and MEMORY_LIMIT.reached and memory.short
 
 
 def ee_key(equation: Any) -> Any:
@@ -214,59 +217,59 @@ def ee_key(equation: Any) -> Any:
 
 
 def test_sizes_in_words() -> None:
-    assert [limits.size(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
+    assert [limits.parse_bytes(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
         2 << 20, 3 << 29, 3_000_000, 1 << 40, 20 << 20,
     ]  # fmt: skip
     for wrong in ("", "M", "-1G", "12", "1X", "inf", "nanG"):
         with pytest.raises(ValueError, match=f"memory {wrong!r}: expected a size of at least 1M"):
-            limits.size(wrong)
-    assert [limits.shown(n) for n in (12, 1 << 11, 300 << 20, 3 << 30)] == ["12 B", "2 KiB", "300 MiB", "3 GiB"]
+            limits.parse_bytes(wrong)
+    assert [limits.format_bytes(n) for n in (12, 1 << 11, 300 << 20, 3 << 30)] == ["12 B", "2 KiB", "300 MiB", "3 GiB"]
 
 
 def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "used", lambda: taken[0])
+    monkeypatch.setattr(limits, "used_bytes", lambda: taken[0])
     taken, run = [0], Run(CONV, program_seconds, options=Options(max_depth=2))
-    with limited(1000):
+    with limit_memory(1000):
         for _ in run:
             taken[0] += 10
-    assert run.full and run.candidates and not run.search.complete and ROOM.limit is None
+    assert run.full and run.candidates and not run.search.complete and MEMORY_LIMIT.limit is None
     assert 75 < run.events <= 75 + limits.EACH
     taken[0], events = 0, run.events
     next(iter(run))  # it goes on where there is room again
     assert run.events == events + 1
-    with limited(1000):
+    with limit_memory(1000):
         taken[0] = 10_000
         few, _ = find_variants(CONV, program_seconds, 3, 100.0)
-        assert ROOM.reached
+        assert MEMORY_LIMIT.reached
     assert len(few) < len(run.candidates)
 
 
 def test_a_limit_that_libraries_fill_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr(limits, "used", lambda: 90 << 20)
+    monkeypatch.setattr(limits, "used_bytes", lambda: 90 << 20)
     (tmp_path / "c.ein").write_text(CASE)
     assert main(["derive", str(tmp_path / "c.ein"), "--memory", "119M"]) == 2
     said = "memory 119 MiB: 90 MiB are taken before a search begins, expected over 120 MiB"
     assert said in capsys.readouterr().err
-    with limited(120 << 20):
-        assert ROOM.limit == 120 << 20
+    with limit_memory(120 << 20):
+        assert MEMORY_LIMIT.limit == 120 << 20
 
 
 def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbytes = working_set_bytes(CONV)
     assert nbytes == 2 * 4 * (1 * 6 * 5 * 4 + 3 * 3 * 3 * 4 + 6 * 5 * 3)
-    monkeypatch.setattr(limits, "used", lambda: 0)
+    monkeypatch.setattr(limits, "used_bytes", lambda: 0)
     opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
     store = ProfileStore(tmp_path / "p.sqlite")
     context = TuningContext(Settings(states=20), store, program_seconds, lambda *_: pytest.fail("run"))
     contest = TuningTask(CONV, opened, {}, context)
     store.put(contest._key("onnxruntime alone"), 1.0, "said")
-    with limited(nbytes - 1):
+    with limit_memory(nbytes - 1):
         outcome = contest.run(1.0)
     assert outcome.winner is None and outcome.states == 20 and outcome.memory_short
     assert re.fullmatch(r"the original needs .* KiB, 0 B of .* KiB of memory are taken", outcome.why)
     feeds: dict[str, Any] = {}
     ran = replace(contest, opener=lambda: (lambda: feeds, feeds))
-    with limited(nbytes):
+    with limit_memory(nbytes):
         outcome = ran.run(1.0)
     assert outcome.winner is None and "a candidate needs" in outcome.why
 
@@ -339,7 +342,7 @@ def test_the_peak_of_a_model_stays_below_its_limit(tmp_path: Path) -> None:
     assert below(tmp_path, "optimize", *asked) and (tmp_path / "o.onnx").stat().st_size > 64 * 64 * 49 * 4
 
 
-class Devices(Serial):
+class Devices(SerialExecutor):
     """Does at once what it is given, as a cluster whose worker has the device."""
 
     def __init__(self, resources: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ from strategies import programs as any_program
 import einnet_explore as ee
 from einnet_explore.ir import Program
 from einnet_explore.session.many_searches import run_search, run_searches
-from einnet_explore.support.executors import gathered, has_device, submitted
+from einnet_explore.support.executors import gather_results, has_device, submit_work
 
 PROGRAMS = {
     "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
@@ -76,8 +76,8 @@ def test_a_dask_cluster_reports_what_a_serial_run_reports(serial: list[dict[str,
         assert [timeless(r) for r in run_searches(PROGRAMS, client.get_executor(), **OPTIONS)] == serial
         # One of the two workers is killed at its first item; the other does that one as well.
         again = [client.submit(dies_once, str(tmp_path / "mark"), 7, pure=False)]
-        again += [submitted(client, run_search, case, p, (), None, OPTIONS) for case, p in PROGRAMS.items()]
-        assert not has_device(client) and [timeless(r) if r != 7 else r for r in gathered(again)] == [7, *serial]
+        again += [submit_work(client, run_search, case, p, (), None, OPTIONS) for case, p in PROGRAMS.items()]
+        assert not has_device(client) and [timeless(r) if r != 7 else r for r in gather_results(again)] == [7, *serial]
         assert (tmp_path / "mark").exists()
 
 

@@ -21,7 +21,7 @@ from einnet_explore.ir import (
     as_index,
 )
 from einnet_explore.syntax import TextError, load_text, parse, parse_index, parse_scope, text
-from einnet_explore.syntax.expressions import leaving
+from einnet_explore.syntax.expressions import find_read_outside
 from tests.strategies import programs, scopes_
 
 CONV = """
@@ -199,7 +199,7 @@ def test_reads_are_decided_exactly(scope: Scope, data: st.DataObject) -> None:
     points = (dict(zip(over, p, strict=True)) for p in product(*(range(x.lo, x.hi) for x in over)))
     inside = (p for p in points if all(b.lo <= b.index.evaluate(p.__getitem__) < b.hi for b in scope.domain))
     stays = all(lo <= index.evaluate(p.__getitem__) < hi for p in inside)
-    assert (leaving(index, lo, hi, scope.domain) is None) == stays
+    assert (find_read_outside(index, lo, hi, scope.domain) is None) == stays
 
 
 ERRORS = [

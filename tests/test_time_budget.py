@@ -23,7 +23,7 @@ def test_a_search_counts_what_it_works_until_it_starves(
 ) -> None:
     monkeypatch.setattr(limits, "perf_counter", ticking(10.0, 10.0 + passed))
     monkeypatch.setattr(limits, "thread_time", ticking(5.0, 5.0 + worked))
-    assert limits.Watch().seconds == pytest.approx(seconds)
+    assert limits.WorkClock().seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

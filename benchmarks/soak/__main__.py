@@ -15,7 +15,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
 
 from benchmarks.soak import conformance, expressions, graphs, kills  # noqa: E402
 from benchmarks.soak.runner import State, soak  # noqa: E402
-from einnet_explore.support.executors import connected  # noqa: E402
+from einnet_explore.support.executors import connect_cluster  # noqa: E402
 from einnet_explore.support.storage import cache_directory  # noqa: E402
 
 KINDS = {
@@ -52,7 +52,7 @@ def main() -> int:
     began = perf_counter()
     command = f"python -m benchmarks.soak {given.kind}"
     try:
-        with connected(given.cluster) if given.cluster else nullcontext() as cluster:
+        with connect_cluster(given.cluster) if given.cluster else nullcontext() as cluster:
             soak(
                 work, given.seed, range(min(most, given.count or most)), state,
                 jobs=given.jobs, seconds=given.seconds, limit=limit, command=command, executor=cluster,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.analysis.canonical_keys import key, program_key
+from einnet_explore.analysis.canonical_keys import canonical_key, program_key
 from einnet_explore.checker import check_record
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
@@ -95,7 +95,7 @@ def examine(program: Program, rng: random.Random, outcome: Outcome, kernels: boo
     if again != program:
         outcome.found("text", "reading what was printed gives another program", written)
     for equation in program.equations:
-        if key(shuffled(equation.scope, rng)) != key(equation.scope):
+        if canonical_key(shuffled(equation.scope, rng)) != canonical_key(equation.scope):
             outcome.found("key", f"an alpha-equal {equation.name} has another key", written)
     if program_key(again) != program_key(program):
         outcome.found("key", "the program read again has another key", written)

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.support.executors import submitted
+from einnet_explore.support.executors import submit_work
 
 Work: TypeAlias = Callable[[int, int], Outcome]
 """Item number n of a seed, both given."""
@@ -67,7 +67,7 @@ class Elsewhere:
 
     def run(self, item: int) -> Outcome:
         """What item number *item* comes to."""
-        future = submitted(self.executor, self.work, self.seed, item)
+        future = submit_work(self.executor, self.work, self.seed, item)
         try:
             outcome: Outcome = future.result(timeout=self.limit)
         except TimeoutError:

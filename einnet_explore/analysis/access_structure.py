@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.substitution import holds
+from einnet_explore.analysis.substitution import holds_everywhere
 from einnet_explore.ir import (
     Access,
     Bound,
@@ -75,7 +75,7 @@ def digits(scope: Scope, group: Group) -> tuple[Index, ...]:
     )
 
 
-def residues(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
+def residue_divisors(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
     """Iterators of *group* with a divisor that an index suggests, in order of appearance."""
     found: dict[tuple[Iterator, int], None] = {}
     for index in _indices(scope):
@@ -102,7 +102,7 @@ def windows(scope: Scope) -> Group:
     return tuple(found)
 
 
-def runs(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:
+def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:
     """The longest chains made of *pairs* (a, b) whose flattened stride of a is extent(b) times that of b everywhere."""
     after: dict[Iterator, Iterator] = {}
     for a, b in pairs:
@@ -188,7 +188,7 @@ def _contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:
 
 def _walks(access: Access, dimensions: list[int], a: Iterator, b: Iterator) -> bool:
     box = access.source.box
-    if not all(holds(Bound(access.index[d], *box[d])) for d in dimensions):
+    if not all(holds_everywhere(Bound(access.index[d], *box[d])) for d in dimensions):
         return False
     flat = flat_address(access)
     rest = flat - a * flat.coefficient(a) - b * flat.coefficient(b)
@@ -258,7 +258,7 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
     return _turned(inner, window, order)
 
 
-def in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
+def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
     """*scope* and *window* as they lie, but with another dimension along which the data move innermost.
 
     Where the filter moves along the innermost one, which coefficients must not hang on, it is put outside the next that

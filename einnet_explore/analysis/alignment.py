@@ -30,7 +30,7 @@ class Reading:
     @staticmethod
     def of(scope: Scope, index: tuple[Index, ...]) -> Reading:
         """How *scope* reads at *index*."""
-        return Reading(tuple(map(constant, index)), frozenset(scope.summations))
+        return Reading(tuple(map(inline_unit_iterators, index)), frozenset(scope.summations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Alignment:
     extra: Mapping[Iterator, int] = field(default_factory=dict)
 
 
-def align(first: Reading, second: Reading) -> Alignment:
+def align_readings(first: Reading, second: Reading) -> Alignment:
     """The matching under which both index vectors agree; raises ValueError with the first index maps that differ."""
     if len(first.index) != len(second.index):
         raise ValueError(f"one reads {len(first.index)} dimensions, the other {len(second.index)}")
@@ -57,7 +57,7 @@ def align(first: Reading, second: Reading) -> Alignment:
     raise ValueError(_why(first, second))
 
 
-def constant(index: Index) -> Index:
+def inline_unit_iterators(index: Index) -> Index:
     """*index* with iterators of one value put in."""
     if all(x.extent != 1 for x in index.iterators):
         return index

@@ -17,8 +17,8 @@ from itertools import accumulate
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.regions import always, collision, violation
-from einnet_explore.analysis.substitution import holds
+from einnet_explore.analysis.regions import always_holds, find_collision, find_violation
+from einnet_explore.analysis.substitution import holds_everywhere
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
 
 Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"
@@ -76,9 +76,9 @@ def bijection(
     to_source = dict(zip(target, forward, strict=True))
     for x, back in zip(source, backward, strict=True):
         off = back.substitute(lambda z: to_source.get(z, z)) - x
-        if off != Index() and not always(Bound(off, 0, 1)):
+        if off != Index() and not always_holds(Bound(off, 0, 1)):
             _refuse_collision(source, names, forward)
-            point = violation(Bound(off, 0, 1)) or {y.name: y.lo for y in source}
+            point = find_violation(Bound(off, 0, 1)) or {y.name: y.lo for y in source}
             raise ValueError(f"Φ⁻¹ does not lead back to {x.name}: at {show_point(point)}, {back} differs from it")
     return Bijection(source, target, forward, backward, _image(source, target, forward, backward))
 
@@ -95,18 +95,18 @@ def _image(
     to = dict(zip(source, backward, strict=True))
     bounds = [Bound(b, x.lo, x.hi) for x, b in zip(source, backward, strict=True)]
     bounds += [Bound(f.substitute(lambda x: to[x]) - z, 0, 1) for z, f in zip(target, forward, strict=True)]
-    kept = [b for b in dict.fromkeys(bounds) if not holds(b)]
+    kept = [b for b in dict.fromkeys(bounds) if not holds_everywhere(b)]
     if all(b.index.affine for b in kept):
         return tuple(kept)
     # Intervals cannot tell that quotients and remainders of one index go together; integer sets can.
     for b in [b for b in kept if not b.index.affine]:
-        if always(b, tuple(o for o in kept if o != b)):
+        if always_holds(b, tuple(o for o in kept if o != b)):
             kept.remove(b)
     return tuple(kept)
 
 
 def _refuse_collision(source: tuple[Iterator, ...], names: tuple[str, ...], forward: tuple[Index, ...]) -> None:
-    if points := collision(source, forward):
+    if points := find_collision(source, forward):
         first = points[0]
         image = {n: f.evaluate(lambda x: first[x.name]) for n, f in zip(names, forward, strict=True)}
         raise ValueError(

@@ -108,12 +108,12 @@ def as_table(matrix: Matrix) -> Table:
     return Table((len(matrix), len(matrix[0])), tuple(x for row in matrix for x in row))
 
 
-def to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
+def bilinear_to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
     """``{"u": [["1", "-1/2"], ...], "v": ..., "w": ...}``."""
     return {n: [[str(x) for x in row] for row in getattr(triple, n)] for n in "uvw"}
 
 
-def from_json(name: str, held: Mapping[str, Any]) -> Bilinear:
+def bilinear_from_json(name: str, held: Mapping[str, Any]) -> Bilinear:
     """The algorithm *name* that ``to_json`` wrote; raises KeyError, and ValueError for rows of unequal length."""
     return Bilinear(name, *(_matrix(held[n]) for n in "uvw"))
 
@@ -224,7 +224,7 @@ def gauss() -> Bilinear:
     return Bilinear("Gauss", u, u, tuple(tuple(map(Fraction, row)) for row in ((1, 0, -1), (-1, 1, -1))))
 
 
-def nested(outer: Bilinear, inner: Bilinear) -> Bilinear:
+def nest_algorithms(outer: Bilinear, inner: Bilinear) -> Bilinear:
     """*outer*, whose numbers are what *inner* works on: the outputs, data and products of both in pairs.
 
     The form is the product of the forms.  Of matrices: blocks of blocks, whose rows stand block by block.

@@ -68,7 +68,7 @@ _MARKED = -1
 _REMEMBERED = 1 << 16
 
 
-def key(scope: Scope) -> Hashable:
+def canonical_key(scope: Scope) -> Hashable:
     """The canonical key of *scope*: ``key(a) == key(b)`` exactly if *a* and *b* are alpha-equal."""
     return scope_code(scope, ())
 
@@ -87,7 +87,7 @@ def numbering(scope: Scope) -> dict[Iterator, int]:
 
 
 @lru_cache(_REMEMBERED)
-def reads(scope: Scope) -> frozenset[str]:
+def read_tensor_names(scope: Scope) -> frozenset[str]:
     return frozenset(t.name for t in tensors(scope))
 
 
@@ -206,7 +206,7 @@ def _source(source: Tensor | Table | Scope, names: Names) -> Code:
 
 def _nested(scope: Scope, names: Names) -> Code:
     if names:
-        read = reads(scope)
+        read = read_tensor_names(scope)
         names = tuple(n for n in names if n[0] in read)
     return 2, scope_code(scope, names)
 
@@ -268,7 +268,7 @@ class _Graph:
         self.program = program
         self.equations = program.equations
         number = {e.name: n for n, e in enumerate(self.equations)}
-        self.reads = [sorted(number.keys() & reads(e.scope)) for e in self.equations]
+        self.reads = [sorted(number.keys() & read_tensor_names(e.scope)) for e in self.equations]
         self.sources = [[number[name] for name in names] for names in self.reads]
         self.readers: list[list[int]] = [[] for _ in self.equations]
         for n, sources in enumerate(self.sources):
@@ -403,7 +403,7 @@ def _any(order: _Order) -> Code:
 
 __all__ = [
     "COMMUTATIVE",
-    "key",
+    "canonical_key",
     "numbering",
     "program_key",
 ]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.alignment import Reading, constant
-from einnet_explore.analysis.equations import resolved
+from einnet_explore.analysis.alignment import Reading, inline_unit_iterators
+from einnet_explore.analysis.equations import resolve_access
 from einnet_explore.analysis.indices import iterators_of, map_indices, read_indices
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import (
     Access,
     Equation,
@@ -54,7 +54,9 @@ class Sibling:
     @property
     def tied(self) -> tuple[Index, ...]:
         """What the own factors are read at that moves along with the shared one, such as a window."""
-        return tuple(i for i in map(constant, read_indices(self.own)) if len(i.iterators) > 1 and self._follows(i))
+        return tuple(
+            i for i in map(inline_unit_iterators, read_indices(self.own)) if len(i.iterators) > 1 and self._follows(i)
+        )
 
     @property
     def free(self) -> tuple[Iterator, ...]:
@@ -76,7 +78,7 @@ class Sibling:
         """The iterators of the shared factor, and all that stand beside one of them in an index."""
         bound = {x for i in self.read.index for x in i.iterators}
         for _ in self.scope.traversals:
-            for i in map(constant, read_indices(self.own)):
+            for i in map(inline_unit_iterators, read_indices(self.own)):
                 if not bound.isdisjoint(i.iterators):
                     bound.update(i.iterators)
         return frozenset(bound)
@@ -116,7 +118,7 @@ class Slots:
         self.names: dict[Index | None, str] = {}
         for form in self.offset:
             single = n if form is None else form.single
-            self.names[form] = single.name if single else fresh("z", {*taken, *self.names.values()})
+            self.names[form] = single.name if single else fresh_name("z", {*taken, *self.names.values()})
 
     def operand(self, name: str) -> tuple[Equation, tuple[Index, ...]]:
         """The sum of the members' own factors, each moved to its place 0 elsewhere, and where it is read."""
@@ -161,7 +163,7 @@ class Slots:
     def _form(self, member: Member, i: Index) -> tuple[Index | None, int]:
         """What a dimension is read at, and the offset from it; None where a free traversal reads it."""
         free = member.sibling.free
-        if any(x in free for x in i.iterators) and all(x in free for x in constant(i).iterators):
+        if any(x in free for x in i.iterators) and all(x in free for x in inline_unit_iterators(i).iterators):
             return None, 0
         moved = self._moved(member, i)
         if len(moved.iterators) == 1 and moved.affine:
@@ -176,12 +178,12 @@ class Slots:
     def _own(self, member: Member, own: Mapping[Index | None, Iterator]) -> Scalar:
         """The member's own factors over the dimensions of its part."""
         n = own[None]
-        digit = {x: (n // stride) % x.extent + x.lo for x, stride in strides(member.sibling.free)}
+        digit = {x: (n // stride) % x.extent + x.lo for x, stride in digit_strides(member.sibling.free)}
 
         def change(i: Index) -> Index:
             form, const = self._form(member, i)
             if form is None:
-                return constant(i.substitute(lambda x: digit.get(x, x)))
+                return inline_unit_iterators(i.substitute(lambda x: digit.get(x, x)))
             if not form.terms:
                 return as_index(const)
             if form.single is None:
@@ -191,7 +193,7 @@ class Slots:
         return map_indices(member.sibling.own, change)
 
 
-def strides(free: tuple[Iterator, ...]) -> Iterable[tuple[Iterator, int]]:
+def digit_strides(free: tuple[Iterator, ...]) -> Iterable[tuple[Iterator, int]]:
     """The free traversals as digits of one, with the step of each."""
     for n, x in enumerate(free):
         yield x, prod(y.extent for y in free[n + 1 :])
@@ -200,14 +202,14 @@ def strides(free: tuple[Iterator, ...]) -> Iterable[tuple[Iterator, int]]:
 Source: TypeAlias = "Tensor | Table | Scope"
 
 
-def stacked(program: Program, row: tuple[Source, ...], b: Iterator) -> Scope:
+def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Scope:
     """The tensors of *row* along *b*, in front of their own dimensions; their padding is the first's."""
     box = row[0].box
     z = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(box))
     padding = ((0, 0), *row[0].padding) if row[0].padding else ()
-    index = _evenly_spaced([resolved(program, source[z]) for source in row], b)
+    index = _evenly_spaced([resolve_access(program, source[z]) for source in row], b)
     if index is not None:
-        body: Access = Access(resolved(program, row[0][z]).source, index)
+        body: Access = Access(resolve_access(program, row[0][z]).source, index)
         return Scope((b, *z), (), body, padding=padding, value=row[0].value)
     parts = []
     for n, source in enumerate(row):

@@ -101,11 +101,11 @@ def reads_once(reader: Scope, access: Access) -> bool:
     return sorted(alone, key=repr) == sorted((x for x in reader.traversals if x.extent > 1), key=repr)
 
 
-SEVERAL = 2
+MIN_READERS = 2
 """How often a sum reads what is worth being turned for it first, at least."""
 
 
-def turned_for(source: Equation, *readers: Equation) -> bool:
+def is_transposed_for(source: Equation, *readers: Equation) -> bool:
     """Whether *source* only turns a tensor whose elements one of *readers* sums several times, across memory.
 
     A library's operator is none of them: it packs what it reads.
@@ -136,4 +136,4 @@ def _again(scope: Scope, access: Access, elements: int) -> bool:
     last = next((i for i in reversed(access.index) if i.iterators), None)
     if not scope.summations or not moving or last is None or last.coefficient(moving[-1]) != 1:
         return False
-    return prod(x.extent for x in (*moving, *scope.summations)) >= SEVERAL * elements
+    return prod(x.extent for x in (*moving, *scope.summations)) >= MIN_READERS * elements

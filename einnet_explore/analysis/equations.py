@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
@@ -28,7 +28,7 @@ from einnet_explore.ir import (
 )
 
 
-def named(program: Program, name: str) -> Equation:
+def find_equation(program: Program, name: str) -> Equation:
     """The equation called *name*; raises ValueError with those that there are."""
     for equation in program.equations:
         if equation.name == name:
@@ -36,12 +36,12 @@ def named(program: Program, name: str) -> Equation:
     raise ValueError(f"no equation is called {name!r}: there are {', '.join(e.name for e in program.equations)}")
 
 
-def generated(equation: Equation) -> bool:
+def is_generated(equation: Equation) -> bool:
     """Whether a kernel of ours runs *equation*, or nothing does: a library operator's may still be rewritten."""
     return equation.via is not None and equation.via.operator in (EOPERATOR, VIEW)
 
 
-def instantiated(program: Program, at: Path, via: Instance) -> Program:
+def instantiate_at(program: Program, at: Path, via: Instance) -> Program:
     """The scope at *at* run as *via*: a whole equation where it stands, a nested scope as an equation of its own."""
     if len(at) > 1:
         new = Equation(program.fresh("T"), program.scope_at(at), via)
@@ -59,7 +59,7 @@ def ancestors(program: Program) -> Mapping[str, frozenset[str]]:
     return above
 
 
-def dependent(program: Program, names: Iterable[str]) -> str | None:
+def find_dependent(program: Program, names: Iterable[str]) -> str | None:
     """Which of the equations called *names* needs another of them; None where they are independent."""
     chosen = tuple(names)
     above = ancestors(program)
@@ -69,24 +69,24 @@ def dependent(program: Program, names: Iterable[str]) -> str | None:
     return None
 
 
-def to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
+def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
     """The equations called *names*; raises ValueError where there is but one, or one twice, or one needs another."""
-    equations = tuple(named(program, name) for name in names)
+    equations = tuple(find_equation(program, name) for name in names)
     if len(equations) == 1:
         raise ValueError(f"{equations[0].name} alone is nothing to merge")
     if len({e.name for e in equations}) < len(equations):
         raise ValueError(f"{', '.join(e.name for e in equations)} names an equation twice")
-    if (why := dependent(program, (e.name for e in equations))) is not None:
+    if (why := find_dependent(program, (e.name for e in equations))) is not None:
         raise ValueError(why)
     return equations
 
 
 def weight_only(program: Program) -> frozenset[str]:
     """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
-    return constants(program) - {t.name for t in program.inputs}
+    return constant_tensors(program) - {t.name for t in program.inputs}
 
 
-def constants(program: Program) -> frozenset[str]:
+def constant_tensors(program: Program) -> frozenset[str]:
     """What is known at compile time: weights, and the equations that read nothing else."""
     known = {t.name for t in program.inputs if t.weight}
     for equation in program.equations:
@@ -95,7 +95,7 @@ def constants(program: Program) -> frozenset[str]:
     return frozenset(known)
 
 
-def exchanged(program: Program, new: Mapping[str, Equation], more: Iterable[Equation]) -> Program:
+def exchange_equations(program: Program, new: Mapping[str, Equation], more: Iterable[Equation]) -> Program:
     """*program* with equations replaced by name and *more* added, in an order in which each reads earlier ones.
 
     Equations that no output needs any more are dropped.  Raises ValueError where there is no such order.
@@ -132,14 +132,14 @@ def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
     return tuple(out)
 
 
-def resolved(program: Program, access: Access) -> Access:
+def resolve_access(program: Program, access: Access) -> Access:
     """*access* as a read of the tensor that holds the elements, through equations that only re-index."""
     made = {e.name: e.scope for e in program.equations}
     while isinstance(access.source, Tensor) and access.source.name in made:
         match made[access.source.name]:
             case Scope(traversals=traversals, summations=(), body=Access(Tensor()) as inner, domain=()) as scope:
                 inside = zip(access.index, scope.box, strict=True)
-                if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in inside):
+                if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in inside):
                     return access
                 to = dict(zip(traversals, access.index, strict=True))
                 access = Access(inner.source, tuple(i.substitute(lambda x, to=to: to[x]) for i in inner.index))  # type: ignore[misc]
@@ -159,7 +159,7 @@ def readers(program: Program, name: str) -> tuple[int, ...]:
     return tuple(n for n, e in enumerate(program.equations) if name in read_by(e.scope))
 
 
-def number_of(program: Program, name: str) -> int:
+def equation_number(program: Program, name: str) -> int:
     """The number of the equation called *name*; raises ValueError where there is none."""
     for n, equation in enumerate(program.equations):
         if equation.name == name:
@@ -183,7 +183,7 @@ def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Sc
     return replace(scope, body=map_accesses(scope.body, look))
 
 
-def read_instead(program: Program, old: str, new: Tensor) -> Program:
+def redirect_reads(program: Program, old: str, new: Tensor) -> Program:
     """*program* with *new* read wherever *old* was; means of running stay, since nothing but a name changes."""
     return replace(
         program,
@@ -196,17 +196,17 @@ def read_instead(program: Program, old: str, new: Tensor) -> Program:
     )
 
 
-def widened(program: Program, name: str, padding: Padding, value: float) -> tuple[Program, Tensor]:
+def widen_padding(program: Program, name: str, padding: Padding, value: float) -> tuple[Program, Tensor]:
     """*program* in which *name* may be read at least *padding* far with *value* there, and the tensor to read.
 
     Raises ValueError where it is read with another value there already.
     """
     held = next((t for t in program.inputs if t.name == name), None)
     if held is None:
-        held = program.equations[number_of(program, name)].tensor
+        held = program.equations[equation_number(program, name)].tensor
     if padding and held.padding and held.value != value:
         raise ValueError(f"{name} is {held.value:g} outside its box, expected {value:g}")
-    wide = wider(held.padding, padding)
+    wide = union_padding(held.padding, padding)
     if wide == held.padding:
         return program, held
     value = value if padding else held.value
@@ -219,10 +219,10 @@ def widened(program: Program, name: str, padding: Padding, value: float) -> tupl
     else:
         new = replace(held, padding=wide, value=value)
         program = replace(program, inputs=tuple(new if t.name == name else t for t in program.inputs))
-    return read_instead(program, name, new), new
+    return redirect_reads(program, name, new), new
 
 
-def without(program: Program, n: int) -> Program:
+def remove_equation(program: Program, n: int) -> Program:
     """*program* without equation *n*."""
     return replace(program, equations=(*program.equations[:n], *program.equations[n + 1 :]))
 
@@ -239,7 +239,7 @@ def _made(program: Program, name: str) -> Equation | None:
     return next((e for e in program.equations if e.name == name), None)
 
 
-def wider(one: Padding, other: Padding) -> Padding:
+def union_padding(one: Padding, other: Padding) -> Padding:
     """As far beyond a box as both reach."""
     if not one or not other:
         return one or other

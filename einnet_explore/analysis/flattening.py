@@ -18,13 +18,13 @@ from functools import cached_property, lru_cache
 from html import escape
 from itertools import accumulate, permutations
 
-from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Scope, Table, Tensor, accesses
 
 _REMEMBERED = 1 << 14
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides, in elements, of an array of *shape* whose last dimension is contiguous."""
     return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
 
@@ -37,7 +37,7 @@ def flat_address(access: Access) -> Index:
     """
     source = access.source
     total = Index()
-    for i, (lo, _), stride in zip(access.index, source.box, row_major(source.shape), strict=True):
+    for i, (lo, _), stride in zip(access.index, source.box, row_major_strides(source.shape), strict=True):
         total = total + (i - lo) * stride
     return total
 
@@ -53,12 +53,12 @@ def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
             pass
         case _:
             return None
-    if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(index, source.box, strict=True)):
+    if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(index, source.box, strict=True)):
         return None
     flat = flat_address(access)
     if not flat.affine:
         return None
-    own = row_major(scope.shape)
+    own = row_major_strides(scope.shape)
     strides = tuple(o if x.extent == 1 else flat.coefficient(x) for x, o in zip(scope.traversals, own, strict=True))
     return flat.evaluate(lambda x: x.lo), strides
 
@@ -67,7 +67,7 @@ NEXT = r" \\ "
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IteratorRow:
     """An iterator, counted from 0: *output* if it moves along the result."""
 
     name: str
@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class AddressColumn:
     """A tensor's address: a coefficient for every row, in elements, and the address where all iterators are 0."""
 
     name: str
@@ -85,20 +85,20 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Flattened:
+class FlattenedScope:
     """*rows* by name, the result's column first, then one for each different read; *constraints* as in the scope."""
 
-    rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
+    rows: tuple[IteratorRow, ...]
+    columns: tuple[AddressColumn, ...]
     constraints: tuple[Bound, ...] = ()
 
     @property
-    def output(self) -> Column:
+    def output(self) -> AddressColumn:
         """The result's column."""
         return self.columns[0]
 
     @property
-    def inputs(self) -> tuple[Column, ...]:
+    def inputs(self) -> tuple[AddressColumn, ...]:
         """The columns of what is read."""
         return self.columns[1:]
 
@@ -112,7 +112,7 @@ class Flattened:
         """For each column, the rows on which its address depends."""
         return tuple(tuple(n for n, c in enumerate(column.coefficients) if c) for column in self.columns)
 
-    def squashed(self) -> Flattened:
+    def squashed(self) -> FlattenedScope:
         """The table with rows merged that every column has as neighbours, the inner one whole: dimension squashing.
 
         Rows of one kind only, results or summations, and none on which a constraint depends.
@@ -122,16 +122,16 @@ class Flattened:
         for x, y in permutations(free, 2):
             outer, inner = self.rows[x], self.rows[y]
             steps = [(c.coefficients[x], c.coefficients[y]) for c in self.columns]
-            if outer.output == inner.output and neighbours(steps, inner.extent):
+            if outer.output == inner.output and are_neighbours(steps, inner.extent):
                 rows = list(self.rows)
-                rows[x] = Row(outer.name, outer.extent * inner.extent, outer.output)
+                rows[x] = IteratorRow(outer.name, outer.extent * inner.extent, outer.output)
                 columns = [list(c.coefficients) for c in self.columns]
                 for c in columns:
                     c[x] = c[y]
                     del c[y]
                 del rows[y]
                 made = tuple(replace(c, coefficients=tuple(k)) for c, k in zip(self.columns, columns, strict=True))
-                return Flattened(tuple(rows), made, self.constraints).squashed()
+                return FlattenedScope(tuple(rows), made, self.constraints).squashed()
         return self
 
     @property
@@ -176,20 +176,20 @@ class Flattened:
         return {"text/html": self._repr_html_(), "text/latex": self._repr_latex_(), "text/plain": repr(self)}
 
 
-def neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
+def are_neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
     """Whether two iterators go over every address as one of both: steps (outer, inner), *inner* values inside."""
     return all(outer == within * inner for outer, within in steps)
 
 
-def flattened(scope: Scope, name: str = "O") -> Flattened:
+def flatten_scope(scope: Scope, name: str = "O") -> FlattenedScope:
     """The table of *scope*, whose result is called *name*; a read that occurs twice has one column.
 
     Raises ValueError where an address is no polynomial of degree one, with the index that is not.
     """
     iterators = sorted((*scope.traversals, *scope.summations), key=lambda x: x.name)
-    rows = tuple(Row(x.name, x.extent, x in scope.traversals) for x in iterators)
-    own = dict(zip(scope.traversals, row_major(scope.shape), strict=True))
-    columns = [Column(name, tuple(own.get(x, 0) for x in iterators))]
+    rows = tuple(IteratorRow(x.name, x.extent, x in scope.traversals) for x in iterators)
+    own = dict(zip(scope.traversals, row_major_strides(scope.shape), strict=True))
+    columns = [AddressColumn(name, tuple(own.get(x, 0) for x in iterators))]
     constraints: dict[Bound, None] = {}
     for access in dict.fromkeys(accesses(scope.body)):
         flat = flat_address(access)
@@ -197,17 +197,17 @@ def flattened(scope: Scope, name: str = "O") -> Flattened:
             raise ValueError(f"{flat!r}, where {_called(access)} is read, is no polynomial of the iterators")
         steps = tuple(flat.coefficient(x) for x in iterators)
         start = flat.evaluate(lambda x: x.lo)
-        columns.append(Column(_fresh(_called(access), columns), steps, start))
-        constraints |= dict.fromkeys(outside(access))
+        columns.append(AddressColumn(_fresh(_called(access), columns), steps, start))
+        constraints |= dict.fromkeys(bounds_inside_source(access))
     constraints |= dict.fromkeys(scope.domain)
-    return Flattened(rows, tuple(columns), tuple(constraints))
+    return FlattenedScope(rows, tuple(columns), tuple(constraints))
 
 
-def outside(access: Access) -> Iterable[Bound]:
+def bounds_inside_source(access: Access) -> Iterable[Bound]:
     """What has to hold for *access* to lie inside its source, without what the ranges say already."""
     for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
         bound = Bound(index, lo, hi)
-        if not always(bound):
+        if not always_holds(bound):
             yield bound
 
 
@@ -221,7 +221,7 @@ def _called(access: Access) -> str:
             return "scope"
 
 
-def _fresh(name: str, columns: list[Column]) -> str:
+def _fresh(name: str, columns: list[AddressColumn]) -> str:
     used = {c.name for c in columns}
     return next(n for k in range(1, len(used) + 2) if (n := name if k == 1 else f"{name}.{k}") not in used)
 

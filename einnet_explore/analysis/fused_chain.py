@@ -20,7 +20,7 @@ from fractions import Fraction
 from math import prod
 
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.analysis.substitution import at
+from einnet_explore.analysis.substitution import substitute_index
 from einnet_explore.ir import (
     Access,
     Box,
@@ -116,11 +116,11 @@ class Chain:
         found: dict[str, Region] = {self.result.name: _whole(self.result.scope, held)}
         for stage in reversed(self.stages):
             scope, region = stage.scope, found[stage.name]
-            to = local(scope, region)
+            to = local_indices(scope, region)
             for access in accesses(scope.body):
                 match access.source:
                     case Tensor(name) as source if name.startswith("#"):
-                        asked = _asked(source, tuple(at(i, to) for i in access.index), blocks)
+                        asked = _asked(source, tuple(substitute_index(i, to) for i in access.index), blocks)
                         found[name] = _union(found[name], asked, source) if name in found else asked
         return found
 
@@ -153,7 +153,7 @@ class Chain:
         return tuple(out)
 
 
-def chain(scope: Scope) -> Chain:
+def find_chain(scope: Scope) -> Chain:
     """*scope* as a chain; raises Refused with what stands in the way."""
     stages: list[Stage] = []
     done: dict[Scope, Tensor] = {}
@@ -178,7 +178,7 @@ def chain(scope: Scope) -> Chain:
         match access.source:
             case Scope() as inner:
                 return Access(visit(inner), access.index)
-            case Tensor() as tensor if not inside(access.index, tensor.box):
+            case Tensor() as tensor if not is_inside_box(access.index, tensor.box):
                 return Access(visit(_copy(tensor)), access.index)
         return access
 
@@ -186,12 +186,12 @@ def chain(scope: Scope) -> Chain:
     return Chain(tuple(stages))
 
 
-def inside(index: tuple[Index, ...], box: Box) -> bool:
+def is_inside_box(index: tuple[Index, ...], box: Box) -> bool:
     """Whether *index* never leaves *box*."""
     return all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(index, box, strict=True))
 
 
-def local(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
+def local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
     """The traversals of *scope* where they are counted from the start of *region*, by iterators of the same names."""
     counted = zip(scope.traversals, region.origin, region.extent, strict=True)
     return {x: origin + Iterator(x.name, 0, extent) for x, origin, extent in counted}
@@ -252,6 +252,6 @@ def _union(a: Region, b: Region, source: Tensor) -> Region:
     return Region(tuple(origin), tuple(extent))
 
 
-def tables(scope: Scope) -> tuple[Access, ...]:
+def table_reads(scope: Scope) -> tuple[Access, ...]:
     """The reads of tables in the body of *scope*."""
     return tuple(a for a in accesses(scope.body) if isinstance(a.source, Table))

@@ -47,13 +47,13 @@ def iterators_of(body: Scalar) -> frozenset[Iterator]:
     return frozenset(x for i in read_indices(body) for x in i.iterators)
 
 
-def compared(body: Scalar) -> tuple[Iterator, ...]:
+def compared_iterators(body: Scalar) -> tuple[Iterator, ...]:
     """The iterators of the comparisons in *body*, each once, left to right."""
     match body:
         case Compare(left=left, right=right):
             return tuple(dict.fromkeys((*left.iterators, *right.iterators)))
         case Apply(args=args):
-            return tuple(dict.fromkeys(x for arg in args for x in compared(arg)))
+            return tuple(dict.fromkeys(x for arg in args for x in compared_iterators(arg)))
         case Access() | Const():
             return ()
 
@@ -73,33 +73,33 @@ def _divided(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
                     yield from _divided(numerator, x)
 
 
-def listed(iterators: Iterable[Iterator]) -> str:
+def join_names(iterators: Iterable[Iterator]) -> str:
     """``{r, s}``."""
     return "{" + ", ".join(x.name for x in iterators) + "}"
 
 
-def by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
+def iterator_by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
     """The iterator called *name*; raises ValueError with the names that there are."""
     known = {x.name: x for x in iterators}
     if name not in known:
-        others = listed(known.values()) if known else "none"
+        others = join_names(known.values()) if known else "none"
         raise ValueError(f"no iterator is called {name!r} here: there are {others}")
     return known[name]
 
 
-def index_of(text: Any, iterators: Iterable[Iterator]) -> Index:
+def parse_index_over(text: Any, iterators: Iterable[Iterator]) -> Index:
     """The index that *text* writes in terms of *iterators*; raises ValueError where it is none."""
     return parse_index(str(text), {x.name: x for x in iterators})
 
 
-def ranges_of(written: Mapping[str, Any], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
+def parse_ranges(written: Mapping[str, Any], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
     """``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
     known = tuple(iterators)
     out: list[tuple[Iterator, int, int]] = []
     for name, span in written.items():
         match span:
             case [int(lo), int(hi)] if lo < hi:
-                out.append((by_name(known, name), lo, hi))
+                out.append((iterator_by_name(known, name), lo, hi))
             case _:
                 raise ValueError(f"range of {name}: found {span!r}, expected [lo, hi] with lo < hi")
     return tuple(out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.regions import always, reach
+from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.ir import Access, Bound, Iterator, Padding, Scope, Table, Tensor, accesses, map_accesses, padded
 
 
@@ -35,14 +35,14 @@ def excess(scope: Scope) -> tuple[Excess, ...]:
     for n, access in enumerate(accesses(scope.body)):
         name = access.source.name if isinstance(access.source, Tensor) else f"scope {n}"
         for d, (i, allowed) in enumerate(zip(access.index, access.source.reach, strict=True)):
-            if not always(Bound(i, *allowed), scope.domain):
-                read = reach(i, scope.domain)
+            if not always_holds(Bound(i, *allowed), scope.domain):
+                read = index_reach(i, scope.domain)
                 if read[0] <= read[1]:  # a domain that holds nowhere reads nothing
                     out.append(Excess(n, name, d, read, allowed))
     return tuple(out)
 
 
-def fitted(scope: Scope, value: float, wrap: bool = True) -> Scope:
+def fit_padding(scope: Scope, value: float, wrap: bool = True) -> Scope:
     """*scope* with every read made legal by padding nested scopes, and by copying tensors if *wrap* is set.
 
     New padding holds *value* unless the source has padding already.  Raises ValueError where a tensor would have
@@ -65,7 +65,7 @@ def fitted(scope: Scope, value: float, wrap: bool = True) -> Scope:
 
 def _fit(access: Access, reader: Scope, value: float) -> Access:
     source = access.source
-    spans = [reach(i, reader.domain) for i in access.index]
+    spans = [index_reach(i, reader.domain) for i in access.index]
     need = tuple(
         (max(lo - first, before, 0), max(last + 1 - hi, after, 0))
         for (lo, hi), (first, last), (before, after) in zip(source.box, spans, _padding(source), strict=True)
@@ -84,13 +84,13 @@ def _padding(source: Tensor | Table | Scope) -> Padding:
     return source.padding or ((0, 0),) * len(source.box)
 
 
-def trimmed(scope: Scope) -> Scope:
+def trim_padding(scope: Scope) -> Scope:
     """*scope* with the padding of the scopes that it reads cut back to what is read; 0 where none is left."""
 
     def trim(access: Access) -> Access:
         match access.source:
             case Scope(padding=held) as source if held:
-                spans = [reach(i, scope.domain) for i in access.index]
+                spans = [index_reach(i, scope.domain) for i in access.index]
                 need = tuple(
                     (min(before, max(lo - first, 0)), min(after, max(last + 1 - hi, 0)))
                     for (lo, hi), (first, last), (before, after) in zip(source.box, spans, held, strict=True)

@@ -14,33 +14,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from einnet_explore.analysis.row_nest import Nest, Reduced, Row, dense, name, nest, reads
+from einnet_explore.analysis.row_nest import RowNest, match_dense_product, match_row_nest
+from einnet_explore.analysis.row_nodes import ReducedNode, RowNode, node_name, read_nodes
 from einnet_explore.ir import Access, Apply, Scalar, Scope, Tensor, map_accesses
 
 
 @dataclass(frozen=True)
-class Online:
+class OnlineSoftmax:
     """The rows of *nest*, whose *score* is `z`; ``name(total)`` is what scalars call :math:`\\sum_w e^{z - M}`."""
 
-    nest: Nest
+    nest: RowNest
     score: Scalar
     total: int | None
 
 
-def row_work(scope: Scope) -> Online | Nest | None:
+def row_work(scope: Scope) -> OnlineSoftmax | RowNest | None:
     """*scope* as a softmax-weighted sum, else as other work on rows; None where it is neither."""
-    found = nest(scope)
+    found = match_row_nest(scope)
     weighted = _weighted(scope, found)
-    return weighted if isinstance(weighted, Online) else found
+    return weighted if isinstance(weighted, OnlineSoftmax) else found
 
 
-def online(scope: Scope) -> Online | str:
+def match_online_softmax(scope: Scope) -> OnlineSoftmax | str:
     """*scope* as a softmax-weighted sum; where it is none, why."""
-    return _weighted(scope, nest(scope))
+    return _weighted(scope, match_row_nest(scope))
 
 
-def _weighted(scope: Scope, rows: Nest | None) -> Online | str:
-    found = dense(scope) if rows is None or rows.product is None else rows
+def _weighted(scope: Scope, rows: RowNest | None) -> OnlineSoftmax | str:
+    found = match_dense_product(scope) if rows is None or rows.product is None else rows
     if found is None or found.product is None:
         return "no row values, of a band or of every column, are summed with a matrix over the columns"
     match _whole(found, found.result):
@@ -49,8 +50,8 @@ def _weighted(scope: Scope, rows: Nest | None) -> Online | str:
     return "what is summed is no exponential of the difference to a maximum"
 
 
-def _checked(nest: Nest, score: Scalar, called: str) -> Online | str:
-    reductions = {name(n): node for n, node in enumerate(nest.nodes) if isinstance(node, Reduced)}
+def _checked(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax | str:
+    reductions = {node_name(n): node for n, node in enumerate(nest.nodes) if isinstance(node, ReducedNode)}
     largest = reductions.pop(called, None)
     if largest is None or largest.reduce != "max" or _whole(nest, largest.body) != score:
         return f"{called} is not the largest of what the exponential is of"
@@ -64,21 +65,21 @@ def _checked(nest: Nest, score: Scalar, called: str) -> Online | str:
             return f"{other} is not the sum of the exponentials"
     if len(reductions) > 1:
         return f"{len(reductions)} sums are taken, expected one"
-    return Online(nest, score, next((int(n[1:]) for n in reductions), None))
+    return OnlineSoftmax(nest, score, next((int(n[1:]) for n in reductions), None))
 
 
 def _names(body: Scalar) -> Iterable[str]:
-    return tuple(name(n) for n in reads(body))
+    return tuple(node_name(n) for n in read_nodes(body))
 
 
-def _whole(nest: Nest, body: Scalar) -> Scalar:
+def _whole(nest: RowNest, body: Scalar) -> Scalar:
     """*body* with the rows that it reads put in."""
 
     def put(access: Access) -> Scalar:
         match access.source:
             case Tensor(called) if called.startswith("#"):
                 node = nest.nodes[int(called[1:])]
-                return _whole(nest, node.body) if isinstance(node, Row) else access
+                return _whole(nest, node.body) if isinstance(node, RowNode) else access
         return access
 
     return map_accesses(body, put)

@@ -32,9 +32,15 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einnet_explore.analysis.bijection import show_point
-from einnet_explore.analysis.legality import fitted, trimmed
-from einnet_explore.analysis.regions import always, never, violation
-from einnet_explore.analysis.substitution import fresh, holds, substitute, substitute_domain, with_iterators
+from einnet_explore.analysis.legality import fit_padding, trim_padding
+from einnet_explore.analysis.regions import always_holds, find_violation, never_holds
+from einnet_explore.analysis.substitution import (
+    fresh_name,
+    holds_everywhere,
+    substitute,
+    substitute_domain,
+    with_iterators,
+)
 from einnet_explore.ir import (
     REDUCTIONS,
     SCALAR_FUNCTIONS,
@@ -69,11 +75,11 @@ def constancy(body: Scalar) -> Constancy | None:
             return Constancy(None, value)
         case Access(Tensor() as source, index):
             outside = tuple(Bound(i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
-            return Constancy(tuple(b for b in outside if not holds(b)), source.value)
+            return Constancy(tuple(b for b in outside if not holds_everywhere(b)), source.value)
         case Access(Scope() as source, index):
             outside = tuple(Bound(i, lo, hi) for i, (lo, hi) in zip(index, source.box, strict=True))
             inside = substitute_domain(source.domain, dict(zip(source.traversals, index, strict=True)))
-            return Constancy(tuple(b for b in (*outside, *inside) if not holds(b)), source.value)
+            return Constancy(tuple(b for b in (*outside, *inside) if not holds_everywhere(b)), source.value)
         case Apply("*", args):
             # 0 times a padding of -inf is no number: then nothing is known of the product.
             finite = all(math.isfinite(a.source.value) for a in accesses(body))
@@ -89,7 +95,7 @@ def constancy(body: Scalar) -> Constancy | None:
             return None
 
 
-def reduced(scope: Scope, value: float) -> float:
+def reduced_constant(scope: Scope, value: float) -> float:
     """What the reduction of *scope* yields where its body is *value* at every point."""
     count = math.prod(y.extent for y in scope.summations)
     match scope.reduce:
@@ -101,7 +107,7 @@ def reduced(scope: Scope, value: float) -> float:
             return value
 
 
-def narrowed(bound: Bound, x: Iterator) -> tuple[int, int] | None:
+def confined_range(bound: Bound, x: Iterator) -> tuple[int, int] | None:
     """The half-open range of *x* outside which *bound* is violated whatever other iterators do; None if unknown."""
     while (inner := _opened(bound)) is not None:
         bound = inner
@@ -120,7 +126,7 @@ def constant_region(scope: Scope, value: float) -> bool:
     known = constancy(scope.body)
     if known is None or known.value != value:
         return False
-    return known.bounds is None or any(map(never, known.bounds))
+    return known.bounds is None or any(map(never_holds, known.bounds))
 
 
 def _opened(bound: Bound) -> Bound | None:
@@ -158,7 +164,7 @@ def _together(parts: list[Constancy | None], combine: Callable[..., float]) -> C
 Ranges = Mapping[Iterator, tuple[int, int]]
 
 
-def changed(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
+def change_ranges(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
     """*scope* with iterators over new ranges, each wider or narrower than before.
 
     Raises ValueError where what is added or cut away is not the constant, or where a tensor would have to be copied to
@@ -168,7 +174,7 @@ def changed(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
     wide = scope
     to = {x: Iterator(x.name, *span) for x, span in grown.items() if span != (x.lo, x.hi)}
     if to:
-        wide = fitted(_with_padding(with_iterators(scope, to), scope.box), REDUCTIONS[scope.reduce], wrap)
+        wide = fit_padding(_with_padding(with_iterators(scope, to), scope.box), REDUCTIONS[scope.reduce], wrap)
         for x, new in to.items():
             for lo, hi in ((new.lo, x.lo), (x.hi, new.hi)):
                 wide = _must_be_constant(wide, scope, new, lo, hi, "adds")
@@ -181,10 +187,10 @@ def changed(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
     if not back:
         return narrow
     narrow = _with_padding(with_iterators(narrow, back), narrow.box)
-    return replace(narrow, domain=tuple(b for b in narrow.domain if not holds(b)))
+    return replace(narrow, domain=tuple(b for b in narrow.domain if not holds_everywhere(b)))
 
 
-def tightest(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tuple[int, int]]:
+def tightest_ranges(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tuple[int, int]]:
     """The smallest range of each iterator outside which the body is the constant that may be cut away."""
     known = constancy(scope.body)
     out: dict[Iterator, tuple[int, int]] = {}
@@ -194,7 +200,7 @@ def tightest(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tupl
             bounds += known.bounds or ()
         lo, hi = x.lo, x.hi
         for bound in bounds:
-            if (span := narrowed(bound, x)) is not None:
+            if (span := confined_range(bound, x)) is not None:
                 lo, hi = max(lo, span[0]), min(hi, span[1])
         if (lo, hi) != (x.lo, x.hi) and lo < hi:
             out[x] = (lo, hi)
@@ -224,13 +230,13 @@ def _traversed(scope: Scope, original: Scope, x: Iterator, region: Iterator, whe
     first, last = original.reach[d]
     if verb == "adds" and (region.hi <= first or region.lo >= last):
         return scope  # it could not be read before: nobody does
-    if any(never(b) for b in _violable(scope, x, region)):
+    if any(never_holds(b) for b in _violable(scope, x, region)):
         return scope  # the domain yields the value there
     part = substitute(scope.body, {x: region})
     known = constancy(part)
-    if known is None or (known.bounds is not None and not any(map(never, known.bounds))):
+    if known is None or (known.bounds is not None and not any(map(never_holds, known.bounds))):
         raise ValueError(f"{verb} {where}, where the body is not constant")
-    value = reduced(scope, known.value)
+    value = reduced_constant(scope, known.value)
     if value != scope.value and (original.padding or original.domain):
         raise ValueError(f"{verb} {where}, where the result is {value:g}, but {scope.value:g} in the padding")
     return replace(scope, value=value)
@@ -244,7 +250,7 @@ def _may_be_cut(scope: Scope, x: Iterator, value: float) -> bool:
     """Whether *x* may leave points out where the body is *value*: the neutral element, or what the padding will say."""
     if x in scope.summations:
         return value == REDUCTIONS[scope.reduce]
-    return reduced(scope, value) == scope.value or not (scope.padding or scope.domain)
+    return reduced_constant(scope, value) == scope.value or not (scope.padding or scope.domain)
 
 
 def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:
@@ -260,7 +266,7 @@ def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:
 Window: TypeAlias = "tuple[Iterator, Index, int]"
 
 
-def sliding(scope: Scope) -> tuple[Window, ...]:
+def sliding_windows(scope: Scope) -> tuple[Window, ...]:
     """The shortest window (h, base, n) of each summation, if shorter than the summation; bases read traversals."""
     known = constancy(scope.body)
     if known is None or not known.bounds or known.value != REDUCTIONS[scope.reduce]:
@@ -274,7 +280,7 @@ def sliding(scope: Scope) -> tuple[Window, ...]:
     return tuple(out)
 
 
-def moved(scope: Scope, windows: tuple[Window, ...], wrap: bool = True) -> Scope:
+def recentre_windows(scope: Scope, windows: tuple[Window, ...], wrap: bool = True) -> Scope:
     """*scope* with every h of *windows* replaced by base - j.
 
     Raises ValueError with a term that is lost, or where what a window reads beyond the range of h is not neutral.
@@ -288,16 +294,16 @@ def moved(scope: Scope, windows: tuple[Window, ...], wrap: bool = True) -> Scope
             raise ValueError(f"window {h.name} = {base} - [0, {n}): expected some terms and a base of other iterators")
         _must_cover(scope, h, base, n)
     spans = {h: _span(h, base, n) for h, base, n in windows}
-    wide = changed(scope, {h: span for h, span in spans.items() if span != (h.lo, h.hi)}, wrap)
+    wide = change_ranges(scope, {h: span for h, span in spans.items() if span != (h.lo, h.hi)}, wrap)
     to: dict[Iterator, Index] = {}
     taps: dict[Iterator, Iterator] = {}
     for h, base, n in windows:
-        new = Iterator(fresh(h.name, names), 0, n)
+        new = Iterator(fresh_name(h.name, names), 0, n)
         names.append(new.name)
         old = Iterator(h.name, *spans[h])
         to[old], taps[old] = base - new, new
     body = substitute(wide.body, to)
-    return trimmed(replace(wide, body=body, summations=tuple(taps.get(y, y) for y in wide.summations)))
+    return trim_padding(replace(wide, body=body, summations=tuple(taps.get(y, y) for y in wide.summations)))
 
 
 def _window(bound: Bound, h: Iterator) -> Window | None:
@@ -321,7 +327,7 @@ def _must_cover(scope: Scope, h: Iterator, base: Index, n: int) -> None:
     neutral = known is not None and known.value == REDUCTIONS[scope.reduce]
     bounds = known.bounds or () if known is not None and neutral else ()
     inside = Bound(base - h, 0, n)
-    if any(always(inside, (b,)) for b in bounds) or always(inside, (*bounds, *scope.domain)):
+    if any(always_holds(inside, (b,)) for b in bounds) or always_holds(inside, (*bounds, *scope.domain)):
         return
-    point = violation(inside, (*bounds, *scope.domain))
+    point = find_violation(inside, (*bounds, *scope.domain))
     raise ValueError(f"window {h.name} = {base} - [0, {n}) misses the term at {show_point(point)}")

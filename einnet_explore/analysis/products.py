@@ -21,8 +21,8 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.regions import always
-from einnet_explore.analysis.substitution import rename, substitute
+from einnet_explore.analysis.regions import always_holds
+from einnet_explore.analysis.substitution import rename_iterators, substitute
 from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, accesses, factors
 from einnet_explore.support.errors import Refused
 
@@ -86,12 +86,12 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
     return tuple(out)
 
 
-def finite(body: Scalar) -> bool:
+def has_finite_padding(body: Scalar) -> bool:
     """Whether nothing that *body* reads is padded with an infinite value: 0 times that is no number."""
     return all(isfinite(access.source.value) for access in accesses(body))
 
 
-def opened(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scalar, tuple[Iterator, ...]] | str:
+def open_reduction(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scalar, tuple[Iterator, ...]] | str:
     """The body and the summations of the scope that *access* reads, in the iterators of the reader, which are *used*.
 
     Where the scope is more than a reduction by *reduce* of its body at that place, why.
@@ -104,25 +104,25 @@ def opened(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scala
     if scope.domain:
         return f"the inner scope has a domain: {scope.domain[0]!r}"
     for i, (lo, hi) in zip(access.index, scope.box, strict=True):
-        if not always(Bound(i, lo, hi)):
+        if not always_holds(Bound(i, lo, hi)):
             least, most = i.bounds
             return f"it is read at {i!r} ∈ [{least}, {most}], outside its box [{lo}, {hi})"
-    inner = rename(scope, {x.name for x in used})
+    inner = rename_iterators(scope, {x.name for x in used})
     return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True))), inner.summations
 
 
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
 """A factor by its number, or two trees whose product is summed over what nothing else needs."""
 
-MOST = 8
+MAX_FACTORS = 8
 """Factors up to which every tree is looked at: 3⁸ splits of subsets."""
 
 Reads: TypeAlias = "Sequence[frozenset[Iterator]]"
 
 
-def leaves(tree: Tree) -> tuple[int, ...]:
+def tree_leaves(tree: Tree) -> tuple[int, ...]:
     """The factors of *tree*, from left to right."""
-    return (tree,) if isinstance(tree, int) else (*leaves(tree[0]), *leaves(tree[1]))
+    return (tree,) if isinstance(tree, int) else (*tree_leaves(tree[0]), *tree_leaves(tree[1]))
 
 
 def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
@@ -137,18 +137,18 @@ def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator]) -> int:
     """What *tree* costs: the points of its nodes' grids."""
     if isinstance(tree, int):
         return 0
-    grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+    grid = frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
     return prod(x.extent for x in grid) + sum(multiplications(part, reads, kept) for part in tree)
 
 
-def cheapest(reads: Reads, kept: frozenset[Iterator]) -> Tree:
+def cheapest_tree(reads: Reads, kept: frozenset[Iterator]) -> Tree:
     """The tree with the fewest multiplications, the first in the order of factors where several have them.
 
     Raises ValueError for fewer than two factors, or more than ``MOST``.
     """
     count = len(reads)
-    if not 2 <= count <= MOST:
-        raise ValueError(f"{count} factors: expected 2 to {MOST}")
+    if not 2 <= count <= MAX_FACTORS:
+        raise ValueError(f"{count} factors: expected 2 to {MAX_FACTORS}")
 
     @cache
     def best(chosen: frozenset[int]) -> tuple[int, str, Tree]:
@@ -162,7 +162,7 @@ def cheapest(reads: Reads, kept: frozenset[Iterator]) -> Tree:
                 one = frozenset((first, *more))
                 a, b = best(one), best(chosen - one)
                 tree = (a[2], b[2])
-                grid = frozenset[Iterator]().union(*(open_iterators(reads, leaves(part), kept) for part in tree))
+                grid = frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
                 found.append((a[0] + b[0] + prod(x.extent for x in grid), repr(tree), tree))
         return min(found)
 

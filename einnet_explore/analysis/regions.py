@@ -14,21 +14,21 @@ from typing import TypeAlias
 
 import islpy as isl
 
-from einnet_explore.analysis.substitution import holds
+from einnet_explore.analysis.substitution import holds_everywhere
 from einnet_explore.ir import Bound, Index, Iterator, Quotient, Remainder
 
 Domain: TypeAlias = "tuple[Bound, ...]"
 
 
-def never(bound: Bound) -> bool:
+def never_holds(bound: Bound) -> bool:
     """Whether *bound* is violated over the whole ranges of its iterators, as far as intervals can tell."""
     lo, hi = bound.index.bounds
     return hi < bound.lo or lo >= bound.hi
 
 
-def always(bound: Bound, domain: Domain = ()) -> bool:
+def always_holds(bound: Bound, domain: Domain = ()) -> bool:
     """Whether *bound* holds at every point of its iterators' ranges where *domain* holds."""
-    if holds(bound) or bound in domain:
+    if holds_everywhere(bound) or bound in domain:
         return True
     relevant = _relevant(bound.index, domain)
     if not relevant and bound.index.affine:
@@ -37,7 +37,7 @@ def always(bound: Bound, domain: Domain = ()) -> bool:
     return bound.lo <= lo and hi < bound.hi
 
 
-def reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
+def index_reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
     """The smallest closed interval of the values of *index* where *domain* holds; (0, -1) if that is nowhere."""
     relevant = _relevant(index, domain)
     if index.affine and not relevant:
@@ -45,7 +45,7 @@ def reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
     return _extremes(index, relevant)
 
 
-def collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tuple[Mapping[str, int], ...]:
+def find_collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tuple[Mapping[str, int], ...]:
     """Two points of the box of *source* that *forward* maps to one point; empty if it is injective."""
     first = {x: f"a{n}" for n, x in enumerate(source)}
     second = {x: f"b{n}" for n, x in enumerate(source)}
@@ -64,7 +64,7 @@ def collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tuple[M
     )
 
 
-def violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
+def find_violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
     """A point where *domain* holds and *bound* does not; empty if there is none."""
     names = _names((bound.index, *(b.index for b in domain)))
     text = _text(bound.index, names)

@@ -19,32 +19,30 @@ from math import prod
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import split_factors
 from einnet_explore.analysis.row_nodes import (
-    Band,
-    Column,
+    BandNode,
+    ColumnNode,
     Node,
-    Places,
-    Reduced,
-    Row,
+    ReducedNode,
+    RowNode,
     RowNodes,
-    flat,
-    name,
-    reads,
-    support,
+    RowPlaces,
+    column_support,
+    inline_scopes,
+    node_name,
+    read_nodes,
 )
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
 from einnet_explore.support.errors import Refused
 
-__all__ = ["Band", "Column", "Nest", "Node", "Product", "Reduced", "Row", "dense", "name", "nest", "reads"]
-
-COLUMNS = 64
+COLUMN_MULTIPLE = 64
 """Columns are counted in so many: no tile is wider."""
 
-LEAST_ROW = 4
+MIN_ROW_EXTENT = 4
 """Shorter rows fill no vector."""
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class RowProduct:
     """The result is the sum over `w` of the row values and *right* (b, u, n) at :math:`u = m + w`."""
 
     n: Iterator
@@ -53,7 +51,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Nest:
+class RowNest:
     """The rows of *scope*: *nodes* in an order in which they can be computed, then *result* times *scale*.
 
     Scalars are over *batch*, *row* (`m`), *along* (`w`) and *column* (`u`); they read node `n` as the tensor
@@ -69,24 +67,24 @@ class Nest:
     nodes: tuple[Node, ...]
     result: Scalar
     scale: Scalar
-    product: Product | None = None
+    product: RowProduct | None = None
     dense: bool = False
     """Whether every row sees every column: :math:`u = w` then."""
 
     @property
     def banded(self) -> bool:
         """Whether it holds a band."""
-        return self.product is not None or any(isinstance(node, Band) for node in self.nodes)
+        return self.product is not None or any(isinstance(node, BandNode) for node in self.nodes)
 
     @property
     def flops(self) -> int:
         """Multiplications and additions of the band products."""
-        each = [prod(s.extent for s in n.sums) for n in self.nodes if isinstance(n, Band)]
+        each = [prod(s.extent for s in n.sums) for n in self.nodes if isinstance(n, BandNode)]
         each += [self.product.n.extent] if self.product else []
         return 2 * sum(each) * prod(x.extent for x in (*self.batch, self.row, self.along))
 
 
-def nest(scope: Scope) -> Nest | None:
+def match_row_nest(scope: Scope) -> RowNest | None:
     """*scope* as work on rows that other kernels do badly; None where it is none.
 
     It has to hold a band, or to reduce its rows and use the outcome along them.
@@ -110,10 +108,10 @@ def nest(scope: Scope) -> Nest | None:
         plain = _rows(scope, scope.traversals[-2])
     except Refused:
         return None
-    return plain if any(isinstance(n, Reduced) for n in plain.nodes) else None
+    return plain if any(isinstance(n, ReducedNode) for n in plain.nodes) else None
 
 
-def dense(scope: Scope) -> Nest | None:
+def match_dense_product(scope: Scope) -> RowNest | None:
     """*scope* as row values, of which each sees every column, times a matrix over the columns; None where it is not."""
     if scope.domain or any(x.lo for x in scope.traversals) or not scope.summations or scope.reduce != "sum":
         return None
@@ -125,55 +123,55 @@ def dense(scope: Scope) -> Nest | None:
     return None
 
 
-def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> Nest:
+def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> RowNest:
     """Σ_w of row values and what is read along a band (or, *dense*, of every column)."""
     if len(scope.summations) != 1 or scope.summations[0].lo:
         raise Refused("it sums over more than one iterator")
     (along,), n = scope.summations, scope.traversals[-1]
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    places = Places(row, along, _dense_column(along) if dense else _column(row, along), dense)
+    places = RowPlaces(row, along, _dense_column(along) if dense else _column(row, along), dense)
     right, left = split_factors(scope.body, (n,))
     if not right:
         raise Refused(f"no factor is {n.name}'s")
-    moved = places.moved(mul(*map(flat, right)))
+    moved = places.moved(mul(*map(inline_scopes, right)))
     rows = RowNodes(places)
-    product = Product(n, moved, support(moved, places.column))
+    product = RowProduct(n, moved, column_support(moved, places.column))
     result = rows.scalar(mul(*left))
-    return _finished(Nest(scope, batch, row, along, places.column, (), result, Const(1), product, dense), rows)
+    return _finished(RowNest(scope, batch, row, along, places.column, (), result, Const(1), product, dense), rows)
 
 
-def _band(scope: Scope, row: Iterator) -> Nest:
+def _band(scope: Scope, row: Iterator) -> RowNest:
     """A band product by itself."""
     along = scope.traversals[-1]
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    rows = RowNodes(Places(row, along, _column(row, along)))
+    rows = RowNodes(RowPlaces(row, along, _column(row, along)))
     result = rows.band(scope.summations, scope.body)
-    return _finished(Nest(scope, batch, row, along, rows.places.column, (), result, Const(1)), rows)
+    return _finished(RowNest(scope, batch, row, along, rows.places.column, (), result, Const(1)), rows)
 
 
-def _rows(scope: Scope, row: Iterator) -> Nest:
+def _rows(scope: Scope, row: Iterator) -> RowNest:
     along = scope.traversals[-1]
-    if along.extent < LEAST_ROW:
+    if along.extent < MIN_ROW_EXTENT:
         raise Refused(f"rows have {along.extent} elements")
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    rows = RowNodes(Places(row, along, _column(row, along)))
-    return _finished(Nest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)
+    rows = RowNodes(RowPlaces(row, along, _column(row, along)))
+    return _finished(RowNest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)
 
 
 def _column(row: Iterator, along: Iterator) -> Iterator:
-    return Iterator("u", 0, -(-(row.extent + along.extent - 1) // COLUMNS) * COLUMNS)
+    return Iterator("u", 0, -(-(row.extent + along.extent - 1) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
 def _dense_column(along: Iterator) -> Iterator:
-    return Iterator("u", 0, -(-along.extent // COLUMNS) * COLUMNS)
+    return Iterator("u", 0, -(-along.extent // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
-def _finished(nest: Nest, rows: RowNodes) -> Nest:
+def _finished(nest: RowNest, rows: RowNodes) -> RowNest:
     """*nest* with the nodes of *rows*, less those rows that are read once: their reader computes them itself."""
     result, nodes = nest.result, list(rows.nodes)
     for n, node in enumerate(nodes):
-        often = [m for body in (*map(_body, nodes), result) for m in reads(body)].count(n)
-        if isinstance(node, Row) and often == 1:
+        often = [m for body in (*map(_body, nodes), result) for m in read_nodes(body)].count(n)
+        if isinstance(node, RowNode) and often == 1:
             nodes = [_with_body(other, _put(_body(other), n, node.body)) for other in nodes]
             result = _put(result, n, node.body)
     used = _used(nodes, result)
@@ -186,31 +184,31 @@ def _finished(nest: Nest, rows: RowNodes) -> Nest:
 def _used(nodes: Sequence[Node], result: Scalar) -> list[int]:
     """The nodes that the result needs, in order."""
     found: set[int] = set()
-    waiting = list(reads(result))
+    waiting = list(read_nodes(result))
     while waiting:
         n = waiting.pop()
         if n not in found:
             found.add(n)
-            waiting += reads(_body(nodes[n]))
+            waiting += read_nodes(_body(nodes[n]))
     return sorted(found)
 
 
 def _body(node: Node) -> Scalar:
     """What *node* computes from other nodes."""
     match node:
-        case Band() | Column():
+        case BandNode() | ColumnNode():
             return Const(0)
-        case Row(body) | Reduced(_, body):
+        case RowNode(body) | ReducedNode(_, body):
             return body
 
 
 def _with_body(node: Node, body: Scalar) -> Node:
-    return replace(node, body=body) if isinstance(node, Row | Reduced) else node
+    return replace(node, body=body) if isinstance(node, RowNode | ReducedNode) else node
 
 
 def _put(body: Scalar, n: int, new: Scalar) -> Scalar:
     """*body* with what it reads of node *n* replaced; products stay flat."""
-    called = name(n)
+    called = node_name(n)
     return _mapped(body, lambda a: new if isinstance(a.source, Tensor) and a.source.name == called else a)
 
 
@@ -218,7 +216,7 @@ def _renumbered(body: Scalar, number: Mapping[int, int]) -> Scalar:
     def change(access: Access) -> Scalar:
         match access.source:
             case Tensor(called, shape) if called.startswith("#"):
-                return Access(Tensor(name(number[int(called[1:])]), shape), access.index)
+                return Access(Tensor(node_name(number[int(called[1:])]), shape), access.index)
         return access
 
     return map_accesses(body, change)

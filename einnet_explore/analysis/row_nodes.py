@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.indices import guard, iterators_of
 from einnet_explore.analysis.products import split_factors
-from einnet_explore.analysis.substitution import rename, substitute
+from einnet_explore.analysis.substitution import rename_iterators, substitute
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -30,7 +30,7 @@ from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class BandNode:
     """Row values :math:`\\sum_k left(b, m, k) \\cdot right(b, u, k)` at :math:`u = m + w`.
 
     *right* is 0 outside *support*, a half-open range of `u`.
@@ -43,37 +43,37 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnNode:
     """Row values that depend on the column alone: :math:`right(b, u)` at :math:`u = m + w`."""
 
     right: Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowNode:
     """Row values, element by element."""
 
     body: Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
+class ReducedNode:
     """One value a row: *body* reduced along it by the monoid *reduce*."""
 
     reduce: str
     body: Scalar
 
 
-Node: TypeAlias = "Band | Column | Row | Reduced"
+Node: TypeAlias = "BandNode | ColumnNode | RowNode | ReducedNode"
 
 
-def name(n: int) -> str:
+def node_name(n: int) -> str:
     """What scalars call node *n*."""
     return f"#{n}"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowPlaces:
     """Where the elements of a row stand: at the columns *row* + *along* of a band, or at *along* where all see all."""
 
     row: Iterator
@@ -101,7 +101,7 @@ class Places:
 class RowNodes:
     """The nodes that have been met so far."""
 
-    places: Places
+    places: RowPlaces
     nodes: list[Node] = field(default_factory=list)
 
     def scalar(self, body: Scalar) -> Scalar:
@@ -119,13 +119,13 @@ class RowNodes:
 
     def _read(self, access: Access) -> Scalar:
         try:
-            return self._node(Column(self.places.moved(access)))
+            return self._node(ColumnNode(self.places.moved(access)))
         except Refused:
             return access
 
     def _scope(self, inner: Scope, index: tuple[Index, ...]) -> Scalar:
         used = {x.name for i in index for x in i.iterators} | self.places.names
-        inner = rename(inner, used)
+        inner = rename_iterators(inner, used)
         at: dict[Iterator, IndexLike] = dict(zip(inner.traversals, index, strict=True))
         body = substitute(inner.body, at)
         if inner.domain:
@@ -134,7 +134,7 @@ class RowNodes:
             found = self.scalar(body)
             if isinstance(found, Access | Const) or self.places.along not in iterators_of(found):
                 return found
-            return self._node(Row(found))
+            return self._node(RowNode(found))
         if self.places.along in iterators_of(body):
             if inner.reduce != "sum":
                 raise Refused(f"a nested scope reduces by {inner.reduce} at each place of a row")
@@ -146,7 +146,7 @@ class RowNodes:
         ):
             raise Refused("a nested reduction is not along the row")
         return self._node(
-            Reduced(inner.reduce, self.scalar(substitute(body, {inner.summations[0]: self.places.along})))
+            ReducedNode(inner.reduce, self.scalar(substitute(body, {inner.summations[0]: self.places.along})))
         )
 
     def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
@@ -154,28 +154,30 @@ class RowNodes:
         right, left = split_factors(body, (self.places.along,))
         if started := [s for s in sums if s.lo]:
             raise Refused(f"the summation {started[0].name} starts at {started[0].lo}, expected 0")
-        moved = self.places.moved(mul(*map(flat, right)))
-        return self._node(Band(sums, mul(*map(flat, left)), moved, support(moved, self.places.column)))
+        moved = self.places.moved(mul(*map(inline_scopes, right)))
+        return self._node(
+            BandNode(sums, mul(*map(inline_scopes, left)), moved, column_support(moved, self.places.column))
+        )
 
     def _node(self, node: Node) -> Scalar:
         if node not in self.nodes:
             self.nodes.append(node)
         n = self.nodes.index(node)
         return (
-            Tensor(name(n), ())[()]
-            if isinstance(node, Reduced)
-            else Tensor(name(n), (self.places.along.extent,))[(self.places.along,)]
+            Tensor(node_name(n), ())[()]
+            if isinstance(node, ReducedNode)
+            else Tensor(node_name(n), (self.places.along.extent,))[(self.places.along,)]
         )
 
 
-def flat(body: Scalar) -> Scalar:
+def inline_scopes(body: Scalar) -> Scalar:
     """*body* without nested scopes; raises Refused where one of them sums."""
 
     def element(access: Access) -> Scalar:
         match access.source:
             case Scope(traversals, (), inner, domain=()) as scope:
                 at: Mapping[Iterator, IndexLike] = dict(zip(traversals, access.index, strict=True))
-                return guard(access.index, scope.box, flat(substitute(inner, at)), scope.value)
+                return guard(access.index, scope.box, inline_scopes(substitute(inner, at)), scope.value)
             case Scope():
                 raise Refused("an operand is computed by a sum")
             case Table():
@@ -185,7 +187,7 @@ def flat(body: Scalar) -> Scalar:
     return map_accesses(body, element)
 
 
-def support(body: Scalar, column: Iterator) -> tuple[int, int]:
+def column_support(body: Scalar, column: Iterator) -> tuple[int, int]:
     """A range of *column* outside which *body* is 0."""
     lo, hi = column.lo, column.hi
     match body:
@@ -194,9 +196,9 @@ def support(body: Scalar, column: Iterator) -> tuple[int, int]:
                 lo, hi = _meet((lo, hi), _where(i, column, first, last))
         case Apply("*", args):
             for arg in args:
-                lo, hi = _meet((lo, hi), support(arg, column))
+                lo, hi = _meet((lo, hi), column_support(arg, column))
         case Apply("where", (Compare(op, left, right), inner, Const(0))):
-            lo, hi = support(inner, column)
+            lo, hi = column_support(inner, column)
             if op == "<":
                 lo, hi = _meet((lo, hi), _where(left - right, column, None, 0))
             elif op == ">=":
@@ -220,7 +222,7 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), min(a[1], b[1])
 
 
-def reads(body: Scalar) -> Iterable[int]:
+def read_nodes(body: Scalar) -> Iterable[int]:
     """The numbers of the nodes that *body* reads."""
     for access in accesses(body):
         if isinstance(access.source, Tensor) and access.source.name.startswith("#"):

@@ -17,16 +17,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
-from einnet_explore.analysis.alignment import Reading, align, constant
-from einnet_explore.analysis.concatenation import Member, Sibling, Slots, Span, Spans, strides
+from einnet_explore.analysis.alignment import Reading, align_readings, inline_unit_iterators
+from einnet_explore.analysis.concatenation import Member, Sibling, Slots, Span, Spans, digit_strides
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.legality import excess
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, factors, mul
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedSiblings:
     """What siblings become: the concatenated own factors, the one expression, and each result as a part of it."""
 
     operand: Equation
@@ -34,7 +34,7 @@ class Merged:
     parts: Mapping[str, Scope]
 
 
-def sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
+def make_sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
     """*scope* with its factor *number*, an access that comes to *read*, as the shared one; raises ValueError."""
     parts = factors(scope.body)
     shared = parts[number]
@@ -45,14 +45,14 @@ def sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
     bound = {x for i in read.index for x in i.iterators}
     found = Sibling(name, scope, shared, read, mul(*(part for n, part in enumerate(parts) if n != number)))
     if loose := [y.name for y in scope.summations if y.extent > 1 and y not in bound]:
-        raise ValueError(f"{name} sums over {', '.join(loose)}, by which {called(read)} is not read")
+        raise ValueError(f"{name} sums over {', '.join(loose)}, by which {source_name(read)} is not read")
     held = iterators_of(found.own)
     if loose := [x.name for x in found.free if x not in held]:
         raise ValueError(f"{name} repeats its elements along {', '.join(loose)}")
     return found
 
 
-def merged(siblings: Iterable[Sibling], operand: str, whole: str) -> Merged:
+def merge_siblings(siblings: Iterable[Sibling], operand: str, whole: str) -> MergedSiblings:
     """The siblings as one expression; raises ValueError with what differs between two of them."""
     base, *others = siblings
     merging = _Merging(base)
@@ -61,7 +61,7 @@ def merged(siblings: Iterable[Sibling], operand: str, whole: str) -> Merged:
     return merging.built(operand, whole)
 
 
-def called(access: Access) -> str:
+def source_name(access: Access) -> str:
     """What *access* reads, by name."""
     return access.source.name if isinstance(access.source, Tensor) else "what has no name"
 
@@ -81,7 +81,7 @@ class _Merging:
         own = [x for x in (*base.scope.traversals, *base.scope.summations) if x not in base.free]
         self.iterators = {x.name: x for x in own}
         self.reading = base.reading
-        to = {x: constant(as_index(x)) for x in own}
+        to = {x: inline_unit_iterators(as_index(x)) for x in own}
         self.members = [Member(base, to, {x.name: (x.lo, x.hi) for x in own})]
 
     def take_in(self, other: Sibling) -> None:
@@ -92,9 +92,11 @@ class _Merging:
         if (one := base.read.source) != (two := other.read.source):
             raise ValueError(f"{base.name} and {other.name} share no operand: they read {one!r} and {two!r}")
         try:
-            found = align(self.reading, other.reading)
+            found = align_readings(self.reading, other.reading)
         except ValueError as why:
-            raise ValueError(f"{base.name} and {other.name} do not read {called(base.read)} alike: {why}") from None
+            raise ValueError(
+                f"{base.name} and {other.name} do not read {source_name(base.read)} alike: {why}"
+            ) from None
         member = Member(other, {}, {x.name: (v, v + 1) for x, v in found.held.items()})
         moved = {y: x for y, (x, _) in found.shift.items()}
         for y in (*other.scope.traversals, *other.scope.summations):
@@ -124,13 +126,13 @@ class _Merging:
     def _joined(self, y: Iterator) -> Iterator:
         name = y.name
         if name in (taken := {*self.iterators, *(x.name for x in self.base.free)}):
-            name = fresh(name, taken)
+            name = fresh_name(name, taken)
         made = Iterator(name, y.lo, y.hi)
         self.iterators[name] = made
         self.more.append(made)
         return made
 
-    def built(self, operand: str, whole: str) -> Merged:
+    def built(self, operand: str, whole: str) -> MergedSiblings:
         """The equations, once every sibling has its place."""
         count = 0
         for member in self.members:
@@ -140,7 +142,7 @@ class _Merging:
         hull = {name: _hull(m.span[name] for m in self.members) for name in self.iterators}
         now = {x: Iterator(name, *hull[name]) for name, x in self.iterators.items()}
         base, free = self.base, self.base.free
-        stem = free[0].name if len(free) == 1 else "n" if "n" not in self.iterators else fresh("n", self.iterators)
+        stem = free[0].name if len(free) == 1 else "n" if "n" not in self.iterators else fresh_name("n", self.iterators)
         n = Iterator(stem, 0, count)
         restricted = [x for x in now.values() if any(m.span[x.name] != hull[x.name] for m in self.members)]
         shared = self._shared(now)
@@ -162,7 +164,7 @@ class _Merging:
         if beyond := excess(scope):
             raise ValueError(f"together, {beyond[0]}")
         one = Equation(whole, scope)
-        return Merged(made, one, {m.sibling.name: _part(m, one, base, n) for m in self.members})
+        return MergedSiblings(made, one, {m.sibling.name: _part(m, one, base, n) for m in self.members})
 
     def _shared(self, now: Mapping[Iterator, Iterator]) -> Access:
         base = self.base
@@ -190,7 +192,7 @@ def _part(member: Member, whole: Equation, base: Sibling, n: Iterator) -> Scope:
         if y in member.to and (x := next(iter(member.to[y].iterators), None)) is not None:
             back[x.name] = y - member.to[y].const
     place = as_index(member.first)
-    for x, stride in strides(member.sibling.free):
+    for x, stride in digit_strides(member.sibling.free):
         place = place + (x - x.lo) * stride
     index = tuple(
         place if x == n else back.get(x.name, as_index(member.span[x.name][0])) for x in whole.scope.traversals

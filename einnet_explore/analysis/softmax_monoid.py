@@ -72,7 +72,7 @@ Pair = tuple[int, Fraction]
 
 
 @cache
-def softmax(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Triple]:
+def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Triple]:
     """The homomorphism of softmax-weighted sums where the exponential is :math:`base^t`; *base* is positive.
 
     Raises ValueError for a base for which that is no function with the law.
@@ -133,7 +133,7 @@ def not_homomorphic(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> st
     return None
 
 
-def broken(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> str | None:
+def find_violated_law(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> str | None:
     """What of the laws fails on *lists*, exactly: None where they hold, and blocks may be combined in any brackets."""
     values = [law.whole(one) for one in lists]
     return not_neutral(law.monoid, values) or not_associative(law.monoid, values) or not_homomorphic(law, lists)
@@ -154,4 +154,6 @@ BASES = (Fraction(2), Fraction(3, 5))
 @cache
 def softmax_is_broken() -> str | None:
     """What of the law fails on ``LISTS``, exactly; None where it holds."""
-    return next((why for base in BASES if (why := broken(softmax(base), LISTS)) is not None), None)
+    return next(
+        (why for base in BASES if (why := find_violated_law(softmax_homomorphism(base), LISTS)) is not None), None
+    )

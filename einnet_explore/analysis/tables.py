@@ -9,14 +9,14 @@ from math import prod
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, as_index
 
 
-def written(table: Table, index: tuple[Index, ...]) -> Scalar:
+def select_entry(table: Table, index: tuple[Index, ...]) -> Scalar:
     """``table[index]`` as nested ``where`` over what of *index* is not known; equal branches are one."""
     if not table.shape:
         return Const(_plain(table.entries[0]))
     first, *rest = index
     lo, hi = first.bounds
     rows = _rows(table)
-    found = [written(rows[n], tuple(rest)) for n in range(lo, hi + 1)]
+    found = [select_entry(rows[n], tuple(rest)) for n in range(lo, hi + 1)]
     out = found[-1]
     for n, value in reversed(list(enumerate(found[:-1], lo))):
         if value != out:
@@ -24,13 +24,13 @@ def written(table: Table, index: tuple[Index, ...]) -> Scalar:
     return out
 
 
-def copied(table: Table) -> Scope:
+def table_scope(table: Table) -> Scope:
     """*table* as a scope that lists it."""
     at = tuple(Iterator(f"z{n + 1}", 0, extent) for n, extent in enumerate(table.shape))
     return Scope(at, (), table[at])
 
 
-def entries(table: Table) -> dict[tuple[int, ...], Fraction]:
+def table_entries(table: Table) -> dict[tuple[int, ...], Fraction]:
     """The entries of *table* by their indices."""
     return dict(zip(product(*map(range, table.shape)), table.entries, strict=True))
 

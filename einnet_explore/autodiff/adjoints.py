@@ -32,9 +32,15 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, isfinite, prod
 
-from einnet_explore.analysis.legality import excess, fitted
-from einnet_explore.analysis.regions import always, reach
-from einnet_explore.analysis.substitution import at, fresh, holds, substitute, substitute_domain
+from einnet_explore.analysis.legality import excess, fit_padding
+from einnet_explore.analysis.regions import always_holds, index_reach
+from einnet_explore.analysis.substitution import (
+    fresh_name,
+    holds_everywhere,
+    substitute,
+    substitute_domain,
+    substitute_index,
+)
 from einnet_explore.autodiff.scalar_derivatives import Partial
 from einnet_explore.ir import (
     SCALAR_FUNCTIONS,
@@ -138,7 +144,7 @@ class _Solver:
         return self.pairs[numerator, d]
 
     def _unknown(self, stem: str, lo: int, hi: int) -> Iterator:
-        name = fresh(stem, self.names)
+        name = fresh_name(stem, self.names)
         self.names.add(name)
         made = Iterator(name, lo, hi)
         self.unknowns[made] = None
@@ -200,24 +206,24 @@ class _Solver:
         if count > 1:
             value = value + self._unknown(u.name.rstrip("0123456789") or "j", 0, count) * m
         self._put(u, value)
-        return at(e, {u: value})
+        return substitute_index(e, {u: value})
 
     def _put(self, x: Iterator, value: Index) -> None:
         to = {x: value}
         del self.unknowns[x]
-        self.equations = [at(e, to) for e in self.equations]
-        self.values = {y: at(i, to) for y, i in self.values.items()}
-        self.guards = [Bound(at(b.index, to), b.lo, b.hi) for b in self.guards]
+        self.equations = [substitute_index(e, to) for e in self.equations]
+        self.values = {y: substitute_index(i, to) for y, i in self.values.items()}
+        self.guards = [Bound(substitute_index(b.index, to), b.lo, b.hi) for b in self.guards]
 
     def _guard(self, bound: Bound) -> None:
-        if not holds(bound):
+        if not holds_everywhere(bound):
             self.guards.append(bound)
 
     def found(self, box: tuple[Iterator, ...]) -> Preimage:
         """What was found for the iterators of *box*; a quotient's own range follows from theirs."""
         ranges = [Bound(self.values[x], x.lo, x.hi) for x in box]
         ranges += [Bound(self.values[p], p.lo, p.hi) for _, p in self.pairs.values()]
-        guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds(b))
+        guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds_everywhere(b))
         return Preimage({x: self.values[x] for x in box}, tuple(self.unknowns), _needed(guards), self.hard)
 
 
@@ -225,7 +231,7 @@ def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
     """*guards* without those that follow from the others; intervals cannot tell where quotients are involved."""
     kept = list(guards)
     for b in guards:
-        if not b.index.affine and always(b, tuple(o for o in kept if o != b)):
+        if not b.index.affine and always_holds(b, tuple(o for o in kept if o != b)):
             kept.remove(b)
     return tuple(kept)
 
@@ -250,7 +256,7 @@ def target_iterators(
     out: list[Iterator] = []
     for i, (lo, hi) in zip(index, box, strict=True):
         single = i.single
-        name = single.name if single and all(single.name != t.name for t in out) else fresh("t", taken)
+        name = single.name if single and all(single.name != t.name for t in out) else fresh_name("t", taken)
         taken.add(name)
         out.append(Iterator(name, lo, hi))
     return tuple(out)
@@ -336,7 +342,7 @@ def _unmark_iterators(free: Iterable[Iterator], into: Iterable[Iterator]) -> dic
     out: dict[Iterator, Iterator] = {}
     for y in free:
         name = y.name.replace("'", "")
-        out[y] = Iterator(name if name not in taken else fresh(name, taken), y.lo, y.hi)
+        out[y] = Iterator(name if name not in taken else fresh_name(name, taken), y.lo, y.hi)
         taken.add(out[y].name)
     return out
 
@@ -359,7 +365,7 @@ def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
     def widest(access: Access) -> Access:
         if access.source == above:
             for d, (i, (lo, hi)) in enumerate(zip(access.index, above.box, strict=True)):
-                first, last = reach(i)
+                first, last = index_reach(i)
                 pads[d] = max(0, lo - first), max(0, last + 1 - hi)
             wide = replace(above, padding=tuple(pads) if any(map(any, pads)) else ())
             return Access(wide, access.index)
@@ -372,7 +378,7 @@ def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
     sources = [a.source for n, a in enumerate(accesses(scope.body)) if n in beyond]
     if not legal_anyway or any(isinstance(s, Table) or s.value for s in sources):
         return None
-    return fitted(scope, 0)
+    return fit_padding(scope, 0)
 
 
 def _finite(factor: Scalar) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.equations import wider
-from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.equations import union_padding
+from einnet_explore.analysis.regions import always_holds
 from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.autodiff.common_parts import EntryGroups
 from einnet_explore.autodiff.program_values import ProgramValues
@@ -48,7 +48,7 @@ class AvailableTensor:
         box = self.tensor.reach if self.padded else self.tensor.box
         inside = (Bound(i, lo, hi) for i, (lo, hi) in zip(to.values(), box, strict=True))
         kept = () if self.padded else substitute_domain(self.domain, to)
-        if not all(always(b, where) for b in (*inside, *kept)):
+        if not all(always_holds(b, where) for b in (*inside, *kept)):
             return None
         return tuple(to.values())
 
@@ -198,7 +198,7 @@ class AvailableTensors:
         known, there = self.pads.get(name, ((), value))
         if there != value:
             return False
-        self.pads[name] = wider(known, padding), value
+        self.pads[name] = union_padding(known, padding), value
         return True
 
     def padded(self, scope: Scope) -> Scope:

@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from einnet_explore.analysis.equations import exchanged
-from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.equations import exchange_equations
+from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.autodiff.adjoints import Contribution, gradient_contribution, target_iterators
 from einnet_explore.autodiff.scalar_derivatives import ONE, partials, sum_terms
 from einnet_explore.ir import (
@@ -178,7 +178,7 @@ def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program
             run.through(equation, active)
     results = tuple(run.total(name) for name in chosen)
     made = Program((*program.inputs, *run.seeds.values()), (*flat.equations, *run.equations), results)
-    out = _widen_gradients(exchanged(made, {}, ()), run.gradients)
+    out = _widen_gradients(exchange_equations(made, {}, ()), run.gradients)
     assert_linear(out, [t.name for t in run.seeds.values()])
     return out
 
@@ -293,7 +293,7 @@ class _GradientBuilder:
         taken = {x.name for x in (*scope.traversals, *scope.summations)}
         again: dict[Iterator, Iterator] = {}
         for y in scope.summations:
-            again[y] = Iterator(fresh(y.name, taken), y.lo, y.hi)
+            again[y] = Iterator(fresh_name(y.name, taken), y.lo, y.hi)
             taken.add(again[y].name)
         body = substitute(scope.body, again)
         others: Scalar = Const(1)
@@ -313,7 +313,7 @@ class _GradientBuilder:
         )
 
     def _new(self, stem: str) -> str:
-        name = stem if stem not in self.names and stem != "T" else fresh(stem, self.names)
+        name = stem if stem not in self.names and stem != "T" else fresh_name(stem, self.names)
         self.names.add(name)
         return name
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.analysis.substitution import at, substitute_domain
+from einnet_explore.analysis.substitution import substitute_domain, substitute_index
 from einnet_explore.autodiff.common_parts import EntryGroups, Reads, grouped_entries, reachable_values
 from einnet_explore.autodiff.program_values import ProgramValues
 from einnet_explore.autodiff.values import Use, Value, Values, index_span
@@ -52,7 +52,7 @@ def demands(read: ProgramValues, reads: Reads) -> Mapping[int, Demand]:
         to = {x: Iterator(x.name, a, b) for x, (a, b) in zip(value.scope.traversals, box, strict=True)}
         domain = substitute_domain(value.scope.domain, to)
         for use in reads(value):
-            _widen(boxes, use.value, tuple(at(i, to) for i in use.at), domain)
+            _widen(boxes, use.value, tuple(substitute_index(i, to) for i in use.at), domain)
     return {value.number: Demand(value, boxes[value.number]) for value in order}
 
 

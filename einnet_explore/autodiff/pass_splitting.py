@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from einnet_explore.analysis.equations import exchanged, wider
+from einnet_explore.analysis.equations import exchange_equations, union_padding
 from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, shared_inputs
 from einnet_explore.autodiff.common_parts import EntryGroups, value_use
 from einnet_explore.autodiff.pass_costs import Demand
@@ -177,7 +177,7 @@ def with_stash(
     more += [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
     changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
     outputs = (*program.outputs, *(h.tensor.name for h in out if h.tensor.name not in program.outputs))
-    return exchanged(replace(program, outputs=outputs), changed, more), tuple(out)
+    return exchange_equations(replace(program, outputs=outputs), changed, more), tuple(out)
 
 
 def with_placeholders(
@@ -202,7 +202,7 @@ def with_placeholders(
         padding, value = made.shelf.pads.get(name, (tensor.padding, tensor.value))
         inputs.append(replace(tensor, padding=padding, value=value))
     lifted = [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
-    rest = exchanged(replace(program, inputs=tuple(inputs)), changed, lifted)
+    rest = exchange_equations(replace(program, inputs=tuple(inputs)), changed, lifted)
     read = {t.name for e in rest.equations for t in tensors(e.scope)}
     rest = replace(rest, inputs=tuple(t for t in rest.inputs if t.name in read or t.name in rest.outputs))
     return rest, {h.tensor.name: sum(_count(e.scope, h.tensor.name) for e in rest.equations) for h in stashed}
@@ -212,7 +212,7 @@ def certify_passes(
     forward: Program, backward: Program, new_forward: Program, new_backward: Program
 ) -> tuple[Certificate, Certificate]:
     """That the new forward pass computes what the old did, and the new backward pass, fed by it, what the old did."""
-    ahead = exchanged(replace(new_forward, outputs=forward.outputs), {}, ())
+    ahead = exchange_equations(replace(new_forward, outputs=forward.outputs), {}, ())
     return _proof(forward, ahead), _proof(join_passes(forward, backward), join_passes(new_forward, new_backward))
 
 
@@ -245,7 +245,7 @@ def join_passes(forward: Program, backward: Program) -> Program:
 
     behind = tuple(replace(e, scope=map_tensors(e.scope, source)) for e in backward.equations)
     inputs = {t.name: t for t in (*backward.inputs, *forward.inputs) if t.name not in fed}
-    return exchanged(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
+    return exchange_equations(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
 
 
 def fresh_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
@@ -281,7 +281,7 @@ def _with_padding(scope: Scope, padding: Padding, value: float) -> Scope:
         return scope
     if (scope.padding or scope.domain) and scope.value != value:
         raise ValueError(f"a stashed value is {value:g} outside its box backward and {scope.value:g} forward")
-    return replace(scope, padding=wider(scope.padding, padding), value=value)
+    return replace(scope, padding=union_padding(scope.padding, padding), value=value)
 
 
 def _count(scope: Scope, name: str) -> int:

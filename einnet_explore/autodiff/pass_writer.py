@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from einnet_explore.analysis.substitution import at, fresh, substitute, substitute_domain
+from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain, substitute_index
 from einnet_explore.autodiff.available_tensors import AvailableTensor, AvailableTensors
 from einnet_explore.autodiff.common_parts import EntryGroup, EntryGroups, grouped_entries
 from einnet_explore.autodiff.values import (
@@ -70,7 +70,7 @@ def placements(use: Use, domain: tuple[Bound, ...]) -> Iterable[Placement]:
     yield Placement(
         tuple(Iterator(x.name, 0, x.extent) for x in standing),
         substitute_domain(relevant, to),
-        Use(1, use.value, tuple(at(i, to) for i in use.at)),
+        Use(1, use.value, tuple(substitute_index(i, to) for i in use.at)),
         tuple(x - x.lo for x in standing),
     )
 
@@ -79,7 +79,7 @@ def fresh_iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bou
     """An iterator for each of the indices *at*, over what it is in *domain*, called as *names* say, each otherwise."""
     taken: list[str] = []
     for name in names:
-        taken.append(name if name not in taken else fresh(name, taken))
+        taken.append(name if name not in taken else fresh_name(name, taken))
     return tuple(Iterator(name, *index_span(i, domain)) for name, i in zip(taken, at, strict=True))
 
 
@@ -235,7 +235,7 @@ class PassWriter:
         taken = {x.name for x in scope.traversals}
         sums: list[Iterator] = []
         for y, name in zip(made.summations, use.value.summed, strict=True):
-            free = name if name not in taken else fresh(name, taken)
+            free = name if name not in taken else fresh_name(name, taken)
             taken.add(free)
             sums.append(Iterator(free, y.lo, y.hi))
         to = dict(zip(made.traversals, use.at, strict=True)) | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.regions import always_holds
 from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.autodiff.values import Term, Use, Values, lone_index, substitute_iterators
 from einnet_explore.ir import (
@@ -128,7 +128,7 @@ class _Reader:
         to = dict(zip(inner.traversals, index, strict=True))
         domain = tuple(outer.domain)
         inside = (Bound(i, x.lo, x.hi) for x, i in to.items())
-        if all(always(b, domain) for b in (*inside, *substitute_domain(inner.domain, to))):
+        if all(always_holds(b, domain) for b in (*inside, *substitute_domain(inner.domain, to))):
             return substitute_iterators(term, to)
         guarded = self.values.guard(inner, term)
         if name is not None:

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal, TypeAlias
 
-from einnet_explore.analysis.canonical_keys import key, numbering
-from einnet_explore.analysis.indices import compared
-from einnet_explore.analysis.regions import reach
-from einnet_explore.analysis.substitution import at, substitute, with_iterators
+from einnet_explore.analysis.canonical_keys import canonical_key, numbering
+from einnet_explore.analysis.indices import compared_iterators
+from einnet_explore.analysis.regions import index_reach
+from einnet_explore.analysis.substitution import substitute, substitute_index, with_iterators
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -89,7 +89,7 @@ class Use:
 
     def moved(self, to: dict[Iterator, Index]) -> Use:
         """The use with iterators replaced."""
-        return replace(self, at=tuple(at(i, to) for i in self.at))
+        return replace(self, at=tuple(substitute_index(i, to) for i in self.at))
 
 
 def lone_index(x: Iterator) -> Index:
@@ -102,7 +102,7 @@ def index_span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
 
     It is exact: digits of one iterator go together, and what is computed beyond that reads beyond its sources.
     """
-    lo, hi = reach(index, domain)
+    lo, hi = index_reach(index, domain)
     return (lo, hi + 1) if lo <= hi else (index.bounds[0], index.bounds[1] + 1)  # a domain that holds nowhere
 
 
@@ -148,7 +148,7 @@ def canonical(body: Scalar, summations: tuple[Iterator, ...] = (), reduce: str =
     ordered = tuple(sorted(sums, key=lambda y: number[y]))
     plain = Scope(params, ordered, read, reduce)
     scope = with_iterators(plain, {**numbered_iterators(params, "p"), **numbered_iterators(ordered, "y")})
-    return Canonical(key(scope), scope, tuple(args[p] for p in params), tuple(sums[y].name for y in ordered))
+    return Canonical(canonical_key(scope), scope, tuple(args[p] for p in params), tuple(sums[y].name for y in ordered))
 
 
 def numbered_iterators(iterators: Sequence[Iterator], stem: str) -> dict[Iterator, Iterator]:
@@ -165,14 +165,14 @@ def _parameters(
     otherwise its iterators are.
     """
     indices = tuple(dict.fromkeys(i for a in accesses(body) for i in a.index))
-    fixed = {*compared(body), *summations}
+    fixed = {*compared_iterators(body), *summations}
     whole: dict[Index, Iterator] = {}
     for i in indices:
         mine = set(i.iterators)
         if not mine & fixed and not any(mine & set(j.iterators) for j in indices if j != i):
             whole[i] = Iterator(f"a{len(whole)}", -FREE_EXTENT, FREE_EXTENT)
     rest = dict.fromkeys(x for i in indices if i not in whole for x in i.iterators)
-    rest |= dict.fromkeys(compared(body))
+    rest |= dict.fromkeys(compared_iterators(body))
     number = count()
     kept = {x: Iterator(f"b{next(number)}", x.lo, x.hi) for x in rest if x not in summations}
     sums = {y: Iterator(f"s{n}", y.lo, y.hi) for n, y in enumerate(summations)}
@@ -285,7 +285,7 @@ class Values:
         order = sorted(range(len(scope.traversals)), key=lambda n: number[scope.traversals[n]])
         own = tuple(scope.traversals[n] for n in order)
         turned = with_iterators(replace(plain, traversals=own, summations=()), numbered_iterators(own, "p"))
-        found = ("guard", key(turned))
+        found = ("guard", canonical_key(turned))
         if found not in self._by_key:
             back = tuple(sorted(range(len(own)), key=lambda n: order[n]))
             names = tuple(x.name for x in own)

@@ -11,7 +11,7 @@ from einnet_evaluation.engines import check_engines
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
 from einnet_explore.cli.values import parse_shapes
-from einnet_explore.support.wording import counted, format_seconds
+from einnet_explore.support.wording import count_noun, format_seconds
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
                     budget=arguments.budget,
                 )
             except KeyboardInterrupt:
-                say(f"interrupted: {len(results)} of {counted(len(arguments.cases), 'case')} measured")
+                say(f"interrupted: {len(results)} of {count_noun(len(arguments.cases), 'case')} measured")
                 interrupted = True
                 break
             except (ValueError, RuntimeError, OSError) as error:
@@ -60,7 +60,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    head = f"{result['case']}: {counted(result['threads'], 'thread')}, {counted(result['rounds'], 'round')}"
+    head = f"{result['case']}: {count_noun(result['threads'], 'thread')}, {count_noun(result['rounds'], 'round')}"
     rows: list[list[object]] = [["engine", "median", "iqr", "times ours", "error", "what it runs"]]
     for name, engine in result["engines"].items():
         error = f"{result['max_rel_error'][name]:.1e}"

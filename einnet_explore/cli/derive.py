@@ -13,8 +13,8 @@ from einnet_explore.session.saved_search import SUFFIX
 from einnet_explore.session.search_explanations import end_text
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import limited, shown
-from einnet_explore.support.wording import counted, format_seconds
+from einnet_explore.support.limits import format_bytes, limit_memory
+from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.syntax import load_text, text
 
 _TABLE_ROWS = 10
@@ -40,10 +40,10 @@ def run_derive(arguments: argparse.Namespace) -> int:
         states=arguments.limit_states,
     )
     check_writable(arguments.save, json=arguments.json, reads=[arguments.case])
-    with limited(arguments.memory):
+    with limit_memory(arguments.memory):
         interrupted = _search(search)
     if search.full:
-        say(f"stopped near {shown(arguments.memory)} of memory: {_found(search)} found and reported")
+        say(f"stopped near {format_bytes(arguments.memory)} of memory: {_found(search)} found and reported")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
     # The record is written first, so that a second Ctrl-C cannot lose it.
     if arguments.save and (search.candidates or arguments.save.endswith(SUFFIX)):
@@ -89,7 +89,7 @@ def _search(search: Run) -> bool:
 
 def _summary(search: Run) -> str:
     best = search.best
-    states = counted(len(search.search.states), "state")
+    states = count_noun(len(search.search.states), "state")
     pruned, ended = search.search.pruned, end_text(search.search)
     head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
     if best is None:
@@ -98,13 +98,13 @@ def _summary(search: Run) -> str:
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
     rows = [_row(search, operators, candidates) for operators, candidates in kinds[:_TABLE_ROWS]]
-    left = counted(len(kinds) - _TABLE_ROWS, "kind")
+    left = count_noun(len(kinds) - _TABLE_ROWS, "kind")
     more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > _TABLE_ROWS else []
     return "\n".join([head, "", format_table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
 
 
 def _found(search: Run) -> str:
-    return counted(len(search.candidates), "candidate")
+    return count_noun(len(search.candidates), "candidate")
 
 
 def _kinds(search: Run) -> list[tuple[str, list[Candidate]]]:

@@ -13,7 +13,7 @@ from einnet_explore.autodiff.gradients import grad
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import Program
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import latex, load_text, text
 
 
@@ -68,8 +68,8 @@ def _format(passes: Passes, written: Callable[[Program], str] = text) -> str:
         [
             f"# forward\n{written(passes.forward).rstrip()}\n",
             f"# backward\n{written(passes.backward).rstrip()}\n",
-            f"{counted(passes.before, 'operation')} backward become {passes.operations}, "
-            f"{counted(passes.nbytes, 'byte')} stashed; {proofs}",
+            f"{count_noun(passes.before, 'operation')} backward become {passes.operations}, "
+            f"{count_noun(passes.nbytes, 'byte')} stashed; {proofs}",
             "",
             *((format_table(rows), "") if passes.stashes else ()),
             format_table(curve),

@@ -21,9 +21,9 @@ from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.trial import step_certificates
 from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import save_record, to_record
-from einnet_explore.support.executors import Serial, executor
-from einnet_explore.support.limits import limited, shown
-from einnet_explore.support.wording import counted
+from einnet_explore.support.executors import SerialExecutor, executor
+from einnet_explore.support.limits import format_bytes, limit_memory
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.page import html_page
 
@@ -41,12 +41,12 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         check_writable(str(Path(arguments.certificates) / "RECORD.json"))
     chosen = replace(chosen, states=arguments.limit_states)
-    with limited(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
-        work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, Serial) else where)
+    with limit_memory(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
+        work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, SerialExecutor) else where)
         work.prepare()
         fast = _result(work)
     if room.reached:
-        say(f"searches stopped near {shown(arguments.memory)} of memory: their results so far are reported")
+        say(f"searches stopped near {format_bytes(arguments.memory)} of memory: their results so far are reported")
     report = fast.report()
     failures = _written(arguments, fast, report)
     if arguments.json != STDOUT:
@@ -55,7 +55,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"in no subprogram: {line}")
     if work.interrupted:
-        every = counted(len(work.subprograms), "subprogram")
+        every = count_noun(len(work.subprograms), "subprogram")
         say(f"interrupted after {len(work.parts)} of {every}: these are reported")
     elif fast.interrupted:
         say("interrupted while selecting: what was kept by then is reported")
@@ -75,7 +75,7 @@ def _result(work: Optimiser) -> Optimised:
                 bar.set_postfix(kept=sum(p.kept for p in work.parts), states=step.part.trial.states)
     except KeyboardInterrupt:
         work.interrupted = True
-        say(f"interrupted: measuring what {counted(len(work.parts), 'subprogram')} gave")
+        say(f"interrupted: measuring what {count_noun(len(work.parts), 'subprogram')} gave")
     return work.result()
 
 
@@ -127,7 +127,7 @@ def _write_records(directory: str, fast: Optimised) -> None:
     where = Path(directory)
     for name, derivation in fast.derivations().items():
         save_record(where / f"{name}.json", to_record(derivation, step_certificates(derivation), model=fast.model.path))
-    say(f"saved {counted(len(fast.derivations()), 'record')} in {directory}")
+    say(f"saved {count_noun(len(fast.derivations()), 'record')} in {directory}")
 
 
 def _report_page(fast: Optimised) -> str:

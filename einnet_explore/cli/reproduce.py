@@ -14,7 +14,7 @@ from einnet_evaluation.searches import QUICK, SearchEffort, SearchLab, needed
 from einnet_explore.cli.errors import INTERRUPTED, OK
 from einnet_explore.cli.output import save_file, say
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.tables import ResultTable
 
@@ -94,7 +94,7 @@ def _searches(
         return None
     return _Experiments(
         lambda: lab.run(variant for name in mine for variant in needed(name)),
-        lambda: counted(len(lab.results), "search", "searches"),
+        lambda: count_noun(len(lab.results), "search", "searches"),
     )
 
 
@@ -117,10 +117,10 @@ def _end_to_end(
         effort = replace(effort, budget=arguments.limit_seconds)
     lab = end_to_end.EndToEndLab(effort, say, out=_samples(arguments, "e1"))
     if resumed := lab.resume(arguments.again):
-        say(f"found {counted(resumed, 'model')} measured before: {lab.out}")
+        say(f"found {count_noun(resumed, 'model')} measured before: {lab.out}")
     tables["e1"] = lambda _: end_to_end.end_to_end_tables(lab.shown, lab.failures)
     lab.done = lambda: _so_far(arguments, "e1", tables)
-    return _Experiments(lab.run, lambda: counted(len(lab.results), "model"))
+    return _Experiments(lab.run, lambda: count_noun(len(lab.results), "model"))
 
 
 def _operators(
@@ -140,14 +140,14 @@ def _operators(
         effort = replace(effort, search=arguments.limit_seconds)
     lab = operator_cases.OperatorLab(effort, say, out=_samples(arguments, "e2-e3"))
     if resumed := lab.resume(arguments.again):
-        say(f"found {counted(resumed, 'operator')} measured before: {lab.out}")
+        say(f"found {count_noun(resumed, 'operator')} measured before: {lab.out}")
     made: dict[str, Experiment] = {
         "e2": lambda _: (operator_tables.table3(lab.shown.values(), lab.failures),),
         "e3": lambda _: (operator_tables.fig16(lab.shown.values(), lab.failures, effort.present),),
     }
     tables |= {name: made[name] for name in mine}
     lab.done = lambda: _so_far(arguments, mine[0], tables)
-    return _Experiments(lab.run, lambda: counted(len(lab.results), "operator"))
+    return _Experiments(lab.run, lambda: count_noun(len(lab.results), "operator"))
 
 
 def _samples(arguments: argparse.Namespace, name: str) -> Path | None:

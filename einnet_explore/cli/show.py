@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from einnet_explore.analysis.flattening import flattened
+from einnet_explore.analysis.flattening import flatten_scope
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import check_writable, save_file, say
 from einnet_explore.ir import Program, show_path
@@ -47,7 +47,7 @@ def _tables(program: Program) -> None:
             print()
         print(f"{equation.name}:")
         try:
-            print(flattened(equation.scope, equation.name))
+            print(flatten_scope(equation.scope, equation.name))
         except ValueError as reason:
             say(f"{equation.name} has no table: {reason}")
 

@@ -10,8 +10,8 @@ from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, say, write_json
 from einnet_explore.ir import Program
 from einnet_explore.session.many_searches import check, run_search
-from einnet_explore.support.executors import executor, submitted
-from einnet_explore.support.wording import counted, format_seconds
+from einnet_explore.support.executors import executor, submit_work
+from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.syntax import load_text
 
 Report = dict[str, Any]
@@ -32,7 +32,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         with executor(arguments.jobs, arguments.cluster) as where:
             _search(arguments, programs, where, reports, failures)
     except KeyboardInterrupt:
-        say(f"interrupted: {len(reports)} of {counted(len(programs), 'search', 'searches')} done")
+        say(f"interrupted: {len(reports)} of {count_noun(len(programs), 'search', 'searches')} done")
         interrupted = True
     done = [reports[case] for case in programs if case in reports]
     if arguments.json and (done or not failures):
@@ -80,7 +80,7 @@ def _search(
     futures: dict[str, Any] = {}
     try:
         for case, program in programs.items():
-            futures[case] = submitted(where, run_search, case, program, targets, *limits)
+            futures[case] = submit_work(where, run_search, case, program, targets, *limits)
         for case, future in futures.items():
             problem = future.exception()
             if problem is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.support.limits import size
+from einnet_explore.support.limits import parse_bytes
 
 
 def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
@@ -32,7 +32,7 @@ def parse_count(text: str) -> int:
 def parse_memory(text: str) -> int:
     """Parse an amount of memory, such as 512M, to bytes."""
     try:
-        return size(text)
+        return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

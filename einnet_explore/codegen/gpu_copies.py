@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.codegen.language import (
@@ -143,7 +143,7 @@ class CopyFrame:
             if name in values:
                 return values[name]
             place: Expr = Literal(0, self.wide)
-            for i, (lo, _), step in zip(where, source.box, row_major(source.shape), strict=True):
+            for i, (lo, _), step in zip(where, source.box, row_major_strides(source.shape), strict=True):
                 place = place + add_offset(i, -lo) * step
             return self.memory[name][place]
 

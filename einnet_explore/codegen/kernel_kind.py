@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from einnet_explore.analysis.fused_chain import Chain
-from einnet_explore.analysis.online_softmax import Online, row_work
-from einnet_explore.analysis.row_nest import Nest
+from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
+from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.online import is_one_pass_faster
@@ -23,14 +23,14 @@ from einnet_explore.ir import Scope
 class OnePass:
     """A softmax-weighted sum in one pass over its columns."""
 
-    online: Online
+    online: OnlineSoftmax
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Band products, reductions of rows and what is done with them, for blocks of rows."""
 
-    nest: Nest
+    nest: RowNest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ KernelKind: TypeAlias = OnePass | Rows | BlockedChain | LoopNests
 def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
     """Return the kind of the float32 kernel of *scope* on *machine*."""
     match row_work(scope):
-        case Online(nest=nest) as online:
+        case OnlineSoftmax(nest=nest) as online:
             return OnePass(online) if is_one_pass_faster(online, machine) else Rows(nest)
-        case Nest() as nest:
+        case RowNest() as nest:
             return Rows(nest)
     chain = tileable_chain(scope, machine)
     return LoopNests() if chain is None else BlockedChain(chain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.codegen.language import I64, Expr, Type, lowering
 from einnet_explore.ir import Access, Index, Iterator, Scope, Table, Tensor
 
@@ -27,7 +27,7 @@ def flat_read(access: Access) -> Access:
 
 def flat_index(index: Iterable[Index], shape: tuple[int, ...]) -> Index:
     """Return the position of element *index*, counted from 0, in an array of *shape*."""
-    return sum((i * stride for i, stride in zip(index, row_major(shape), strict=True)), Index())
+    return sum((i * stride for i, stride in zip(index, row_major_strides(shape), strict=True)), Index())
 
 
 def element_address(

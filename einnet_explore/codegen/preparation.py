@@ -16,10 +16,10 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
-from einnet_explore.analysis.flattening import row_major
-from einnet_explore.analysis.indices import compared, guard
-from einnet_explore.analysis.substitution import fresh, substitute
-from einnet_explore.analysis.tables import written
+from einnet_explore.analysis.flattening import row_major_strides
+from einnet_explore.analysis.indices import compared_iterators, guard
+from einnet_explore.analysis.substitution import fresh_name, substitute
+from einnet_explore.analysis.tables import select_entry
 from einnet_explore.ir import (
     REAL_FUNCTIONS,
     Access,
@@ -68,12 +68,14 @@ def prepare(scope: Scope) -> Scope:
 
 def expand_table(access: Access) -> Scalar:
     """Return a read of a table as comparisons of its index with the positions of entries; other reads unchanged."""
-    return written(access.source, access.index) if isinstance(access.source, Table) else access
+    return select_entry(access.source, access.index) if isinstance(access.source, Table) else access
 
 
 def address_step(access: Access, x: Iterator) -> int:
     """Return the elements by which one step of *x* moves the read: exact where the index is affine in *x*."""
-    return sum(s * _index_slope(i, x) for s, i in zip(row_major(access.source.shape), access.index, strict=True))
+    return sum(
+        s * _index_slope(i, x) for s, i in zip(row_major_strides(access.source.shape), access.index, strict=True)
+    )
 
 
 def evaluation_count(scope: Scope) -> int:
@@ -104,7 +106,7 @@ def _narrow_windows(scope: Scope) -> Scope:
         found = narrowest_window(reads, h, scope.summations)
         if found is not None:
             start, sign, count = found
-            j = Iterator(fresh("j", {x.name for x in (*scope.traversals, *scope.summations)}), 0, count)
+            j = Iterator(fresh_name("j", {x.name for x in (*scope.traversals, *scope.summations)}), 0, count)
             at = start + as_index(j) * sign
             confined.append((at, (h.lo, h.hi)))
             rest = tuple(s for s in scope.summations if s != h)
@@ -219,7 +221,7 @@ def collapse_dimensions(scope: Scope) -> Scope:
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
         places = _places(reads, x, y)
-        if places is not None and not {x, y} & {*compared(scope.body)}:
+        if places is not None and not {x, y} & {*compared_iterators(scope.body)}:
             return collapse_dimensions(_merge(scope, x, y, places))
     return scope
 

@@ -15,9 +15,9 @@ from functools import cached_property, partial
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.indices import compared, period
+from einnet_explore.analysis.indices import compared_iterators, period
 from einnet_explore.analysis.products import two_reads
-from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.codegen.preparation import narrowest_window
 from einnet_explore.ir import (
     Access,
@@ -59,7 +59,7 @@ def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
     to: dict[Iterator, IndexLike] = {x: y for x, y in at.items() if y is not None}
     used = {x.name for x in scope.traversals}
     for s in summations:
-        name = fresh(s.name, used) if s.name in used else s.name
+        name = fresh_name(s.name, used) if s.name in used else s.name
         used.add(name)
         to[s] = Iterator(name, s.lo, s.hi)
     sums = tuple(as_index(to[s]).single or s for s in summations)
@@ -132,7 +132,7 @@ def narrow_windows(core: Scope) -> Scope | None:
             if found is None or not _reads_whole_range(other, h):
                 continue
             start, sign, count = found
-            j = Iterator(fresh("j", {x.name for x in (*core.traversals, *core.summations)}), 0, count)
+            j = Iterator(fresh_name("j", {x.name for x in (*core.traversals, *core.summations)}), 0, count)
             at = start + as_index(j) * sign
             rest = tuple(j if s == h else s for s in core.summations)
             core = replace(core, summations=rest, body=substitute(core.body, {h: at}))
@@ -222,7 +222,7 @@ def _collapse_traversals(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
     """Collapse neighbouring traversals that every read has as neighbouring dimensions, the inner one whole."""
     for x, y in zip(core.traversals, core.traversals[1:], strict=False):
         reads = (*accesses(core.body), *(a for a in accesses(epilogue) if a.source != SUM_RESULT))
-        if {x, y} & {*compared(epilogue)} or not all(_reads_as_neighbours(a, x, y) for a in reads):
+        if {x, y} & {*compared_iterators(epilogue)} or not all(_reads_as_neighbours(a, x, y) for a in reads):
             continue
         both = Iterator(x.name, 0, x.extent * y.extent)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import flat_address, row_major
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.codegen.language import (
     F32,
     I64,
@@ -110,7 +110,7 @@ class _Writer:
     @cached_property
     def step(self) -> int:
         """Elements from one row of the result to the next."""
-        return dict(zip(self.scope.traversals, row_major(self.scope.shape), strict=True))[self.along]
+        return dict(zip(self.scope.traversals, row_major_strides(self.scope.shape), strict=True))[self.along]
 
     @cached_property
     def streamed(self) -> bool:

@@ -19,7 +19,7 @@ from math import prod
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.analysis.regions import collision
+from einnet_explore.analysis.regions import find_collision
 from einnet_explore.cost.counted_work import ELEMENT_BYTES, row_utilisation, utilisation, work
 from einnet_explore.ir import VIEW, Access, Equation, Index, Iterator, Program, Scope, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
@@ -46,9 +46,9 @@ def minimum_products(scope: Scope) -> int:
     fixed = dict.fromkeys(scope.traversals, 0)
     for access in read:
         within = [i.substitute(lambda x: fixed.get(x, x)) for i in access.index]
-        if collision(scope.summations, within):
+        if find_collision(scope.summations, within):
             return 0
-    return 0 if collision(own, indices) else _inside(own, read)
+    return 0 if find_collision(own, indices) else _inside(own, read)
 
 
 def _inside(own: tuple[Iterator, ...], read: list[Access]) -> int:

@@ -22,8 +22,8 @@ from itertools import product
 from math import isfinite, prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.products import opened
-from einnet_explore.analysis.tables import entries
+from einnet_explore.analysis.products import open_reduction
+from einnet_explore.analysis.tables import table_entries
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,
@@ -136,7 +136,7 @@ def read_cases(space: TermSpace, source: Tensor, at: tuple[Form, ...]) -> list[C
 def table_cases(space: TermSpace, table: Table, at: tuple[Form, ...]) -> list[Case]:
     """``table[at]``: a case for each entry that may be meant."""
     found: list[Case] = []
-    for index, x in entries(table).items():
+    for index, x in table_entries(table).items():
         rows = space.within(at, tuple((n, n + 1) for n in index))
         if rows is not None:
             found.append((rows, ((x, ()),) if x else ()))
@@ -231,7 +231,7 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
         case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
             for n, arg in enumerate(args):
-                if isinstance(arg, Access) and not isinstance(found := opened(arg, reduce, env), str):
+                if isinstance(arg, Access) and not isinstance(found := open_reduction(arg, reduce, env), str):
                     # g + max f is max (g + f).
                     body = add(*args[:n], *args[n + 1 :], found[0])
                     inside, summed = with_summations(space, Scope((), found[1], body), dict(env))

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Literal, TypeAlias
 
 from einnet_explore.equivalence.assumptions import join_axioms
-from einnet_explore.support.wording import AMBER, GREEN, RED, counted, tinted
+from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_style
 
 CertificateKind: TypeAlias = Literal["proved", "exact", "false"]
 
@@ -51,14 +51,16 @@ class Certificate:
                 axioms = needed and f", {needed}"
                 return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
-                return f"exact ({self.method}): equal on random integers, {counted(self.elements, 'element')} compared"
+                return (
+                    f"exact ({self.method}): equal on random integers, {count_noun(self.elements, 'element')} compared"
+                )
             case _:
                 return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
 
     def _repr_html_(self) -> str:
         sign, colour = {"proved": ("✓", GREEN), "exact": ("≈", AMBER), "false": ("✗", RED)}[self.kind]
         kind, _, rest = str(self).partition(" ")
-        return f"<b style='{tinted(colour)}'>{sign} {kind}</b> {escape(rest)}"
+        return f"<b style='{hue_style(colour)}'>{sign} {kind}</b> {escape(rest)}"
 
     def to_json(self) -> dict[str, Any]:
         """The certificate as plain JSON values."""

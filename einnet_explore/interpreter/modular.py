@@ -32,7 +32,7 @@ from einnet_explore.interpreter.exact_arrays import (
 )
 from einnet_explore.interpreter.numbers import simplest_fraction
 from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 
 def output_degree(program: Program) -> tuple[int, int, int]:
@@ -165,7 +165,7 @@ class ModularComparison:
             name, at = self.differs
             return f"differs modulo {PRIME}: {name}{list(at)}"
         chance = "no bound (maxima)" if self.bound is None else f"a wrong one passes with probability {self.bound:.1e}"
-        return f"equal modulo {PRIME}, {counted(self.elements, 'element')} compared; {chance}, degree {self.degree}"
+        return f"equal modulo {PRIME}, {count_noun(self.elements, 'element')} compared; {chance}, degree {self.degree}"
 
 
 def compare_modulo_prime(before: Program, after: Program, *, rounds: int = 1, seed: int = 0) -> ModularComparison:

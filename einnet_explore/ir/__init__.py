@@ -21,6 +21,7 @@ from einnet_explore.ir.index import Atom, Index, IndexLike, Iterator, Quotient, 
 from einnet_explore.ir.path import (
     Path,
     accesses,
+    describe_source,
     map_accesses,
     map_tensors,
     read_path,
@@ -29,7 +30,6 @@ from einnet_explore.ir.path import (
     scopes,
     show_path,
     tensors,
-    told,
 )
 from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, EOperatorKind, Equation, Instance, Program, program
 from einnet_explore.ir.scalar_functions import (
@@ -81,6 +81,7 @@ __all__ = [
     "add",
     "as_index",
     "combined",
+    "describe_source",
     "factors",
     "is_zero",
     "map_accesses",
@@ -96,5 +97,4 @@ __all__ = [
     "sub",
     "tensors",
     "terms",
-    "told",
 ]

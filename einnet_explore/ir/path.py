@@ -76,7 +76,7 @@ def map_tensors(root: Scope, change: Callable[[Tensor], Tensor | Scope]) -> Scop
     return replace(root, body=map_accesses(root.body, swap))
 
 
-def told(source: Tensor | Table) -> str:
+def describe_source(source: Tensor | Table) -> str:
     """What *source* is called in messages."""
     return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"
 
@@ -93,7 +93,7 @@ def scope_at(root: Scope, path: Path, above: Path = ()) -> Scope:
             raise LookupError(f"path {shown}: step {depth} is {step}, the body has {len(here)} accesses")
         inner = here[step].source
         if not isinstance(inner, Scope):
-            raise LookupError(f"path {shown}: step {depth} leads to {told(inner)}, not to a scope")
+            raise LookupError(f"path {shown}: step {depth} leads to {describe_source(inner)}, not to a scope")
         root = inner
     return root
 

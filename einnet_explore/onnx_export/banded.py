@@ -19,8 +19,9 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.analysis.online_softmax import Online
-from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name
+from einnet_explore.analysis.online_softmax import OnlineSoftmax
+from einnet_explore.analysis.row_nest import RowNest, RowProduct
+from einnet_explore.analysis.row_nodes import BandNode, ColumnNode, ReducedNode, RowNode, node_name
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
 from einnet_explore.onnx_export.node_builder import NodeBuilder
@@ -29,23 +30,23 @@ Lower = Callable[[Scope, Mapping[str, str]], str]
 """Function that lowers a scope without bands, given the values of its tensors."""
 
 
-def write_row_nest(nest: Nest, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
+def write_row_nest(nest: RowNest, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
     """Lower *nest* into *body* and return the name of its value."""
     return _Banded(nest, dict(places), body, lower).write()
 
 
-def write_online_softmax(online: Online, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
+def write_online_softmax(online: OnlineSoftmax, places: Mapping[str, str], body: NodeBuilder, lower: Lower) -> str:
     """Lower a softmax-weighted sum into *body* and return the name of its value."""
     return _Banded(online.nest, dict(places), body, lower, online if online.total is not None else None).write()
 
 
 @dataclass
 class _Banded:
-    nest: Nest
+    nest: RowNest
     places: dict[str, str]
     body: NodeBuilder
     lower: Lower
-    weights: Online | None = None
+    weights: OnlineSoftmax | None = None
     """The softmax that weights the sum, if any."""
 
     @property
@@ -74,15 +75,15 @@ class _Banded:
         grid = (*nest.batch, nest.row, nest.along)
         for n, node in enumerate(nest.nodes):
             match node:
-                case Band():
-                    self.places[name(n)] = self._dense_band(node) if nest.dense else self._band(node)
-                case Column(right):
+                case BandNode():
+                    self.places[node_name(n)] = self._dense_band(node) if nest.dense else self._band(node)
+                case ColumnNode(right):
                     read = substitute(right, {nest.column: nest.along if nest.dense else nest.row + nest.along})
-                    self.places[name(n)] = self._scope(Scope(grid, (), read))
-                case Row(body) if self.weights is None:
-                    self.places[name(n)] = self._scope(Scope(grid, (), body))
-                case Reduced(reduce, body) if self.weights is None:
-                    self.places[name(n)] = self._scope(Scope(grid[:-1], (nest.along,), body, reduce))
+                    self.places[node_name(n)] = self._scope(Scope(grid, (), read))
+                case RowNode(body) if self.weights is None:
+                    self.places[node_name(n)] = self._scope(Scope(grid, (), body))
+                case ReducedNode(reduce, body) if self.weights is None:
+                    self.places[node_name(n)] = self._scope(Scope(grid[:-1], (nest.along,), body, reduce))
         if nest.product is None:
             own = self._scope(Scope(grid, (), mul(nest.result, nest.scale)))
             return self._in_order(own, grid)
@@ -102,14 +103,14 @@ class _Banded:
     def _divisor(self) -> Scalar:
         """The reciprocal of the sum of the exponentials."""
         assert self.weights is not None and self.weights.total is not None
-        return Apply("/", (Const(1), Tensor(name(self.weights.total), ())[()]))
+        return Apply("/", (Const(1), Tensor(node_name(self.weights.total), ())[()]))
 
     def _replace_total(self, access: Access) -> Scalar:
         assert self.weights is not None and self.weights.total is not None
         called = access.source.name if isinstance(access.source, Tensor) else ""
-        return Const(1) if called == name(self.weights.total) else access
+        return Const(1) if called == node_name(self.weights.total) else access
 
-    def _dense_band(self, band: Band) -> str:
+    def _dense_band(self, band: BandNode) -> str:
         """Return (batch, row, along): the product of every row with every column."""
         nest, depth = self.nest, prod(s.extent for s in band.sums)
         left = self._matrix(Scope((*nest.batch, nest.row, *band.sums), (), band.left), nest.row.extent, depth)
@@ -118,7 +119,7 @@ class _Banded:
         dense = self.body.emit("MatMul", left, self.body.transpose(right, [0, 2, 1]))
         return self.body.reshape(dense, [0], [*(x.extent for x in nest.batch), nest.row.extent, nest.along.extent])
 
-    def _dense_product(self, product: Product, rows: str) -> str:
+    def _dense_product(self, product: RowProduct, rows: str) -> str:
         """Return (batch, row, n): the rows times the matrix (along, n)."""
         nest, n = self.nest, product.n.extent
         left = self.body.reshape(rows, [0], [self.batches, nest.row.extent, nest.along.extent])
@@ -148,7 +149,7 @@ class _Banded:
         body = map_accesses(scope.body, read_full_tensor)
         return self.lower(Scope(scope.traversals, scope.summations, body, scope.reduce), self.places)
 
-    def _band(self, band: Band) -> str:
+    def _band(self, band: BandNode) -> str:
         """Return (batch, row, along): the products of the chunks, with each row's window extracted."""
         nest, body, depth = self.nest, self.body, prod(s.extent for s in band.sums)
         left = self._chunked_rows(self._scope(Scope((*nest.batch, nest.row, *band.sums), (), band.left)), depth)
@@ -162,7 +163,7 @@ class _Banded:
         cut = body.slice(skewed, shape, [*((0, 1, n) for n in shape[:-1]), (0, 1, nest.along.extent)])
         return self._unchunked_rows(cut, nest.along.extent)
 
-    def _product(self, product: Product, rows: str) -> str:
+    def _product(self, product: RowProduct, rows: str) -> str:
         """Return (batch, row, n): the rows of every chunk, shifted to their columns, times the matrix (column, n)."""
         nest, body = self.nest, self.body
         chunk = [self.batches, self.chunks]

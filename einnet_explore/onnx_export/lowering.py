@@ -20,9 +20,9 @@ from math import isfinite, prod
 
 import numpy as np
 
-from einnet_explore.analysis.online_softmax import Online, row_work
-from einnet_explore.analysis.row_nest import Nest
-from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
+from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
+from einnet_explore.analysis.row_nest import RowNest
+from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -58,8 +58,8 @@ def split_divided_iterators(scope: Scope) -> Scope:
     while (found := next(((x, d) for x in _iterators_of(scope) for d in _divisors(scope, x)), None)) is not None:
         x, d = found
         used = [y.name for y in _iterators_of(scope)]
-        a = Iterator(fresh(x.name, used), 0, x.extent // d)
-        b = Iterator(fresh(x.name, [*used, a.name]), 0, d)
+        a = Iterator(fresh_name(x.name, used), 0, x.extent // d)
+        b = Iterator(fresh_name(x.name, [*used, a.name]), 0, d)
         scope = _replace_iterators(scope, {x: a * d + b + x.lo}, {x: (a, b)})
     return scope
 
@@ -115,9 +115,9 @@ def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> s
         return _Scopes(values, body, {}).instantiate(prepare(scope))
 
     match row_work(scope):
-        case Online() as weighted:
+        case OnlineSoftmax() as weighted:
             return banded.write_online_softmax(weighted, places, body, plain)
-        case Nest(banded=True) as rows:
+        case RowNest(banded=True) as rows:
             return banded.write_row_nest(rows, places, body, plain)
     return plain(scope, places)
 

@@ -1,9 +1,9 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
-from einnet_explore.operators.form import Distance, GroupDistance, distance, own_iterators
+from einnet_explore.operators.form import ExpressionDistance, GroupDistance, expression_distance, own_iterators
 from einnet_explore.operators.layout import flatten, strides_of
 from einnet_explore.operators.library import OPERATORS, canonical_matches, find_operators
-from einnet_explore.operators.matching import OperatorMatch, fit, match, stride_equations
+from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator, stride_equations
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
 from einnet_explore.operators.solving import Layout
 from einnet_explore.support.errors import Refused
@@ -11,7 +11,7 @@ from einnet_explore.support.errors import Refused
 __all__ = [
     "OPERATORS",
     "Attributes",
-    "Distance",
+    "ExpressionDistance",
     "GroupDistance",
     "IteratorTable",
     "Layout",
@@ -20,11 +20,11 @@ __all__ = [
     "OperatorMatch",
     "Refused",
     "canonical_matches",
-    "distance",
+    "expression_distance",
     "find_operators",
-    "fit",
+    "fit_operator",
     "flatten",
-    "match",
+    "match_operator",
     "own_iterators",
     "stride_equations",
     "strides_of",

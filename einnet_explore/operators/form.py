@@ -9,7 +9,7 @@ from itertools import permutations
 
 from einnet_explore.analysis.substitution import substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
-from einnet_explore.operators.layout import by_digits, outside
+from einnet_explore.operators.layout import find_read_outside_box, split_digits
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
@@ -26,7 +26,7 @@ class GroupDistance:
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class ExpressionDistance:
     """Expression distance: the number of mismatched iterators under the best tensor map *operands*."""
 
     total: int
@@ -35,7 +35,7 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Form:
+class ScopeForm:
     """A scope read as ``scale · op(accesses) / divisor``.
 
     Iterators of extent 1 are replaced by their value.  One that is divided somewhere (``f // 4``) is two iterators,
@@ -97,7 +97,7 @@ class Form:
 
 
 @lru_cache(maxsize=4096)
-def read_form(scope: Scope) -> Form | str:
+def read_form(scope: Scope) -> ScopeForm | str:
     """*scope* as a reduction of one operation over accesses, or why it is none."""
     if scope.domain:
         return f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}"
@@ -115,7 +115,7 @@ def read_form(scope: Scope) -> Form | str:
             reads = [a for a in args if isinstance(a, Access)]
         case _:
             return f"the body is no single operation over accesses: {body!r}"
-    reads = [opened(read) for read in reads]
+    reads = [open_views(read) for read in reads]
     traversals, back = _keep(scope.traversals), dict[Iterator, Index]()
     summations = _keep(scope.summations)
     while (found := _divided(reads, (*traversals, *summations))) is not None:
@@ -126,26 +126,26 @@ def read_form(scope: Scope) -> Form | str:
         back |= {high: was // d, low: was % d}
         traversals = tuple(y for x_ in traversals for y in ((high, low) if x_ == x else (x_,)))
         summations = tuple(y for x_ in summations for y in ((high, low) if x_ == x else (x_,)))
-    return Form(scope, op, tuple(reads), scale, divisor, traversals, summations, tuple(back.items()))
+    return ScopeForm(scope, op, tuple(reads), scale, divisor, traversals, summations, tuple(back.items()))
 
 
 @lru_cache(maxsize=4096)
-def windowed_form(scope: Scope) -> Form | str:
+def windowed_form(scope: Scope) -> ScopeForm | str:
     """``read_form`` with dimensions that are two digits as two dimensions, for operators with composite indices."""
     form = read_form(scope)
-    return form if isinstance(form, str) else replace(form, reads=tuple(map(by_digits, form.reads)))
+    return form if isinstance(form, str) else replace(form, reads=tuple(map(split_digits, form.reads)))
 
 
 def _keep(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     return tuple(x for x in iterators if x.extent != 1)
 
 
-def opened(read: Access) -> Access:
+def open_views(read: Access) -> Access:
     """*read* through scopes that only re-index, where it stays inside their boxes."""
     match read.source:
-        case Scope(traversals, (), Access(source, index), domain=()) if outside(read) is None:
+        case Scope(traversals, (), Access(source, index), domain=()) if find_read_outside_box(read) is None:
             at = dict(zip(traversals, read.index, strict=True))
-            return opened(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
+            return open_views(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
     return read
 
 
@@ -172,7 +172,7 @@ def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
     return _keep((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
 
 
-def comparable(scope: Scope, operator: Operator) -> Form:
+def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
     """The form of *scope* if it differs from *operator* in iterators only; raises Refused otherwise."""
     pattern = operator.pattern
     form = windowed_form(scope) if pattern.windows else read_form(scope)
@@ -191,7 +191,7 @@ def comparable(scope: Scope, operator: Operator) -> Form:
     return form
 
 
-def tensor_maps(form: Form, pattern: Pattern) -> Iterable[tuple[int, ...]]:
+def tensor_maps(form: ScopeForm, pattern: Pattern) -> Iterable[tuple[int, ...]]:
     """Orders of the operands; operands that the pattern reads alike are not exchanged."""
     n = len(form.reads)
     if pattern.op not in ("*", "+", "maximum", "minimum"):
@@ -203,13 +203,13 @@ def tensor_maps(form: Form, pattern: Pattern) -> Iterable[tuple[int, ...]]:
             yield order
 
 
-def distance(scope: Scope, operator: Operator) -> Distance:
+def expression_distance(scope: Scope, operator: Operator) -> ExpressionDistance:
     """The expression distance from *scope* to *operator*; raises Refused where no rule about iterators can help."""
-    form = comparable(scope, operator)
+    form = comparable_form(scope, operator)
     return min((_distance(form, operator, p) for p in tensor_maps(form, operator.pattern)), key=lambda d: d.total)
 
 
-def _distance(form: Form, operator: Operator, operands: tuple[int, ...]) -> Distance:
+def _distance(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) -> ExpressionDistance:
     found = form.groups(operands)
     rows = []
     for key in dict.fromkeys((*dict(operator.table.groups), *found)):
@@ -217,4 +217,4 @@ def _distance(form: Form, operator: Operator, operands: tuple[int, ...]) -> Dist
         needed = sum(name not in operator.pattern.optional for name in names)
         have = len(found.get(key, ()))
         rows.append(GroupDistance(key, names, tuple(found.get(key, ())), max(0, have - len(names), needed - have)))
-    return Distance(sum(row.mismatch for row in rows), operands, tuple(rows))
+    return ExpressionDistance(sum(row.mismatch for row in rows), operands, tuple(rows))

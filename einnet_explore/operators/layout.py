@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
 
-from einnet_explore.analysis.flattening import flat_address, row_major
-from einnet_explore.analysis.legality import fitted
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.legality import fit_padding
 from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, as_index, padded
 
 
 @dataclass(frozen=True, slots=True)
-class Flattened:
+class FlatAccess:
     """The address of an access in strides of its source: (dimension, coefficient) pairs for each iterator.
 
     ``Y[u-1, u, i, w]`` is ``(l_Y0 + l_Y1)*u + l_Y2*i + l_Y3*w - l_Y0``.
@@ -43,21 +43,21 @@ class Flattened:
         return _show(self.name, self.offset)
 
 
-def flatten(access: Access, name: str = "") -> Flattened | None:
+def flatten(access: Access, name: str = "") -> FlatAccess | None:
     """*access* by the strides of its source, or None where its index is not affine."""
     source = access.source
     name = name or (source.name if isinstance(source, Tensor) else "S")
     if not all(i.affine for i in access.index):
         return None
     iterators = dict.fromkeys(x for i in access.index for x in i.iterators)
-    return Flattened(
+    return FlatAccess(
         name,
         tuple((x, tuple((d, k) for d, i in enumerate(access.index) if (k := i.coefficient(x)))) for x in iterators),
         tuple((d, i.const) for d, i in enumerate(access.index) if i.const),
     )
 
 
-def outside(access: Access) -> str | None:
+def find_read_outside_box(access: Access) -> str | None:
     """Which dimension of *access* is read outside its source's box, in words; None if none is."""
     for d, (i, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
         a, b = i.bounds
@@ -75,7 +75,7 @@ def strides_of(scope: Scope) -> tuple[int, ...] | str:
             return "a view reads one tensor and nothing else"
         case _:
             return f"a view has no summations, found {len(scope.summations)}"
-    if (why := outside(access)) is not None:
+    if (why := find_read_outside_box(access)) is not None:
         return f"a view stays inside its source: {why}"
     at = flat_address(access)
     if not at.affine:
@@ -83,12 +83,12 @@ def strides_of(scope: Scope) -> tuple[int, ...] | str:
     return tuple(at.coefficient(x) for x in scope.traversals)
 
 
-def packed(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def is_packed(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether the elements lie one after another in row-major order (extents of 1 have any stride)."""
-    return all(n == 1 or s == want for n, s, want in zip(shape, strides, row_major(shape), strict=True))
+    return all(n == 1 or s == want for n, s, want in zip(shape, strides, row_major_strides(shape), strict=True))
 
 
-def leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def is_leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether each row is packed and rows do not overlap: what an operator with leading dimensions takes."""
     rows = [s for n, s in zip(shape[:-1], strides[:-1], strict=True) if n > 1]
     return (shape[-1] == 1 or strides[-1] == 1) and all(s >= shape[-1] for s in rows[-1:]) and all(s >= 0 for s in rows)
@@ -102,7 +102,7 @@ def _show(name: str, parts: tuple[tuple[int, int], ...]) -> str:
 Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
 
 
-def by_digits(read: Access) -> Access:
+def split_digits(read: Access) -> Access:
     """*read* with every dimension that mixes overlapping iterators with a low digit made two dimensions of a view."""
     parts = [_digits(index, box) for index, box in zip(read.index, read.source.box, strict=True)]
     if all(len(outer) == 1 for outer, _, _ in parts):
@@ -115,7 +115,7 @@ def by_digits(read: Access) -> Access:
     value = read.source.value
     view = Scope(tuple(x for found in names for x in found), (), read.source[inner], value=value)
     padding = tuple(map(_beyond, outer, view.box))
-    return Access(padded(fitted(view, value), padding), outer)
+    return Access(padded(fit_padding(view, value), padding), outer)
 
 
 def overlaps(index: Index) -> bool:

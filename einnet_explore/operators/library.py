@@ -20,7 +20,7 @@ from einnet_explore.operators.operator import Attributes, OnnxNode, Operator
 Window: TypeAlias = tuple[str, str, str]
 
 
-def elementwise(op_type: str) -> Callable[[Attributes], OnnxNode]:
+def elementwise_node(op_type: str) -> Callable[[Attributes], OnnxNode]:
     """``Add``, ``Sub``, … of two tensors of one shape."""
 
     def call(a: Attributes) -> OnnxNode:
@@ -30,7 +30,7 @@ def elementwise(op_type: str) -> Callable[[Attributes], OnnxNode]:
     return call
 
 
-def matmul(a: Attributes) -> OnnxNode:
+def matmul_node(a: Attributes) -> OnnxNode:
     """``MatMul``; operands that lie transposed are permuted first."""
     b, m, n, k = _ints(a, "b", "m", "n", "k")
     batch = (b,) if b != 1 else ()
@@ -41,7 +41,7 @@ def matmul(a: Attributes) -> OnnxNode:
     return OnnxNode("MatMul", (), (left, right), turned, (*batch, m, n))
 
 
-def conv(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     """``Conv``; a window is (output iterator ``h``, tap, input extent); its attributes are ``sh``, ``dh``, ``ph``."""
 
     def call(a: Attributes) -> OnnxNode | None:
@@ -60,7 +60,7 @@ def conv(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     return call
 
 
-def conv_transpose(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     """``ConvTranspose``; a window ``("y", "h", "R")`` names output iterator, input iterator and kernel extent.
 
     None where the output is so long that ONNX's output padding (below the stride) does not reach.
@@ -96,7 +96,7 @@ def conv_transpose(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     return call
 
 
-def pool(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def pool_node(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     """``MaxPool`` or ``AveragePool`` (padding counts).
 
     None where a padding is as wide as the window: ONNX refuses it.
@@ -141,50 +141,50 @@ MATMUL = Operator(
     "C[b?, m, n] = sum[k] A[b?, m, k] or ta[b?, k, m] * B[b?, k, n] or tb[b?, n, k]",
     batched="BatchMatmul",
     strided=True,
-    onnx=matmul,
+    onnx=matmul_node,
 )
 CONV1D = Operator(
     "Conv1d",
     "Y[n, g?, f, h] = sum[c, r] X[n, g?, c, sh*h + dh*r - ph : H] * K[g?, f, c, r]",
-    onnx=conv(("h", "r", "H")),
+    onnx=conv_node(("h", "r", "H")),
 )
 CONV2D = Operator(
     "Conv2d",
     "Y[n, g?, f, h, w] = sum[c, r, s] X[n, g?, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, r, s]",
-    onnx=conv(("h", "r", "H"), ("w", "s", "W")),
+    onnx=conv_node(("h", "r", "H"), ("w", "s", "W")),
 )
 CONV3D = Operator(
     "Conv3d",
     "Y[n, g?, f, d, h, w] = sum[c, q, r, s] "
     "X[n, g?, c, sd*d + dd*q - pd : D, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] * K[g?, f, c, q, r, s]",
-    onnx=conv(("d", "q", "D"), ("h", "r", "H"), ("w", "s", "W")),
+    onnx=conv_node(("d", "q", "D"), ("h", "r", "H"), ("w", "s", "W")),
 )
 CONV_TRANSPOSE1D = Operator(
     "ConvTranspose1d",
     "Y[n, g?, f, y] = sum[c, h] X[n, g?, c, h] * K[g?, c, f, y - sh*h + ph : R]",
-    onnx=conv_transpose(("y", "h", "R")),
+    onnx=conv_transpose_node(("y", "h", "R")),
 )
 CONV_TRANSPOSE2D = Operator(
     "ConvTranspose2d",
     "Y[n, g?, f, y, x] = sum[c, h, w] X[n, g?, c, h, w] * K[g?, c, f, y - sh*h + ph : R, x - sw*w + pw : S]",
-    onnx=conv_transpose(("y", "h", "R"), ("x", "w", "S")),
+    onnx=conv_transpose_node(("y", "h", "R"), ("x", "w", "S")),
 )
 MAX_POOL2D = Operator(
     "MaxPool2d",
     "Y[n, c, h, w] = max[r, s] X[n, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W]",
-    onnx=pool("MaxPool", ("h", "r", "H"), ("w", "s", "W")),
+    onnx=pool_node("MaxPool", ("h", "r", "H"), ("w", "s", "W")),
 )
 AVERAGE_POOL2D = Operator(
     "AveragePool2d",
     "Y[n, c, h, w] = sum[r, s] X[n, c, sh*h + dh*r - ph : H, sw*w + dw*s - pw : W] / (|r|*|s|)",
-    onnx=pool("AveragePool", ("h", "r", "H"), ("w", "s", "W")),
+    onnx=pool_node("AveragePool", ("h", "r", "H"), ("w", "s", "W")),
 )
 G2BMM = Operator("G2BMM", "C[b?, m, w] = sum[k] A[b?, m, k] * B[b?, m + d*w - d*W : |m|, k] where |w| == 2*W + 1")
 GBMM = Operator("GBMM", "C[b?, m, n] = sum[w] A[b?, m, w] * B[b?, m + d*w - d*W : |m|, n] where |w| == 2*W + 1")
-ADD = Operator("Add", "Y[i] = A[i] + B[i]", onnx=elementwise("Add"))
-SUB = Operator("Sub", "Y[i] = A[i] - B[i]", onnx=elementwise("Sub"))
-MUL = Operator("Mul", "Y[i] = A[i] * B[i]", onnx=elementwise("Mul"))
-DIV = Operator("Div", "Y[i] = A[i] / B[i]", onnx=elementwise("Div"))
+ADD = Operator("Add", "Y[i] = A[i] + B[i]", onnx=elementwise_node("Add"))
+SUB = Operator("Sub", "Y[i] = A[i] - B[i]", onnx=elementwise_node("Sub"))
+MUL = Operator("Mul", "Y[i] = A[i] * B[i]", onnx=elementwise_node("Mul"))
+DIV = Operator("Div", "Y[i] = A[i] / B[i]", onnx=elementwise_node("Div"))
 
 OPERATORS: tuple[Operator, ...] = (
     MATMUL, CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, MAX_POOL2D, AVERAGE_POOL2D, G2BMM, GBMM,

@@ -19,16 +19,16 @@ from itertools import permutations, product
 from math import prod
 
 from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, Tensor, tensors
-from einnet_explore.operators.form import Form, comparable, read_form, tensor_maps
+from einnet_explore.operators.form import ScopeForm, comparable_form, read_form, tensor_maps
 from einnet_explore.operators.layout import flatten, overlaps
 from einnet_explore.operators.operator import Attributes, Operator
-from einnet_explore.operators.solving import Assignment, Layout, laid_out, names, read_back, solve
+from einnet_explore.operators.solving import Assignment, Layout, iterator_names, laid_out, read_back, solve
 from einnet_explore.support.errors import Refused
 
 Fixed = Mapping[str, "Iterator | None"]
 
 
-def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
+def iterator_maps(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
     """Iterator maps under the tensor map *operands*; raises Refused where a group does not fit at all.
 
     Iterators that are merged stand in an order that keeps some tensor's layout: other orders keep none.
@@ -37,7 +37,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
     groups = form.groups(operands)
     for key, found in groups.items():
         if not table.group(key):
-            raise Refused(f"{operator.name} has no iterator in group {key}, where {names(found)} stand")
+            raise Refused(f"{operator.name} has no iterator in group {key}, where {iterator_names(found)} stand")
     why = "" if pattern.windows else "nothing"
     for fixed in _windows(form, operator, operands, pattern.windows, {}):
         taken = {x for x in fixed.values() if x is not None}
@@ -46,7 +46,10 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
             rest = [x for x in groups.get(key, ()) if x not in taken]
             merged = [name for name in own if name in pattern.merged]
             if rest and not merged:
-                why = why or f"{operator.name} takes {len(own)} iterators in group {key}, left over: {names(rest)}"
+                why = (
+                    why
+                    or f"{operator.name} takes {len(own)} iterators in group {key}, left over: {iterator_names(rest)}"
+                )
                 break
             choices.append([cut for order in _orders(form, rest) for cut in _cuts(order, merged)])
         else:
@@ -61,7 +64,7 @@ def iterator_maps(form: Form, operator: Operator, operands: tuple[int, ...]) -> 
 
 
 def _windows(
-    form: Form,
+    form: ScopeForm,
     operator: Operator,
     operands: tuple[int, ...],
     windows: tuple[tuple[int, int], ...],
@@ -102,7 +105,7 @@ def _constant(read: Access) -> bool:
             return all(t.weight for t in tensors(scope))
 
 
-def _orders(form: Form, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
+def _orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
     """The orders of *group* by falling stride in each tensor where it occurs."""
     orders = [tuple(x for x in form.traversals if x in group)]
     for rank in form.ranks:
@@ -163,7 +166,9 @@ class OperatorMatch:
         return frozenset((*free, -1) if self.output_free else free)
 
 
-def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = False) -> tuple[OperatorMatch, ...]:
+def match_operator(
+    scope: Scope, operator: Operator, limit: int = 16, direct: bool = False
+) -> tuple[OperatorMatch, ...]:
     """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
 
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
@@ -172,14 +177,14 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
     ``A[m, m + k]`` (which strides express, but no table of iterators).  Raises Refused with every reason if there is
     none.
     """
-    form = comparable(scope, operator)
+    form = comparable_form(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
     reasons: dict[str, None] = {}
     for operands in tensor_maps(form, operator.pattern):
         try:
             for iterators in iterator_maps(form, operator, operands):
                 try:
-                    way = fit(scope, operator, operands, iterators)
+                    way = fit_operator(scope, operator, operands, iterators)
                 except Refused as reason:
                     reasons.setdefault(str(reason))
                     continue
@@ -200,7 +205,7 @@ def match(scope: Scope, operator: Operator, limit: int = 16, direct: bool = Fals
     return tuple(sorted(ways, key=lambda w: -len(w.kept))[:limit])
 
 
-def fit(
+def fit_operator(
     scope: Scope,
     operator: Operator,
     operands: tuple[int, ...],
@@ -212,7 +217,7 @@ def fit(
     *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Refused where it does
     not fit.
     """
-    form, pattern = comparable(scope, operator), operator.pattern
+    form, pattern = comparable_form(scope, operator), operator.pattern
     if sorted(operands) != list(range(len(form.reads))):
         raise Refused(f"the tensor map {list(operands)} does not number the {len(form.reads)} operands")
     _assigned(form, operator, operands, iterators)
@@ -243,7 +248,7 @@ def fit(
     )
 
 
-def _indirect(form: Form, way: OperatorMatch) -> str:
+def _indirect(form: ScopeForm, way: OperatorMatch) -> str:
     """Why *way* is more than a call on the scope's own tensors; empty if it is that."""
     whose = {x: name for name, xs in way.iterators for x in xs}
     merged = way.operator.pattern.merged
@@ -262,11 +267,11 @@ def _indirect(form: Form, way: OperatorMatch) -> str:
     return ""
 
 
-def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
+def _assigned(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
     """Every iterator is given once, to an iterator of its own group."""
     given = [x for xs in iterators.values() for x in xs]
     if sorted(given, key=repr) != sorted(form.iterators, key=repr):
-        raise Refused(f"the iterator map gives {names(given)}; the scope has {names(form.iterators)}")
+        raise Refused(f"the iterator map gives {iterator_names(given)}; the scope has {iterator_names(form.iterators)}")
     for name, xs in iterators.items():
         if name not in operator.pattern.iterators:
             raise Refused(f"{operator.name} has no iterator {name}, only {', '.join(operator.pattern.iterators)}")
@@ -275,7 +280,7 @@ def _assigned(form: Form, operator: Operator, operands: tuple[int, ...], iterato
             if want != have:
                 raise Refused(f"{x.name} is {have}, {name} of {operator.name} is {want}")
         if len(xs) > 1 and name not in operator.pattern.merged:
-            raise Refused(f"{name} of {operator.name} takes one iterator, given {names(xs)}")
+            raise Refused(f"{name} of {operator.name} takes one iterator, given {iterator_names(xs)}")
 
 
 def stride_equations(scope: Scope, way: OperatorMatch) -> tuple[str, ...]:

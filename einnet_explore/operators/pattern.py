@@ -67,10 +67,10 @@ class Polynomial:
         return unknown[0], (value - rest) // slope
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        return polynomial((*self.terms, *other.terms))
+        return make_polynomial((*self.terms, *other.terms))
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        return polynomial(((*p, *q), a * b) for p, a in self.terms for q, b in other.terms)
+        return make_polynomial(((*p, *q), a * b) for p, a in self.terms for q, b in other.terms)
 
     def __repr__(self) -> str:
         text = "".join(
@@ -190,7 +190,7 @@ def _product(start: int, values: Iterable[int]) -> int:
     return start
 
 
-def polynomial(terms: Iterable[tuple[tuple[str, ...], int]]) -> Polynomial:
+def make_polynomial(terms: Iterable[tuple[tuple[str, ...], int]]) -> Polynomial:
     total: dict[tuple[str, ...], int] = {}
     for product, k in terms:
         key = tuple(sorted(product))
@@ -299,7 +299,7 @@ class _Reader:
         const = Polynomial()
         for product, k in index.terms:
             own = [name for name in product if name in iterators]
-            rest = polynomial([(tuple(name for name in product if name not in iterators), k)])
+            rest = make_polynomial([(tuple(name for name in product if name not in iterators), k)])
             match own:
                 case []:
                     const = const + rest
@@ -341,9 +341,9 @@ class _Reader:
         if token == "-":
             return Polynomial((((), -1),)) * self.product()
         if token.isdigit():
-            return polynomial([((), int(token))])
+            return make_polynomial([((), int(token))])
         if re.fullmatch(r"\|?\w+\|?", token):
-            return polynomial([((token,), 1)])
+            return make_polynomial([((token,), 1)])
         raise ValueError(f"pattern {self.text!r}: found {token or 'the end'!r}, expected a name or a number")
 
     def question(self, name: str) -> None:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import count
 
 from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
-from einnet_explore.operators.form import Form, opened
-from einnet_explore.operators.layout import leading, overlaps, packed, strides_of
+from einnet_explore.operators.form import ScopeForm, open_views
+from einnet_explore.operators.layout import is_leading, is_packed, overlaps, strides_of
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import ONE, Dimension, Polynomial
 from einnet_explore.support.errors import Refused
@@ -40,7 +40,7 @@ class Equality:
 
 
 def solve(
-    form: Form, operator: Operator, operands: tuple[int, ...], iterators: Assignment, numbers: dict[str, int]
+    form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment, numbers: dict[str, int]
 ) -> dict[int, Access]:
     """Solve the attributes into *numbers*, which holds the extents already; raises Refused where they do not agree.
 
@@ -61,7 +61,7 @@ def solve(
             where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
             raise Refused(
                 f"{dimension!r} of {operator.name} is one affine dimension of its own, "
-                f"{names(own.values())} stand in {where}"
+                f"{iterator_names(own.values())} stand in {where}"
             )
         start, stop = _given(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
         here = "{} against {}", (dimension, index)
@@ -84,7 +84,7 @@ def _unused(name: str, iterators: Assignment) -> str:
     return next(n for n in (name + "_" * k for k in count()) if n not in taken)
 
 
-def names(iterators: Iterable[Iterator]) -> str:
+def iterator_names(iterators: Iterable[Iterator]) -> str:
     """The iterators' names with their extents."""
     return ", ".join(f"{x.name}:{x.extent}" for x in iterators) or "none"
 
@@ -192,7 +192,7 @@ def _renamed(
     to: dict[Iterator, IndexLike] = {}
     for new in own.values():
         to.update(_split(new, tuple(iterators.get(new.name, ()))))
-    return own, opened(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
+    return own, open_views(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
 
 
 def _gather(
@@ -217,7 +217,7 @@ def _gather(
         around = zip(read.source.reach, gathered.reach, strict=True)
         if all(lo <= first and last <= hi for (lo, hi), (first, last) in around):
             return Layout(gathered, True, True)
-    if packed(strides, gathered.shape) or (operator.strided and leading(strides, gathered.shape)):
+    if is_packed(strides, gathered.shape) or (operator.strided and is_leading(strides, gathered.shape)):
         return Layout(gathered, False, True)
     return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
 
@@ -243,7 +243,7 @@ def _merge(parts: tuple[Iterator, ...]) -> Index:
 
 
 def read_back(
-    form: Form, operator: Operator, iterators: Assignment, attributes: Attributes
+    form: ScopeForm, operator: Operator, iterators: Assignment, attributes: Attributes
 ) -> tuple[tuple[Index, ...], bool]:
     """Where the scope's value stands in the call's result, and whether reading it there is free."""
     present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
@@ -253,5 +253,5 @@ def read_back(
     result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
     scope = form.scope
     strides = strides_of(Scope(scope.traversals, (), Access(result, index)))
-    free = not isinstance(strides, str) and packed(strides, scope.shape)
+    free = not isinstance(strides, str) and is_packed(strides, scope.shape)
     return index, free

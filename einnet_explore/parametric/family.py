@@ -35,7 +35,7 @@ from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import TextError
 from einnet_explore.syntax.parametric_text import Template, parse_template
 from einnet_explore.syntax.parser import text_of
@@ -200,7 +200,7 @@ class FamilyDerivation:
         return display.schema_align(self.schemas, [step.rule for step in self.steps])
 
     def __repr__(self) -> str:
-        return f"<Derived in {counted(len(self.steps), 'step')}, {self.proof}>"
+        return f"<Derived in {count_noun(len(self.steps), 'step')}, {self.proof}>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/latex": f"$\\displaystyle {self.latex()}$", "text/plain": self.text()}

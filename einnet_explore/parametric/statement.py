@@ -42,10 +42,10 @@ from einnet_explore.parametric.size_polynomials import (
     divide_by_monomial,
     sum_of_monomials,
 )
-from einnet_explore.syntax.expressions import table_of
-from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of
+from einnet_explore.syntax.expressions import table_from_tree
+from einnet_explore.syntax.literals import Node, child_trees, integer_literal, name_from_tree, number_from_tree
 from einnet_explore.syntax.parametric_text import Template
-from einnet_explore.syntax.parser import unread
+from einnet_explore.syntax.parser import unread_equations
 
 
 def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
@@ -57,19 +57,19 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
     inputs: dict[str, Tensor] = {}
     equations: dict[str, Equation] = {}
     outputs: list[str] = []
-    for node in children(template.tree):
+    for node in child_trees(template.tree):
         held = {**inputs, **{name: e.tensor for name, e in equations.items()}}
         match node:
             case Tree(data="declaration", children=[name, Tree() as extents, *clauses]):
-                made = _tensor(name_of(name), extents, [c for c in clauses if isinstance(c, Tree)], sizes)
+                made = _tensor(name_from_tree(name), extents, [c for c in clauses if isinstance(c, Tree)], sizes)
                 inputs[made.name] = made
             case Tree(data="equation", children=[name, Tree() as head, body, Tree() as clauses, *_]):
                 scope = _Reading(sizes, held).scope(head, body, clauses)
-                equations[name_of(name)] = Equation(name_of(name), scope)
+                equations[name_from_tree(name)] = Equation(name_from_tree(name), scope)
             case Tree(data="output", children=names):
-                outputs += map(name_of, names)
+                outputs += map(name_from_tree, names)
     every = tuple(equations.values())
-    return Program(tuple(inputs.values()), every, tuple(outputs) or unread(every))
+    return Program(tuple(inputs.values()), every, tuple(outputs) or unread_equations(every))
 
 
 def parse_polynomial(it: Node, names: Iterable[str]) -> SizePolynomial:
@@ -92,7 +92,7 @@ class _Reading:
     tensors: Mapping[str, Tensor]
 
     def scope(self, head: Tree[Token], body: Node, clauses: Tree[Token]) -> Scope:
-        ranges, *bounds = children(head)
+        ranges, *bounds = child_trees(head)
         traversals = self.iterators(ranges)
         reduce, summations = "sum", tuple[Iterator, ...]()
         match body:
@@ -100,13 +100,13 @@ class _Reading:
                 summations = self.iterators(over)
         outer = {x.name: x for x in traversals}
         own = outer | {x.name: x for x in summations}
-        domain = tuple(self.bound(b, outer) for b in children(bounds[0])) if bounds else ()
-        padding, value = self.clauses(children(clauses))
+        domain = tuple(self.bound(b, outer) for b in child_trees(bounds[0])) if bounds else ()
+        padding, value = self.clauses(child_trees(clauses))
         return Scope(traversals, summations, self.scalar(body, own), reduce, domain, padding, value)
 
     def iterators(self, ranges: Tree[Token]) -> tuple[Iterator, ...]:
         out = []
-        for node in children(ranges):
+        for node in child_trees(ranges):
             name, *ends = node.children
             lo, hi = map(self.size, ends) if len(ends) == 2 else (0, self.size(ends[0]))
             out.append(Iterator(str(name), lo, hi))
@@ -125,13 +125,13 @@ class _Reading:
                     ends = [[self.size(n) for n in edge.children] for edge in edges if isinstance(edge, Tree)]
                     padding = tuple((e[0], e[-1]) for e in ends)
                 case Tree(data="value", children=[*sign, Tree() as digits]):
-                    value = -number_of(digits) if sign else number_of(digits)
+                    value = -number_from_tree(digits) if sign else number_from_tree(digits)
         return (padding if any(map(any, padding)) else ()), value
 
     def scalar(self, it: Node, own: Mapping[str, Iterator]) -> Scalar:
         match it:
             case Tree(data="number"):
-                return Const(number_of(it))
+                return Const(number_from_tree(it))
             case Tree(data="plus" | "times" as op, children=[a, b]):
                 return (add if op == "plus" else mul)(self.scalar(a, own), self.scalar(b, own))
             case Tree(data="minus" | "over" as op, children=[a, b]):
@@ -140,11 +140,11 @@ class _Reading:
                 inner = self.scalar(a, own)
                 return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
             case Tree(data="access", children=[name, at]):
-                return self.read(self.tensors[name_of(name)], at, own)
+                return self.read(self.tensors[name_from_tree(name)], at, own)
             case Tree(data="nested", children=[Tree(children=[Tree() as head, body, Tree() as clauses]), at]):
                 return self.read(self.scope(head, body, clauses), at, own)
             case Tree(data="looked_up", children=[Tree() as table, at]):
-                return self.read(table_of(table), at, own)
+                return self.read(table_from_tree(table), at, own)
             case Tree(data="call", children=[Token() as function, *args]):
                 return Apply(str(function), tuple(self.scalar(a, own) for a in args))
             case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
@@ -160,7 +160,7 @@ class _Reading:
         """Return a size: an integer, or a polynomial in an integer's place."""
         match it:
             case Token():
-                return integer(it)
+                return integer_literal(it)
             case Tree(data="signed", children=[inner]):
                 return self.size(inner)
         found = self.index(it, {})
@@ -171,7 +171,7 @@ class _Reading:
     def index(self, it: Node, own: Mapping[str, Iterator]) -> Index:
         match it:
             case Tree(data="integer", children=[digits]):
-                return Index((), integer(digits))
+                return Index((), integer_literal(digits))
             case Tree(data="iterator", children=[name]):
                 if str(name) in own:
                     return Index(((own[str(name)], 1),))

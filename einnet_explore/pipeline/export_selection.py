@@ -15,7 +15,7 @@ from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.forward_selection import PlanMaker, forward_selection
 from einnet_explore.pipeline.plan_timing import conservative_speedup, time_against_original
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 EXPORT_SELECTION_SECONDS = 30.0
 """Seconds of forward selection in the file: most of the gain is in the plan."""
@@ -44,7 +44,7 @@ class ExportSelection:
             return f"its speed in ONNX Runtime is not known ({self.why})"
         if len(self.parts) < kept:
             return (
-                f"it holds {len(self.parts)} of {counted(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
+                f"it holds {len(self.parts)} of {count_noun(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
                 "original's speed in ONNX Runtime: what else was gained needs our plan"
             )
         return (

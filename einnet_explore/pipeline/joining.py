@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from einnet_explore.analysis.equations import wider
+from einnet_explore.analysis.equations import union_padding
 from einnet_explore.ir import Equation, Program, Scope, Tensor, map_tensors, tensors
 from einnet_explore.onnx_import.model import Model
 
@@ -129,7 +129,7 @@ def _shared(model: Model, pieces: Sequence[Piece]) -> dict[str, Tensor] | None:
             if tensor.name in made and (domain := made[tensor.name].scope).domain and domain.value != old.value:
                 return None
             value = old.value if old.padding else new.value
-            found[new.name] = replace(old, padding=wider(old.padding, new.padding), value=value)
+            found[new.name] = replace(old, padding=union_padding(old.padding, new.padding), value=value)
     return found
 
 

@@ -32,7 +32,7 @@ from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.support.wording import counted, printable
+from einnet_explore.support.wording import count_noun, printable
 
 Array = npt.NDArray[Any]
 
@@ -173,7 +173,7 @@ class Optimised:
             before = part.trial.seconds_before
             after = part.trial.seconds_after if part.kept else before
             said = part.to_json()
-            rest = [counted(said["eoperators"], "eOperator")] if part.kept else []
+            rest = [count_noun(said["eoperators"], "eOperator")] if part.kept else []
             now = " + ".join([*(o["name"] for o in said["operators"]), *rest])
             names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
@@ -184,7 +184,7 @@ class Optimised:
         """Return one sentence with the gain and the error."""
         kept = sum(part.kept for part in self.parts)
         return (
-            f"{kept} of {counted(len(self.parts), 'subprogram')} replaced; "
+            f"{kept} of {count_noun(len(self.parts), 'subprogram')} replaced; "
             f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
             f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"

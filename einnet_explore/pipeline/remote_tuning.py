@@ -23,8 +23,8 @@ from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.keys import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
-from einnet_explore.support.executors import clustered, has_device, settled, submitted
-from einnet_explore.support.limits import ROOM, MemoryWatch, limited
+from einnet_explore.support.executors import has_device, is_cluster, iterate_settled, submit_work
+from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, limit_memory
 
 Steps: TypeAlias = "list[dict[str, Any]]"
 
@@ -105,12 +105,12 @@ def search_on_executor(
 
     The memory limit of this process holds for each of the executor's processes too.
     """
-    limit = None if clustered(executor) else ROOM.limit
+    limit = None if is_cluster(executor) else MEMORY_LIMIT.limit
     futures = {
-        name: submitted(executor, answer_request, r.program, cost, settings, r.seconds, r.below, limit)
+        name: submit_work(executor, answer_request, r.program, cost, settings, r.seconds, r.below, limit)
         for name, r in requests.items()
     }
-    return settled(executor, futures, seconds)
+    return iterate_settled(executor, futures, seconds)
 
 
 def tune_on_devices(
@@ -124,8 +124,8 @@ def tune_on_devices(
 
     *arguments* of *run_task* are the serialized model, settings and budget.
     """
-    futures = {name: submitted(executor, run_task, *arguments, name, device=True) for name in requests}
-    for name, answer in settled(executor, futures, seconds):
+    futures = {name: submit_work(executor, run_task, *arguments, name, device=True) for name in requests}
+    for name, answer in iterate_settled(executor, futures, seconds):
         trial = trial_from_json(answer, requests[name].program)
         if trial is not None:
             yield name, trial
@@ -136,7 +136,7 @@ def answer_request(
 ) -> SearchReply:
     """Search *program* within the memory *limit*; the reply has the steps of variants that a task may need."""
     memory = MemoryWatch()
-    with limited(limit):
+    with limit_memory(limit):
         ranked, states = find_variants(
             program, cost, settings.max_depth, seconds, settings.numerics, settings.states, memory
         )

@@ -23,7 +23,7 @@ from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings
 from einnet_explore.pipeline.tuning_task import TuningTask
 from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
-from einnet_explore.support.limits import STARVED
+from einnet_explore.support.limits import STARVATION_FACTOR
 
 DEFAULT_BUDGET_SECONDS = 480.0
 """Seconds after which no further task is begun, if no budget is given: the largest have been tuned by then, and the
@@ -184,7 +184,7 @@ class Tuner:
         settings = self.implementations.settings
         if self.budget is None:
             return settings
-        left = self.left / STARVED  # searches count the processor's time
+        left = self.left / STARVATION_FACTOR  # searches count the processor's time
         return replace(settings, seconds=min(settings.seconds, max(0.2, left / 4)))
 
     @property

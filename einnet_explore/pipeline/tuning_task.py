@@ -31,7 +31,7 @@ from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_e
 from einnet_explore.strategies.closure import compute_bound
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.limits import MemoryWatch
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 VariantSource: TypeAlias = "Callable[[MemoryWatch], tuple[list[Variant], int]]"
 """Returns variants that were searched elsewhere, and the states of that search."""
@@ -125,7 +125,7 @@ class TuningTask:
         promising = select_finalists(ranked, self.context.settings.finalists, below)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
-            found = counted(len(ranked), "candidate")
+            found = count_noun(len(ranked), "candidate")
             return stays(f"the cheapest of {found}: estimated {least}, the original takes {before * 1e6:.0f} µs")
         if lacks := memory.lacks(working_set_bytes(self.program), "the original"):
             return stays(lacks)

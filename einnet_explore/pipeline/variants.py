@@ -21,7 +21,7 @@ from einnet_explore.strategies.closure import Limits, candidates, compute_bound
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import MemoryWatch, Watch
+from einnet_explore.support.limits import MemoryWatch, WorkClock
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
 """Rules of the search, those that are equal only up to rounding among them: differences are measured."""
@@ -61,7 +61,7 @@ def search_subprogram(
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
     made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed_rules(EVERY_RULE, numerics)))
-    watch, memory = Watch(), memory or MemoryWatch()
+    watch, memory = WorkClock(), memory or MemoryWatch()
     found: list[tuple[float, int]] = []
     for event in made.run():
         if isinstance(event, Found):

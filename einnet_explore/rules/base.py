@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from einnet_explore.analysis.equations import instantiated, whole_equation
+from einnet_explore.analysis.equations import instantiate_at, whole_equation
 from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 A = ParamSpec("A")
 P = TypeVar("P")
@@ -146,7 +146,9 @@ class Derivation:
         return Derivation(self.start, (*self.steps, match.apply(self.end)))
 
     def __repr__(self) -> str:
-        return f"<Derivation of {counted(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
+        return (
+            f"<Derivation of {count_noun(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
+        )
 
 
 def access_of(scope: Scope, number: int) -> Access:
@@ -245,6 +247,6 @@ def generation_rule(
         equation = program.equations[at[0]]
         if equation.via is not None:
             raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
-        return instantiated(program, at, instance_of(program, at))
+        return instantiate_at(program, at, instance_of(program, at))
 
     return place_rule(name, law, rewrite, applies, is_proposed)

@@ -17,10 +17,17 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
-from einnet_explore.analysis.canonical_keys import key
-from einnet_explore.analysis.concatenation import stacked
-from einnet_explore.analysis.equations import exchanged, fresh_names, generated, resolved, to_merge, whole_equation
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.canonical_keys import canonical_key
+from einnet_explore.analysis.concatenation import stack_tensors
+from einnet_explore.analysis.equations import (
+    equations_to_merge,
+    exchange_equations,
+    fresh_names,
+    is_generated,
+    resolve_access,
+    whole_equation,
+)
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import (
     Access,
     Box,
@@ -49,7 +56,7 @@ class Batch:
 
 def propose(program: Program, at: Path) -> Iterable[Batch]:
     """All later equations that are this one on other tensors, together and each alone; none of them may share any."""
-    if len(at) != 1 or generated(base := program.equations[at[0]]):
+    if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
     if all(y.extent == 1 for y in base.scope.summations):
         return
@@ -73,7 +80,7 @@ def rewrite(program: Program, at: Path, params: Batch) -> Program:
     """The law; refuses with the ranges, shapes or index maps that differ, or with what one needs of another."""
     with refusing():
         base = whole_equation(program, at)
-        equations = to_merge(program, (base.name, *params.others))
+        equations = equations_to_merge(program, (base.name, *params.others))
         orders = [_order(base, other) for other in equations[1:]]
     columns = [tuple(a.source for a in accesses(base.scope.body))]
     for other, order in zip(equations[1:], orders, strict=True):
@@ -83,37 +90,37 @@ def rewrite(program: Program, at: Path, params: Batch) -> Program:
     rows = list(zip(*columns, strict=True))
     unequal = [row for row in dict.fromkeys(rows) if any(source != row[0] for source in row)]
     *names, whole = fresh_names(program, *("B" for _ in unequal), "M")
-    made = {row: Equation(name, stacked(program, row, b)) for name, row in zip(names, unequal, strict=True)}
+    made = {row: Equation(name, stack_tensors(program, row, b)) for name, row in zip(names, unequal, strict=True)}
     one = Equation(whole, _whole(base.scope, b, [made.get(row) for row in rows]))
     parts = {e.name: replace(e, scope=_part(e.scope, one, n), via=None) for n, e in enumerate(equations)}
     with refusing():
-        return exchanged(program, parts, (*made.values(), one))
+        return exchange_equations(program, parts, (*made.values(), one))
 
 
 def _read(program: Program, scope: Scope) -> set[tuple[str, Box]]:
     """The parts of tensors that hold what *scope* reads, by the ranges of their indices."""
-    found = (resolved(program, access) for access in accesses(scope.body))
+    found = (resolve_access(program, access) for access in accesses(scope.body))
     return {(a.source.name, tuple(i.bounds for i in a.index)) for a in found if isinstance(a.source, Tensor)}
 
 
 def _batch_name(scope: Scope) -> str:
     used = [x.name for x in (*scope.traversals, *scope.summations)]
-    return "b" if "b" not in used else fresh("b", used)
+    return "b" if "b" not in used else fresh_name("b", used)
 
 
 def _order(base: Equation, other: Equation) -> tuple[int, ...]:
     """For every access of *base* the number of the one of *other* that plays its part; raises ValueError."""
     for equation in (base, other):
-        if generated(equation) and equation.via is not None:
+        if is_generated(equation) and equation.via is not None:
             raise ValueError(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
     for what, mine, theirs in _outlines(base.scope, other.scope):
         if mine != theirs:
             raise ValueError(f"{base.name} {what} {_shown(mine)}, {other.name} {_shown(theirs)}")
-    want = key(_blank(base.scope, tuple(range(len(list(accesses(base.scope.body)))))))
+    want = canonical_key(_blank(base.scope, tuple(range(len(list(accesses(base.scope.body)))))))
     count = len(list(accesses(other.scope.body)))
     orders = permutations(range(count)) if count <= ORDERS else (tuple(range(count)),)
     for order in orders:
-        if key(_blank(other.scope, order)) == want:
+        if canonical_key(_blank(other.scope, order)) == want:
             return order
     reads = [", ".join(map(repr, accesses(e.scope.body))) for e in (base, other)]
     raise ValueError(f"{base.name} computes another expression than {other.name}: {reads[0]} against {reads[1]}")

@@ -25,18 +25,18 @@ from einnet_explore.analysis.bilinear import (
     Matrix,
     Sizes,
     as_table,
-    from_json,
+    bilinear_from_json,
+    bilinear_to_json,
     gauss,
     karatsuba,
     laderman,
     matrix_product,
     strassen,
-    to_json,
     wrong_entry,
 )
-from einnet_explore.analysis.indices import by_name, iterators_of
-from einnet_explore.analysis.substitution import fresh, substitute
-from einnet_explore.analysis.tables import entries
+from einnet_explore.analysis.indices import iterator_by_name, iterators_of
+from einnet_explore.analysis.substitution import fresh_name, substitute
+from einnet_explore.analysis.tables import table_entries
 from einnet_explore.ir import (
     Access,
     Const,
@@ -125,11 +125,11 @@ def _given(program: Program, at: Path, scope: Scope, algorithm: Bilinear) -> Pro
     k, i, j = (x for x in found[0] if x is not None)
     if k not in scope.traversals or {i, j} - set(scope.summations) or any(x.lo for x in (k, i, j)):
         raise Refused(f"the table is read at ({k.name}, {i.name}, {j.name}), expected a traversal and two summations")
-    known = entries(table)
+    known = table_entries(table)
     _checked(algorithm, lambda *where: known[where], (k.extent, i.extent, j.extent))  # type: ignore[arg-type]
     rest = tuple(f for f in factors(scope.body) if f != tables[0])
     data, filters = _pair(rest, i, j)
-    p = Iterator(fresh("p", _names(scope)), 0, algorithm.rank)
+    p = Iterator(fresh_name("p", _names(scope)), 0, algorithm.rank)
     left = _transform(program, "X", algorithm.u, p, i, data)
     right = _transform(program, "L", algorithm.v, p, j, filters)
     over = (p, *(x for x in scope.traversals if x != k))
@@ -151,7 +151,9 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
     if k not in iterators_of(data) or k not in iterators_of(filters):
         raise Refused(f"{k.name} is not summed between {data!r} and {filters!r}")
     used = _names(scope)
-    p, i, j = (Iterator(fresh(s, used), 0, e) for s, e in (("p", params.algorithm.rank), ("i", a * b), ("j", b * c)))
+    p, i, j = (
+        Iterator(fresh_name(s, used), 0, e) for s, e in (("p", params.algorithm.rank), ("i", a * b), ("j", b * c))
+    )
     small = {x: Iterator(x.name, 0, x.extent // parts) for x, parts in ((m, a), (k, b), (n, c))}
 
     def cut(x: Iterator, block: Index) -> Index:
@@ -215,7 +217,7 @@ def encode(params: Params) -> dict[str, Any]:
     triple = params.algorithm
     out: dict[str, Any] = {"algorithm": triple.name}
     if KNOWN.get(triple.name) != triple:
-        out |= to_json(triple)
+        out |= bilinear_to_json(triple)
     match params:
         case Blocks(m, k, n, sizes):
             out |= {"rows": m.name, "between": k.name, "columns": n.name}
@@ -230,16 +232,16 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Params:
     with refusing():
         name = str(params["algorithm"])
         if "u" in params:
-            triple = from_json(name, params)
+            triple = bilinear_from_json(name, params)
         elif name in KNOWN:
             triple = KNOWN[name]
         else:
             raise Refused(f"algorithm {name!r}: expected one of {', '.join(KNOWN)}, or u, v and w")
         if "rows" not in params:
             return Given(triple)
-        m, n = (by_name(scope.traversals, params[x]) for x in ("rows", "columns"))
+        m, n = (iterator_by_name(scope.traversals, params[x]) for x in ("rows", "columns"))
         a, b, c = map(int, params.get("sizes", MATRICES.get(name, ())))
-        return Blocks(m, by_name(scope.summations, params["between"]), n, (a, b, c), triple)
+        return Blocks(m, iterator_by_name(scope.summations, params["between"]), n, (a, b, c), triple)
 
 
 BILINEAR_PRODUCT = Rule(

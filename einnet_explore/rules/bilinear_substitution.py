@@ -28,20 +28,20 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from einnet_explore.analysis.access_structure import Window, channels_last, in_place, window_of
+from einnet_explore.analysis.access_structure import Window, channels_last, keep_in_place, window_of
 from einnet_explore.analysis.bilinear import (
     Bilinear,
     as_table,
+    bilinear_from_json,
+    bilinear_to_json,
     correlates,
     correlation,
-    from_json,
-    to_json,
     wrong_entry,
 )
-from einnet_explore.analysis.indices import by_name
-from einnet_explore.analysis.legality import fitted
-from einnet_explore.analysis.regions import reach
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.indices import iterator_by_name
+from einnet_explore.analysis.legality import fit_padding
+from einnet_explore.analysis.regions import index_reach
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
@@ -103,13 +103,13 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     if (wrong := wrong_entry(algorithm, correlates)) is not None:
         raise Refused(wrong)
     before: list[Equation] = []
-    laid = in_place(scope, window, h) if params.in_place else channels_last(scope, window)
+    laid = keep_in_place(scope, window, h) if params.in_place else channels_last(scope, window)
     if isinstance(laid, str):
         raise Refused(laid)
     inner, window, turned_data = laid
     names = {x.name for x in (*scope.traversals, *scope.summations)}
-    p = Iterator(fresh("p", names), 0, algorithm.rank)
-    t = Iterator(fresh("t", names | {p.name}), 0, -(-h.extent // m))
+    p = Iterator(fresh_name("p", names), 0, algorithm.rank)
+    t = Iterator(fresh_name("t", names | {p.name}), 0, -(-h.extent // m))
     windows = _windows(window, m, t)
     if turned_data is not None:
         before.append(Equation(program.fresh("D"), _wide(turned_data, window, windows.reads(window, m, data))))
@@ -162,7 +162,7 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _W
     source, index = window.data.source, window.data.index
     m, data, _ = params.algorithm.shape
     u, beside = windows.number, windows.start.iterators
-    i = Iterator(fresh("i", {p.name, u.name, *(x.name for x in beside)}), 0, data)
+    i = Iterator(fresh_name("i", {p.name, u.name, *(x.name for x in beside)}), 0, data)
     zero = source.value == 0
     over: list[Iterator] = [p]
     padding = [(0, 0)]
@@ -173,18 +173,18 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _W
             padding += [(0, 0)] * (1 + len(beside))
             reads.append(windows.start + (as_index(u) * m + i) * window.step)
             continue
-        lo, most = reach(at, scope.domain)
+        lo, most = index_reach(at, scope.domain)
         hi = most + 1
         first, last = (max(lo, box[0]), min(hi, box[1])) if zero else (lo, hi)
         if first >= last:
             first, last = lo, hi
-        z = Iterator(fresh(f"z{d + 1}", {x.name for x in (*over, *beside, i)}), first, last)
+        z = Iterator(fresh_name(f"z{d + 1}", {x.name for x in (*over, *beside, i)}), first, last)
         over.append(z)
         padding.append((first - lo, hi - last))
         reads.append(as_index(z))
     body = mul(as_table(params.algorithm.u)[p, i], Access(source, tuple(reads)))
     plain = Scope(tuple(over), (i,), body, padding=tuple(padding) if any(map(any, padding)) else ())
-    return fitted(plain, 0, wrap=True)
+    return fit_padding(plain, 0, wrap=True)
 
 
 def _taps(window: Window, params: Filter, p: Iterator) -> Scope:
@@ -227,18 +227,18 @@ def encode(params: Filter) -> dict[str, Any]:
         out["in_place"] = True
     if params.algorithm == correlation(m, taps):
         return out | {"outputs": m}
-    return out | {"name": params.algorithm.name} | to_json(params.algorithm)
+    return out | {"name": params.algorithm.name} | bilinear_to_json(params.algorithm)
 
 
 def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
     """The inverse of ``encode``; ``points`` may be given beside ``outputs``, ``in_place`` with either."""
     scope = program.scope_at(at)
     with refusing():
-        h = by_name(scope.traversals, params["traversal"])
-        r = by_name(scope.summations, params["summation"])
+        h = iterator_by_name(scope.traversals, params["traversal"])
+        r = iterator_by_name(scope.summations, params["summation"])
         there = bool(params.get("in_place", False))
         if "u" in params:
-            return Filter(h, r, from_json(str(params.get("name", "the algorithm")), params), there)
+            return Filter(h, r, bilinear_from_json(str(params.get("name", "the algorithm")), params), there)
         points = {"points": tuple(map(Fraction, params["points"]))} if "points" in params else {}
         return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points), there)
 

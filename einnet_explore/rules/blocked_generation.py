@@ -13,7 +13,7 @@ Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), carried across a con
 
 from __future__ import annotations
 
-from einnet_explore.analysis.fused_chain import chain
+from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.ir import EOperatorKind, Instance, Path, Program
 from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
@@ -23,7 +23,7 @@ BLOCKED = EOperatorKind.BLOCKED.instance
 
 def _instance(program: Program, at: Path) -> Instance:
     """``BLOCKED``; refuses a scope that is no chain, has no product, or of which every cut repeats products."""
-    found = chain(program.scope_at(at))
+    found = find_chain(program.scope_at(at))
     if len(found.stages) == 1:
         raise Refused("it reads no scope: there is but one stage")
     if not any(stage.product for stage in found.stages):

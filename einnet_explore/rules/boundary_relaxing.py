@@ -17,11 +17,11 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
-from einnet_explore.analysis.access_structure import residues, windows
-from einnet_explore.analysis.indices import ranges_of
-from einnet_explore.analysis.legality import excess, fitted
-from einnet_explore.analysis.padding import changed, constancy, reduced
-from einnet_explore.analysis.regions import always, reach
+from einnet_explore.analysis.access_structure import residue_divisors, windows
+from einnet_explore.analysis.indices import parse_ranges
+from einnet_explore.analysis.legality import excess, fit_padding
+from einnet_explore.analysis.padding import change_ranges, constancy, reduced_constant
+from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -33,8 +33,8 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     accesses,
+    describe_source,
     map_accesses,
-    told,
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
@@ -90,7 +90,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     access = access_of(scope, params.access)
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads {told(inner)}, which has no domain")
+        raise Refused(f"access {params.access} reads {describe_source(inner)}, which has no domain")
     if not params.bounds:
         raise Refused("no bound is named")
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:
@@ -109,7 +109,7 @@ def _freed(inner: Scope, bounds: tuple[int, ...], wrap: bool) -> Scope:
     """*inner* without the bounds of these numbers, its reads made legal."""
     kept = tuple(b for n, b in enumerate(inner.domain) if n not in bounds)
     freed = replace(inner, domain=kept, value=inner.value if kept or inner.padding else 0)
-    return fitted(freed, REDUCTIONS[freed.reduce], wrap)
+    return fit_padding(freed, REDUCTIONS[freed.reduce], wrap)
 
 
 def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> None:
@@ -118,13 +118,17 @@ def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, va
     read = substitute_domain((bound,), to)
     # A read in the padding yields the value whatever the domain says: only reads inside the box matter.
     inside = tuple(Bound(i, x.lo, x.hi) for x, i in to.items())
-    if not read or always(read[0], (*scope.domain, *inside)):
+    if not read or always_holds(read[0], (*scope.domain, *inside)):
         return
     known = constancy(inner.body)
-    constant = known is not None and reduced(inner, known.value) == value
-    if known is not None and constant and (known.bounds is None or any(always(bound, (b,)) for b in known.bounds)):
+    constant = known is not None and reduced_constant(inner, known.value) == value
+    if (
+        known is not None
+        and constant
+        and (known.bounds is None or any(always_holds(bound, (b,)) for b in known.bounds))
+    ):
         return
-    lo, hi = reach(read[0].index, (*scope.domain, *inside))
+    lo, hi = index_reach(read[0].index, (*scope.domain, *inside))
     raise Refused(f"reads reach [{lo}, {hi}], outside {bound}")
 
 
@@ -139,7 +143,7 @@ def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]
         if lo > x.lo or hi < x.hi or (lo, hi) == (x.lo, x.hi):
             raise Refused(f"[{lo}, {hi}) is not wider than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
-        return changed(scope, {x: (lo, hi) for x, lo, hi in ranges})
+        return change_ranges(scope, {x: (lo, hi) for x, lo, hi in ranges})
 
 
 def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Iterable[Unbound]:
@@ -156,7 +160,7 @@ def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Itera
 def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
     """Summations and what should divide their extents: divisors that indices suggest, and 2 for windows (halves)."""
     halves = ((x, 2) for x in windows(scope) if x.extent > 2)
-    return (*residues(scope, scope.summations), *halves)
+    return (*residue_divisors(scope, scope.summations), *halves)
 
 
 def explain(program: Program, at: Path) -> str:
@@ -196,7 +200,7 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Relaxing:
     scope = program.scope_at(at)
     with refusing():
         if "ranges" in params:
-            return Wider(ranges_of(params["ranges"], (*scope.traversals, *scope.summations)))
+            return Wider(parse_ranges(params["ranges"], (*scope.traversals, *scope.summations)))
         return Unbound(int(params["access"]), tuple(map(int, params["bounds"])), bool(params.get("wrap", False)))
 
 

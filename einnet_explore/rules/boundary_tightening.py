@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from einnet_explore.analysis.indices import by_name, index_of, listed, ranges_of
-from einnet_explore.analysis.padding import changed, constancy, moved, sliding, tightest
+from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over, parse_ranges
+from einnet_explore.analysis.padding import change_ranges, constancy, recentre_windows, sliding_windows, tightest_ranges
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
@@ -38,9 +38,9 @@ def propose(program: Program, at: Path) -> Iterable[Tightening]:
     """The tightest ranges together, then the shortest moving windows that need no copy of a tensor."""
     scope = program.scope_at(at)
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
-    if ranges := tightest(scope, iterators):
+    if ranges := tightest_ranges(scope, iterators):
         yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
-    if legal := tuple(window for window in sliding(scope) if _legal(scope, (window,), wrap=False)):
+    if legal := tuple(window for window in sliding_windows(scope) if _legal(scope, (window,), wrap=False)):
         yield Tightening(window=legal)
 
 
@@ -50,7 +50,7 @@ def phased(scope: Scope) -> Tightening | None:
     ``propose`` leaves these out: the tensor is copied with padding, which only pays once the bases of the windows no
     longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
     """
-    windows = sliding(scope)
+    windows = sliding_windows(scope)
     if not windows or _legal(scope, windows, wrap=False) or not _legal(scope, windows, wrap=True):
         return None
     return Tightening(window=windows)
@@ -69,15 +69,15 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
         if lo < x.lo or hi > x.hi or (lo, hi) == (x.lo, x.hi):
             raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
-        scope = changed(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
+        scope = change_ranges(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
         if params.window:
-            scope = moved(scope, params.window)
+            scope = recentre_windows(scope, params.window)
     return program.replace_at(at, scope)
 
 
 def _legal(scope: Scope, windows: tuple[tuple[Iterator, Index, int], ...], wrap: bool) -> bool:
     try:
-        moved(scope, windows, wrap)
+        recentre_windows(scope, windows, wrap)
     except ValueError:
         return False
     return True
@@ -87,7 +87,7 @@ def explain(program: Program, at: Path) -> str:
     """Why nothing can be cut away: the support of every iterator is its range, or nothing is known of the body."""
     scope = program.scope_at(at)
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
-    kept = f"the traversals are the result's: {listed(scope.traversals)}; " if len(at) == 1 else ""
+    kept = f"the traversals are the result's: {join_names(scope.traversals)}; " if len(at) == 1 else ""
     if constancy(scope.body) is None:
         return f"{kept}the body is not known to be constant anywhere"
     if not iterators:
@@ -113,12 +113,12 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Tightening:
     with refusing():
         if not params.keys() & {"ranges", "window"}:
             raise Refused("neither a range nor a window is given") from KeyError("ranges")
-        ranges = ranges_of(params.get("ranges", {}), iterators)
+        ranges = parse_ranges(params.get("ranges", {}), iterators)
         window: list[tuple[Iterator, Index, int]] = []
         for name, written in params.get("window", {}).items():
             match written:
                 case [base, int(n)]:
-                    window.append((by_name(scope.summations, name), index_of(base, iterators), n))
+                    window.append((iterator_by_name(scope.summations, name), parse_index_over(base, iterators), n))
                 case _:
                     raise Refused(f"window of {name}: found {written!r}, expected [base, extent]")
         return Tightening(ranges, tuple(window))

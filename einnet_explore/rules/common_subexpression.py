@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.analysis.canonical_keys import key
-from einnet_explore.analysis.equations import read_instead, whole_equation, widened, without
+from einnet_explore.analysis.canonical_keys import canonical_key
+from einnet_explore.analysis.equations import redirect_reads, remove_equation, whole_equation, widen_padding
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusing
 from einnet_explore.support.errors import Refused
@@ -51,8 +51,8 @@ def rewrite(program: Program, at: Path, params: Same) -> Program:
         _same_as(program, at[0], params.tensor)
     if equation.name in program.outputs:
         return _renamed(program, at[0], params.tensor)
-    program, tensor = widened(program, params.tensor, equation.scope.padding, equation.scope.value)
-    return without(read_instead(program, equation.name, tensor), at[0])
+    program, tensor = widen_padding(program, params.tensor, equation.scope.padding, equation.scope.value)
+    return remove_equation(redirect_reads(program, equation.name, tensor), at[0])
 
 
 def _renamed(program: Program, n: int, source: str) -> Program:
@@ -60,12 +60,12 @@ def _renamed(program: Program, n: int, source: str) -> Program:
     equation = program.equations[n]
     if source in program.outputs or source not in {e.name for e in program.equations}:
         raise Refused(f"{equation.name} is an output, and what it equals, {source}, is needed outside too")
-    program, _ = widened(program, source, equation.scope.padding, equation.scope.value)
+    program, _ = widen_padding(program, source, equation.scope.padding, equation.scope.value)
     twin = next(e for e in program.equations if e.name == source)
     kept = replace(twin, name=equation.name)
-    program = without(program, n)
+    program = remove_equation(program, n)
     program = replace(program, equations=tuple(kept if e is twin else e for e in program.equations))
-    return read_instead(program, source, kept.tensor)
+    return redirect_reads(program, source, kept.tensor)
 
 
 def _same_as(program: Program, n: int, name: str) -> None:
@@ -80,7 +80,7 @@ def _same_as(program: Program, n: int, name: str) -> None:
 
 def meaning(scope: Scope) -> Hashable:
     """The canonical key of what *scope* computes inside its box."""
-    return key(replace(scope, padding=(), value=scope.value if scope.domain else 0))
+    return canonical_key(replace(scope, padding=(), value=scope.value if scope.domain else 0))
 
 
 def _copied_tensors(scope: Scope) -> Iterable[Tensor]:

@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from einnet_explore.analysis.canonical_keys import key
+from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import (
-    MOST,
+    MAX_FACTORS,
     Tree,
-    cheapest,
-    finite,
-    leaves,
+    cheapest_tree,
+    has_finite_padding,
     multiplications,
     open_iterators,
-    opened,
+    open_reduction,
+    tree_leaves,
 )
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import refusing, scope_rule
@@ -55,11 +55,11 @@ def propose(scope: Scope) -> Iterable[Order]:
     try:
         flat = _flat(scope)
         reads, kept = _reads(flat), frozenset(scope.traversals)
-        tree = cheapest(reads, kept)
+        tree = cheapest_tree(reads, kept)
     except ValueError:
         return
     cheaper = len(flat.parts) > 2 and multiplications(tree, reads, kept) < _cost(scope)
-    if cheaper and key(_ordered(scope, flat, tree)) != key(scope):
+    if cheaper and canonical_key(_ordered(scope, flat, tree)) != canonical_key(scope):
         yield Order(tree)
 
 
@@ -73,13 +73,13 @@ def _cost(scope: Scope) -> int:
 def rewrite(scope: Scope, params: Order) -> Scope:
     """The law; refuses what is no sum of a product, and a tree that does not hold every factor once."""
     flat = _flat(scope)
-    held = leaves(params.tree)
+    held = tree_leaves(params.tree)
     if sorted(held) != list(range(len(flat.parts))):
         raise Refused(f"the tree holds the factors {list(held)}, expected each of 0 to {len(flat.parts) - 1} once")
     if isinstance(params.tree, int):
         raise Refused("there is only one factor: nothing is associated")
     ordered = _ordered(scope, flat, params.tree)
-    if key(ordered) == key(scope):
+    if canonical_key(ordered) == canonical_key(scope):
         raise Refused(f"this is the present order: {params.tree!r}")
     return ordered
 
@@ -98,7 +98,7 @@ def _flat(scope: Scope) -> _Flat:
             f"takes the {scope.reduce}" if scope.reduce != "sum" else "has a domain" if scope.domain else "sums nothing"
         )
         raise Refused(f"the scope {what}, expected a plain sum of a product")
-    if not finite(scope.body):
+    if not has_finite_padding(scope.body):
         raise Refused("associativity is for finite paddings: 0 times an infinite one is no number")
     parts: list[Scalar] = []
     constants: list[Scalar] = []
@@ -110,8 +110,8 @@ def _flat(scope: Scope) -> _Flat:
                 constants.append(factor)
                 continue
             if isinstance(factor, Access):
-                found = opened(factor, "sum", (*scope.traversals, *summations))
-                if not isinstance(found, str) and finite(found[0]):
+                found = open_reduction(factor, "sum", (*scope.traversals, *summations))
+                if not isinstance(found, str) and has_finite_padding(found[0]):
                     summations.extend(found[1])
                     put(found[0])
                     continue
@@ -136,8 +136,8 @@ def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Ite
         if isinstance(tree, int):
             return flat.parts[tree]
         body = mul(part(tree[0]), part(tree[1]))
-        there = open_iterators(reads, leaves(tree), kept)
-        read = frozenset[Iterator]().union(*(reads[n] for n in leaves(tree)))
+        there = open_iterators(reads, tree_leaves(tree), kept)
+        read = frozenset[Iterator]().union(*(reads[n] for n in tree_leaves(tree)))
         gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
         if not gone:
             return body
@@ -158,8 +158,8 @@ def explain(scope: Scope) -> str:
         return str(why)
     if len(flat.parts) < 3:
         return f"{len(flat.parts)} factors have one order"
-    if len(flat.parts) > MOST:
-        return f"{len(flat.parts)} factors: orders of up to {MOST} are compared"
+    if len(flat.parts) > MAX_FACTORS:
+        return f"{len(flat.parts)} factors: orders of up to {MAX_FACTORS} are compared"
     return f"the present order takes {_cost(scope)} multiplications, no other fewer"
 
 

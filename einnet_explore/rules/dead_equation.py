@@ -5,7 +5,7 @@ r"""Dead-equation elimination: an equation without readers is removed.
 
 from __future__ import annotations
 
-from einnet_explore.analysis.equations import readers, whole_equation, without
+from einnet_explore.analysis.equations import readers, remove_equation, whole_equation
 from einnet_explore.ir import Path, Program
 from einnet_explore.rules.base import place_rule, refusing
 from einnet_explore.support.errors import Refused
@@ -19,7 +19,7 @@ def rewrite(program: Program, at: Path) -> Program:
         raise Refused(f"{name} is an output, its value is needed outside")
     if found := [program.equations[n].name for n in readers(program, name)]:
         raise Refused(f"{name} is read by {', '.join(found)}")
-    return without(program, at[0])
+    return remove_equation(program, at[0])
 
 
 DEAD_EQUATION = place_rule(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.products import finite, opened, quotient_factors
+from einnet_explore.analysis.products import has_finite_padding, open_reduction, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
@@ -49,7 +49,7 @@ def propose(scope: Scope) -> Iterable[Direction]:
 
 def rewrite(scope: Scope, params: Direction) -> Scope:
     """The law; refuses where nothing can move, with what stands in the way."""
-    if not finite(scope.body):
+    if not has_finite_padding(scope.body):
         raise Refused("distributivity is for finite paddings: 0 times an infinite one is no number")
     match params:
         case Outwards():
@@ -91,7 +91,7 @@ def _in(scope: Scope, part: int) -> Scope:
     chosen = parts[part]
     if not isinstance(chosen, Access):
         raise Refused(f"part {part} is {chosen!r}, which reads no reduction")
-    found = opened(chosen, reduce, (*scope.traversals, *scope.summations))
+    found = open_reduction(chosen, reduce, (*scope.traversals, *scope.summations))
     if isinstance(found, str):
         raise Refused(found)
     body, summations = found

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from einnet_explore.analysis.counts import intensity, reads_once
-from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.ir import VIEW, Access, EOperatorKind, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
@@ -33,7 +33,7 @@ def _instance(program: Program, at: Path) -> Instance:
         raise Refused(f"the scope at {show_path(path)} sums over {sums} for every read of it: instantiate it first")
     is_output = len(at) == 1 and program.equations[at[0]].name in program.outputs
     match view_strides(scope):
-        case (offset, strides) if not is_output or strides == row_major(scope.shape):
+        case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
     measured = intensity(scope)
     if measured >= COMPUTE_BOUND:

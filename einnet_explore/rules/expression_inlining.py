@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.analysis.equations import map_reads, number_of, whole_equation
+from einnet_explore.analysis.equations import equation_number, map_reads, whole_equation
 from einnet_explore.ir import Access, Equation, Path, Program, tensors
 from einnet_explore.rules.base import Rule, explain_equation, refusing
 from einnet_explore.support.errors import Refused
@@ -41,7 +41,7 @@ def propose(program: Program, at: Path) -> Iterable[Inlined]:
 def rewrite(program: Program, at: Path, params: Inlined) -> Program:
     """The law; refuses what is no equation, and an equation that the one at *at* does not read."""
     reader = whole_equation(program, at)
-    source = program.equations[number_of(program, params.tensor)]
+    source = program.equations[equation_number(program, params.tensor)]
     if not any(t.name == params.tensor for t in tensors(reader.scope)):
         raise Refused(f"{reader.name} does not read {params.tensor}")
     scope = map_reads(reader.scope, params.tensor, lambda access: Access(source.scope, access.index))

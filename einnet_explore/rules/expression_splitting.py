@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from einnet_explore.analysis.equations import exchanged, fresh_names, generated, whole_equation
-from einnet_explore.analysis.indices import by_name, listed
+from einnet_explore.analysis.equations import exchange_equations, fresh_names, is_generated, whole_equation
+from einnet_explore.analysis.indices import iterator_by_name, join_names
 from einnet_explore.analysis.substitution import with_iterators
 from einnet_explore.ir import (
     Access,
@@ -63,7 +63,7 @@ Splitting: TypeAlias = "Cut | Terms"
 
 def propose(program: Program, at: Path) -> Iterable[Splitting]:
     """Cuts that digits, concatenated operands and readers of slices suggest; each term of a sum apart."""
-    if len(at) != 1 or generated(equation := program.equations[at[0]]):
+    if len(at) != 1 or is_generated(equation := program.equations[at[0]]):
         return
     scope = equation.scope
     if all(y.extent == 1 for y in scope.summations):
@@ -136,7 +136,7 @@ def rewrite(program: Program, at: Path, params: Splitting) -> Program:
     """The law; refuses a cut outside the range, and terms of what is no sum."""
     with refusing():
         equation = whole_equation(program, at)
-    if generated(equation) and equation.via is not None:
+    if is_generated(equation) and equation.via is not None:
         raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to split")
     scope = equation.scope
     match params:
@@ -149,7 +149,7 @@ def rewrite(program: Program, at: Path, params: Splitting) -> Program:
     monoid = scope.reduce if isinstance(params, Cut) and params.iterator in scope.summations else "sum"
     body = combined(monoid, [e.tensor[scope.traversals] for e in made])
     whole = Equation(equation.name, replace(scope, summations=(), reduce="sum", body=body))
-    return exchanged(program, {equation.name: whole}, made)
+    return exchange_equations(program, {equation.name: whole}, made)
 
 
 def _cut(scope: Scope, x: Iterator, places: tuple[int, ...]) -> list[Scope]:
@@ -182,11 +182,11 @@ def _apart(scope: Scope, first: tuple[int, ...]) -> list[Scope]:
 
 def explain(_: Program, equation: Equation, __: Path) -> str:
     """Return why nothing suggests a split of *equation*."""
-    if generated(equation) and equation.via is not None:
+    if is_generated(equation) and equation.via is not None:
         return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"
     if all(y.extent == 1 for y in equation.scope.summations):
         return f"{equation.name} sums nothing"
-    every = listed((*equation.scope.traversals, *equation.scope.summations))
+    every = join_names((*equation.scope.traversals, *equation.scope.summations))
     return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
 
 
@@ -205,7 +205,7 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Splitting:
     with refusing():
         if "terms" in params:
             return Terms(tuple(map(int, params["terms"])))
-        x = by_name((*scope.traversals, *scope.summations), params["iterator"])
+        x = iterator_by_name((*scope.traversals, *scope.summations), params["iterator"])
         return Cut(x, tuple(map(int, params["cuts"])))
 
 

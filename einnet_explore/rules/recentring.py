@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from einnet_explore.analysis.indices import by_name, iterators_of, listed
+from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
@@ -68,11 +68,15 @@ def _exp(a: Scalar, b: Scalar) -> Scalar:
 def _centre(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) -> Scalar:
     read, stray = iterators_of(a), [y for y in within if y not in scope.summations]
     if stray or not within:
-        raise Refused(f"{listed(stray or within)} is not summed here: the summations are {listed(scope.summations)}")
+        raise Refused(
+            f"{join_names(stray or within)} is not summed here: the summations are {join_names(scope.summations)}"
+        )
     if missing := [y for y in within if y not in read]:
-        raise Refused(f"the exponential is of {a!r}, which does not depend on {listed(missing)}")
+        raise Refused(f"the exponential is of {a!r}, which does not depend on {join_names(missing)}")
     if common := iterators_of(b) & set(within):
-        raise Refused(f"it is relative to {b!r}, which depends on {listed(sorted(common, key=lambda y: y.name))} too")
+        raise Refused(
+            f"it is relative to {b!r}, which depends on {join_names(sorted(common, key=lambda y: y.name))} too"
+        )
     kept = tuple(x for x in (*scope.summations, *scope.traversals) if x in read and x not in within)
     return Scope(kept, within, a, "max")[kept]
 
@@ -92,7 +96,9 @@ def encode(params: Centre) -> dict[str, Any]:
 def decode(scope: Scope, params: Mapping[str, Any]) -> Centre:
     """The inverse of ``encode``; refuses a name that no summation has."""
     with refusing():
-        return Centre(int(params["factor"]), tuple(by_name(scope.summations, name) for name in params["within"]))
+        return Centre(
+            int(params["factor"]), tuple(iterator_by_name(scope.summations, name) for name in params["within"])
+        )
 
 
 RECENTRING = scope_rule(

@@ -11,7 +11,7 @@ band is a dense product, though, and everything that is done with it is done whi
 
 from __future__ import annotations
 
-from einnet_explore.analysis.row_nest import nest
+from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.ir import EOperatorKind, Instance, Path, Program
 from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused
@@ -20,7 +20,7 @@ from einnet_explore.support.errors import Refused
 def _instance(program: Program, at: Path) -> Instance:
     """The eOperator kind ``rows``; refuses a scope that is no work on rows."""
     scope = program.scope_at(at)
-    if nest(scope) is None:
+    if match_row_nest(scope) is None:
         raise Refused(f"{scope!r} is no work on rows: no factor depends on a row and a place in it by their sum alone")
     return EOperatorKind.ROWS.instance
 

@@ -19,15 +19,15 @@ from typing import Any
 
 from einnet_explore.analysis.concatenation import Sibling
 from einnet_explore.analysis.equations import (
-    constants,
-    exchanged,
+    constant_tensors,
+    equations_to_merge,
+    exchange_equations,
     fresh_names,
-    generated,
-    resolved,
-    to_merge,
+    is_generated,
+    resolve_access,
     whole_equation,
 )
-from einnet_explore.analysis.siblings import called, merged, sibling
+from einnet_explore.analysis.siblings import make_sibling, merge_siblings, source_name
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
@@ -43,12 +43,12 @@ class Siblings:
 
 def propose(program: Program, at: Path) -> Iterable[Siblings]:
     """Later equations that merge with this one over a tensor, all and each; those of weights first."""
-    if len(at) != 1 or generated(base := program.equations[at[0]]):
+    if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
     if all(y.extent == 1 for y in base.scope.summations):
         return
-    constant = constants(program)
-    later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not generated(e)}
+    constant = constant_tensors(program)
+    later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not is_generated(e)}
     for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
         readers = (name for name, read in later.items() if tensor in read)
         alone = [s for name in readers if accepted(rewrite, program, at, s := Siblings((name,), tensor))]
@@ -60,29 +60,29 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
 
 def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
     """The tensors that the factors of *equation* come to."""
-    return tuple(called(resolved(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
+    return tuple(source_name(resolve_access(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
 
 
 def rewrite(program: Program, at: Path, params: Siblings) -> Program:
     """The law; refuses with the index maps, ranges or reductions that differ, or with what one needs of another."""
     with refusing():
         base = whole_equation(program, at)
-        equations = to_merge(program, (base.name, *params.others))
+        equations = equations_to_merge(program, (base.name, *params.others))
         operand, whole = fresh_names(program, "K", "M")
-        found = merged((_sibling(program, e, params.tensor) for e in equations), operand, whole)
+        found = merge_siblings((_sibling(program, e, params.tensor) for e in equations), operand, whole)
     parts = {e.name: replace(e, scope=found.parts[e.name], via=None) for e in equations}
     with refusing():
-        return exchanged(program, parts, (found.operand, found.whole))
+        return exchange_equations(program, parts, (found.operand, found.whole))
 
 
 def _sibling(program: Program, equation: Equation, tensor: str) -> Sibling:
-    if generated(equation) and equation.via is not None:
+    if is_generated(equation) and equation.via is not None:
         raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
     why = Refused(f"{equation.name} has no factor that reads {tensor}: it reads {_read(equation)}")
     for number, factor in enumerate(factors(equation.scope.body)):
-        if isinstance(factor, Access) and called(read := resolved(program, factor)) == tensor:
+        if isinstance(factor, Access) and source_name(read := resolve_access(program, factor)) == tensor:
             try:
-                return sibling(equation.name, equation.scope, number, read)
+                return make_sibling(equation.name, equation.scope, number, read)
             except ValueError as error:
                 why = Refused(str(error))
     raise why

@@ -17,7 +17,7 @@ from typing import Any
 
 from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, read_by, whole_equation
-from einnet_explore.analysis.indices import index_of
+from einnet_explore.analysis.indices import parse_index_over
 from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
@@ -127,7 +127,7 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Stored:
     """The inverse of ``encode``."""
     iterators = program.scope_at(at).traversals
     with refusing():
-        phi = tuple((name, index_of(text, iterators)) for name, text in params["phi"].items())
+        phi = tuple((name, parse_index_over(text, iterators)) for name, text in params["phi"].items())
         return Stored(phi, tuple(map(str, params.get("readers", ()))))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from einnet_explore.analysis.products import opened
+from einnet_explore.analysis.products import open_reduction
 from einnet_explore.ir import Access, Scope
 from einnet_explore.rules.base import place_rule
 from einnet_explore.support.errors import Refused
@@ -30,7 +30,7 @@ def exchange_summations(scope: Scope) -> Scope:
         raise Refused(f"the scope has a domain: {scope.domain[0]!r}")
     if not isinstance(scope.body, Access):
         raise Refused("the body is more than a read of a reduction")
-    found = opened(scope.body, scope.reduce, (*scope.traversals, *scope.summations))
+    found = open_reduction(scope.body, scope.reduce, (*scope.traversals, *scope.summations))
     if isinstance(found, str):
         raise Refused(found)
     body, summations = found

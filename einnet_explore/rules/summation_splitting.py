@@ -31,7 +31,7 @@ from typing import Any
 
 from einnet_explore.analysis.access_structure import roles
 from einnet_explore.analysis.canonical_keys import numbering
-from einnet_explore.analysis.indices import by_name, iterators_of, listed
+from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
 from einnet_explore.analysis.legality import excess
 from einnet_explore.analysis.products import split_factors
 from einnet_explore.ir import Iterator, Scope, accesses, mul
@@ -97,12 +97,12 @@ def rewrite(scope: Scope, params: Splitting) -> Scope:
     """Split the summations; refuses an iterator that is not summed, and an empty group."""
     outer = params.outer
     if stray := [s for s in outer if s not in scope.summations]:
-        raise Refused(f"{listed(stray)} is not summed here: the summations are {listed(scope.summations)}")
+        raise Refused(f"{join_names(stray)} is not summed here: the summations are {join_names(scope.summations)}")
     if len(set(outer)) < len(outer):
-        raise Refused(f"s1 = {listed(outer)} names an iterator twice")
+        raise Refused(f"s1 = {join_names(outer)} names an iterator twice")
     rest = tuple(s for s in scope.summations if s not in outer)
     if not outer or not rest:
-        raise Refused(f"both groups need an iterator: s1 = {listed(outer)}, s2 = {listed(rest)}")
+        raise Refused(f"both groups need an iterator: s1 = {join_names(outer)}, s2 = {join_names(rest)}")
     if params.apart:
         return _apart(scope, outer, rest)
     kept = (*outer, *scope.traversals)
@@ -131,9 +131,9 @@ def check_apart(scope: Scope, rest: tuple[Iterator, ...]) -> None:
         raise Refused("apart is for finite paddings: 0 times an infinite one is no number")
     moving, free = split_factors(scope.body, rest)
     if not any(iterators_of(f) for f in free):
-        raise Refused(f"every factor reads an iterator of s2 = {listed(rest)}: none can stay outside")
+        raise Refused(f"every factor reads an iterator of s2 = {join_names(rest)}: none can stay outside")
     if not moving:
-        raise Refused(f"no factor reads s2 = {listed(rest)}")
+        raise Refused(f"no factor reads s2 = {join_names(rest)}")
 
 
 def explain(scope: Scope) -> str:
@@ -152,7 +152,7 @@ def encode(params: Splitting) -> dict[str, Any]:
 def decode(scope: Scope, params: Mapping[str, Any]) -> Splitting:
     """The inverse of ``encode``; refuses a name that no summation has."""
     with refusing():
-        outer = tuple(by_name(scope.summations, name) for name in params["outer"])
+        outer = tuple(iterator_by_name(scope.summations, name) for name in params["outer"])
         return Splitting(outer, bool(params.get("apart", False)))
 
 

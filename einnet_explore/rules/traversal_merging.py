@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from einnet_explore.analysis.regions import always, reach
-from einnet_explore.analysis.substitution import rename, substitute, substitute_domain
-from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, factors, map_accesses, mul, told
+from einnet_explore.analysis.regions import always_holds, index_reach
+from einnet_explore.analysis.substitution import rename_iterators, substitute, substitute_domain
+from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, describe_source, factors, map_accesses, mul
 from einnet_explore.rules.base import accepted, access_of, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -46,14 +46,14 @@ def rewrite(scope: Scope, params: Merging) -> Scope:
     access = access_of(scope, params.access)
     inner = access.source
     if not isinstance(inner, Scope):
-        raise Refused(f"access {params.access} reads {told(inner)}, not a scope")
+        raise Refused(f"access {params.access} reads {describe_source(inner)}, not a scope")
     for z, i in zip(inner.traversals, access.index, strict=True):
-        if not always(Bound(i, z.lo, z.hi), scope.domain):
-            lo, hi = reach(i, scope.domain)
+        if not always_holds(Bound(i, z.lo, z.hi), scope.domain):
+            lo, hi = index_reach(i, scope.domain)
             raise Refused(f"Φ reaches [{lo}, {hi}], outside {z.name} ∈ [{z.lo}, {z.hi})")
     scope = _with_domain(scope, inner, access)
     reduce = _reduction(scope, inner, params.access)
-    inner = rename(inner, (x.name for x in (*scope.traversals, *scope.summations)))
+    inner = rename_iterators(inner, (x.name for x in (*scope.traversals, *scope.summations)))
     merged = substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True)))
     body = _put(scope.body, params.access, merged)
     return replace(scope, summations=(*scope.summations, *inner.summations), body=body, reduce=reduce)
@@ -62,10 +62,10 @@ def rewrite(scope: Scope, params: Merging) -> Scope:
 def _with_domain(scope: Scope, inner: Scope, access: Access) -> Scope:
     """The inner domain must hold wherever it is read, or else become the outer scope's, where both yield its value."""
     bounds = substitute_domain(inner.domain, dict(zip(inner.traversals, access.index, strict=True)))
-    open_bounds = tuple(b for b in bounds if not always(b, scope.domain))
+    open_bounds = tuple(b for b in bounds if not always_holds(b, scope.domain))
     if not open_bounds:
         return scope
-    lo, hi = reach(open_bounds[0].index, scope.domain)
+    lo, hi = index_reach(open_bounds[0].index, scope.domain)
     why = f"the inner domain {open_bounds[0]} does not hold: it reaches [{lo}, {hi}]"
     if scope.summations or scope.body is not access:
         raise Refused(why)

@@ -20,10 +20,17 @@ from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import Any, TypeAlias
 
-from einnet_explore.analysis.access_structure import digits, ordered_by_role, residues, runs, skews, windows
+from einnet_explore.analysis.access_structure import (
+    contiguous_groups,
+    digits,
+    ordered_by_role,
+    residue_divisors,
+    skews,
+    windows,
+)
 from einnet_explore.analysis.bijection import Bijection, bijection, hull
-from einnet_explore.analysis.indices import by_name, index_of, listed
-from einnet_explore.analysis.substitution import fresh, substitute, substitute_domain
+from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over
+from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
@@ -62,7 +69,7 @@ def rewrite(scope: Scope, params: Substitution) -> Scope:
     if clash := [n for n in dict.fromkeys(names) if names.count(n) > 1 or n in {x.name for x in others}]:
         raise Refused(f"new iterators need new names: {', '.join(clash)} is taken")
     if forward == tuple(map(as_index, group)):
-        raise Refused(f"Φ only renames {listed(group)}")
+        raise Refused(f"Φ only renames {join_names(group)}")
     with refusing():
         phi = bijection(group, names, forward, params.inverse)
     return _traversals(scope, phi) if group is scope.traversals else _summations(scope, phi)
@@ -95,10 +102,10 @@ def _group(scope: Scope, forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
     walked = [x for x in scope.traversals if x in read]
     stray = sorted(read - set(summed) - set(walked), key=lambda x: x.name)
     if stray:
-        raise Refused(f"{listed(stray)} is no iterator of this scope")
+        raise Refused(f"{join_names(stray)} is no iterator of this scope")
     if not read:
         raise Refused("Φ reads no iterator")
-    raise Refused(f"Φ mixes traversals {listed(walked)} with summations {listed(summed)}")
+    raise Refused(f"Φ mixes traversals {join_names(walked)} with summations {join_names(summed)}")
 
 
 def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitution]:
@@ -111,7 +118,7 @@ def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitut
     if not moves:
         split = tuple(_residue(scope, x, d) for x, d in _divisors(scope, group))
         pairs = pairwise(group) if traversed else permutations(group, 2)
-        for replacements in (*_together(split), *((_run(scope, chain),) for chain in runs(scope, pairs))):
+        for replacements in (*_together(split), *((_run(scope, chain),) for chain in contiguous_groups(scope, pairs))):
             yield Substitution(_phi(group, replacements))
     for part, name in zip(found := digits(scope, group), _fresh(scope, "z", len(found)), strict=True):
         yield Substitution(_phi(group, ((tuple(x for x in group if x in part.iterators), ((name, part),)),)))
@@ -137,7 +144,7 @@ def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, .
 def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> tuple[tuple[Iterator, int], ...]:
     """What indices suggest, and halves of even windows."""
     halves = tuple((x, x.extent // 2) for x in windows(scope) if x in group and x.extent % 2 == 0 and x.extent > 2)
-    return tuple(dict.fromkeys((*residues(scope, group), *halves)))
+    return tuple(dict.fromkeys((*residue_divisors(scope, group), *halves)))
 
 
 def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tuple[tuple[str, Index], ...]:
@@ -184,7 +191,7 @@ def _fresh(scope: Scope, stem: str, count: int) -> tuple[str, ...]:
     used = {x.name for x in (*scope.traversals, *scope.summations)}
     out: list[str] = []
     for _ in range(count):
-        out.append(fresh(stem, (*used, *out)))
+        out.append(fresh_name(stem, (*used, *out)))
     return tuple(out)
 
 
@@ -211,17 +218,17 @@ def decode(scope: Scope, params: Mapping[str, Any]) -> Substitution:
     """
     iterators = (*scope.traversals, *scope.summations)
     with refusing():
-        phi = [(name, index_of(text, iterators)) for name, text in params["phi"].items()]
+        phi = [(name, parse_index_over(text, iterators)) for name, text in params["phi"].items()]
         group = _group(scope, tuple(i for _, i in phi))
         read = {x for _, i in phi for x in i.iterators}
         phi += [(x.name, as_index(x)) for x in group if x not in read]
         written = params.get("inverse", ())
         if isinstance(written, Mapping):
             for name in written:
-                by_name(group, name)
+                iterator_by_name(group, name)
             written = [written.get(x.name, x.name) for x in group]
         target = hull(tuple(name for name, _ in phi), tuple(i for _, i in phi))
-        return Substitution(tuple(phi), tuple(index_of(text, target) for text in written))
+        return Substitution(tuple(phi), tuple(parse_index_over(text, target) for text in written))
 
 
 VARIABLE_SUBSTITUTION = scope_rule(

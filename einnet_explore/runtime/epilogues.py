@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.analysis.equations import resolved
-from einnet_explore.analysis.flattening import row_major, view_strides
-from einnet_explore.analysis.regions import always
-from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.equations import resolve_access
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.regions import always_holds
+from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,
@@ -122,7 +122,7 @@ def _unpacked_views(program: Program) -> set[str]:
     moved: set[str] = set()
     for e in program.equations:
         if _is_view(e):
-            packed = view_strides(e.scope) == (0, row_major(e.scope.shape))
+            packed = view_strides(e.scope) == (0, row_major_strides(e.scope.shape))
             if not packed or any(t.name in moved for t in tensors(e.scope)):
                 moved.add(e.name)
     return moved
@@ -134,7 +134,7 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
     if scope.summations or scope.domain or nested or second.via is None or not second.via.is_eoperator:
         return None
 
-    places = {a: resolved(program, a) for a in accesses(scope.body)}
+    places = {a: resolve_access(program, a) for a in accesses(scope.body)}
     found = {a: r for a, r in places.items() if isinstance(r.source, Tensor) and r.source.name == first.name}
     if len(found) != 1 or first.scope.domain or prod(first.scope.shape) != prod(scope.shape):
         return None
@@ -145,7 +145,7 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
     to: dict[Iterator, IndexLike] = dict(zip(first.scope.traversals, place.index, strict=True))
     sums = []
     for y in first.scope.summations:
-        sums.append(Iterator(fresh(y.name, used) if y.name in used else y.name, y.lo, y.hi))
+        sums.append(Iterator(fresh_name(y.name, used) if y.name in used else y.name, y.lo, y.hi))
         used.add(sums[-1].name)
         to[y] = sums[-1]
     body = substitute(first.scope.body, to)
@@ -156,7 +156,7 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
 
 def _reads_each_once(read: Access, scope: Scope) -> bool:
     """Whether *read* takes every element of its source for one element of *scope*, where there are as many."""
-    if not all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(read.index, read.source.box, strict=True)):
+    if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(read.index, read.source.box, strict=True)):
         return False
     moves = [i.single for i, (lo, hi) in zip(read.index, read.source.box, strict=True) if hi - lo > 1]
     return len(set(moves)) == len(moves) and {*moves} == {x for x in scope.traversals if x.extent > 1}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
@@ -201,7 +201,7 @@ class ViewCall:
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         source, shape = self.reads[0], self.scope.shape
         found = view_strides(self.scope)
-        if found == (0, row_major(shape)) and prod(writer.shapes[source]) == prod(shape):
+        if found == (0, row_major_strides(shape)) and prod(writer.shapes[source]) == prod(shape):
             writer.reshape(writer.value(source), shape, makes)
             return True
         return self._moved.write(writer, makes)

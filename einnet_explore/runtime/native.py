@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from einnet_explore.analysis.substitution import fresh, substitute
+from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.body_structure import moved_elements
 from einnet_explore.codegen.fusion import fuse_program
@@ -114,7 +114,7 @@ class _SourceKernel:
 def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
     ready = _simplified(scope)
-    result = fresh("Y", {t.name for t in tensors(ready)})
+    result = fresh_name("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = transpose_kernel(ready, result, this_machine())
     except Refused:
@@ -125,7 +125,7 @@ def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
 def _regions_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel without conditions, where *scope* only gathers and there are any."""
     ready = _simplified(scope)
-    result = fresh("Y", {t.name for t in tensors(ready)})
+    result = fresh_name("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = regions_kernel(ready, result)
     except Refused:
@@ -146,7 +146,7 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
     reads = {t.name: t for t in tensors(ready)}
-    result = fresh("Y", set(reads))
+    result = fresh_name("Y", set(reads))
     fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}

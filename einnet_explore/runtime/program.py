@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from einnet_explore.analysis.counts import turned_for
+from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import execution, library_calls
@@ -177,7 +177,7 @@ def compile_program(
     execution.set_blas_threads(threads)
     for n, equation in enumerate(program.equations):
         out = _array(f"equation {equation.name}", equation.scope.shape)
-        moved = turned_for(equation, *program.equations[n + 1 :])
+        moved = is_transposed_for(equation, *program.equations[n + 1 :])
         way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose, moved)
         names[equation.name] = way.engine
         match way:

@@ -13,7 +13,7 @@ from time import time
 from einnet_explore.ir import Equation
 from einnet_explore.runtime.keys import ProfileKey, profile_key
 from einnet_explore.support.errors import BackendError
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 PROFILE_PREFIX = "profile:"
 """What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
@@ -92,7 +92,7 @@ def _select_recording(
     path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None
 ) -> tuple[str, str, int]:
     """The recording among *there* that is meant."""
-    listed = "; ".join(f"{d} ({lib}, {counted(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
+    listed = "; ".join(f"{d} ({lib}, {count_noun(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
     fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
     if len(fit) > 1 and threads is not None:
         fit = [r for r in fit if r[2] == threads]

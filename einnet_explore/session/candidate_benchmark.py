@@ -20,7 +20,7 @@ from einnet_explore.session.measured_candidates import (
     working_set,
 )
 from einnet_explore.support.errors import BackendError
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 if TYPE_CHECKING:
     from einnet_explore.runtime.program import CompiledProgram
@@ -138,7 +138,9 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
         timings = time_calls({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
         samples = {name: (*samples[name], *timings[name].samples) for name in compiled}
         done += some
-        yield replace(known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {counted(rounds, 'round')}")
+        yield replace(
+            known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {count_noun(rounds, 'round')}"
+        )
 
 
 def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Benched]:
@@ -208,5 +210,5 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
         times = execution.time_in_rounds(calls, rounds=some)
         samples = {name: (*samples[name], *times[name]) for name in calls}
         done += some
-        stage = f"{done} of {counted(rounds, 'round')}"
+        stage = f"{done} of {count_noun(rounds, 'round')}"
         yield replace(known, rounds=done, samples=samples, errors=errors, failures=failures, stage=stage)

@@ -14,8 +14,8 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
-from einnet_explore.operators import OPERATORS, Operator, distance, match
-from einnet_explore.operators.form import Distance
+from einnet_explore.operators import OPERATORS, Operator, expression_distance, match_operator
+from einnet_explore.operators.form import ExpressionDistance
 from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
@@ -32,7 +32,7 @@ class MappingTable:
 
     at: Path
     operator: Operator
-    distance: Distance | None
+    distance: ExpressionDistance | None
     iterators: tuple[tuple[str, tuple[str, ...]], ...]
     why: str
 
@@ -69,11 +69,11 @@ def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTabl
     """The table of the scope at *at* of *program* against *operator*; raises LookupError where there is none."""
     scope = program.scope_at(at)
     try:
-        far = distance(scope, operator)
+        far = expression_distance(scope, operator)
     except Refused as reason:
         return MappingTable(at, operator, None, (), str(reason))
     try:
-        way = match(scope, operator)[0]
+        way = match_operator(scope, operator)[0]
     except Refused as reason:
         return MappingTable(at, operator, far, (), str(reason))
     return MappingTable(at, operator, far, tuple((name, tuple(x.name for x in xs)) for name, xs in way.iterators), "")
@@ -85,7 +85,7 @@ def nearest_operator(program: Program, at: Path, operators: tuple[Operator, ...]
 
     def far(n: int) -> tuple[float, int]:
         try:
-            return distance(scope, operators[n]).total, n
+            return expression_distance(scope, operators[n]).total, n
         except Refused:
             return float("inf"), n
 

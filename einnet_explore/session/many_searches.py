@@ -12,7 +12,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
-from einnet_explore.support.executors import Processes, gathered, submitted
+from einnet_explore.support.executors import ProcessExecutor, gather_results, submit_work
 
 
 class Submits(Protocol):
@@ -44,9 +44,9 @@ def run_searches(
     check(named, names, options)
     asked = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
-        return gathered(submitted(executor, run_search, *each) for each in asked)
-    with Processes(len(os.sched_getaffinity(0))) as processes:
-        return gathered(submitted(processes, run_search, *each) for each in asked)
+        return gather_results(submit_work(executor, run_search, *each) for each in asked)
+    with ProcessExecutor(len(os.sched_getaffinity(0))) as processes:
+        return gather_results(submit_work(processes, run_search, *each) for each in asked)
 
 
 def check(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:

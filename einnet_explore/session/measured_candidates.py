@@ -15,7 +15,7 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.counted_work import Work, work
 from einnet_explore.ir import VIEW, Program
-from einnet_explore.support.wording import counted, format_seconds
+from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz.figure import Figure, figure_from_picture
 from einnet_explore.viz.pictures import Picture, Polyline, Rectangle, Shape, ShapeStyle, TextLine, text_width
 from einnet_explore.viz.tables import ResultTable, TextTable
@@ -143,8 +143,8 @@ class Benched:
     @property
     def caption(self) -> str:
         """How and where it was measured."""
-        threads = counted(self.threads, "thread")
-        how = "as recorded, not run here" if self.hows else f"{counted(self.rounds, 'interleaved round')}, {threads}"
+        threads = count_noun(self.threads, "thread")
+        how = "as recorded, not run here" if self.hows else f"{count_noun(self.rounds, 'interleaved round')}, {threads}"
         return ", ".join(filter(None, (how, self.device, self.library)))
 
     def sheet(self) -> ResultTable:

@@ -21,7 +21,7 @@ from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, St
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.refusals import refusal_reason
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.support.wording import GREEN, RED, counted, tinted
+from einnet_explore.support.wording import GREEN, RED, count_noun, hue_style
 from einnet_explore.syntax import latex, text
 from einnet_explore.viz.tables import TextTable, format_parameters
 from einnet_explore.viz.views import _CHANGED_COLOUR, Formula, formula_figure, mathtext_lines
@@ -90,7 +90,7 @@ class Answer:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         sign = {"right": "✓ right", "wrong": "✗ wrong", "shown": "→ shown"}[self.verdict]
-        colour = {"right": tinted(GREEN), "wrong": tinted(RED), "shown": ""}[self.verdict]
+        colour = {"right": hue_style(GREEN), "wrong": hue_style(RED), "shown": ""}[self.verdict]
         return {"text/html": f"<b style='{colour}'>{sign}</b>: {escape(self.why)}", "text/plain": repr(self)}
 
 
@@ -186,7 +186,7 @@ class Quiz:
         return TextTable(("step", "guesses", "hints"), tuple(rows), caption)
 
     def __repr__(self) -> str:
-        steps, guesses = counted(len(self.steps), "step"), counted(len(self.answers), "guess", "guesses")
+        steps, guesses = count_noun(len(self.steps), "step"), count_noun(len(self.answers), "guess", "guesses")
         return f"<Quiz: {self.number - 1} of {steps} guessed, {guesses}>"
 
 
@@ -205,7 +205,7 @@ def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
         return True, f"{_reason(step, same)} (the derivation has it as {step.match.rule.name})"
     first, after = made[0]
     with_these = f" ({format_parameters(first)})" if format_parameters(first) else ""
-    count = f"in {'more than ' if len(ways) == TRIED else ''}{counted(len(ways), 'way')}"
+    count = f"in {'more than ' if len(ways) == TRIED else ''}{count_noun(len(ways), 'way')}"
     known = set(_lines(step.before))
     instead = [line for line in _lines(after) if line not in known]
     return False, (

@@ -14,7 +14,7 @@ from einnet_explore.session import records, saved_search, search_explanations
 from einnet_explore.session.running_search import RunningSearch
 from einnet_explore.strategies.candidate import Candidate, combined_verdict
 from einnet_explore.strategies.options import Cost
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
 from einnet_explore.viz.tables import TextTable
@@ -148,15 +148,16 @@ class Run(RunningSearch):
         ordered = sorted(self.candidates, key=lambda c: c.rank)
         states = self.search.states
         caption = (
-            f"{min(limit, len(ordered))} of {counted(len(ordered), 'candidate')}; {counted(len(states), 'state')}, "
-            f"{self.search.pruned} pruned, {search_explanations.end_text(self.search)}, {self.seconds:.2f} s"
+            f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
+            f"{count_noun(len(states), 'state')}, {self.search.pruned} pruned, "
+            f"{search_explanations.end_text(self.search)}, {self.seconds:.2f} s"
         )
         return tables.candidate_table(
             ((c, combined_verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption
         )
 
     def __repr__(self) -> str:
-        candidates, states = counted(len(self.candidates), "candidate"), counted(len(self.search.states), "state")
+        candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(len(self.search.states), "state")
         return f"<Run: {candidates}, {states}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:

@@ -17,7 +17,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import ROOM
+from einnet_explore.support.limits import MEMORY_LIMIT
 
 EVENTS_BEFORE_FREEZE = 2_000
 """After so many events, the garbage collector is spared what there is: a search keeps its states, which hold no cycles,
@@ -93,7 +93,7 @@ class RunningSearch:
                     return
                 if self.most is not None and len(self.search.states) >= self.most:
                     return
-                if ROOM.full():
+                if MEMORY_LIMIT.full():
                     self.full = True
                     return
         finally:

@@ -12,7 +12,7 @@ from einnet_explore.session.refusals import refusal_reason
 from einnet_explore.strategies.engine import MIN_IMPROVEMENT, Search
 from einnet_explore.strategies.events import MatchRefused, Pruned
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 
 def unfollowed_reason(search: Search, derivation: Derivation) -> str:
@@ -31,14 +31,14 @@ def unfollowed_reason(search: Search, derivation: Derivation) -> str:
         return f"it was followed: its end is state {end.id}"
     n, state = next((n, s) for n, s in reversed(list(enumerate(reached))) if s is not None)
     match = derivation.steps[n].match
-    here = f"after {n} of {counted(len(derivation.steps), 'step')} it is state {state.id}"
+    here = f"after {n} of {count_noun(len(derivation.steps), 'step')} it is state {state.id}"
     move = f"{match.rule.name} at {show_path(match.at)}"
     if match.rule.name not in {r.name for r in (*options.rules, matching_rule(options.targets))}:
         return f"{here}; the search does not use {match.rule.name}"
     if state.phase == "converging":
         return f"{here}, which is finished: nothing follows {move}"
     if state.depth >= options.max_depth:
-        far = counted(state.depth, "choice")
+        far = count_noun(state.depth, "choice")
         return f"{here}, {far} from the start, so {move} goes beyond depth {options.max_depth}"
     if not search.complete:
         return f"{here}; the search ended before {move} was followed to its end"
@@ -57,7 +57,7 @@ def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
     ways = sum(1 for _ in known[name].matches(program, path))
-    return f"{name} applies, in {counted(ways, 'way')}" if ways else refusal_reason(known[name], program, path)
+    return f"{name} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known[name], program, path)
 
 
 def end_text(search: Search) -> str:
@@ -65,7 +65,7 @@ def end_text(search: Search) -> str:
     if search.complete:
         return "complete"
     if search.ended:
-        return f"ended: nothing cheaper in {counted(search.options.patience, 'level')}"
+        return f"ended: nothing cheaper in {count_noun(search.options.patience, 'level')}"
     return "not exhausted"
 
 
@@ -74,14 +74,14 @@ def unexpanded_reason(search: Search, state: int) -> str:
     at, options = search.states[state], search.options
     if state in search.expanded or at.phase == "converging":
         return ""
-    far = "" if at.distance is None else f", {counted(at.distance, 'iterator')} from the nearest target"
-    here = f"it is {counted(at.depth, 'choice')} from the start{far}"
+    far = "" if at.distance is None else f", {count_noun(at.distance, 'iterator')} from the nearest target"
+    here = f"it is {count_noun(at.depth, 'choice')} from the start{far}"
     if at.depth >= options.max_depth:
         return f"{here}: the search goes to depth {options.max_depth}"
     if not search.ended:
         return f"{here}: the search has not come to it"
     return (
-        f"{here}: the search ended before, since in {counted(options.patience, 'level')} "
+        f"{here}: the search ended before, since in {count_noun(options.patience, 'level')} "
         f"nothing got cheaper than {search.cheapest(at.depth):.3g} s by {MIN_IMPROVEMENT:.0%}"
     )
 

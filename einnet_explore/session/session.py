@@ -26,7 +26,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure
 from einnet_explore.viz.tables import Matches, TextTable
@@ -66,7 +66,7 @@ class RuleTree(DerivationTree):
         """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
         known, path = self.rule(rule), self.path(at)
         ways = sum(1 for _ in known.matches(self.program, path))
-        return f"{rule} applies, in {counted(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
+        return f"{rule} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
 
     def path(self, at: str | Path) -> Path:
         """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
@@ -266,7 +266,7 @@ class Session(RuleTree):
             last = derivation.steps[-1].match if derivation.steps else None
             label = f"{n}: {last.rule.name} at {show_path(last.at)}" if last else "0: start"
             nodes.append(TreeNode(n, parent, label, f"node {label}"))
-        return draw_tree(nodes, self.here, f"{counted(len(nodes), 'node')}; the way to here is thick")
+        return draw_tree(nodes, self.here, f"{count_noun(len(nodes), 'node')}; the way to here is thick")
 
     def formula(self) -> Formula:
         """The expression here; what the last step changed is coloured."""
@@ -275,7 +275,7 @@ class Session(RuleTree):
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)
 
     def __repr__(self) -> str:
-        steps = counted(len(self.derivation.steps), "step")
+        steps = count_noun(len(self.derivation.steps), "step")
         return f"<Session at node {self.here} of {len(self.nodes)}, {steps} from the start>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:

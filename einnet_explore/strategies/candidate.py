@@ -13,7 +13,7 @@ from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
 from einnet_explore.rules.base import BAD_STEP_ERRORS
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Candidate:
         }
 
     def __repr__(self) -> str:
-        calls = " + ".join([*(str(e.via) for e in self.operators), counted(self.eoperators, "eOperator")])
-        steps = counted(len(self.derivation.steps), "step")
+        calls = " + ".join([*(str(e.via) for e in self.operators), count_noun(self.eoperators, "eOperator")])
+        steps = count_noun(len(self.derivation.steps), "step")
         return f"<Candidate {self.state}: {calls}, {steps}, {self.seconds * 1e6:.1f} µs>"
 
 

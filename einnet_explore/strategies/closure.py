@@ -20,7 +20,7 @@ import numpy as np
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import intensity
-from einnet_explore.analysis.equations import constants
+from einnet_explore.analysis.equations import constant_tensors
 from einnet_explore.ir import Equation, Instance, Program, map_tensors, tensors
 from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, RULES, SIBLING_MERGING, Derivation, Match, Rule
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
@@ -28,7 +28,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.limits import MemoryWatch, Watch
+from einnet_explore.support.limits import MemoryWatch, WorkClock
 
 Calls: TypeAlias = "tuple[Instance, ...]"
 
@@ -78,7 +78,7 @@ class ExpressionSearches:
     until: float = 0.0
     seconds: float = 0.0
     known: dict[Program, tuple[ExpressionVariant, ...]] = field(default_factory=dict)
-    watch: Watch = field(default_factory=Watch)
+    watch: WorkClock = field(default_factory=WorkClock)
 
     def __post_init__(self) -> None:
         self.until = self.watch.seconds + self.limits.seconds
@@ -193,7 +193,7 @@ def standalone(program: Program, n: int) -> Program:
 
     A tensor that is known at compile time is a weight.
     """
-    constant = constants(program)
+    constant = constant_tensors(program)
     scope = program.equations[n].scope
     to = {
         t.name: replace(t, name=f"{'w' if t.name in constant else 'x'}{k}", weight=t.name in constant)

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from einnet_explore.analysis.flattening import view_strides
-from einnet_explore.analysis.substitution import fresh
-from einnet_explore.analysis.tables import copied
+from einnet_explore.analysis.substitution import fresh_name
+from einnet_explore.analysis.tables import table_scope
 from einnet_explore.ir import (
     VIEW,
     Access,
@@ -32,10 +32,18 @@ from einnet_explore.ir import (
     Tensor,
     mul,
 )
-from einnet_explore.operators import Layout, Operator, OperatorMatch, distance, fit, match, own_iterators
+from einnet_explore.operators import (
+    Layout,
+    Operator,
+    OperatorMatch,
+    expression_distance,
+    fit_operator,
+    match_operator,
+    own_iterators,
+)
 from einnet_explore.rules.base import Rule, places
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
 
@@ -64,7 +72,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         found = dict[MatchParams, OperatorMatch]()
         for operator in operators:
             try:
-                found |= {_params(way): way for way in match(scope, operator, limit)}
+                found |= {_params(way): way for way in match_operator(scope, operator, limit)}
             except Refused:
                 continue
         if len(matched) > CACHE_ENTRIES:
@@ -85,7 +93,7 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         if (known := matched.get((scope, params))) is not None:
             return instantiate_match(program, at, known)
         try:
-            way = fit(
+            way = fit_operator(
                 scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
             )
         except Refused as reason:
@@ -129,9 +137,9 @@ def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
     far = [(d, n) for n, operator in enumerate(operators) if (d := _distance(scope, operator)) is not None]
     nearest_one = operators[min(far)[1] if far else 0]
     try:
-        match(scope, nearest_one)
+        match_operator(scope, nearest_one)
     except Refused as reason:
-        away = f"the nearest is {nearest_one.name}, {counted(min(far)[0], 'iterator')} away: " if far else ""
+        away = f"the nearest is {nearest_one.name}, {count_noun(min(far)[0], 'iterator')} away: " if far else ""
         return f"{away}{reason}"
     return f"{nearest_one.name} matches"
 
@@ -171,7 +179,7 @@ def _operand(layout: Layout, before: list[Equation], used: set[str]) -> Tensor:
         return source
     scope = layout.scope
     if isinstance(source, Table):
-        source = copied(source)
+        source = table_scope(source)
     if isinstance(source, Scope):
         inner = Equation(_fresh("E", used), source)
         before.append(inner)
@@ -208,7 +216,7 @@ def _with(program: Program, n: int, equations: tuple[Equation, ...]) -> Program:
 
 
 def _fresh(stem: str, used: set[str]) -> str:
-    name = fresh(stem, used)
+    name = fresh_name(stem, used)
     used.add(name)
     return name
 
@@ -216,7 +224,7 @@ def _fresh(stem: str, used: set[str]) -> str:
 @lru_cache(maxsize=65_536)
 def _distance(scope: Scope, operator: Operator) -> int | None:
     try:
-        return distance(scope, operator).total
+        return expression_distance(scope, operator).total
     except Refused:
         return None
 

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from einnet_explore.analysis.access_structure import Window, window_of, windows
 from einnet_explore.analysis.bilinear import correlation
 from einnet_explore.analysis.counts import intensity
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.layout import overlaps
 from einnet_explore.rules import (
@@ -126,8 +126,8 @@ def grouped_filters(at: Path, done: Moves) -> Iterable[Moves]:
     scope = program.scope_at(at)
     for h, r, m in tap_groups(scope):
         used = {x.name for x in (*scope.traversals, *scope.summations)}
-        low = fresh(r.name, used)
-        high = fresh(r.name, used | {low})
+        low = fresh_name(r.name, used)
+        high = fresh_name(r.name, used | {low})
         made = Derivation(program)
         try:
             if short := -r.extent % m:

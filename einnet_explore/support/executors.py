@@ -21,17 +21,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 K = TypeVar("K")
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Workers that one item may take down before it is given up: it is the item then, and no accident."""
 
-WAKING = 1.0
+WAKE_SECONDS = 1.0
 """Seconds after which a wait for workers looks for signals."""
 
-WAIT = 10.0
+CONNECT_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for a cluster's scheduler, and again for its first worker."""
 
 
-class Processes(Executor):
+class ProcessExecutor(Executor):
     """At most *jobs* processes of this machine, each by itself: one that dies takes only its own item with it.
 
     Items are handed out one by one as processes come free.  A process is started when there is something for it.  An
@@ -85,7 +85,7 @@ class Processes(Executor):
 
     def _done(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         drops = self._drops
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             pool = self._pool(drops)
             try:
                 return pool.submit(fn, *args, **kwargs).result()
@@ -94,7 +94,7 @@ class Processes(Executor):
                     if pool in self._pools:
                         self._pools.remove(pool)
                 pool.shutdown(wait=False)
-        raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {ATTEMPTS} processes died of it")
+        raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {MAX_ATTEMPTS} processes died of it")
 
     def _pool(self, drops: int) -> ProcessPoolExecutor:
         """This thread's process, begun where it has none, for an item that came after so many *drops*."""
@@ -110,7 +110,7 @@ class Processes(Executor):
         return pool
 
 
-class Serial(Executor):
+class SerialExecutor(Executor):
     """No other process: what is submitted is done at once."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -132,17 +132,17 @@ def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[A
     if jobs is not None and cluster is not None:
         raise ValueError("jobs and a cluster: expected one of them")
     if cluster is not None:
-        with connected(cluster) as client:
+        with connect_cluster(cluster) as client:
             yield client
     elif jobs is not None and jobs > 1:
-        with Processes(jobs) as processes:
+        with ProcessExecutor(jobs) as processes:
             yield processes
     else:
-        yield Serial()
+        yield SerialExecutor()
 
 
 @contextmanager
-def connected(address: str, wait: float = WAIT) -> Generator[Any, None, None]:
+def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Generator[Any, None, None]:
     """A client of the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``), closed at the end.
 
     The scheduler gives the work of workers that die to others (``distributed.scheduler.allowed-failures`` times).
@@ -169,30 +169,30 @@ def connected(address: str, wait: float = WAIT) -> Generator[Any, None, None]:
         client.close()
 
 
-def submitted(executor: Any, work: Callable[..., T], /, *args: Any, device: bool = False) -> Any:
+def submit_work(executor: Any, work: Callable[..., T], /, *args: Any, device: bool = False) -> Any:
     """A future of ``work(*args)`` on *executor*; with *device* on a worker that has the resource of that name.
 
     On a cluster an item is one task of its own, however alike two are.
     """
-    if not clustered(executor):
+    if not is_cluster(executor):
         return executor.submit(work, *args)
     return executor.submit(work, *args, pure=False, resources={"device": 1} if device else None)
 
 
-def clustered(executor: Any) -> bool:
+def is_cluster(executor: Any) -> bool:
     """Whether *executor* is a cluster, whose workers have limits of memory of their own."""
     return hasattr(executor, "scheduler_info")
 
 
 def has_device(executor: Any) -> bool:
     """Whether *executor* is a cluster with a worker that offers the resource ``device``."""
-    if not clustered(executor):
+    if not is_cluster(executor):
         return False
     workers = executor.scheduler_info(n_workers=-1)["workers"].values()
     return any("device" in worker["resources"] for worker in workers)
 
 
-def gathered(futures: Iterable[Any]) -> list[Any]:
+def gather_results(futures: Iterable[Any]) -> list[Any]:
     """The results of *futures*, in their order; where one raises or is interrupted, the others are cancelled."""
     held = list(futures)
     try:
@@ -205,7 +205,7 @@ def gathered(futures: Iterable[Any]) -> list[Any]:
     return [future.result() for future in held]
 
 
-def settled(
+def iterate_settled(
     executor: Any, futures: Mapping[str, Any], seconds: float | None = None
 ) -> Generator[tuple[str, Any], None, None]:
     """The names and results of those *futures* of *executor* that do not fail, as they come.
@@ -222,7 +222,7 @@ def settled(
             yield name, answer
     finally:
         going = [future for future in futures.values() if not future.cancel() and not future.done()]
-        if going and isinstance(executor, Processes):
+        if going and isinstance(executor, ProcessExecutor):
             executor.drop()
 
 
@@ -238,7 +238,7 @@ def _arrivals(futures: Mapping[K, Any], seconds: float | None = None) -> Iterabl
     left = len(futures)
     while left:
         try:
-            name = came.get(timeout=max(0.0, min(WAKING, until - perf_counter())))
+            name = came.get(timeout=max(0.0, min(WAKE_SECONDS, until - perf_counter())))
         except Empty:
             if perf_counter() >= until:
                 return

@@ -24,7 +24,7 @@ _STATM = Path("/proc/self/statm")
 
 
 @dataclass(slots=True)
-class Room:
+class MemoryLimit:
     """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop."""
 
     limit: int | None = None
@@ -36,19 +36,20 @@ class Room:
         if self.limit is None:
             return False
         self.looks += 1
-        if self.looks % EACH or used() <= SEARCH * self.limit:
+        if self.looks % EACH or used_bytes() <= SEARCH * self.limit:
             return False
         self.reached = True
         return True
 
     def lacks(self, nbytes: int, what: str) -> str | None:
         """Why *nbytes* more are too many, in words; None where they fit."""
-        if self.limit is None or (now := used()) + nbytes <= self.limit:
+        if self.limit is None or (now := used_bytes()) + nbytes <= self.limit:
             return None
-        return f"{what} needs {shown(nbytes)}, {shown(now)} of {shown(self.limit)} of memory are taken"
+        taken = f"{format_bytes(now)} of {format_bytes(self.limit)} of memory are taken"
+        return f"{what} needs {format_bytes(nbytes)}, {taken}"
 
 
-ROOM = Room()
+MEMORY_LIMIT = MemoryLimit()
 """This process's: memory is one thing, whoever takes it."""
 
 
@@ -60,39 +61,41 @@ class MemoryWatch:
 
     def full(self) -> bool:
         """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
-        if ROOM.full():
+        if MEMORY_LIMIT.full():
             self.short = True
             return True
         return False
 
     def stopped(self) -> None:
         """Note that a search elsewhere, with this limit, had to stop."""
-        self.short = ROOM.reached = True
+        self.short = MEMORY_LIMIT.reached = True
 
     def lacks(self, nbytes: int, what: str) -> str | None:
         """Why *nbytes* more are too many, in words; None where they fit."""
-        why = ROOM.lacks(nbytes, what)
+        why = MEMORY_LIMIT.lacks(nbytes, what)
         self.short = self.short or why is not None
         return why
 
 
 @contextmanager
-def limited(nbytes: int | None) -> Generator[Room, None, None]:
+def limit_memory(nbytes: int | None) -> Generator[MemoryLimit, None, None]:
     """Within it this process may take *nbytes* (None: as much as there is).
 
     Raises ValueError where so much is taken already that no search could begin: the libraries need it.
     """
-    if nbytes is not None and (now := used()) > SEARCH * nbytes:
-        least = f"expected over {shown(now / SEARCH)}"
-        raise ValueError(f"memory {shown(nbytes)}: {shown(now)} are taken before a search begins, {least}")
-    before, ROOM.limit, ROOM.reached = ROOM.limit, nbytes, False
+    if nbytes is not None and (now := used_bytes()) > SEARCH * nbytes:
+        least = f"expected over {format_bytes(now / SEARCH)}"
+        raise ValueError(
+            f"memory {format_bytes(nbytes)}: {format_bytes(now)} are taken before a search begins, {least}"
+        )
+    before, MEMORY_LIMIT.limit, MEMORY_LIMIT.reached = MEMORY_LIMIT.limit, nbytes, False
     try:
-        yield ROOM
+        yield MEMORY_LIMIT
     finally:
-        ROOM.limit = before
+        MEMORY_LIMIT.limit = before
 
 
-def used() -> int:
+def used_bytes() -> int:
     """The bytes of memory that this process takes now; where that is not told, the most that it ever took."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -101,7 +104,7 @@ def used() -> int:
         return most if sys.platform == "darwin" else most * 1024
 
 
-def size(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """``512M``, ``2G``, ``1500000000``: bytes; raises ValueError on what is no size of at least 1 MiB."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     bare = text.strip().upper().removesuffix("B").removesuffix("I")
@@ -115,7 +118,7 @@ def size(text: str) -> int:
     return found
 
 
-def shown(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Bytes in words: ``512 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
@@ -124,11 +127,11 @@ def shown(nbytes: float) -> str:
     return f"{nbytes:.3g} GiB"
 
 
-STARVED = 3.0
+STARVATION_FACTOR = 3.0
 """How many times as long as it works a search may take by the clock: past that the clock counts."""
 
 
-class Watch:
+class WorkClock:
     """The seconds that this thread has worked since it was made, or a third of those that passed, if that is more."""
 
     __slots__ = ("_clock", "_worked")
@@ -139,4 +142,4 @@ class Watch:
     @property
     def seconds(self) -> float:
         """Seconds since then."""
-        return max(thread_time() - self._worked, (perf_counter() - self._clock) / STARVED)
+        return max(thread_time() - self._worked, (perf_counter() - self._clock) / STARVATION_FACTOR)

@@ -14,7 +14,7 @@ import platformdirs
 
 _NEW = ".new-"
 
-FORGOTTEN = 24 * 3600.0
+STALE_SECONDS = 24 * 3600.0
 """Seconds after which nobody is still filling a file: what is left beside others is of a process that was killed."""
 
 
@@ -42,7 +42,7 @@ def _tidy(folder: Path) -> None:
     """Remove what killed processes left in *folder*; what belongs to others stays."""
     for left in folder.glob(f"{_NEW}*"):
         with suppress(FileNotFoundError):  # two may tidy at once
-            if time.time() - left.stat().st_mtime > FORGOTTEN:
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 
 

@@ -8,7 +8,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def count_noun(number: int, one: str, many: str = "") -> str:
     """``1 step``, ``2 steps``: so many of what is called *one*; *many* is its plural where that is not formed by s."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
@@ -21,7 +21,7 @@ def format_seconds(value: float) -> str:
     return f"{value * 1e9:.3g} ns"
 
 
-def tinted(hue: str) -> str:
+def hue_style(hue: str) -> str:
     """*hue* as the colour of words, mixed with that of the words around: dark where these are dark, light where light.
 
     No one colour can be read well on white and on near-black, and what a notebook shows is not told which it is on.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from einnet_explore.ir import VIEW, Program, tensors
 
-COLOURS = {
+NODE_COLOURS = {
     "input": "#eeeeee",
     "weight": "#e8e0f4",
     "library": "#cfe3f7",
@@ -17,7 +17,7 @@ COLOURS = {
 }
 """Fill colour of each kind of node; the shape differs too, so that colour is never the only sign."""
 
-SHAPES = {
+NODE_SHAPES = {
     "input": "ellipse",
     "weight": "ellipse",
     "library": "box",
@@ -26,7 +26,7 @@ SHAPES = {
     "expression": "component",
 }
 
-LABEL = 32
+MAX_LABEL_CHARACTERS = 32
 """Characters of a label's line: a convolution has more attributes than fit on one."""
 
 
@@ -62,7 +62,7 @@ def graph(program: Program) -> Graph:
             case via if via.operator == VIEW:
                 kind, label = "view", f"{equation.name}\nview"
             case via:
-                sizes = textwrap.fill(" ".join(f"{k}={v}" for k, v in via.attributes), LABEL)
+                sizes = textwrap.fill(" ".join(f"{k}={v}" for k, v in via.attributes), MAX_LABEL_CHARACTERS)
                 kind, label = "library", f"{equation.name}\n{via.operator}\n{sizes}"
         nodes.append(GraphNode(equation.name, kind, label))
     return Graph(tuple(nodes), tuple(edges))
@@ -84,8 +84,8 @@ def dot_of(drawn: Graph, title: str = "") -> str:
     for node in drawn.nodes:
         bold = ", penwidth=2" if node.kind == "eOperator" else ""
         lines.append(
-            f"  {_quote(node.name)} [label={_quote(node.label)}, shape={SHAPES[node.kind]}, "
-            f'fillcolor="{COLOURS[node.kind]}"{bold}];'
+            f"  {_quote(node.name)} [label={_quote(node.label)}, shape={NODE_SHAPES[node.kind]}, "
+            f'fillcolor="{NODE_COLOURS[node.kind]}"{bold}];'
         )
     lines += [f"  {_quote(a)} -> {_quote(b)} [label={_quote(label)}];" for a, b, label in drawn.edges]
     return "\n".join([*lines, "}"]) + "\n"

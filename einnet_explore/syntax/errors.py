@@ -26,7 +26,7 @@ def error_at(node: Tree[Token] | Token, message: str) -> TextError:
 
 
 @contextmanager
-def located(source: str, text: str) -> Generator[None, None, None]:
+def locate_errors(source: str, text: str) -> Generator[None, None, None]:
     """Turn every mistake that is found inside into a ``TextError`` of *source*."""
     try:
         yield

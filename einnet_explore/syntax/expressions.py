@@ -37,7 +37,15 @@ from einnet_explore.ir import (
     mul,
 )
 from einnet_explore.syntax.errors import error_at
-from einnet_explore.syntax.literals import Node, children, integer, name_of, number_of, representable, signed
+from einnet_explore.syntax.literals import (
+    Node,
+    child_trees,
+    integer_literal,
+    name_from_tree,
+    number_from_tree,
+    representable,
+    signed_integer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +60,37 @@ class Names:
     """Whether reads are checked: a branch of ``where`` may guard against illegal ones in ways not decided here."""
 
 
-def index_of(tree: Node, names: Names) -> Index:
+def index_from_tree(tree: Node, names: Names) -> Index:
     """An index in normal form; products and divisors must be integers once both sides are known."""
     match tree:
         case Tree(data="integer", children=[digits]):
-            return as_index(integer(digits))
+            return as_index(integer_literal(digits))
         case Tree(data="iterator", children=[Token() as name]):
             return as_index(_iterator(name, names))
         case Tree(data="index_plus", children=[a, b]):
-            return index_of(a, names) + index_of(b, names)
+            return index_from_tree(a, names) + index_from_tree(b, names)
         case Tree(data="index_minus", children=[a, b]):
-            return index_of(a, names) - index_of(b, names)
+            return index_from_tree(a, names) - index_from_tree(b, names)
         case Tree(data="index_negative", children=[a]):
-            return -index_of(a, names)
+            return -index_from_tree(a, names)
         case Tree(data="index_times", children=[a, b]):
-            left, right = index_of(a, names), index_of(b, names)
+            left, right = index_from_tree(a, names), index_from_tree(b, names)
             if left.terms and right.terms:
                 raise error_at(tree, f"found the product of {left!r} and {right!r}, expected an integer factor")
             return left * right.const if not right.terms else right * left.const
         case Tree(data="index_over", children=[a, b]):
-            return index_of(a, names) // _divisor(b, names)
+            return index_from_tree(a, names) // _divisor(b, names)
         case Tree(data="index_modulo", children=[a, b]):
-            return index_of(a, names) % _divisor(b, names)
+            return index_from_tree(a, names) % _divisor(b, names)
     raise error_at(tree, f"found {tree}, expected an index")
 
 
-def ranges_of(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+def ranges_from_tree(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     """Iterators with their ranges; their names differ from one another and from those *taken*."""
     made = list(taken)
-    for node in children(ranges):
+    for node in child_trees(ranges):
         name, *ends = node.children
-        lo, hi = map(signed, ends) if len(ends) == 2 else (0, signed(ends[0]))
+        lo, hi = map(signed_integer, ends) if len(ends) == 2 else (0, signed_integer(ends[0]))
         x = Iterator(str(name), lo, hi)
         if hi <= lo:
             raise error_at(node, f"found the empty range [{lo}, {hi}) of {x.name}, expected at least one value")
@@ -92,10 +100,10 @@ def ranges_of(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterato
     return tuple(made[len(taken) :])
 
 
-def bound_of(tree: Tree[Token], names: Names) -> Bound:
+def bound_from_tree(tree: Tree[Token], names: Names) -> Bound:
     """``lo <= index < hi``"""
     lo, index, hi = tree.children
-    return Bound(index_of(index, names), signed(lo), signed(hi))
+    return Bound(index_from_tree(index, names), signed_integer(lo), signed_integer(hi))
 
 
 def _iterator(node: Token, names: Names) -> Iterator:
@@ -109,7 +117,7 @@ def _iterator(node: Token, names: Names) -> Iterator:
 
 
 def _divisor(tree: Node, names: Names) -> int:
-    index = index_of(tree, names)
+    index = index_from_tree(tree, names)
     if index.terms:
         raise error_at(tree, f"found divisor {index!r}, expected an integer")
     if index.const <= 0:
@@ -117,10 +125,10 @@ def _divisor(tree: Node, names: Names) -> int:
     return index.const
 
 
-BUDGET = 20_000
+MAX_CHECKED_POINTS = 20_000
 
 
-def leaving(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[int, int] | None:
+def find_read_outside(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[int, int] | None:
     """The closed interval that *index* reaches if it leaves ``[lo, hi)`` somewhere in *domain*, else None."""
     if lo <= index.bounds[0] and index.bounds[1] < hi:
         return None
@@ -128,7 +136,7 @@ def leaving(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[in
         return index.bounds
     reach = _clipped(index, domain)
     boxes = [(index, tuple(domain))]
-    for _ in range(BUDGET):
+    for _ in range(MAX_CHECKED_POINTS):
         if not boxes:
             return None
         here, bounds = boxes.pop()
@@ -165,59 +173,59 @@ def _narrowed(index: Index, bounds: tuple[Bound, ...], x: Iterator, half: Iterat
     return index.substitute(to), tuple(Bound(b.index.substitute(to), b.lo, b.hi) for b in bounds)
 
 
-def scope_of(tree: Tree[Token], names: Names) -> Scope:
+def scope_from_tree(tree: Tree[Token], names: Names) -> Scope:
     """``{[traversals | domain] reduction body} pad [...]``; scopes are closed, so *names*' iterators become outer."""
-    traversals, body, clauses = children(tree)
-    return closed(traversals, body, clauses, names)
+    traversals, body, clauses = child_trees(tree)
+    return scope_from_clauses(traversals, body, clauses, names)
 
 
-def closed(head: Tree[Token], body: Node, clauses: Tree[Token], names: Names) -> Scope:
+def scope_from_clauses(head: Tree[Token], body: Node, clauses: Tree[Token], names: Names) -> Scope:
     """The scope of traversals *head*, right side *body* and the clauses *clauses*."""
-    ranges, *bounds = children(head)
-    traversals = ranges_of(ranges, ())
+    ranges, *bounds = child_trees(head)
+    traversals = ranges_from_tree(ranges, ())
     outer = names.outer | names.iterators.keys()
     inside = Names(names.tensors, {x.name: x for x in traversals}, outer)
-    domain = tuple(bound_of(b, inside) for b in children(bounds[0])) if bounds else ()
+    domain = tuple(bound_from_tree(b, inside) for b in child_trees(bounds[0])) if bounds else ()
     reduce = "sum"
     summations: tuple[Iterator, ...] = ()
     match body:
         case Tree(data="reduction", children=[Token(value=reduce), Tree() as ranges, body]):
-            summations = ranges_of(ranges, traversals)
+            summations = ranges_from_tree(ranges, traversals)
     own = {x.name: x for x in (*traversals, *summations)}
-    scalar = scalar_of(body, replace(inside, iterators=own, domain=domain))
-    padding, value, _ = clauses_of(children(clauses), len(traversals), "the scope")
+    scalar = scalar_from_tree(body, replace(inside, iterators=own, domain=domain))
+    padding, value, _ = parse_clauses(child_trees(clauses), len(traversals), "the scope")
     return Scope(traversals, summations, scalar, reduce, domain, padding, value)
 
 
-def scalar_of(tree: Node, names: Names) -> Scalar:
+def scalar_from_tree(tree: Node, names: Names) -> Scalar:
     """A body: products and sums are flattened, constants collected, as ``ir.mul`` and ``ir.add`` do."""
     match tree:
         case Tree(data="number"):
-            return Const(number_of(tree))
+            return Const(number_from_tree(tree))
         case Tree(data="plus", children=[a, b]):
-            return _joined(tree, add(scalar_of(a, names), scalar_of(b, names)))
+            return _joined(tree, add(scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="times", children=[a, b]):
-            return _joined(tree, mul(scalar_of(a, names), scalar_of(b, names)))
+            return _joined(tree, mul(scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="minus", children=[a, b]):
-            return Apply("-", (scalar_of(a, names), scalar_of(b, names)))
+            return Apply("-", (scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="over", children=[a, b]):
-            return Apply("/", (scalar_of(a, names), scalar_of(b, names)))
+            return Apply("/", (scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="negative", children=[a]):
-            inner = scalar_of(a, names)
+            inner = scalar_from_tree(a, names)
             return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
         case Tree(data="access", children=[name, _]):
             return _read(_tensor(name, names), tree, names)
         case Tree(data="nested", children=[Tree() as scope, _]):
-            return _read(scope_of(scope, names), tree, names)
+            return _read(scope_from_tree(scope, names), tree, names)
         case Tree(data="looked_up", children=[Tree() as table, _]):
-            return _read(table_of(table), tree, names)
+            return _read(table_from_tree(table), tree, names)
         case Tree(data="call", children=[Token() as function, *args]):
             _call(function, args)
-            return Apply(str(function), tuple(scalar_of(a, names) for a in args))
+            return Apply(str(function), tuple(scalar_from_tree(a, names) for a in args))
         case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
-            condition = Compare(str(op), index_of(left, names), index_of(right, names))
+            condition = Compare(str(op), index_from_tree(left, names), index_from_tree(right, names))
             free = replace(names, checked=False)
-            return Apply("where", (condition, scalar_of(a, free), scalar_of(b, free)))
+            return Apply("where", (condition, scalar_from_tree(a, free), scalar_from_tree(b, free)))
         case Tree(data="reduction", children=[Token() as name, *_]):
             raise error_at(
                 name, f"found {name} inside an expression, expected it in a scope of its own: {{[...] {name}[...] ...}}"
@@ -233,10 +241,10 @@ def _joined(tree: Node, made: Scalar) -> Scalar:
     return made
 
 
-def table_of(tree: Tree[Token]) -> Table:
+def table_from_tree(tree: Tree[Token]) -> Table:
     """``table[2, 2](1, 0, -1/2, 1)``."""
-    sizes, *entries = children(tree)
-    shape = tuple(integer(size) for size in sizes.children)
+    sizes, *entries = child_trees(tree)
+    shape = tuple(integer_literal(size) for size in sizes.children)
     if 0 in shape:
         raise error_at(sizes, f"found shape {list(shape)} of a table, expected sizes of at least 1")
     if len(entries) != prod(shape):
@@ -246,13 +254,13 @@ def table_of(tree: Tree[Token]) -> Table:
 
 def _rational(tree: Tree[Token]) -> Fraction:
     numerator, *denominator = tree.children
-    below = integer(denominator[0]) if denominator else 1
+    below = integer_literal(denominator[0]) if denominator else 1
     if not below:
         raise error_at(tree, "found the denominator 0, expected a number")
-    return Fraction(signed(numerator), below)
+    return Fraction(signed_integer(numerator), below)
 
 
-def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
+def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
     """Padding, the value read there, and whether ``weight`` stands there; each is given at most once."""
     given: dict[str, Tree[Token]] = {}
     padding: Padding = ()
@@ -269,17 +277,17 @@ def clauses_of(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padd
                         clause, f"found padding for {len(padding)} dimensions, expected {rank}: the rank of {of}"
                     )
             case Tree(data="value", children=[*sign, Tree() as digits]):
-                value = -number_of(digits) if sign else number_of(digits)
+                value = -number_from_tree(digits) if sign else number_from_tree(digits)
     return (padding if any(map(any, padding)) else ()), value, "weight" in given
 
 
 def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
-    given = [(node, index_of(node, names)) for node in children(tree)[-1].children]
+    given = [(node, index_from_tree(node, names)) for node in child_trees(tree)[-1].children]
     what = _called(source)
     if len(given) != len(source.box):
         raise error_at(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
     for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
-        if names.checked and (found := leaving(index, lo, hi, names.domain)) is not None:
+        if names.checked and (found := find_read_outside(index, lo, hi, names.domain)) is not None:
             raise error_at(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
     return Access(source, tuple(index for _, index in given))
 
@@ -303,7 +311,7 @@ def _call(function: Token, args: list[Node]) -> None:
 
 
 def _tensor(node: Node, names: Names) -> Tensor:
-    name = name_of(node)
+    name = name_from_tree(node)
     if name not in names.tensors:
         known = ", ".join(names.tensors) or "a tensor declared before"
         raise error_at(node, f"found unknown tensor {name}, expected {known}")
@@ -313,7 +321,7 @@ def _tensor(node: Node, names: Names) -> Tensor:
 def _edge(tree: Node) -> tuple[int, int]:
     match tree:
         case Tree(children=[both]):
-            return integer(both), integer(both)
+            return integer_literal(both), integer_literal(both)
         case Tree(children=[before, after]):
-            return integer(before), integer(after)
+            return integer_literal(before), integer_literal(after)
     raise error_at(tree, f"found {tree}, expected padding")

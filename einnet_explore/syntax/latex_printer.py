@@ -37,7 +37,14 @@ from einnet_explore.ir import (
     Tensor,
     show_path,
 )
-from einnet_explore.syntax.notation import escaped, function, index, matrix, name, number
+from einnet_explore.syntax.notation import (
+    escape_latex,
+    latex_function,
+    latex_index,
+    latex_matrix,
+    latex_name,
+    latex_number,
+)
 
 Dialect: TypeAlias = Literal["amsmath", "katex", "mathtext"]
 Ranges: TypeAlias = Literal["short", "full"]
@@ -91,7 +98,7 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
         case Scope():
             return _whole(it, place)
         case Index():
-            return index(it)
+            return latex_index(it)
         case _:
             return _scalar(it, place)
 
@@ -117,7 +124,7 @@ def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect 
         known = set(it.equations)
         shown = [f"& {' = '.join(_equation(it.equations[n], place.below(n)))}" for n in new]
         if step:
-            shown[0] = rf"\text{{{escaped(reasons[step - 1])}}}~\Rightarrow~{shown[0]}"
+            shown[0] = rf"\text{{{escape_latex(reasons[step - 1])}}}~\Rightarrow~{shown[0]}"
         lines += shown
     return "\\begin{align*}\n" + " \\\\\n".join(lines) + "\n\\end{align*}"
 
@@ -130,7 +137,7 @@ def _stacked(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
     via = rf" \qquad \triangleright~{_instance(equation.via)}" if equation.via else ""
-    return name(equation.name), _whole(equation.scope, place) + via
+    return latex_name(equation.name), _whole(equation.scope, place) + via
 
 
 def _whole(scope: Scope, place: _Place) -> str:
@@ -147,7 +154,7 @@ def _wrapped(shown: str, place: _Place) -> str:
 def _braced(scope: Scope, place: _Place) -> str:
     edges = r",\,".join(str(lo) if lo == hi else f"({lo},{hi})" for lo, hi in scope.padding)
     notes = [rf"\mathrm{{pad}}~{edges}"] if scope.padding else []
-    notes += [rf"\mathrm{{value}}~{number(scope.value)}"] if scope.value else []
+    notes += [rf"\mathrm{{value}}~{latex_number(scope.value)}"] if scope.value else []
     note = r",~".join(notes)
     return rf"\left\{{{_inside(scope, place)}\right\}}" + (f"^{{{note}}}" if note else "")
 
@@ -165,10 +172,10 @@ def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: 
     """``L`` (*reduce* None) or a reduction over iterators: one sign for all, or one with its range for each."""
     condition = rf" \mid {domain}" if domain else ""
     if place.ranges == "short" or not over:
-        return _sign(reduce, ",".join(name(x.name) for x in over) + condition, "", place)
+        return _sign(reduce, ",".join(latex_name(x.name) for x in over) + condition, "", place)
     last = len(over) - 1
     return r"\;".join(  # limits are wider than their signs: without it they would touch
-        _sign(reduce, f"{name(x.name)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
+        _sign(reduce, f"{latex_name(x.name)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
         for n, x in enumerate(over)
     )
 
@@ -184,7 +191,7 @@ def _sign(reduce: str | None, below: str, above: str, place: _Place) -> str:
 
 
 def _bound(bound: Bound) -> str:
-    return rf"{bound.lo} \leq {index(bound.index)} < {bound.hi}"
+    return rf"{bound.lo} \leq {latex_index(bound.index)} < {bound.hi}"
 
 
 def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
@@ -193,14 +200,14 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Access():
             return _access(body, place)
         case Const(value):
-            return _closed(number(value), value < 0 and level > SUM)
+            return _closed(latex_number(value), value < 0 and level > SUM)
         case Compare(op, left, right):
-            return f"{index(left)} {_COMPARE[op]} {index(right)}"
+            return f"{latex_index(left)} {_COMPARE[op]} {latex_index(right)}"
         case Apply("+" | "-" as op, (first, *rest)):
             shown = f" {op} ".join((_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest)))
             return _closed(shown, level > SUM)
         case Apply("*", (Const(value), *rest)) if value < 0:
-            return _closed(r"\,".join((number(value), *(_scalar(a, place, ATOM) for a in rest))), level > SUM)
+            return _closed(r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), level > SUM)
         case Apply("*", args):
             return _closed(r"\,".join(_scalar(a, place, ATOM) for a in args), level > PRODUCT)
         case Apply("/", (above, below)):
@@ -208,24 +215,26 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Apply("neg", (inner,)):
             return _closed(f"-{_scalar(inner, place, PRODUCT)}", level > SUM)
         case Apply(op, args):
-            return function(op, [_scalar(a, place) for a in args], place.dialect)
+            return latex_function(op, [_scalar(a, place) for a in args], place.dialect)
 
 
 def _access(access: Access, place: _Place) -> str:
     inside = place.below(next(place.numbers))
-    at = ", ".join(index(i) for i in access.index)
+    at = ", ".join(latex_index(i) for i in access.index)
     match access.source:
         case Scope() as scope:
             return f"{_wrapped(_braced(scope, inside), inside)}[{at}]"
         case Table() as table:
-            return f"{matrix(table, place.dialect)}[{at}]"
+            return f"{latex_matrix(table, place.dialect)}[{at}]"
         case Tensor() as tensor:
-            return f"{name(tensor.name)}[{at}]"
+            return f"{latex_name(tensor.name)}[{at}]"
 
 
 def _instance(via: Instance) -> str:
-    shown: Iterable[str] = (f"{name(k)}{{=}}{escaped(v) if isinstance(v, str) else v}" for k, v in via.attributes)
-    return rf"\mathrm{{{escaped(via.operator)}}}({', '.join(shown)})"
+    shown: Iterable[str] = (
+        f"{latex_name(k)}{{=}}{escape_latex(v) if isinstance(v, str) else v}" for k, v in via.attributes
+    )
+    return rf"\mathrm{{{escape_latex(via.operator)}}}({', '.join(shown)})"
 
 
 def _closed(shown: str, parentheses: bool) -> str:

@@ -18,17 +18,17 @@ from einnet_explore.syntax.errors import error_at
 Node: TypeAlias = "Tree[Token] | Token"
 
 
-def name_of(tree: Node) -> str:
+def name_from_tree(tree: Node) -> str:
     """A name, or any text in double quotes."""
     match tree:
         case Tree(children=[Token(type="STRING") as token]):
-            return string(token)
+            return string_literal(token)
         case Tree(children=[token]):
             return str(token)
     raise error_at(tree, f"found {tree}, expected a name")
 
 
-def string(token: Node) -> str:
+def string_literal(token: Node) -> str:
     """The text between double quotes, with JSON's escapes; half a surrogate pair is no text that a file could hold."""
     try:
         said = str(json.loads(str(token), strict=False))
@@ -40,7 +40,7 @@ def string(token: Node) -> str:
         raise error_at(token, f"found {said[error.start]!a} in a string, expected characters of UTF-8") from None
 
 
-def integer(token: Node) -> int:
+def integer_literal(token: Node) -> int:
     """Digits as an integer."""
     try:
         return int(str(token))
@@ -48,21 +48,21 @@ def integer(token: Node) -> int:
         raise error_at(token, f"found {len(str(token))} digits, expected fewer") from None
 
 
-def signed(tree: Node) -> int:
+def signed_integer(tree: Node) -> int:
     """Digits with an optional sign."""
     match tree:
         case Tree(children=[digits]):
-            return integer(digits)
+            return integer_literal(digits)
         case Tree(children=[_, digits]):
-            return -integer(digits)
+            return -integer_literal(digits)
     raise error_at(tree, f"found {tree}, expected an integer")
 
 
-def number_of(tree: Tree[Token]) -> float:
+def number_from_tree(tree: Tree[Token]) -> float:
     """An integer, a decimal number or ``inf``; integers stay exact.  No number becomes 0, or infinite, by rounding."""
     token = tree.children[0]
     if isinstance(token, Token) and token.type == "INT":
-        if not representable(whole := integer(token)):
+        if not representable(whole := integer_literal(token)):
             raise error_at(token, f"found {len(token)} digits, expected a number that floating point can hold")
         return whole
     value = float(str(token))
@@ -79,7 +79,7 @@ def representable(value: float) -> bool:
         return False
 
 
-def children(tree: Tree[Token]) -> list[Tree[Token]]:
+def child_trees(tree: Tree[Token]) -> list[Tree[Token]]:
     """The subtrees of *tree*, without its tokens."""
     return [child for child in tree.children if isinstance(child, Tree)]
 

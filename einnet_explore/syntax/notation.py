@@ -24,7 +24,7 @@ _SPECIAL = {
 } | {c: f"\\{c}" for c in "%&_{}"}
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     """*text* with the characters that mean something to TeX escaped."""
     return "".join(_SPECIAL.get(c, c) for c in text)
 
@@ -37,19 +37,19 @@ _WORDS = {
 } | {c: f"\\{c}" for c in "%&_{}$#"}  # fmt: skip
 
 
-def words(text: str) -> str:
+def latex_words(text: str) -> str:
     """*text* for TeX outside formulas; a sign that has no command there becomes a question mark."""
     return "".join(_WORDS.get(c, c if c.isascii() else "?") for c in text)
 
 
-def name(text: str) -> str:
+def latex_name(text: str) -> str:
     """``T1`` as ``T_{1}``; names of several letters as one italic word."""
     if text.isidentifier() and (found := re.fullmatch(r"(.*?[^\d_])_?(\d+)", text)):
-        return f"{name(found[1])}_{{{found[2]}}}"
-    return text if len(text) == 1 and text.isalpha() else rf"\mathit{{{escaped(text)}}}"
+        return f"{latex_name(found[1])}_{{{found[2]}}}"
+    return text if len(text) == 1 and text.isalpha() else rf"\mathit{{{escape_latex(text)}}}"
 
 
-def number(value: float) -> str:
+def latex_number(value: float) -> str:
     """Whole numbers without a point, powers of ten as such."""
     if value in (float("inf"), float("-inf")):
         return r"\infty" if value > 0 else r"-\infty"
@@ -59,7 +59,7 @@ def number(value: float) -> str:
     return rf"{digits} \times 10^{{{int(power)}}}" if power else digits
 
 
-def index(it: Index) -> str:
+def latex_index(it: Index) -> str:
     """An index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
     match it:
         case Index(((Remainder(numerator, d), 1),), 0):
@@ -76,7 +76,7 @@ def _times(k: int, atom: Atom) -> str:
     factor = "" if k == 1 else str(k)
     match atom:
         case Iterator(text):
-            return factor + name(text)
+            return factor + latex_name(text)
         case Quotient(numerator, d):
             return rf"{factor}\lfloor {_operand(numerator)} / {d} \rfloor"
         case Remainder(numerator, d):
@@ -89,14 +89,14 @@ def _modulo(numerator: Index, d: int) -> str:
 
 
 def _operand(numerator: Index) -> str:
-    shown = index(numerator)
+    shown = latex_index(numerator)
     match numerator:
         case Index(((Iterator() | Quotient(), k),), 0) if k > 0:
             return shown
     return f"({shown})"
 
 
-def function(op: str, shown: Sequence[str], dialect: str) -> str:
+def latex_function(op: str, shown: Sequence[str], dialect: str) -> str:
     """The function *op* of the text form of arguments that are printed already."""
     if op == "where" and dialect != "mathtext":
         condition, x, y = shown
@@ -107,7 +107,7 @@ def function(op: str, shown: Sequence[str], dialect: str) -> str:
     return rf"\mathrm{{{op}}}\left({', '.join(shown)}\right)"
 
 
-def matrix(table: Table, dialect: str) -> str:
+def latex_matrix(table: Table, dialect: str) -> str:
     """A matrix as one; mathtext and tables of another rank get the entries in a row."""
     shown = [str(x) if x.denominator == 1 else _fraction(x) for x in table.entries]
     if len(table.shape) != 2 or dialect == "mathtext":

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from lark import Token, Tree
 
 from einnet_explore.ir import Program
-from einnet_explore.syntax.errors import TextError, error_at, located
-from einnet_explore.syntax.literals import Node, children, integer
-from einnet_explore.syntax.parser import grammar, program_of
+from einnet_explore.syntax.errors import TextError, error_at, locate_errors
+from einnet_explore.syntax.literals import Node, child_trees, integer_literal
+from einnet_explore.syntax.parser import grammar, program_from_tree
 
 _SIZED = ("sizes", "edge", "signed")
 _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_modulo", "index_negative")
@@ -57,8 +57,8 @@ class Template:
     def at(self, sizes: Mapping[str, int]) -> Program:
         """The program where the parameters have *sizes*; raises TextError, which names them, where there is none."""
         try:
-            with located(self.source, self.text):
-                return program_of(_put(self.tree, sizes))
+            with locate_errors(self.source, self.text):
+                return program_from_tree(_put(self.tree, sizes))
         except TextError as error:
             at = ", ".join(f"{name} = {n}" for name, n in sizes.items())
             raise TextError(error.source, error.line, error.column, f"{error.message} (at {at})") from None
@@ -70,10 +70,10 @@ class Template:
 
 def parse_template(text: str, source: str = "<text>") -> Template:
     """The template that *text* writes down; raises TextError, with line and column, on what is no text of that form."""
-    with located(source, text):
+    with locate_errors(source, text):
         tree = grammar("parametric").parse(text, start="program")
         lines = [child for child in tree.children if isinstance(child, Tree) and child.data == "parameter"]
-        found = tuple(_assumption(node, text) for line in lines for node in children(line))
+        found = tuple(_assumption(node, text) for line in lines for node in child_trees(line))
         if not found:
             raise error_at(tree, "found no parameter, expected a line such as: param H >= 3")
         statements = [child for child in tree.children if child not in lines]
@@ -102,18 +102,18 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
             Token(value=">=" | "<=" as op),
             Tree(data="integer", children=[Token() as n]),
         ]:
-            return made(str(name), op, integer(n))
+            return made(str(name), op, integer_literal(n))
         case [
             Tree(data="index_modulo", children=[left, right]),
             Token(value="=="),
             Tree(data="integer", children=[Token() as n]),
         ]:
-            number = integer(n)
+            number = integer_literal(n)
             match left, right:
                 case Tree(data="iterator", children=[Token() as name]), Tree(
                     data="integer", children=[Token() as digits]
                 ):
-                    modulus = integer(digits)
+                    modulus = integer_literal(digits)
                     if not modulus:
                         raise error_at(digits, "found the modulus 0, expected a positive integer")
                     if number >= modulus:
@@ -172,7 +172,7 @@ def _value(node: Node, sizes: Mapping[str, int]) -> int:
     """A polynomial of parameters at *sizes*; a quotient must be whole."""
     match node:
         case Tree(data="integer", children=[digits]):
-            return integer(digits)
+            return integer_literal(digits)
         case Tree(data="iterator", children=[Token() as name]):
             if str(name) not in sizes:
                 raise error_at(name, f"found unknown parameter {name}, expected one of {', '.join(sizes)}")

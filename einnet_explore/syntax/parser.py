@@ -17,9 +17,9 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from einnet_explore.ir import Attribute, Equation, Index, Instance, Iterator, Program, Scope, Tensor, tensors
-from einnet_explore.syntax.errors import TextError, error_at, located
-from einnet_explore.syntax.expressions import Names, clauses_of, closed, index_of, scope_of
-from einnet_explore.syntax.literals import integer, name_of, signed, string
+from einnet_explore.syntax.errors import TextError, error_at, locate_errors
+from einnet_explore.syntax.expressions import Names, index_from_tree, parse_clauses, scope_from_clauses, scope_from_tree
+from einnet_explore.syntax.literals import integer_literal, name_from_tree, signed_integer, string_literal
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Sofar:
     """What an equation may read: inputs, and the results of those before it."""
 
 
-def program_of(tree: Tree[Token]) -> Program:
+def program_from_tree(tree: Tree[Token]) -> Program:
     """The program of a list of statements; outputs are, unless named, the results that nothing reads."""
     sofar = _Sofar()
     for statement in tree.children:
@@ -48,7 +48,7 @@ def program_of(tree: Tree[Token]) -> Program:
                 sofar.equations[equation.name], sofar.readable[equation.name] = equation, equation.tensor
             case Tree(data="output", children=names):
                 for node in names:
-                    if (name := name_of(node)) in sofar.outputs:
+                    if (name := name_from_tree(node)) in sofar.outputs:
                         raise error_at(node, f"found output {name} twice, expected it once")
                     sofar.outputs[name] = node
     if not sofar.equations:
@@ -57,10 +57,10 @@ def program_of(tree: Tree[Token]) -> Program:
         if name not in sofar.equations and name not in sofar.inputs:
             raise error_at(node, f"found unknown output {name}, expected one of {', '.join(sofar.readable)}")
     equations = tuple(sofar.equations.values())
-    return Program(tuple(sofar.inputs.values()), equations, tuple(sofar.outputs) or unread(equations))
+    return Program(tuple(sofar.inputs.values()), equations, tuple(sofar.outputs) or unread_equations(equations))
 
 
-def unread(equations: tuple[Equation, ...]) -> tuple[str, ...]:
+def unread_equations(equations: tuple[Equation, ...]) -> tuple[str, ...]:
     """The results that no equation reads: the outputs of a program that names none."""
     read = {tensor.name for e in equations for tensor in tensors(e.scope)}
     return tuple(e.name for e in equations if e.name not in read)
@@ -68,18 +68,18 @@ def unread(equations: tuple[Equation, ...]) -> tuple[str, ...]:
 
 def _declared(tree: Tree[Token]) -> Tensor:
     name, sizes, *clauses = (child for child in tree.children if isinstance(child, Tree))
-    shape = tuple(integer(size) for size in sizes.children)
+    shape = tuple(integer_literal(size) for size in sizes.children)
     if 0 in shape:
-        raise error_at(sizes, f"found shape {list(shape)} of {name_of(name)}, expected sizes of at least 1")
-    padding, value, weight = clauses_of(clauses, len(shape), name_of(name))
-    return Tensor(name_of(name), shape, padding, value, weight)
+        raise error_at(sizes, f"found shape {list(shape)} of {name_from_tree(name)}, expected sizes of at least 1")
+    padding, value, weight = parse_clauses(clauses, len(shape), name_from_tree(name))
+    return Tensor(name_from_tree(name), shape, padding, value, weight)
 
 
 def _equation(tree: Tree[Token], sofar: _Sofar) -> Equation:
     name, head, body, clauses, *via = tree.children
     assert isinstance(head, Tree) and isinstance(clauses, Tree)
-    scope = closed(head, body, clauses, Names(sofar.readable))
-    return Equation(name_of(name), scope, _instance(via[0]) if via else None)
+    scope = scope_from_clauses(head, body, clauses, Names(sofar.readable))
+    return Equation(name_from_tree(name), scope, _instance(via[0]) if via else None)
 
 
 def _unused(tree: Tree[Token], name: str, sofar: _Sofar) -> None:
@@ -93,18 +93,18 @@ def _instance(tree: Tree[Token] | Token) -> Instance:
             made = tuple(_attribute(a) for a in attributes)
             if twice := [a for n, a in enumerate(attributes) if made[n][0] in dict(made[:n])]:
                 raise error_at(twice[0], f"found {_attribute(twice[0])[0]} twice, expected it once")
-            return Instance(name_of(name), made)
+            return Instance(name_from_tree(name), made)
     raise error_at(tree, f"found {tree}, expected an operator")
 
 
 def _attribute(tree: Tree[Token] | Token) -> tuple[str, Attribute]:
     match tree:
         case Tree(children=[name, Tree(data="signed") as value]):
-            return name_of(name), signed(value)
+            return name_from_tree(name), signed_integer(value)
         case Tree(children=[name, Tree(data="string", children=[text])]):
-            return name_of(name), string(text)
+            return name_from_tree(name), string_literal(text)
         case Tree(children=[name, Tree(data="tuple", children=values)]):
-            return name_of(name), tuple(signed(v) for v in values)
+            return name_from_tree(name), tuple(signed_integer(v) for v in values)
     raise error_at(tree, f"found {tree}, expected an attribute")
 
 
@@ -118,9 +118,9 @@ def parse(text: str, source: str = "<text>") -> Program:
     syntax errors, on names that are unknown or defined twice, on ranges and shapes without elements, and on indices
     that leave what they read.
     """
-    with located(source, text):
+    with locate_errors(source, text):
         try:
-            return program_of(grammar().parse(text, start="program"))
+            return program_from_tree(grammar().parse(text, start="program"))
         except UnexpectedInput:
             if (line := _PARAMETERS.search(text)) is not None:
                 at = Token("NAME", "param", line=text.count("\n", 0, line.start(1)) + 1, column=len(line[0]) - 4)
@@ -155,14 +155,14 @@ def parse_scope(text: str, tensors: Mapping[str, Tensor]) -> Scope:
 
     Raises TextError as ``parse`` does.
     """
-    with located("<text>", text):
-        return scope_of(grammar().parse(text, start="scope"), Names(dict(tensors)))
+    with locate_errors("<text>", text):
+        return scope_from_tree(grammar().parse(text, start="scope"), Names(dict(tensors)))
 
 
 def parse_index(text: str, iterators: Mapping[str, Iterator]) -> Index:
     """The index that *text* writes down over *iterators*, in normal form.  Raises TextError as ``parse`` does."""
-    with located("<text>", text):
-        return index_of(grammar().parse(text, start="index"), Names({}, dict(iterators)))
+    with locate_errors("<text>", text):
+        return index_from_tree(grammar().parse(text, start="index"), Names({}, dict(iterators)))
 
 
 @cache

@@ -51,16 +51,16 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
         case Index():
             return repr(it)
         case _:
-            return scalar(it)
+            return scalar_text(it)
 
 
-def scalar(body: Scalar, level: int = SUM) -> str:
+def scalar_text(body: Scalar, level: int = SUM) -> str:
     """*body*, in parentheses if it binds more loosely than *level*."""
     match body:
         case Access(source, index):
             return f"{_source(source)}[{_list(index)}]"
         case Const(value):
-            return number(value)
+            return number_text(value)
         case Compare(op, left, right):
             return f"{left!r} {op} {right!r}"
         case Apply("+", args):
@@ -72,12 +72,12 @@ def scalar(body: Scalar, level: int = SUM) -> str:
         case Apply("/", args):
             return _infix("/", args, PRODUCT, level)
         case Apply("neg", (inner,)):
-            return f"-{scalar(inner, UNARY)}"
+            return f"-{scalar_text(inner, UNARY)}"
         case Apply(op, args):
-            return f"{op}({', '.join(scalar(a) for a in args)})"
+            return f"{op}({', '.join(scalar_text(a) for a in args)})"
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """*value* so that reading it back gives it exactly; whole numbers without a point."""
     if isinstance(value, int):
         return str(int(value))
@@ -85,7 +85,7 @@ def number(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
 
 
-def ranges(iterators: Iterable[Iterator]) -> str:
+def ranges_text(iterators: Iterable[Iterator]) -> str:
     """``r:3, t:-1..8``"""
     return ", ".join(
         f"{_iterator(x.name)}:{x.hi}" if x.lo == 0 else f"{_iterator(x.name)}:{x.lo}..{x.hi}" for x in iterators
@@ -141,12 +141,16 @@ def _scope(scope: Scope) -> str:
 
 def _head(scope: Scope) -> str:
     domain = f" | {', '.join(map(_bound, scope.domain))}" if scope.domain else ""
-    return f"[{ranges(scope.traversals)}{domain}]"
+    return f"[{ranges_text(scope.traversals)}{domain}]"
 
 
 def _right(scope: Scope) -> str:
     plain = not scope.summations and scope.reduce == "sum"
-    return scalar(scope.body) if plain else f"{scope.reduce}[{ranges(scope.summations)}] {scalar(scope.body)}"
+    return (
+        scalar_text(scope.body)
+        if plain
+        else f"{scope.reduce}[{ranges_text(scope.summations)}] {scalar_text(scope.body)}"
+    )
 
 
 def _bound(bound: Bound) -> str:
@@ -155,12 +159,12 @@ def _bound(bound: Bound) -> str:
 
 def _clauses(padding: Padding, value: float) -> str:
     edges = ", ".join(str(lo) if lo == hi else f"({lo}, {hi})" for lo, hi in padding)
-    return (f" pad [{edges}]" if padding else "") + (f" value {number(value)}" if value else "")
+    return (f" pad [{edges}]" if padding else "") + (f" value {number_text(value)}" if value else "")
 
 
 def _infix(op: str, args: tuple[Scalar, ...], own: int, level: int) -> str:
     first, *rest = args
-    out = f" {op} ".join((scalar(first, own), *(scalar(a, own + 1) for a in rest)))
+    out = f" {op} ".join((scalar_text(first, own), *(scalar_text(a, own + 1) for a in rest)))
     return f"({out})" if level > own else out
 
 

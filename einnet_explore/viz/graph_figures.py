@@ -17,8 +17,8 @@ import graphviz
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
-from einnet_explore.support.wording import counted
-from einnet_explore.syntax.computation_graph import COLOURS, Graph, GraphNode, dot_of, graph
+from einnet_explore.support.wording import count_noun
+from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, dot_of, graph
 from einnet_explore.viz.figure import Figure, figure_from_picture
 from einnet_explore.viz.pictures import (
     Curve,
@@ -153,7 +153,7 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tu
 def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
     wide, high = layout.wide[node.name], layout.high[node.name]
     x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
-    look = ShapeStyle(COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
+    look = ShapeStyle(NODE_COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
     shapes: tuple[Shape, ...]
     match node.kind:
         case "input" | "weight":
@@ -247,7 +247,7 @@ def tree_figure(states: Sequence[State], to: int | None = None, limit: int = 240
     ]
     some = f"{len(shown)} of " if len(shown) < len(states) else ""
     way = "" if to is None else f"; the way to state {to} is thick"
-    return draw_tree(nodes, to, f"{some}{counted(len(states), 'state')}; squares are candidates{way}")
+    return draw_tree(nodes, to, f"{some}{count_noun(len(states), 'state')}; squares are candidates{way}")
 
 
 def draw_tree(nodes: Sequence[TreeNode], chosen: int | None, caption: str) -> Figure:

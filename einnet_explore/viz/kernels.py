@@ -25,7 +25,7 @@ from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar
 from einnet_explore.runtime.emulated_blocks import gpu_launch
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
-from einnet_explore.syntax.printer import scalar as said
+from einnet_explore.syntax.printer import scalar_text as said
 from einnet_explore.viz.figure import Figure
 
 KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"

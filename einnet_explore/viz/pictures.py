@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 from typing import TypeAlias
 
-from einnet_explore.syntax.notation import words
+from einnet_explore.syntax.notation import latex_words
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -203,7 +203,7 @@ def _tikz(shape: Shape) -> Iterable[str]:
             white = ", fill=white" if halo else ""
             font = rf"font=\sffamily\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
             if text:
-                yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{words(text)}}};"
+                yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{latex_words(text)}}};"
         case ShapeGroup(_, _, shapes):
             for inside in shapes:
                 yield from _tikz(inside)

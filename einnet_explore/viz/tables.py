@@ -13,7 +13,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, show_path
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import format_seconds
-from einnet_explore.syntax.notation import words
+from einnet_explore.syntax.notation import latex_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TextTable:
 
     def to_latex(self) -> str:
         """Return a ``tabular`` for the package ``booktabs``."""
-        lines = (" & ".join(map(words, row)) + r" \\" for row in (self.head, *self.rows))
+        lines = (" & ".join(map(latex_words, row)) + r" \\" for row in (self.head, *self.rows))
         head, *rows = lines
         return "\n".join(
             [rf"\begin{{tabular}}{{{'l' * len(self.head)}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule",

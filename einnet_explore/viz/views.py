@@ -143,7 +143,7 @@ class Steps:
         """Return the steps as a picture: the equations that each step added or changed, after its rule and path."""
         lines = [rf"E_{{0}}:\ \ {line}" for line in mathtext_lines(latex(self.derivation.start, dialect="mathtext"))]
         for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
-            words = "".join(notation.escaped(c) for c in reason).replace(" ", r"\ ")
+            words = "".join(notation.escape_latex(c) for c in reason).replace(" ", r"\ ")
             known = set(step.before.equations)
             new = tuple(e for e in step.after.equations if e not in known)
             lines.append(rf"\Rightarrow\ \mathrm{{{words}}}:")

@@ -8,7 +8,7 @@ import graphviz
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, read_path
-from einnet_explore.syntax.computation_graph import COLOURS, dot
+from einnet_explore.syntax.computation_graph import NODE_COLOURS, dot
 from einnet_explore.syntax.computation_graph import graph as graph_of
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.look import Shown
@@ -31,7 +31,7 @@ def graph(program: Program, at: str) -> Shown:
         "says": says,
         "paths": {e.name: str(n) for n, e in enumerate(program.equations)},
         "at": program.equations[n].name if 0 <= n < len(program.equations) else "",
-        "kinds": {kind: colour for kind, colour in COLOURS.items() if kind in kinds},
+        "kinds": {kind: colour for kind, colour in NODE_COLOURS.items() if kind in kinds},
     }
 
 

@@ -9,7 +9,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, bench, devices, note
 from einnet_explore.session.measured_candidates import Benched
-from einnet_explore.support.wording import counted
+from einnet_explore.support.wording import count_noun
 from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
 from einnet_widgets.searching import Searching
@@ -143,7 +143,7 @@ class Measuring:
                 self.result, self.says = result, result.stage
                 self.desk.refresh("bench")
                 if self._stopped.is_set():
-                    self.says = f"stopped after {result.rounds} of {counted(self.rounds, 'round')}"
+                    self.says = f"stopped after {result.rounds} of {count_noun(self.rounds, 'round')}"
                     break
         except Exception as error:
             self.desk.complain(error)

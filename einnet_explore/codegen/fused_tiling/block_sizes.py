@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, chain
+from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, find_chain
 from einnet_explore.codegen.fused_tiling.block_view import (
     RESULT_MEMORY,
     BlockStage,
@@ -111,7 +111,7 @@ L3_SLOWDOWN, MEMORY_SLOWDOWN = 2, 4
 def tileable_chain(scope: Scope, machine: Machine) -> Chain | None:
     """Return *scope* as a chain with vector products and other stages around them, or None."""
     try:
-        found = chain(scope)
+        found = find_chain(scope)
     except Refused:
         return None
     if len(found.stages) == 1 or not any(s.product for s in found.stages):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import neighbours
+from einnet_explore.analysis.flattening import are_neighbours
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
 from einnet_explore.codegen.fusion.sizes import Shapes
@@ -186,4 +186,4 @@ def _are_neighbours(
     if a not in axes or b not in axes:
         return (a in axes) == (b in axes)
     steps = dict(zip(axes, strides[memory], strict=True))
-    return neighbours([(steps[a], steps[b])], extents[b])
+    return are_neighbours([(steps[a], steps[b])], extents[b])

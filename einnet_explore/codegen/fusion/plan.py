@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from einnet_explore.analysis.regions import always
+from einnet_explore.analysis.regions import always_holds
 from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.codegen.fusion.operations import FusedOperation, operation_cost, program_operations, read_name
 from einnet_explore.codegen.fusion.sizes import AbstractSizes, Shapes, abstract_sizes, check_sizes, size_constants
@@ -171,7 +171,7 @@ class _StagePlacement:
 
 
 def _is_inside(access: Access) -> bool:
-    return all(always(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
+    return all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(access.index, access.source.box, strict=True))
 
 
 def inline_operation(access: Access, operation: FusedOperation) -> Scalar:

@@ -10,7 +10,7 @@ from math import prod
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.analysis.row_nest import Nest
+from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import Environment, tvm_expression
@@ -23,7 +23,7 @@ MAX_BLOCK_ROWS = 64
 
 
 def rows_function(
-    nest: Nest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
+    nest: RowNest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
 ) -> TvmObject:
     """Return the PrimFunc of *nest* from *inputs* (shapes by name); ``write(buffers, result)`` writes its body."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
@@ -42,7 +42,7 @@ def rows_function(
 class RowKernel:
     """A kernel of *nest* that reads the buffers *places* and writes *result*."""
 
-    nest: Nest
+    nest: RowNest
     places: Mapping[str, TvmObject]
     result: TvmObject
     threads: int

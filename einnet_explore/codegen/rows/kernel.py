@@ -16,7 +16,8 @@ from math import prod
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.analysis.row_nest import Band, Column, Nest, Product, Reduced, Row, name, reads
+from einnet_explore.analysis.row_nest import RowNest, RowProduct
+from einnet_explore.analysis.row_nodes import BandNode, ColumnNode, ReducedNode, RowNode, node_name, read_nodes
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
 from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split
@@ -40,7 +41,7 @@ class PackedBand:
     """The right operand of a band, packed: tiles of columns, inside each the summation, then the columns."""
 
     kernel: RowKernel
-    band: Band
+    band: BandNode
     tile: VectorTile = field(init=False)
     first: int = field(init=False)
     last: int = field(init=False)
@@ -83,7 +84,7 @@ class PackedFactor:
     """The factor of the last product, packed: a row of n for every column."""
 
     kernel: RowKernel
-    product: Product
+    product: RowProduct
     tile: VectorTile = field(init=False)
     width: int = field(init=False)
     buffer: TvmObject = field(init=False)
@@ -125,7 +126,7 @@ class RowWriter:
         """Compute the row into *held* from *at* on and its scale into *scales*, or both into the result."""
         nest = self.kernel.nest
         for n, (buffer, start) in self.skewed.items():
-            self.readers[name(n)] = _read_from(buffer, T.bind(start))
+            self.readers[node_name(n)] = _read_from(buffer, T.bind(start))
         passes = _assign_passes(nest)
         last = _first_pass(nest, nest.result, passes)
         for turn in range(max((*passes.values(), last)) + 1):
@@ -158,10 +159,10 @@ class RowWriter:
         sums: list[tuple[int, TvmObject]] = []
         for n in numbers:
             match nest.nodes[n]:
-                case Row(body):
+                case RowNode(body):
                     steps.append((self._value(body), _store_from(self.buffers[n], 0)))
-                    self.readers[name(n)] = _read_from(self.buffers[n], 0)
-                case Reduced(reduce, body):
+                    self.readers[node_name(n)] = _read_from(self.buffers[n], 0)
+                case ReducedNode(reduce, body):
                     total = T.alloc_buffer((self._lanes,))
                     neutral = tvm_constant(REDUCTIONS[reduce], "float32")
                     store_vector(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
@@ -200,12 +201,12 @@ class RowWriter:
 
     def _total(self, n: int, lanes: TvmObject) -> None:
         node = self.kernel.nest.nodes[n]
-        assert isinstance(node, Reduced)
+        assert isinstance(node, ReducedNode)
         total = T.alloc_buffer((1,))
         T.buffer_store(total, lanes[0], [0])
         for x in range(1, self._lanes):
             T.buffer_store(total, _COMBINE[node.reduce](total[0], lanes[x]), [0])
-        self.readers[name(n)] = lambda: total[0]
+        self.readers[node_name(n)] = lambda: total[0]
 
 
 _COMBINE: Mapping[str, Callable[[TvmObject, TvmObject], TvmObject]] = {
@@ -236,32 +237,32 @@ def _accumulate_into(
     return add
 
 
-def _assign_passes(nest: Nest) -> dict[int, int]:
+def _assign_passes(nest: RowNest) -> dict[int, int]:
     """Return the pass of every node except bands: after those of the reductions that it reads."""
     out: dict[int, int] = {}
     for n, node in enumerate(nest.nodes):
         match node:
-            case Row(body) | Reduced(_, body):
+            case RowNode(body) | ReducedNode(_, body):
                 out[n] = _first_pass(nest, body, out)
     return out
 
 
-def _first_pass(nest: Nest, body: Scalar, passes: Mapping[int, int]) -> int:
+def _first_pass(nest: RowNest, body: Scalar, passes: Mapping[int, int]) -> int:
     """Return the first pass in which *body* can be computed."""
-    waits = ((passes[n], isinstance(nest.nodes[n], Reduced)) for n in reads(body) if n in passes)
+    waits = ((passes[n], isinstance(nest.nodes[n], ReducedNode)) for n in read_nodes(body) if n in passes)
     return max((turn + wait for turn, wait in waits), default=0)
 
 
-def nest_function(nest: Nest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
+def nest_function(nest: RowNest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """Return the PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
     )
 
 
-def block_rows(nest: Nest, machine: Machine) -> int:
+def block_rows(nest: RowNest, machine: Machine) -> int:
     """Return the rows of a block: at most half of the second-level cache, but whole tiles."""
-    wide = sum(isinstance(n, Band) for n in nest.nodes) + bool(nest.product)
+    wide = sum(isinstance(n, BandNode) for n in nest.nodes) + bool(nest.product)
     rows, tile = (
         MAX_BLOCK_ROWS,
         vector_tile(nest.product.n.extent if nest.product else 2 * machine.lanes, machine.lanes).rows,
@@ -280,8 +281,8 @@ class _NestKernel(RowKernel):
 
     def write(self) -> None:
         """Pack the operands, then write every block of rows."""
-        bands = {n: PackedBand(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Band)}
-        columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, Column)}
+        bands = {n: PackedBand(self, node) for n, node in enumerate(self.nest.nodes) if isinstance(node, BandNode)}
+        columns = {n: self._column(node) for n, node in enumerate(self.nest.nodes) if isinstance(node, ColumnNode)}
         product = PackedFactor(self, self.nest.product) if self.nest.product else None
         for band in bands.values():
             band.pack()
@@ -293,7 +294,7 @@ class _NestKernel(RowKernel):
             first = T.bind(at % blocks * self.rows)
             _RowBlock(self, bands, columns, product, batch, first).write()
 
-    def _column(self, node: Column) -> TvmObject:
+    def _column(self, node: ColumnNode) -> TvmObject:
         """Evaluate a node that depends on the column alone."""
         extent = self.nest.column.extent
         buffer = T.alloc_buffer((self.batches * extent,))
@@ -323,7 +324,7 @@ class _RowBlock:
         span = -(-(kernel.rows + nest.along.extent) // kernel.lanes) * kernel.lanes
         held = T.alloc_buffer((kernel.rows * span,)) if self.product else None
         scales = T.alloc_buffer((kernel.rows,))
-        kept = [n for n, node in enumerate(nest.nodes) if isinstance(node, Row)]
+        kept = [n for n, node in enumerate(nest.nodes) if isinstance(node, RowNode)]
         # -1 is the result before it is scaled: only the whole row tells by what.
         buffers = {n: T.alloc_buffer((nest.along.extent,)) for n in (*kept, *(() if self.product else (-1,)))}
         with T.serial(count) as r:

@@ -19,8 +19,8 @@ from math import prod
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.analysis.online_softmax import Online
-from einnet_explore.analysis.row_nest import Band, Column, name
+from einnet_explore.analysis.online_softmax import OnlineSoftmax
+from einnet_explore.analysis.row_nodes import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
 from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split
@@ -43,7 +43,7 @@ MAX_BLOCK_COLUMNS = 512
 """Columns of a block, at most."""
 
 
-def online_block(online: Online, machine: Machine) -> tuple[int, int]:
+def online_block(online: OnlineSoftmax, machine: Machine) -> tuple[int, int]:
     """Return (rows, columns) of a block: values fit the first-level cache, scores the second-level one."""
     nest = online.nest
     assert nest.product is not None
@@ -63,7 +63,7 @@ def online_block(online: Online, machine: Machine) -> tuple[int, int]:
 class OnlineBlocks(RowKernel):
     """A kernel of *online* in blocks of *rows* and *columns*; *tile* is a tile of scores, *out* of the result."""
 
-    online: Online
+    online: OnlineSoftmax
     rows: int = field(init=False)
     columns: int = field(init=False)
     tile: VectorTile = field(init=False)
@@ -81,7 +81,7 @@ class OnlineBlocks(RowKernel):
         self.blocks = -(-seen // self.columns)
         self.groups = -(-nest.row.extent // self.rows)
 
-    def packed(self, band: Band, env: Environment) -> TvmObject:
+    def packed(self, band: BandNode, env: Environment) -> TvmObject:
         """Pack the right operand of a band: tiles of columns, inside each the summation, then the columns."""
         depth, width = prod(s.extent for s in band.sums), self.tile.width
         tiles = self.blocks * self.columns // width
@@ -93,7 +93,7 @@ class OnlineBlocks(RowKernel):
                 T.buffer_store(buffer, value, [(tile * depth + k) * width + x])
         return buffer
 
-    def column(self, column: Column, env: Environment) -> TvmObject:
+    def column(self, column: ColumnNode, env: Environment) -> TvmObject:
         """Evaluate a node that depends on the column alone."""
         buffer = T.alloc_buffer((self.blocks * self.columns,))
         with T.serial(self.blocks * self.columns) as u:
@@ -128,7 +128,9 @@ LOWEST_SCORE = -3.4028234663852886e38
 """Lower than every score but −∞, and finite: the difference of two such is 0."""
 
 
-def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
+def online_function(
+    online: OnlineSoftmax, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine
+) -> TvmObject:
     """Return the PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
     return frame.rows_function(
         online.nest,
@@ -137,7 +139,7 @@ def online_function(online: Online, inputs: Mapping[str, tuple[int, ...]], threa
     )
 
 
-def is_one_pass_faster(online: Online, machine: Machine) -> bool:
+def is_one_pass_faster(online: OnlineSoftmax, machine: Machine) -> bool:
     """True if one pass is faster: every row sees every column, or a window exceeds the second-level cache."""
     nest = online.nest
     return nest.dense or 4 * MAX_BLOCK_ROWS * nest.along.extent > machine.l2
@@ -151,8 +153,8 @@ class _OnlineKernel(OnlineBlocks):
         inside = self.threads > 1 and self.groups >= 4 * self.threads
         with self.loop(self.batches, not inside) as batch:
             env = self.over_batch(batch)
-            packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Band)}
-            columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, Column)}
+            packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
+            columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, ColumnNode)}
             values = self.values(env)
             with self.loop(self.groups, inside) as group:
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
@@ -173,7 +175,7 @@ class _OnlineBlock:
         """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
         lanes = kernel.lanes
-        self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, Band)}
+        self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
             next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
@@ -194,7 +196,7 @@ class _OnlineBlock:
             self._meet(T.bind((begin + j) * kernel.columns))
         self._written()
 
-    def _left(self, band: Band) -> TvmObject:
+    def _left(self, band: BandNode) -> TvmObject:
         """Pack the left operand; out-of-range rows clamp to the last row, and their results are discarded."""
         kernel, nest = self.kernel, self.kernel.nest
         depth = prod(s.extent for s in band.sums)
@@ -210,7 +212,7 @@ class _OnlineBlock:
         """Update the triples by the columns from *begin* on."""
         kernel, lanes = self.kernel, self.kernel.lanes
         for n, node in enumerate(kernel.nest.nodes):
-            if isinstance(node, Band):
+            if isinstance(node, BandNode):
                 self._scores(n, prod(s.extent for s in node.sums), begin)
         largest = T.alloc_buffer((max(kernel.rows, lanes),))
         with T.serial(kernel.rows) as r:
@@ -254,9 +256,9 @@ class _OnlineBlock:
                 at = c * lanes + x
                 place = offset + at
                 readers: dict[str, NodeReader] = {
-                    name(n): _element_reader(b, start + at) for n, b in self.scores.items()
+                    node_name(n): _element_reader(b, start + at) for n, b in self.scores.items()
                 }
-                readers |= {name(n): _element_reader(b, begin + at) for n, b in self.columns.items()}
+                readers |= {node_name(n): _element_reader(b, begin + at) for n, b in self.columns.items()}
                 inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
                 value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
                 if not whole:
@@ -320,7 +322,7 @@ class _OnlineBlock:
         with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
             env = {**self.env, nest.row: self.first + r}
             total = kernel.online.total
-            readers: dict[str, NodeReader] = {} if total is None else {name(total): lambda: self.total[r]}
+            readers: dict[str, NodeReader] = {} if total is None else {node_name(total): lambda: self.total[r]}
             scale = T.alloc_buffer((1,))
             T.buffer_store(scale, kernel.scalar(nest.scale, env, readers), [0])
             with T.serial(kernel.n.extent) as x:

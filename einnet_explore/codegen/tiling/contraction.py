@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from einnet_explore.analysis.flattening import Flattened, flattened
+from einnet_explore.analysis.flattening import FlattenedScope, flatten_scope
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.codegen.tiling.cost import TilingProblem
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
@@ -24,9 +24,9 @@ class TiledContraction:
     epilogue: Scalar
 
     @cached_property
-    def table(self) -> Flattened:
+    def table(self) -> FlattenedScope:
         """The flattened core."""
-        return flattened(self.core)
+        return flatten_scope(self.core)
 
     def problem(self, element: int = 4) -> TilingProblem:
         """Return the input of the cost model: a product and a sum at every point, and PlaidML's post-operations."""

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from math import prod
 
-from einnet_explore.analysis.flattening import Flattened
+from einnet_explore.analysis.flattening import FlattenedScope
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.tiling.shared_layout import local_layout, merge_iterators, thread_layout, transaction_count
 
@@ -79,7 +79,7 @@ class TilingProblem:
     *operations* counts two for a multiply-add, and those after the sum: PlaidML counts them with every product.
     """
 
-    table: Flattened
+    table: FlattenedScope
     operations: int = 2
     element: int = 4
 
@@ -194,13 +194,13 @@ def tile_cost(problem: TilingProblem, tile: Sequence[int], hardware: Hardware) -
     )
 
 
-def _column_tile(table: Flattened, column: int, tile: Sequence[int]) -> TileSizes:
+def _column_tile(table: FlattenedScope, column: int, tile: Sequence[int]) -> TileSizes:
     """Return *tile* for the rows that move *column*, 1 elsewhere: the column's cost depends on those only."""
     moving = table.moving[column]
     return tuple(t if n in moving else 1 for n, t in enumerate(tile))
 
 
-def _result_tile(table: Flattened, tile: Sequence[int]) -> TileSizes:
+def _result_tile(table: FlattenedScope, tile: Sequence[int]) -> TileSizes:
     return tuple(t if r.output else 1 for t, r in zip(tile, table.rows, strict=True))
 
 

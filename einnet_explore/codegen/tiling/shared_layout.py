@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from einnet_explore.analysis.flattening import Column, Flattened
+from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LocalLayout:
         return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
 
 
-def merge_iterators(table: Flattened, column: Column, tile: Sequence[int]) -> tuple[IteratorGroup, ...]:
+def merge_iterators(table: FlattenedScope, column: AddressColumn, tile: Sequence[int]) -> tuple[IteratorGroup, ...]:
     """Return the groups of *column* in a tile, by step; their local strides are still 0."""
     steps = sorted((abs(c), n) for n, c in enumerate(column.coefficients) if c and tile[n] > 1)
     out: list[IteratorGroup] = []
@@ -77,7 +77,7 @@ def merge_iterators(table: Flattened, column: Column, tile: Sequence[int]) -> tu
     return tuple(out)
 
 
-def local_layout(table: Flattened, column: Column, tile: Sequence[int]) -> LocalLayout:
+def local_layout(table: FlattenedScope, column: AddressColumn, tile: Sequence[int]) -> LocalLayout:
     """Return the layout in shared memory of the elements that a tile reads of *column*."""
     size, placed = 1, list[IteratorGroup]()
     for group in sorted(merge_iterators(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
@@ -127,7 +127,7 @@ COALESCED_THREADS = 16
 """Neighbouring threads along the result's smallest step, at least: they write whole transactions."""
 
 
-def thread_layout(table: Flattened, tile: Sequence[int], threads: int, square: bool = False) -> ThreadLayout:
+def thread_layout(table: FlattenedScope, tile: Sequence[int], threads: int, square: bool = False) -> ThreadLayout:
     """Spread *threads* over *tile*: over the result by step, then over the summations.
 
     *square*: over the largest remaining extents of the result, after ``COALESCED_THREADS`` along the smallest step.

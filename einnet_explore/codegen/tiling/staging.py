@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from einnet_explore.analysis.flattening import Column, Flattened
+from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope
 from einnet_explore.codegen.language import (
     I32,
     I64,
@@ -68,8 +68,8 @@ class TileInput:
     """
 
     access: Access
-    column: Column
-    table: Flattened
+    column: AddressColumn
+    table: FlattenedScope
     tile: tuple[int, ...]
     rows: tuple[Iterator, ...]
 

@@ -17,8 +17,8 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from math import gcd, prod
 
-from einnet_explore.analysis.equations import constants
-from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.equations import constant_tensors
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.machine import this_machine
@@ -75,7 +75,7 @@ def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
 
 
 def _reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
-    found, known = readers_by_name(program), constants(program)
+    found, known = readers_by_name(program), constant_tensors(program)
     for e in program.equations:
         if e.name not in known and e.name not in program.outputs and _reshape(e.scope):
             (reader, *others) = found[e.name]
@@ -84,7 +84,7 @@ def _reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
 
 
 def _reshape(scope: Scope) -> bool:
-    if scope.padding or view_strides(scope) != (0, row_major(scope.shape)):
+    if scope.padding or view_strides(scope) != (0, row_major_strides(scope.shape)):
         return False
     (read,) = accesses(scope.body)
     return prod(read.source.shape) == prod(scope.shape)
@@ -92,7 +92,7 @@ def _reshape(scope: Scope) -> bool:
 
 def _alone(program: Program, name: str) -> Iterable[str]:
     """Yield the equations that only the one called *name* reads and that are not known at compile time."""
-    found, known = readers_by_name(program), constants(program)
+    found, known = readers_by_name(program), constant_tensors(program)
     made = {e.name for e in program.equations} - known - set(program.outputs)
     for tensor in tensors(equation_named(program, name).scope):
         if tensor.name in made and found[tensor.name] == (name,):
@@ -101,7 +101,7 @@ def _alone(program: Program, name: str) -> Iterable[str]:
 
 def _panelled(derivation: Derivation) -> Derivation:
     """Store the weights of products in panels, if they are equations of their own."""
-    known = constants(derivation.end)
+    known = constant_tensors(derivation.end)
     made = {e.name for e in derivation.end.equations} & known
     for e in derivation.end.equations:
         if e.name in known or not Stage(e.name, e.scope).product:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from einnet_explore.analysis.bijection import bijection
-from einnet_explore.analysis.counts import reads_once, turned_for
+from einnet_explore.analysis.counts import is_transposed_for, reads_once
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import VIEW, Access, Equation, Scope, Tensor, accesses, scopes
 from einnet_explore.pipeline.post.steps import (
@@ -107,7 +107,7 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
 def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation:
     """Fuse *source* into *reader*; raises Refused."""
     if is_movement(source):
-        if turned_for(source, reader):
+        if is_transposed_for(source, reader):
             raise Refused(f"{reader.name} sums elements of {source.name} several times, which are turned for it once")
         return _read_through(derivation, source, reader)
     if reader.via is None or not reader.via.is_eoperator:

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from einnet_explore.analysis.bijection import bijection
-from einnet_explore.analysis.substitution import fresh
+from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Access, Equation, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
@@ -217,7 +217,7 @@ def _phi(xs: tuple[Iterator, ...], forward: tuple[Index, ...]) -> Phi:
     for index in forward:
         single = index.single
         used = (*names, *(x.name for x in xs))
-        names.append(single.name if single is not None and single.name not in names else fresh("z", used))
+        names.append(single.name if single is not None and single.name not in names else fresh_name("z", used))
     return tuple(zip(names, forward, strict=True))
 
 

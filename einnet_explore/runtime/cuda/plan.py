@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.analysis.flattening import row_major, view_strides
+from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.functor import build_functor
 from einnet_explore.codegen.fusion import fuse_program
@@ -116,10 +116,11 @@ class _Planner:
         if node is None or node.op_type not in CONVOLUTIONS or any(node.permutations) or len(reads) != 2:
             return None
         places = [self.places[name] for name in reads]
-        if any(p.strides != row_major(p.shape) for p in places):
+        if any(p.strides != row_major_strides(p.shape) for p in places):
             return None
         data, weights = (
-            View(p.name, p.offset, shape, row_major(shape)) for p, shape in zip(places, node.shapes, strict=True)
+            View(p.name, p.offset, shape, row_major_strides(shape))
+            for p, shape in zip(places, node.shapes, strict=True)
         )
         spatial = len(node.output) - 2
         given = dict(node.attributes)
@@ -133,7 +134,7 @@ class _Planner:
         group = given.get("group", 1)
         if not isinstance(group, int):
             return None
-        out = View(equation.name, 0, node.output, row_major(node.output))
+        out = View(equation.name, 0, node.output, row_major_strides(node.output))
         return Convolution(
             node.op_type, out, data, weights, of("strides", 1, spatial), of("dilations", 1, spatial), pads,
             of("output_padding", 0, spatial), group,
@@ -229,7 +230,7 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
 
 
 def _whole_view(name: str, shape: Shape) -> View:
-    return View(name, 0, shape, row_major(shape))
+    return View(name, 0, shape, row_major_strides(shape))
 
 
 def _shown(flat: np.ndarray, place: View) -> np.ndarray:
