@@ -1,11 +1,11 @@
-r"""What a comparison takes for granted: axioms, and which results may be infinite.
+r"""Assumptions of a comparison: axioms, and the results that may be infinite.
 
-Inputs, and what an exponential, a logarithm, a root or a reciprocal gives, are finite numbers; a maximum over what is
-masked with :math:`-\infty` may be none.  Values that may be infinite are followed by name, :math:`T_\infty`: they never
+Inputs and the results of exponentials, logarithms, roots and reciprocals are assumed finite; a maximum over values
+masked with :math:`-\infty` may be infinite.  Possibly infinite values are tracked by name, :math:`T_\infty`: they never
 cancel, not even in part (:math:`5T - 4T`), never vanish in a product with 0, are not distributed over a sum
-(:math:`T(a + b)` is :math:`\infty`, :math:`T a + T b` no number), and no exponential of them cancels.
+(:math:`T(a + b)` is :math:`\infty`, :math:`T a + T b` is NaN), and no exponential of them cancels.
 
-Source: the theory of the checker that stands alone (``einnet_check``), whose proofs these are to agree with.
+The standalone checker ``einnet_check`` has the same theory, and its proofs must agree with these.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from einnet_explore.interpreter.numbers import Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
 
 EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
-"""What a proof says that needs more of the exponential than that it is a function."""
+"""The text of a proof that uses the exponential's functional equation."""
 
 ROUNDING_AXIOM = "with constants taken for one that agree to 12 digits"
-"""What a proof says that needs two constants to be one which folding in floating point made two."""
+"""The text of a proof that equates constants that differ by floating-point constant folding."""
 
 AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING_AXIOM)
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The names of tensors that may hold infinite values, and the axioms that may be used."""
+    """The names of possibly infinite tensors, and the axioms that may be used."""
 
     infinite: frozenset[str] = frozenset()
     exponential: bool = False
@@ -37,11 +37,11 @@ class Assumptions:
 
     @property
     def named(self) -> str:
-        """The axioms, as a proof names them."""
+        """The axioms' text in a proof."""
         return ", ".join(axiom for axiom, used in zip(AXIOMS, (self.exponential, self.rounds), strict=True) if used)
 
     def number(self, k: Number) -> Number:
-        """The constant *k*, or what it is rounded to where that axiom may be used."""
+        """Return the constant *k*, rounded if the rounding axiom may be used."""
         return simplest_fraction(k) if self.rounds else k
 
     def endless(self, scope: Scope) -> bool:
@@ -55,7 +55,7 @@ class Assumptions:
         return constant or not self.infinite.isdisjoint(names)
 
     def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Assumptions]:
-        """This with the axioms that may help to compare what is *before* with what is *after*, few of them first."""
+        """Yield these assumptions with axioms that may help to compare *before* with *after*, fewest axioms first."""
         inside = [[_axiom_needs(scope) for scope in side] for side in (before, after)]
         exponential = all(any(e for e, _ in side) for side in inside)
         folded = any(f for side in inside for _, f in side)
@@ -65,11 +65,11 @@ class Assumptions:
 
 
 NO_ASSUMPTIONS = Assumptions()
-"""Nothing may be infinite, and there is no axiom."""
+"""No tensor may be infinite, and there is no axiom."""
 
 
 def infinite_results(programs: Iterable[Iterable[Equation]]) -> Assumptions:
-    """What to take for granted of equations by their names: what may be infinite in one of *programs* may be so."""
+    """Return assumptions with every equation that may be infinite in one of *programs*."""
     given = NO_ASSUMPTIONS
     for equations in programs:
         for equation in equations:
@@ -79,12 +79,12 @@ def infinite_results(programs: Iterable[Iterable[Equation]]) -> Assumptions:
 
 
 def assume_infinite_tensors(scope: Scope) -> Assumptions:
-    """That all tensors which *scope* itself reads may hold infinite values: nobody knows where they are from."""
+    """Assume that all tensors that *scope* itself reads may be infinite, since their origin is unknown."""
     return Assumptions(frozenset(a.source.name for a in accesses(scope.body) if isinstance(a.source, Tensor)))
 
 
 def join_axioms(axioms: Iterable[str]) -> str:
-    """What a proof says that needs all that the *axioms* name, each of them once."""
+    """Join the axioms named in *axioms* into one text, each of them once."""
     said = list(axioms)
     return ", ".join(axiom for axiom in AXIOMS if any(axiom in one for one in said))
 
@@ -95,7 +95,7 @@ _NO_SOURCES: _InfiniteSources = (False, frozenset())
 
 @lru_cache(1 << 14)
 def _infinite_sources(scope: Scope) -> _InfiniteSources:
-    """Whether an infinite constant may become a value of *scope*, and the tensors of which an element may."""
+    """Return whether an infinite constant may be a value of *scope*, and the tensors whose elements may be."""
     outside = not isfinite(scope.value) and bool(scope.domain or scope.padding)
     return _union(((outside, frozenset()), _scalar_sources(scope.body)))
 
@@ -124,7 +124,7 @@ def _union(parts: Iterable[_InfiniteSources]) -> _InfiniteSources:
 
 @lru_cache(1 << 14)
 def _axiom_needs(scope: Scope) -> tuple[bool, bool]:
-    """Whether an exponential is taken in *scope*, and whether a constant in it is none that rounding leaves."""
+    """Return whether *scope* contains an exponential, and whether rounding changes one of its constants."""
     return _scalar_needs(scope.body)
 
 

@@ -1,16 +1,12 @@
-"""Certificates: why a program computes what another did, or where it does not.
+"""Certificates: proof that two programs are equal, or a counterexample.
 
-Only what changed is compared.  Equations are aligned by name and taken in order; one that is proved to mean the same in
-both programs is read as a tensor by those that follow.  What else the two sides of an equation read is put into them,
-as far as they have nothing in common: the outermost first, so that both end where they meet.  Inside an equation the
-smallest sub-scopes that differ are compared first (``agreement``).  Scopes are compared as multisets of terms
-(``tally``: a proof); where that theory does not reach they are evaluated on random integers (``exact``).
+Only changed equations are compared.  Equations are aligned by name and taken in order; an equation proved equal in both
+programs is a tensor for its readers.  Other equations that the two sides read are inlined, the outermost first, until
+both sides read the same tensors.  Inside an equation the smallest differing sub-scopes are compared first.  Scopes are
+compared as term multisets (``proved``); beyond that theory they are evaluated on random integers (``exact``).
 
-One certificate for a chain of steps: equality is transitive.
-
-From a program to one that is far from it there may be no proof within reach, although each step between them has one:
-the terms of both ends at once are too many.  A chain of proved steps is a proof that its ends are equal, if every step
-starts from the program in which the step before it ended.
+A chain of certified steps has one certificate, since equality is transitive: a direct comparison of distant programs
+may have too many terms, even if every step between them is proved.
 """
 
 from __future__ import annotations
@@ -35,16 +31,16 @@ from einnet_explore.equivalence.verdict import UNDECIDED_TEXT, Certificate, Cert
 from einnet_explore.ir import Program, Scope
 
 MAX_EXACT_POINTS = 20_000_000
-"""Grid points up to which two programs are evaluated whole; larger ones are evaluated in slices."""
+"""Grid points up to which two programs are evaluated as a whole; larger ones are evaluated in slices."""
 
 
 def certify(
     before: Program, after: Program, *, exact_elements: int | None = MAX_EXACT_POINTS, seed: int = 0
 ) -> Certificate:
-    """Whether *after* computes every output of *before*, and reads nothing beyond its reach.
+    """Certify that *after* computes every output of *before*, and reads nothing beyond its reach.
 
-    *exact_elements* bounds the grid points that an evaluation may cost before it is done in slices; *seed* is that of
-    its random inputs.  Where it is None nothing is evaluated: what is not proved counts as false.
+    *exact_elements* bounds the grid points of an evaluation; larger programs are evaluated in slices.  If it is None,
+    programs are not evaluated and an unproved pair is ``false``.  *seed* draws the random inputs.
     """
     if before == after:
         return Certificate("proved", "identical")
@@ -56,18 +52,17 @@ def certify(
             return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
     result = _outputs(before, after, exact_elements, seed)
     if result.kind == "exact":
-        # Evaluated over equations that were taken as given; these may hold what a proof needs (a symmetry, say).
+        # the evaluation read common equations as tensors; inlining them may give a proof (by a symmetry, say)
         proof = _outputs(before, after, None, seed)
         return proof if proof.kind == "proved" else result
     return result
 
 
 def _outputs(before: Program, after: Program, points: int | None, seed: int) -> Certificate:
-    """Compare what both programs define, in the order of *before*.
+    """Compare the common equations, in the order of *before*.
 
-    Of every equation it is shown that both sides are one function of what they read, whatever that holds; what the
-    side of *before* reads has been shown to be the same in both programs, so by induction the results are.
-    Where *points* is None nothing is evaluated: what is not proved counts as false.
+    Both sides of an equation are shown to be one function of the tensors they read; these are equal in both programs by
+    induction, so the results are equal.  If *points* is None, nothing is evaluated.
     """
     others = {e.name: e.scope for e in after.equations}
     both = _AlignedPrograms(before, after, points, seed)
@@ -99,10 +94,10 @@ class _AlignedPrograms:
         self._points, self._seed = points, seed
 
     def compare(self, name: str, number: int, kept: Set[str], *, whole: bool) -> Certificate | None:
-        """Whether *name* is the same function of what is *kept*, or of less; None where it says the same.
+        """Compare the definitions of *name* as functions of the tensors *kept*; None if they are identical.
 
-        What is kept is put in where that may help; all of it where the result has to be known (*whole*), else only what
-        one of the sides does not read: readers that need more put in the result itself.
+        Kept equations are inlined if that may help: all of them for an output (*whole*), else only those that one side
+        does not read; readers that need more inline the result itself.
         """
         kept = frozenset(kept)
         while True:
@@ -116,8 +111,7 @@ class _AlignedPrograms:
             found = prove_scopes_equal(one, other, one.box, (number,), self._given)
             if isinstance(found, Certificate):
                 return found
-            # What only one of the two reads is no common ground: it is looked into before anything is evaluated.
-            # So is what may be infinite, for which no random integers stand.
+            # equations read by one side only, and possibly infinite ones, are inlined before an evaluation
             if odd := kept & ((mine ^ theirs) | (mine & theirs & self._given.infinite)):
                 kept -= outermost_names(odd, (self._left, mine), (self._right, theirs))
                 continue
@@ -125,11 +119,11 @@ class _AlignedPrograms:
             free = kept & (mine | theirs)
             if settled.ok or not whole or not free:
                 return settled
-            # What it was compared over is no longer taken as given.
+            # compare again with these equations inlined
             kept -= free
 
     def _hiding(self, mine: Set[str], theirs: Set[str]) -> Set[str]:
-        """What one side reads alone that is made of what the other side reads."""
+        """Return the equations read by one side only that depend on the other side's reads."""
         return {
             n
             for definitions, own, others in ((self._left, mine, theirs), (self._right, theirs, mine))
@@ -141,7 +135,7 @@ class _AlignedPrograms:
 def _certify_by_evaluation(
     why: str | Witness, before: Scope, after: Scope, number: int, points: int | None, seed: int
 ) -> Certificate:
-    """What remains where there is no proof: a decisive witness, or evaluation (not where *points* is None)."""
+    """Certify an unproved pair: by a decisive witness, or by evaluation unless *points* is None."""
     decisive = isinstance(why, Witness) and why.decisive
     if points is None or decisive:
         return Certificate("false", "term relation", str(number), 0, str(why), "" if decisive else UNDECIDED_TEXT)
@@ -157,14 +151,14 @@ def _certify_by_evaluation(
 
 
 Link: TypeAlias = "tuple[Program, Program, Certificate]"
-"""The programs before and after a step, and what is known of the two."""
+"""The programs before and after a step, and their certificate."""
 
 
 def compose_certificates(chain: Sequence[Link]) -> Certificate:
-    """What the certificates of all steps of *chain* say of its two ends.
+    """Compose the certificates of all steps of *chain* into one for its two ends.
 
-    The certificate names every program on the way by ``known_as``, and an axiom that a step needs.  Raises ValueError
-    where a step starts from another program than the one in which the step before it ended.
+    The certificate lists the ``program_hash`` of every program and the axioms used.  Raises ValueError if a step does
+    not start from the result of the step before it.
     """
     if not chain:
         return Certificate("proved", "identical")
@@ -187,10 +181,10 @@ def compose_certificates(chain: Sequence[Link]) -> Certificate:
 
 
 def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
-    """Whether the end of *chain* computes what its start does.
+    """Certify the end of *chain* against its start.
 
-    By the two programs alone where that is a proof; else by the steps, if all are proved; else the ends are evaluated,
-    with *seed* for the random inputs.
+    By direct proof; else by composition, if all steps are proved; else by evaluation of the ends, with *seed* for the
+    random inputs.
     """
     if len(chain) <= 1:
         return chain[0][2] if chain else Certificate("proved", "identical")
@@ -203,7 +197,7 @@ def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
 
 
 def program_hash(program: Program) -> str:
-    """SHA-256 of the canonical key of *program*: one for programs that differ in names of iterators and order only."""
+    """Return the SHA-256 of the canonical key of *program*, invariant under iterator names and order."""
     return hashlib.sha256(repr(program_key(program)).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Products commute: terms whose factors of one tensor stand in one order."""
+"""Normal form of terms under commutation: factors of one tensor in the order of their indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from einnet_explore.equivalence.term_relation import Term
 
 
 def order_factors(terms: list[Term]) -> list[Term]:
-    """Terms whose factors of one tensor stand in the lexical order of their indices: products commute.
+    """Sort the factors of one tensor by their indices, in lexical order.
 
     Every permutation of a term's factors becomes a piece, restricted to where it is the stably sorted one; the pieces
     partition the term.
@@ -34,7 +34,7 @@ def _sorted_pieces(term: Term) -> Iterable[Term]:
 
 
 def _precedes(a: Factor, b: Factor, strictly: bool) -> Iterable[tuple[Form, ...]]:
-    """Disjoint pieces of index(a) < index(b) in lexical order (or equal, unless *strictly*)."""
+    """Yield disjoint pieces of index(a) < index(b) in lexical order (or equal, unless *strictly*)."""
     equal: tuple[Form, ...] = ()
     for i, j in zip(a[1], b[1], strict=True):
         up = {v: j.get(v, 0) - i.get(v, 0) for v in {**i, **j}}

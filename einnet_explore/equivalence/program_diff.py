@@ -1,10 +1,7 @@
-"""Two programs side by side: whether they fit by names and shapes, and which parts of them are to be compared.
+"""Program diff: interface checks, definitions of equations, and comparison of the smallest differing scopes.
 
-The equations of a program by name: what each means, and what it is made of.
-
-Two scopes compared where they differ: at the smallest sub-scopes first, and at their parents where that fails.
-
-A bound that readers never violate may be dropped, which only the reader shows.
+The smallest sub-scopes that differ are compared first.  If that fails, their parents are compared, since only a reader
+shows, for example, that a dropped bound is never violated.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from einnet_explore.ir import (
 
 
 def interface_mismatch(before: Program, after: Program) -> str | None:
-    """Why *after* cannot stand for *before*, by names and shapes alone: what is there, what is read."""
+    """Return a mismatch of names, shapes or reads by which *after* cannot replace *before*; else None."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
     given = {t.name: t for t in before.inputs}
@@ -55,7 +52,7 @@ def interface_mismatch(before: Program, after: Program) -> str | None:
             if source.box != t.box or (t.name in defined and t.value != source.value):
                 return f"{equation.name} reads {t.name} as {_tensor_text(t)}, but it is {_tensor_text(source)}"
             if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
-                # What lies there is not what its scope holds there.
+                # values beyond the reach are not defined by its scope
                 reach = _box_text(source.reach)
                 return f"{equation.name} reads {t.name} in {_box_text(t.reach)}, but it reaches over {reach}"
         if equation.name in held:
@@ -79,7 +76,7 @@ def _read(scope: Scope) -> tuple[Tensor, ...]:
 
 
 def inline_equations(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
-    """Every equation's scope by name, with the equations that are not *kept* substituted into their readers."""
+    """Return every equation's scope by name, with the equations that are not *kept* inlined into their readers."""
     keep = set(kept)
     out: dict[str, Scope] = {}
     memo: dict[Scope, Scope] = {}
@@ -104,7 +101,7 @@ def inline_equations(program: Program, kept: Iterable[str]) -> dict[str, Scope]:
 
 
 def differing_scopes(before: Scope, after: Scope) -> list[tuple[int, Scope, Scope]]:
-    """The numbered sub-scopes in which two scopes differ, if everything around them is the same; else nothing."""
+    """Return the numbered sub-scopes in which two scopes differ; empty if they also differ elsewhere."""
     if replace(after, body=before.body, padding=before.padding) != before:
         return []
     if not _differ_in_scopes_only(before.body, after.body):
@@ -118,7 +115,7 @@ def differing_scopes(before: Scope, after: Scope) -> list[tuple[int, Scope, Scop
 
 
 def _differ_in_scopes_only(a: Scalar, b: Scalar) -> bool:
-    """Whether two bodies differ in nothing but the scopes that they read."""
+    """Whether two bodies are equal except for the scopes that they read."""
     match a, b:
         case Access(Scope(), i), Access(Scope(), j):
             return i == j
@@ -128,7 +125,7 @@ def _differ_in_scopes_only(a: Scalar, b: Scalar) -> bool:
 
 
 def access_pairs(a: Scalar, b: Scalar) -> list[tuple[Access, Access]] | None:
-    """The accesses of two bodies in pairs, if the bodies differ in nothing else."""
+    """Pair the accesses of two bodies; None if the bodies differ elsewhere."""
     match a, b:
         case Access(), Access():
             return [(a, b)]
@@ -151,7 +148,7 @@ def _tensor_text(t: Tensor) -> str:
 
 
 class EquationDefinitions:
-    """The equations of *program*, to be put into their readers one by one."""
+    """The definitions of a program's equations, for inlining."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -159,7 +156,7 @@ class EquationDefinitions:
         self._made_of: dict[str, frozenset[str]] = {}
 
     def scope(self, name: str, kept: Set[str]) -> Scope:
-        """What *name* means, with the equations that are not *kept* put into it."""
+        """Return the scope of *name* with the equations that are not *kept* inlined."""
         met = {self._numbers[name]}
         stack = [name]
         while stack:
@@ -175,7 +172,7 @@ class EquationDefinitions:
         )
 
     def made_of(self, name: str) -> frozenset[str]:
-        """The names of all tensors that *name* is computed from, through other equations, too."""
+        """Return the names of all tensors that *name* depends on, directly or through equations."""
         if not self._made_of:
             for equation in self._program.equations:
                 read = self._reads(equation.name)
@@ -187,9 +184,9 @@ class EquationDefinitions:
 
 
 def outermost_names(names: Set[str], *sides: tuple[EquationDefinitions, Set[str]]) -> Set[str]:
-    """Those of *names* that no other of them is made of; all of them where each is.
+    """Return the *names* on which no other of them depends; all of them if there is none.
 
-    *sides* are the programs in which they are read, each with the names that are read there.
+    *sides* are the programs that read them, each with the names read there.
     """
     inner = {n for definitions, read in sides for m in names & read for n in definitions.made_of(m) if n != m}
     return names - inner or names
@@ -198,7 +195,7 @@ def outermost_names(names: Set[str], *sides: tuple[EquationDefinitions, Set[str]
 def prove_scopes_equal(
     before: Scope, after: Scope, region: Box, at: Path, given: Assumptions
 ) -> Certificate | Witness | str:
-    """The proof at the smallest scopes that differ; else what the comparison at *at* itself says against it."""
+    """Prove equality at the smallest differing scopes; else return the counterexample or reason at *at*."""
     if before == after:
         return Certificate("proved", "identical", show_path(at))
     if inner := differing_scopes(before, after):
@@ -227,7 +224,7 @@ def _counterexample(before: Scope, after: Scope, region: Box, given: Assumptions
 def _equal_pointwise(before: Scope, after: Scope, given: Assumptions) -> bool:
     """Whether two scopes that differ in accesses only read equal elements at every point, access by access.
 
-    So a function of a sum is equal where the sum is, although it is no sum itself.
+    For example, functions of equal sums are equal.
     """
     if before.domain or replace(after, body=before.body, padding=before.padding) != before:
         return False

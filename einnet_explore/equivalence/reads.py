@@ -1,7 +1,7 @@
-"""Legality: every read stays within its source's reach, wherever it is made.
+"""Legality of reads: every read stays within its source's reach.
 
-A read is made at every point of its scope's ranges where the domain holds; one in a branch of ``where`` only where
-that branch is taken.  Intervals settle almost all reads; integer sets settle the rest.
+A read is made at every point of its scope's domain; a read in a branch of ``where`` only if the branch is taken.
+Intervals decide almost all reads; integer sets decide the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tens
 
 
 def illegal_read(scope: Scope) -> str | None:
-    """What *scope*, or a scope below it, reads beyond its source's reach, with the numbers; None when all is legal.
+    """Return a read of *scope*, or of a nested scope, beyond its source's reach, with the numbers; None if all are
+    legal.
 
-    Nothing is read legally where one iterator is to run twice.
+    A scope in which one iterator runs twice is illegal.
     """
     own = (*scope.traversals, *scope.summations)
     if len(set(own)) < len(own):
@@ -71,19 +72,17 @@ def _find_illegal_read(scope: Scope) -> str | None:
                 raise Undecided(f"integer sets: {error}") from None
             if point is not None:
                 values = dict(zip(own, point[len(space.coordinates) :], strict=True))
-                told = ", ".join(f"{x.name}={values[x]}" for x in own)
+                at_text = ", ".join(f"{x.name}={values[x]}" for x in own)
                 reads = ", ".join(str(i.evaluate(values.__getitem__)) for i in access.index)
                 reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
-                return (
-                    f"{name}[{', '.join(map(repr, access.index))}] at {told} reads [{reads}], outside its reach {reach}"
-                )
+                return f"{name}[{', '.join(map(repr, access.index))}] at {at_text} reads [{reads}], outside its reach {reach}"
     return None
 
 
 def guarded_accesses(
     space: TermSpace, scalar: Scalar, env: Env, guards: tuple[Form, ...]
 ) -> Iterable[tuple[Access, tuple[Form, ...]]]:
-    """Every access with the conditions under which it is made, in disjoint pieces."""
+    """Yield every access with the conditions under which it is made, in disjoint pieces."""
     match scalar:
         case Access():
             yield scalar, guards

@@ -1,4 +1,4 @@
-"""What is said of two programs: that they compute the same, how that is known, or where they differ."""
+"""Certificate values: two programs are equal, and by which method, or differ at an element."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_st
 CertificateKind: TypeAlias = Literal["proved", "exact", "false"]
 
 UNDECIDED_TEXT = "not proved, and not evaluated"
-"""What is said of two programs that may be equal for all that is known."""
+"""The text of a certificate that neither proves nor refutes equality."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """That two programs compute the same, or that they do not.
+    """The result of a comparison of two programs.
 
     *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
     *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
     ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared,
-    in the first program (for an illegal read: the equation of the second).  *programs*: of a composition, what each
-    program on the way from the first to the last is known by (``equivalence.certificate``), in order; else none.
+    in the first program (for an illegal read: the equation of the second).  *programs*: for a
+    composition, the ``program_hash`` of each program in order.
     """
 
     kind: CertificateKind
@@ -63,12 +63,12 @@ class Certificate:
         return f"<b style='{hue_style(colour)}'>{sign} {kind}</b> {escape(rest)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The certificate as plain JSON values."""
+        """Return the fields as plain JSON values."""
         return {**asdict(self), "programs": list(self.programs)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Certificate:
-        """The certificate that ``to_json`` wrote; raises ValueError where *data* is none."""
+        """Read a certificate that ``to_json`` wrote; raises ValueError for other data."""
         fields: dict[str, type | tuple[type, ...]] = {
             "kind": str, "method": str, "at": str, "elements": int, "counterexample": (str, type(None)), "detail": str,
         }  # fmt: skip
@@ -80,12 +80,12 @@ class Certificate:
         programs = data.get("programs", [])
         if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
-        given = {name: data[name] for name in fields if name in data}  # a counterexample may be missing
+        given = {name: data[name] for name in fields if name in data}  # the counterexample is optional
         return Certificate(**given, programs=tuple(programs))
 
 
 def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
-    """What *results*, each about a part, say of the whole: it is known only as well as the part known least."""
+    """Combine the certificates of parts: the whole is as certain as its least certain part."""
     if not results:
         return Certificate("proved", "identical", detail="every equation means what it did")
     exact = [c for c in results if c.kind == "exact"]
@@ -95,7 +95,7 @@ def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
 
 
 def join_proofs(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
-    """All of *proofs* as one, which needs what any of them needs."""
+    """Combine *proofs* into one, with the axioms of all of them."""
     needed = join_axioms(c.detail for c in proofs)
     return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
 

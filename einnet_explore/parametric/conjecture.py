@@ -1,10 +1,8 @@
-"""From programs at several sizes to one schema, and from a derivation at one size to a derivation at all.
+"""Conjecture a derivation for all sizes: replay it at several sizes and interpolate its integers.
 
-The same derivation at other sizes: each step's rule and place again, its numbers as the sizes ask for.
-
-A step is followed if what it leaves differs from the original's in integers only.  Its parameters are tried as they
-were, with every number that is one of the sizes (or one more, one less, a product of two) moved along, and then among
-what the rule proposes.  Whether the result is right is no question here: it is proved afterwards.
+A step is replayed with the same rule at the same place; its result must differ from the recorded one in integers only.
+Its parameters are tried with every number near a size (or a product of two) scaled to the new sizes, then unchanged,
+then among the rule's proposals.  The result is proved afterwards.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from einnet_explore.syntax import TextError
 
 _NUMBER = re.compile(r"\d+")
 _SMALL = 3
-"""Numbers below this are never taken for sizes: they number accesses and bounds, or are offsets."""
+"""Smaller numbers are never treated as sizes: they number accesses and bounds, or are offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step that was found: its rule, its place, its parameters as JSON, and what it leaves without its integers."""
+    """A recorded step: its rule, place, parameters as JSON, and its result without integers."""
 
     rule: str
     at: Path
@@ -43,11 +41,11 @@ class RecordedStep:
 
 
 def record_steps(derivation: Derivation) -> tuple[RecordedStep, ...]:
-    """The steps of *derivation* as they are to be followed."""
+    """Record the steps of *derivation* for replay."""
     out = []
     for step in derivation.steps:
         document = step.match.to_json()
-        params = {k: v for k, v in document["params"].items() if k != "attributes"}  # solved anew from the scope
+        params = {k: v for k, v in document["params"].items() if k != "attributes"}  # recomputed from the scope
         out.append(
             RecordedStep(document["rule"], read_path(document["at"]), json.dumps(params), split_integers(step.after)[0])
         )
@@ -57,7 +55,7 @@ def record_steps(derivation: Derivation) -> tuple[RecordedStep, ...]:
 def replay_steps(
     start: Program, steps: Sequence[RecordedStep], found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> tuple[Program, ...]:
-    """The programs from *start*, at *sizes*, along *steps* that were found at other ones.  Raises Refused."""
+    """Replay *steps*, recorded at other sizes, from *start* at *sizes*; return the programs.  Raises Refused."""
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     programs = [start]
     for n, step in enumerate(steps):
@@ -106,7 +104,7 @@ def _text_shape(params: str) -> tuple[str, list[int]]:
 
 
 def _scale_parameters(params: str, found: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-    """*params* with every number that is recognised as one of the sizes in *found* as it is at *sizes*."""
+    """Scale every number of *params* that is recognised as one of the sizes *found*."""
     known: dict[int, int] = {}
     for off in (0, 1, -1, 2, -2):
         for name, n in found.items():
@@ -118,15 +116,15 @@ def _scale_parameters(params: str, found: Mapping[str, int], sizes: Mapping[str,
         n = int(number[0])
         return str(known[n] if n >= _SMALL and n in known else n)
 
-    # Numbers that are part of a name (``t11``) are not numbers.
+    # digits inside a name (``t11``) are no number
     return re.sub(r"(?<![\w])\d+(?!\w)", moved, params)
 
 
 DERIVATION_SIZES = (11, 17, 23, 31, 41, 53, 67, 83)
-"""Sizes at which one derives: so far apart that a number near one of them, or a product of two, tells which it is."""
+"""Default sizes of derivations: so far apart that a number near a size, or a product of two, identifies it."""
 
 MIN_RELATION_GAP = 20
-"""By how much what is assumed of several parameters should hold where one derives: sizes near by are looked at, too."""
+"""The margin by which inequalities should hold at the derivation's sizes; nearby sizes are used, too."""
 
 MIN_SIZE_DISTANCE = 5
 MAX_MODULUS = 16
@@ -134,16 +132,16 @@ MAX_MODULUS = 16
 
 @dataclass(frozen=True, slots=True)
 class Conjecture:
-    """The schemas along a derivation, and the parameters with the remainders that it turned out to need."""
+    """The schemas along a derivation, and the parameters with the remainders that it requires."""
 
     ground: FamilyParameters
     schemas: tuple[Schema, ...]
 
 
 def default_sizes(ground: FamilyParameters) -> dict[str, int]:
-    """Sizes to derive at: primes, or the next that are assumed and ``APART``; nearer where a largest is assumed.
+    """Return sizes to derive at: primes, or the next allowed sizes at distance ``MIN_SIZE_DISTANCE``.
 
-    Where something is assumed of several parameters, the primes are dealt so that it holds at larger sizes, too.
+    Sizes with an upper bound may be closer.  The primes are assigned so that inequalities hold at larger sizes, too.
     """
     if not ground.relations:
         return ground.given(
@@ -178,9 +176,9 @@ def conjecture(
     steps: Sequence[RecordedStep],
     found: Mapping[str, int],
 ) -> Conjecture:
-    """The schemas of the programs from ``at(sizes)`` along *steps*, which were found at the sizes *found*.
+    """Interpolate the schemas of the programs from ``at(sizes)`` along *steps*, recorded at the sizes *found*.
 
-    Where a step applies to some remainders of a parameter only, that is assumed.  Raises Refused.
+    If a step applies only to some remainders of a parameter, that becomes an assumption.  Raises Refused.
     """
     for _ in range(len(ground.parameters) + 1):
         try:
@@ -199,7 +197,7 @@ def _with_remainder(
     steps: Sequence[RecordedStep],
     found: Mapping[str, int],
 ) -> FamilyParameters | None:
-    """*ground* with the least modulus of one parameter at which the derivation carries over, as far as that is seen."""
+    """Restrict one parameter to the smallest modulus for which the derivation carries over to sampled sizes."""
     for n, p in enumerate(ground.parameters):
         if _carries_over(ground, at, steps, found, p.name, (p.modulus, 2 * p.modulus, 3 * p.modulus)):
             continue
@@ -220,7 +218,7 @@ def _carries_over(
     name: str,
     offsets: Iterable[int],
 ) -> bool:
-    """Whether the derivation has the same form, and integers on a parabola, with *name* larger by *offsets*."""
+    """Whether the derivation keeps its form, with integers on a parabola, when *name* grows by *offsets*."""
     seen: list[tuple[tuple[int, ...], ...]] = []
     for off in (0, *offsets):
         free = {p.name: found[p.name] + off * (p.name == name) for p in ground.parameters}
@@ -264,7 +262,7 @@ def _schemas(
 
 
 def _schema(lattice: Lattice, programs: Mapping[tuple[int, ...], Program]) -> Schema:
-    """The schema of one program seen at every point; raises Refused."""
+    """Interpolate the schema of one program from its values at every point; raises Refused."""
     apart = {k: split_integers(p) for k, p in programs.items()}
     first = next(iter(programs))
     for k, (skeleton, _) in apart.items():

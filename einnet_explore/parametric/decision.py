@@ -1,8 +1,8 @@
-r"""Whether conditions can hold together for any sizes: integer sets where they are affine, z3 where there are products.
+r"""Satisfiability of conditions over all sizes: integer sets for affine conditions, z3 for products.
 
-A product of parameters alone, as in a merged extent :math:`H W`, is one more number for integer sets: what they prove
-holds for any value of it.  Of z3 only one question is asked: whether a conjunction of polynomials that are ≥ 0, and of
-negated such conjunctions, has a solution in the integers.
+A product of parameters alone, as in a merged extent :math:`H W`, is a further variable of the integer set; a proof
+holds for all its values.  Every z3 query has one form: whether a conjunction of polynomials ≥ 0 and of negated such
+conjunctions has an integer solution.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from einnet_explore.parametric.size_region import isl_expression, isl_name, prod
 from einnet_explore.parametric.space import ParametricSpace
 
 Z3_RESOURCE_LIMIT = 4_000_000
-"""Of z3, in units that do not depend on the machine, for one question."""
+"""Resource limit of one z3 query, in z3's machine-independent units."""
 
 
 def integers_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
-    """Every integer that *forms* are made of, also through quotients and aliases."""
+    """Return every integer in *forms*, also through quotients and aliases."""
     found: dict[str, None] = {}
     stack = [v for form in forms for v in sorted(symbols_in(form))]
     while stack:
@@ -36,12 +36,12 @@ def integers_in(space: ParametricSpace, forms: Iterable[Form]) -> list[str]:
 
 
 def assumption_rows(space: ParametricSpace) -> list[Form]:
-    """What is assumed of the parameters, as forms that are ≥ 0."""
+    """Return the assumptions on the parameters, as forms that are ≥ 0."""
     return [*range_rows(space.ground.ranges), *space.ground.rows]
 
 
 def condition_rows(space: ParametricSpace, used: Iterable[str], where: Iterable[Form]) -> list[Form]:
-    """What holds of output coordinates and the integers *used*: ranges, what they mean, and *where*."""
+    """Return the conditions on output coordinates and the integers *used*: ranges, definitions, and *where*."""
     rows = [*where]
     named = dict.fromkeys((*space.coordinates, *used))
     for v in named:
@@ -55,31 +55,31 @@ def condition_rows(space: ParametricSpace, used: Iterable[str], where: Iterable[
 
 
 def quotient_rows(space: ParametricSpace, q: str) -> list[Form]:
-    """That *q* is its quotient."""
+    """Return the conditions that define the quotient *q*."""
     e, d = space.divisions[q]
     rest = add_forms(e, space.times(d, {q: 1, "": 0}), -1)
     return [rest, add_forms(add_forms(d, rest, -1), {"": -1})]
 
 
 def equality_rows(a: Form, b: Form) -> list[Form]:
-    """That two forms are equal."""
+    """Return the conditions for two forms to be equal."""
     return [add_forms(a, b, -1), add_forms(b, a, -1)]
 
 
 def has_parameter_products(space: ParametricSpace, rows: Iterable[Form]) -> bool:
-    """Whether a parameter is multiplied by an integer that is none."""
+    """Whether a parameter is multiplied by an integer that is no parameter."""
     names = (name.split("*") for row in rows for name in row if "*" in name)
     return any(part not in space.symbols for parts in names for part in parts)
 
 
 def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
-    """The parameters, and the products of parameters in *rows*: what integer sets take as numbers of their own."""
+    """Return the size variables of an integer set: the parameters, and the products of parameters in *rows*."""
     found = {name for row in rows for name in row if "*" in name}
     return (*space.symbols, *sorted(found))
 
 
 def find_solution_values(space: ParametricSpace, where: Sequence[Form]) -> str | None:
-    """None where *where* cannot all hold for any sizes, else values at which they may.  Raises Undecided."""
+    """Return values that may fulfil *where*; None if no sizes fulfil all conditions.  Raises Undecided."""
     if any(_never_holds(space, row) for row in where):
         return None
     rows = [*assumption_rows(space), *condition_rows(space, integers_in(space, where), where)]
@@ -111,16 +111,16 @@ def _never_holds(space: ParametricSpace, row: Form) -> bool:
 
 
 def solve_with_z3(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
-    """None where z3 proves that *rows* do not all hold while every conjunction of *never* fails; else a solution.
+    """Return a solution of *rows* at which every conjunction of *never* fails; None if z3 proves there is none.
 
-    Raises Undecided where z3 is not installed, or gives up.
+    Raises Undecided if z3 is not installed or gives up.
     """
     found = z3_model(rows, never)
     return None if found is None else ", ".join(f"{symbol_text(v)} = {n}" for v, n in sorted(found.items()))
 
 
 def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
-    """As ``unsatisfiable``, with the solution by names."""
+    """Return the solution of ``solve_with_z3`` by name."""
     z3 = load_z3()
     numbers: dict[str, Any] = {}
 
@@ -149,7 +149,7 @@ def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict
 
 
 def load_z3() -> Any:
-    """The module z3; raises Undecided where it is not installed."""
+    """Return the module z3; raises Undecided if it is not installed."""
     try:
         import z3
     except ImportError:

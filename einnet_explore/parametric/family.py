@@ -2,10 +2,9 @@ r"""Families: one program for all sizes, derivations of it proved once, and inst
 
 .. math::  \forall\, H \ge 3,\ C \equiv 0\ (4):\qquad E_0(H, C) = E_1(H, C) = \dots = E_n(H, C)
 
-A derivation is found at one size and followed at others; polynomials through its integers are a conjecture.  Then each
-step is proved for all parameters at once, or it is said why not.
-
-Families from text: ``param`` lines, and a program whose sizes are polynomials of them.
+A derivation is found at one size and replayed at others; polynomials through its integers are a conjecture.  Then each
+step is proved for all parameters at once, or the reason is reported.  A family is read from text: ``param`` lines, and
+a program whose sizes are polynomials of the parameters.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from einnet_explore.syntax.parser import text_of
 
 @dataclass(frozen=True, slots=True)
 class FamilyInstance:
-    """A family's derivation at *sizes*: its first and last program, and why they are equal."""
+    """A family's derivation at *sizes*: its first and last program, and their certificate."""
 
     sizes: tuple[tuple[str, int], ...]
     start: Program
@@ -53,28 +52,28 @@ class FamilyInstance:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A program whose sizes are polynomials of parameters, with what is assumed of these."""
+    """A program whose sizes are polynomials of parameters, with assumptions on the parameters."""
 
     template: Template
     ground: FamilyParameters
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What is assumed."""
+        """The assumptions, in the text form."""
         return self.ground.guards
 
     def at(self, **sizes: int) -> Program:
-        """The ordinary program at *sizes*; raises Refused, or TextError where the text has no meaning there."""
+        """Return the program at *sizes*; raises Refused, or TextError if the text is invalid there."""
         self.ground.refuse(sizes)
         return self.written(sizes)
 
     def written(self, sizes: Mapping[str, int]) -> Program:
-        """What the text says at *sizes*, assumed or not."""
+        """Return the program at *sizes* without checking the assumptions."""
         return self.template.at(self.ground.given(sizes))
 
     @property
     def schema(self) -> Schema:
-        """The program as it is written, with polynomials for its integers; raises Undecided."""
+        """The literal program, with polynomials for its integers; raises Undecided."""
         return literal_schema(self.template, self.ground)
 
     def derive(
@@ -84,17 +83,17 @@ class Family:
         sizes: Mapping[str, int] | None = None,
         **options: Any,
     ) -> FamilyDerivation:
-        """The best derivation of a search at *sizes* (by default primes), for all sizes.
+        """Search at *sizes* (by default primes) and lift the best derivation to all sizes.
 
-        *target*, *limit* and *options* are those of ``ee.search``; with a target the best that calls a library
-        operator is taken.  Raises Refused for sizes outside, ValueError where the search finds nothing,
-        Refused where what it finds does not carry over.
+        *target*, *limit* and *options* are those of ``ee.search``; with a target, only derivations that call a library
+        operator count.  Raises Refused for sizes that violate an assumption and for a derivation that does not carry
+        over, ValueError if the search finds no program.
         """
         sizes = dict(sizes) if sizes is not None else default_sizes(self.ground)
         run = Run(self.at(**sizes), program_seconds, target=target, limit=limit, options=Options(**options))
         for _ in run:
             pass
-        # Without a library operator a candidate is not what a target was named for.
+        # with a target, a candidate has to call a library operator
         found = [c for c in run.candidates if c.operators or not run.target]
         if not found:
             wanted = f" with {' or '.join(run.target)}" if run.target else ""
@@ -105,11 +104,10 @@ class Family:
         return self.lift(best.derivation, sizes)
 
     def lift(self, derivation: Derivation, sizes: Mapping[str, int]) -> FamilyDerivation:
-        """*derivation*, found at *sizes* by a search or in a session, for all sizes.
+        """Lift *derivation*, found at *sizes* by a search or in a session, to all sizes.
 
-        What it needs of the sizes besides the assumptions is inferred: remainders from the sizes that it can be
-        followed to, least sizes from its proof.  Raises ValueError where it does not start here, Refused where it does
-        not carry over.
+        Further assumptions are inferred: remainders from the sizes at which it can be replayed, minimum sizes from its
+        proof.  Raises ValueError if it starts from another program, Refused if it does not carry over.
         """
         self.ground.refuse(sizes)
         if derivation.start != self.written(sizes):
@@ -120,7 +118,7 @@ class Family:
         return FamilyDerivation(self, ground, made.schemas, proof, steps)
 
     def equals(self, other: Family) -> StepVerdict:
-        """Whether *other* computes the same at all sizes assumed here; raises ValueError for other parameters."""
+        """Compare with *other* at all sizes assumed here; raises ValueError for other parameters."""
         if sorted(self.ground.names) != sorted(other.ground.names):
             raise ValueError(
                 f"the parameters are {', '.join(other.ground.names)}, expected {', '.join(self.ground.names)}"
@@ -144,7 +142,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class FamilyDerivation:
-    """A derivation for all sizes: schemas from the first program to the last, and verdicts on the steps between."""
+    """A derivation for all sizes: the schemas from first to last program, and the verdicts on its steps."""
 
     family: Family
     ground: FamilyParameters
@@ -154,23 +152,23 @@ class FamilyDerivation:
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What is assumed, in the family or besides."""
+        """All assumptions: the family's and the inferred ones."""
         return self.ground.guards
 
     @property
     def inferred(self) -> tuple[str, ...]:
-        """What the derivation needs besides the family's assumptions."""
+        """The assumptions that the derivation adds to the family's."""
         return tuple(guard for guard in self.guards if guard not in self.family.guards)
 
     def prove(self) -> FamilyProof:
-        """The verdicts on all steps."""
+        """Return the verdicts on all steps."""
         return self.proof
 
     def instantiate(self, **sizes: int) -> FamilyInstance:
-        """The ordinary programs at *sizes*, with their certificate.
+        """Return the programs at *sizes*, with their certificate.
 
-        Raises Refused, with the guard that fails and the numbers, at sizes that are not assumed; ValueError where
-        the last program is not what its operators compute.
+        Raises Refused, with the violated assumption and the numbers; ValueError if the last program differs from what
+        its operators compute.
         """
         self.ground.refuse(sizes)
         start, end = (instantiate_schema(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
@@ -209,7 +207,7 @@ class FamilyDerivation:
 def _prove_steps(
     template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[RecordedStep]
 ) -> tuple[FamilyParameters, FamilyProof]:
-    """The parameters with the least sizes that the steps turn out to need, and the verdicts under them."""
+    """Raise the minimum sizes until the steps can be proved; return the parameters and the verdicts."""
     ground, schemas = made.ground, made.schemas
     enough = [found[p.name] for p in ground.parameters]
     for before, after in pairwise(schemas):
@@ -225,7 +223,7 @@ def _prove_steps(
 
 
 def _prove_start(template: Template, ground: FamilyParameters, schema: Schema) -> StepVerdict:
-    """Whether *schema*, found at several sizes, is what the text says at all, and reads nothing beyond its reach."""
+    """Compare the interpolated *schema* with the text's literal one, and prove its reads legal."""
     try:
         written = literal_schema(template, ground)
     except Undecided as why:
@@ -238,11 +236,10 @@ def _prove_start(template: Template, ground: FamilyParameters, schema: Schema) -
 
 
 def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
-    """The family that *text*, with its ``param`` lines, writes down; *assume*: what more is assumed, as in such a line.
+    """Parse a family from *text* with its ``param`` lines; *assume* adds assumptions in the same form.
 
-    Raises TextError, with line and column, on a text that is none, on assumptions that no sizes fulfil (it names the
-    one with which there are none left), on one of *assume* that is none or speaks of a parameter that *text* has not,
-    and where the program has no meaning at the least sizes that are assumed.
+    Raises TextError, with line and column, for invalid text, for an assumption that leaves no sizes, for an assumption
+    on an unknown parameter, and if the program is invalid at the smallest allowed sizes.
     """
     first = text.count("\n") + 2
     lines = [text, *(f"param {' '.join(one.split())}" for one in assume)]
@@ -270,5 +267,5 @@ def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> 
 
 
 def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
-    """The family in the file at *path*; raises OSError, and TextError as ``family`` does."""
+    """Read the family in the file at *path*; raises OSError, and TextError like ``family``."""
     return family(text_of(path), str(path), assume=assume)

@@ -1,4 +1,4 @@
-r"""Polynomials from their values (Newton's form on a simplex of points).
+r"""Polynomial interpolation in Newton's form on a simplex of points.
 
 .. math::  f(b + k) = \sum_{|j| \le D} \Delta^j f(b) \prod_i \binom{k_i}{j_i}
 
@@ -19,12 +19,12 @@ from einnet_explore.parametric.size_polynomials import Monomial, SizePolynomial,
 from einnet_explore.support.errors import Refused
 
 MAX_DEGREE = 4
-"""Of integers that are polynomials of the sizes: a stride of a tensor of five dimensions."""
+"""Degree of an integer in the sizes: the stride of a five-dimensional tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Points at which programs are looked at, and the polynomials of total degree *degree* through values there."""
+    """Sample points of the sizes, and polynomials of total degree *degree* through values at them."""
 
     ground: FamilyParameters
     base: tuple[int, ...]
@@ -32,13 +32,13 @@ class Lattice:
 
     @property
     def offsets(self) -> tuple[tuple[int, ...], ...]:
-        """The points, from *base*."""
+        """The points, as offsets from *base*."""
         every = product(range(self.degree + 1), repeat=len(self.base))
         return tuple(sorted((k for k in every if sum(k) <= self.degree), key=lambda k: (sum(k), k)))
 
     @property
     def tests(self) -> tuple[tuple[int, ...], ...]:
-        """Further points: one beyond in every direction, one far away, one where the directions differ."""
+        """Test points: one further in every direction, one far away, one with different distances."""
         n = len(self.base)
         return (
             *(tuple(self.degree + 1 if i == j else 0 for j in range(n)) for i in range(n)),
@@ -47,11 +47,11 @@ class Lattice:
         )
 
     def sizes(self, offset: tuple[int, ...]) -> dict[str, int]:
-        """The parameters at a point."""
+        """Return the parameters at a point."""
         return self.ground.sizes(b + k for b, k in zip(self.base, offset, strict=True))
 
     def fit(self, value: Callable[[tuple[int, ...]], int]) -> SizePolynomial:
-        """The polynomial with *value* at every point; raises Refused where there is none."""
+        """Return the polynomial with *value* at every point; raises Refused if there is none."""
         total: dict[Monomial, Fraction] = {}
         for j in self.offsets:
             ways = product(*(range(i + 1) for i in j))
@@ -73,7 +73,7 @@ class Lattice:
         return found
 
     def _newton(self, j: tuple[int, ...]) -> dict[Monomial, Fraction]:
-        """Π over i of binom(uᵢ - bᵢ, jᵢ), multiplied out."""
+        """Expand Πᵢ binom(uᵢ - bᵢ, jᵢ)."""
         out: dict[Monomial, Fraction] = {(): Fraction(1, prod(map(factorial, j)))}
         for parameter, b, n in zip(self.ground.parameters, self.base, j, strict=True):
             for step in range(n):

@@ -1,4 +1,4 @@
-"""Equations that say how they are run: whether the view or the operator computes them, at all sizes."""
+"""Proof, for all sizes, that an equation equals the view or operator call that implements it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from einnet_explore.parametric.space import ParametricSpace
 
 
 def operator_mismatch(ground: FamilyParameters, schema: Schema) -> str | None:
-    """Why it is not proved that every equation is what runs it, or None where it is."""
+    """Return why an equation is not proved equal to its implementation; None if all are."""
     for equation in schema.equations:
         via = equation.via
         if via is None or via.is_eoperator:
@@ -50,14 +50,14 @@ def operator_mismatch(ground: FamilyParameters, schema: Schema) -> str | None:
 
 
 def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> str | None:
-    """A view's address is its offset and a stride for each traversal."""
+    """Compare a view's address with its offset and the stride of each traversal."""
     match scope:
         case Scope(traversals=own, summations=(), domain=(), body=Access(Tensor(shape=shape), index)):
             pass
         case _:
             return "a view reads one tensor, and nothing else"
     space = ParametricSpace(ground, scope.box, lambda a, b: False)
-    # One element has no stride.
+    # a traversal of extent 1 has no stride
     env = {x: polynomial_form(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
     address: Form = {"": 0}
     stride: Form = {"": 1}
@@ -75,7 +75,7 @@ def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> s
 
 
 def _call_difference(ground: FamilyParameters, equation: Equation, via: Instance) -> str | None:
-    """A call means its operator's canonical expression with the attributes put in."""
+    """Compare a call with its operator's canonical expression."""
     operator = next((o for o in OPERATORS if via.operator in o.names), None)
     if operator is None:
         return "no operator of that name is known"
@@ -91,7 +91,7 @@ def _call_difference(ground: FamilyParameters, equation: Equation, via: Instance
 
 
 def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
-    """The operator's canonical scope over *operands*, as a schema; or what does not fit."""
+    """Return the operator's canonical scope over *operands*, as a schema; or the mismatch."""
     pattern, attributes = operator.pattern, dict(via.attributes)
     if len(operands) != len(pattern.operands):
         return f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}"

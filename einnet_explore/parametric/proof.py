@@ -1,8 +1,7 @@
-"""Steps proved for all sizes: shapes, reads and values, of whole programs.
+"""Proofs of derivation steps for all sizes: shapes, reads and values of whole programs.
 
-As ``equivalence.certificate`` does it at one size: equations are aligned by name, one that only one program has is
-put into
-its readers, and what both have stays a tensor as long as that can be proved.
+As in ``equivalence.certificate``: equations are aligned by name, an equation of only one program is inlined into its
+readers, and a common equation remains a tensor as long as the proof succeeds.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ StepVerdictKind: TypeAlias = Literal["proved", "refuted", "unproved"]
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """What is known of a step at all sizes that are assumed.
+    """The verdict on a step at all allowed sizes.
 
-    ``proved``, by *means* (``isl``, ``z3``, ``digits``; none where nothing had to be asked); ``refuted``, with *sizes*
-    at which it is wrong and the *certificate* that says so there; or ``unproved``.  *why* it is not proved.
+    ``proved``, by *means* (``isl``, ``z3``, ``digits``; none for an identity); ``refuted``, with *sizes* at which it is
+    wrong and the *certificate* there; or ``unproved``, with the reason *why*.
     """
 
     kind: StepVerdictKind
@@ -50,7 +49,7 @@ class StepVerdict:
 
 
 def prove_step(ground: FamilyParameters, before: Schema, after: Schema) -> tuple[StepVerdict, tuple[int, ...]]:
-    """The verdict on a step, ``proved`` or ``unproved``, and the unknowns at which terms differ, if some were found."""
+    """Prove a step; return ``proved`` or ``unproved``, and the unknowns at which terms differ, if found."""
     prover = FamilyProver(ground, set())
     try:
         if wrong := _shape_fault(ground, before, after) or _read_fault(ground, before, after, prover):
@@ -69,7 +68,7 @@ def prove_step(ground: FamilyParameters, before: Schema, after: Schema) -> tuple
 
 
 def prove_legal(ground: FamilyParameters, schema: Schema) -> StepVerdict:
-    """Whether *schema* has no empty range, no negative size, and reads nothing beyond its reach, at any size."""
+    """Prove that *schema* has no empty range, no negative size and no read beyond its reach, at all sizes."""
     prover = FamilyProver(ground, set())
     try:
         wrong = _shape_fault(ground, schema, schema) or _read_fault(
@@ -83,7 +82,7 @@ def prove_legal(ground: FamilyParameters, schema: Schema) -> StepVerdict:
 
 
 def _shape_fault(ground: FamilyParameters, before: Schema, after: Schema) -> str | None:
-    """Why the programs do not fit together, have a range that may be empty, or an input that may not exist."""
+    """Return a mismatch of the programs' interfaces, a possibly empty range or a missing input; else None."""
     if before.outputs != after.outputs:
         return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
     if strange := [t.name for t in after.inputs if t not in before.inputs]:
@@ -123,7 +122,7 @@ def _shape_fault(ground: FamilyParameters, before: Schema, after: Schema) -> str
 
 
 def _read_fault(ground: FamilyParameters, before: Schema, after: Schema, prover: FamilyProver) -> str | None:
-    """What an equation of *after* that *before* has not reads beyond its reach, for some sizes."""
+    """Return a read beyond the reach, at some sizes, of an equation that is new in *after*; else None."""
     for equation in after.equations:
         if equation not in before.equations:
             for _, scope in scopes(equation.scope):
@@ -187,7 +186,7 @@ def _output_difference(before: Schema, after: Schema, prover: FamilyProver, give
 def _scope_difference(
     prover: FamilyProver, before: Scope, after: Scope, region: Box, given: Assumptions
 ) -> Difference | None:
-    """None where two scopes are one function on *region*: the smallest that differ are looked at first."""
+    """Compare two scopes on *region*, the smallest differing sub-scopes first; None if they are equal."""
     if before == after:
         return None
     if inner := differing_scopes(before, after):

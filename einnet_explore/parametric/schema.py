@@ -1,9 +1,8 @@
-"""Schemas: programs whose integers are polynomials, found from the same program at several sizes.
+"""Schemas: programs whose integers are size polynomials, and their text and LaTeX forms.
 
-A schema is an ordinary ``Program`` value with a ``Poly`` where an integer depends on the sizes.  Nothing but this
-package reads it: indices are not simplified, ranges are not compared.
-
-Schemas in the text form and in LaTeX, the parameters as names: the printers' own, fed with numbers that print so.
+A schema is a ``Program`` value with a ``Poly`` for each integer that depends on the sizes.  Only this package reads
+schemas: indices are not simplified, ranges are not compared.  They are printed by the usual printers, which receive
+integers that print as polynomials.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ IntegerMap: TypeAlias = "Callable[[int], Any]"
 
 
 def map_integers(program: Program, change: IntegerMap, index: Callable[[Index], Index] | None = None) -> Program:
-    """*program* with every integer *n* that is part of a shape, range, index or attribute replaced by ``change(n)``.
+    """Replace every integer *n* in a shape, range, index or attribute by ``change(n)``, in a fixed order.
 
-    Integers are visited in one fixed order.  *index* maps whole indices in place of their integers.
+    *index* maps whole indices instead of their integers.
     """
     return _IntegerMapping(change, index).program(program)
 
 
 def split_integers(program: Program) -> tuple[Program, tuple[int, ...]]:
-    """What remains of *program* without its integers, and these in order."""
+    """Split *program* into its skeleton, with 0 for every integer, and its integers in order."""
     found: list[int] = []
 
     def take(n: int) -> int:
@@ -63,13 +62,13 @@ def split_integers(program: Program) -> tuple[Program, tuple[int, ...]]:
 
 
 def with_integers(program: Program, values: tuple[SizePolynomial, ...]) -> Schema:
-    """*program* with *values*, as many as it has integers, in place of its own."""
+    """Replace the integers of *program* by *values*, in order."""
     rest = iter(values)
     return map_integers(program, lambda _: next(rest))
 
 
 def instantiate_schema(schema: Schema, sizes: Mapping[str, int]) -> Program:
-    """The ordinary program of *schema* at *sizes*: indices are brought into their normal form there."""
+    """Return the program of *schema* at *sizes*, with indices in normal form."""
 
     def change(n: SizePolynomial) -> int:
         return polynomial_value(n, sizes)
@@ -91,7 +90,7 @@ def instantiate_schema(schema: Schema, sizes: Mapping[str, int]) -> Program:
 
 
 class _IntegerMapping:
-    """One pass over a program."""
+    """One traversal of a program that maps its integers."""
 
     def __init__(self, change: IntegerMap, index: Callable[[Index], Index] | None) -> None:
         self.change, self.whole_index = change, index
@@ -171,7 +170,8 @@ class _IntegerMapping:
 
 
 class PrintedPolynomial(int):
-    """A polynomial as a printer meets it: an integer for its sign and for being neither 0 nor 1, and its text."""
+    """A polynomial for the printers: an integer with the polynomial's sign, not 0 or 1, that prints as the
+    polynomial."""
 
     held: Poly
     style: tuple[str, str]
@@ -223,9 +223,9 @@ TEXT_OPERATORS, LATEX_OPERATORS = ("*", "//"), (r"\,", "/")
 
 
 def schema_text(ground: FamilyParameters, schema: Schema) -> str:
-    """*schema* in the text form, its ``param`` line first; ``ee.family`` reads it."""
+    """Print *schema* in the text form, its ``param`` line first; ``ee.family`` reads it."""
     printed = _printable(schema, TEXT_OPERATORS)
-    # Declarations and outputs are printed around equations that say nothing of how they are run.
+    # equations are printed without ``via``, which is appended with polynomial attributes
     bare = replace(printed, equations=tuple(replace(e, via=None) for e in printed.equations))
     lines = syntax.text(bare).splitlines()
     first = len(bare.inputs)
@@ -237,12 +237,12 @@ def schema_text(ground: FamilyParameters, schema: Schema) -> str:
 
 
 def schema_latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
-    """*schema* in LaTeX."""
+    """Print *schema* in LaTeX."""
     return syntax.latex(_printable(schema, LATEX_OPERATORS), dialect, ranges="full")
 
 
 def schema_align(schemas: Sequence[Schema], reasons: Sequence[str]) -> str:
-    """An ``align*`` block for the steps between *schemas*."""
+    """Print *schemas* and the steps between them as an ``align*`` block."""
     return syntax.align([_printable(schema, LATEX_OPERATORS) for schema in schemas], reasons)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on steps: proved for all sizes, or refuted at sizes at which they are wrong, or neither."""
+"""Verdicts on steps: proved for all sizes, refuted at some sizes, or unproved."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
 TRIED_SIZES = 3
-"""How many sizes of a parameter, from the least on, are tried where there is no proof."""
+"""Sizes of a parameter, from the smallest, at which an unproved step is tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyProof:
-    """The verdicts on the steps of a derivation at all sizes that *ground* allows, one a step."""
+    """The verdicts on the steps of a derivation at all sizes that *ground* allows."""
 
     ground: FamilyParameters
     rules: tuple[str, ...]
@@ -28,17 +28,17 @@ class FamilyProof:
 
     @property
     def kind(self) -> str:
-        """``proved`` if all steps are, ``refuted`` if one is, else ``unproved``."""
+        """``proved`` if all steps are proved, ``refuted`` if one is refuted, else ``unproved``."""
         kinds = {v.kind for v in self.verdicts}
         return next((kind for kind in ("refuted", "unproved") if kind in kinds), "proved")
 
     @property
     def means(self) -> tuple[str, ...]:
-        """What was needed: ``isl``, ``z3``, ``digits``."""
+        """The methods used: ``isl``, ``z3``, ``digits``."""
         return tuple(sorted({m for v in self.verdicts for m in v.means}))
 
     def table(self) -> TextTable:
-        """One row a step."""
+        """Return a table with one row per step."""
         rows = ((str(n), rule, str(v)) for n, (rule, v) in enumerate(zip(self.rules, self.verdicts, strict=True)))
         return TextTable(("", "step", "for all sizes"), tuple(rows), str(self))
 
@@ -53,9 +53,9 @@ class FamilyProof:
 
 
 def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepVerdict:
-    """Whether *after* computes what *before* does, at all sizes; where no proof is found, sizes at which it does not.
+    """Prove that *after* equals *before* at all sizes, or search for sizes at which it does not.
 
-    What is called refuted has a certificate of the ordinary kind that is false.
+    A refuted step has a false certificate at single sizes.
     """
     found, unknowns = prove_step(ground, before, after)
     if found.kind == "proved":
@@ -68,7 +68,7 @@ def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepV
 
 
 def _suspect_sizes(ground: FamilyParameters, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
-    """Sizes at which a step may be wrong: where terms differed, the least ones, a little more of one of them."""
+    """Yield test sizes: those at which terms differed, the smallest ones, and slightly larger ones."""
     first = ground.corner() or tuple(p.first for p in ground.parameters)
     tried = [unknowns] if unknowns else []
     tried.append(first)
@@ -85,7 +85,7 @@ def _suspect_sizes(ground: FamilyParameters, unknowns: tuple[int, ...]) -> Itera
 
 
 def _certify_at(before: Schema, after: Schema, sizes: dict[str, int]) -> Certificate | None:
-    """The ordinary certificate of a step at *sizes*; None where the first program does not exist there."""
+    """Certify a step at *sizes*; None if the first program is invalid there."""
     try:
         one = instantiate_schema(before, sizes)
     except ValueError:
@@ -105,7 +105,7 @@ def _certify_at(before: Schema, after: Schema, sizes: dict[str, int]) -> Certifi
 
 
 def _empty_range(program: Program) -> str | None:
-    """A range of *program* without elements, or a negative padding."""
+    """Return an empty range or a negative padding of *program*; None if there is none."""
     for equation in program.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
@@ -119,9 +119,9 @@ def _empty_range(program: Program) -> str | None:
 def raise_least_sizes(
     ground: FamilyParameters, enough: Iterable[int], before: Schema, after: Schema
 ) -> FamilyParameters | None:
-    """*ground* with least sizes, up to *enough* of them, from which on the step is proved; None where there are none.
+    """Raise the minimum sizes, up to *enough*, until the step is proved; None if it is not.
 
-    Each parameter's is the smallest with the others as they are then.
+    The parameters are minimised one after another.
     """
     raised = [replace(p, least=max(p.least, n)) for p, n in zip(ground.parameters, enough, strict=True)]
     if prove_step(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
