@@ -1,4 +1,4 @@
-"""The form of records: what a derivation's JSON must hold, read without knowing rules or search."""
+"""Record files: the JSON form of a derivation, read without rules and search."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ VERSION = 1
 
 
 class RecordError(ValueError):
-    """A file is no record: ``FILE: JSON path: what was found, what was expected``."""
+    """A malformed record: ``FILE: JSON path: what was found, what was expected``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step as it was written down: the rule's name, its place and parameters, the result, the certificate."""
+    """One recorded step: the rule's name, its place and parameters, the result, the certificate."""
 
     rule: str
     at: str
@@ -35,14 +35,14 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record that has the right form; nothing of it has been proved."""
+    """A well-formed record; its certificates are unchecked claims."""
 
     start: Program
     steps: tuple[RecordedStep, ...]
 
 
 def read_record(record: object, source: str = "<record>") -> Record:
-    """The programs and steps of *record*; raises RecordError where it has another form."""
+    """Read the programs and steps of *record*; raises RecordError for a malformed record."""
     data = _object(record, source, "$")
     found = _get(data, "format", str, source, "$")
     if found != FORMAT:
@@ -56,7 +56,7 @@ def read_record(record: object, source: str = "<record>") -> Record:
 
 
 def load_json(path: str | PathLike[str]) -> object:
-    """The JSON in the file at *path*; raises OSError where it cannot be read, RecordError where it is no JSON."""
+    """Load the JSON file at *path*; raises OSError if it cannot be read, RecordError if it is not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def load_json(path: str | PathLike[str]) -> object:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON.  Readers differ in which of two things by one name they take: raises ValueError for them."""
+    """Build a JSON object; raises ValueError for duplicate names, which JSON readers treat differently."""
     if len(found := dict(pairs)) < len(pairs):
         twice = next(name for n, (name, _) in enumerate(pairs) if any(name == other for other, _ in pairs[:n]))
         raise ValueError(f"found {twice!r} twice in one object, expected it once")

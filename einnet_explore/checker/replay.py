@@ -1,9 +1,4 @@
-"""Replaying a record: every step is proved again from the programs alone.
-
-Whether an instantiated equation means what its operator computes.
-
-What a check found.
-"""
+"""Replay of a record: every step is certified again from the programs alone, and operator calls are checked."""
 
 from __future__ import annotations
 
@@ -35,7 +30,7 @@ from einnet_explore.operators import OPERATORS, Operator
 
 
 def instance_mismatch(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
-    """Why *equation* is not what its instance runs; None where it is (or where nothing runs it yet).
+    """Return why *equation* differs from its instance; None if they are equal, or without an instance.
 
     An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
     reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
@@ -62,7 +57,7 @@ def _view_mismatch(scope: Scope, via: Instance) -> str | None:
 
 
 def _address_mismatch(scope: Scope, address: Index, via: Instance) -> str | None:
-    """What the view's offset and strides, where it names them, have to do with *address*; one element has no stride."""
+    """Compare the view's offset and strides, if named, with *address*; traversals of extent 1 have no stride."""
     named = dict(via.attributes)
     found: dict[str, Attribute] = {
         "offset": address.evaluate(lambda x: x.lo),
@@ -104,7 +99,7 @@ def _call_mismatch(scope: Scope, via: Instance, operators: tuple[Operator, ...])
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step: what was claimed (None: nothing), what was found, and instances that are not what they say."""
+    """One step: the claimed kind (or None), the certificate found, and mismatched instances."""
 
     rule: str
     at: str
@@ -162,7 +157,7 @@ class Report:
 
     @property
     def counterexample(self) -> str | None:
-        """What is wrong, at the first step that is; None where all holds."""
+        """The first fault of the record; None if there is none."""
         if self.start is not None:
             return f"start: {self.start}"
         for number, step in enumerate(self.steps):
@@ -199,10 +194,10 @@ def _result_text(step: StepReport) -> str:
 def check_record(
     record: object, *, source: str = "<record>", operators: tuple[Operator, ...] = OPERATORS, seed: int = 0
 ) -> Report:
-    """Prove every step of *record* again, its instances, and its end against its start.
+    """Certify every step of *record* again, its instances, and its end against its start.
 
-    *operators* are those that instances may name.  What the record claims is reported, and trusted in nothing.  Raises
-    RecordError where *record* has not the form of a record.
+    *operators* are those that instances may name.  The record's claims are reported, but not trusted.  Raises
+    RecordError if *record* is malformed.
     """
     held = read_record(record, source)
     programs = (held.start, *(step.after for step in held.steps))
@@ -213,12 +208,12 @@ def check_record(
 
 
 def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = OPERATORS, seed: int = 0) -> Report:
-    """``check_record`` of the JSON in the file at *path*; raises OSError where it cannot be read."""
+    """Check the record in the file at *path*, as ``check_record``; raises OSError if it cannot be read."""
     return check_record(load_json(path), source=str(path), operators=operators, seed=seed)
 
 
 def program_fault(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
-    """What is wrong with a program by itself: an illegal read, or an instance that is not its operator."""
+    """Return an illegal read of *program*, or an instance that differs from its operator; else None."""
     for equation in program.equations:
         wrong = illegal_read(equation.scope) or instance_mismatch(equation, operators)
         if wrong is not None:

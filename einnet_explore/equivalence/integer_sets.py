@@ -1,4 +1,4 @@
-"""Terms as integer sets: the output elements and indices at which a term occurs, once each."""
+"""Integer sets of terms: the output elements and indices at which a term occurs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _OPERATIONS = 20_000_000
 
 
 def bounded_context() -> Any:
-    """An isl context that gives up (isl.Error) on comparisons that would take very long."""
+    """Return an isl context with an operation limit, beyond which it raises isl.Error."""
     ctx = isl.Context()
     ctx.set_max_operations(_OPERATIONS)
     return ctx
 
 
 class TermSets:
-    """The sets of terms in one space.  *counted*: a term must say how often it occurs, else only where."""
+    """Integer sets of the terms in one space.  *counted*: occurrences are counted, not only located."""
 
     def __init__(self, space: TermSpace, ctx: Any, *, counted: bool) -> None:
         self.space, self.ctx, self.counted = space, ctx, counted
 
     def of(self, term: Term) -> tuple[Number, Any]:
-        """The coefficient of *term* and the set of (output element, indices) where it occurs.
+        """Return the coefficient of *term* and its set of (output element, indices).
 
-        Summed iterators that occur nowhere multiply the coefficient by their extent.  Raises Undecided where another
-        number of summation points stands for one element of the set.
+        Unused summed iterators multiply the coefficient by their extent.  Raises Undecided if the number of summation
+        points per element of the set is not constant.
         """
         if self.counted and isinf(term.coefficient):
             raise Undecided("an infinite constant is added")
@@ -86,10 +86,9 @@ class TermSets:
         return bool(isl.Map.from_basic_map(self._where(rows, (*x, *summed), tuple(image), hidden)).is_injective())
 
     def _where(self, rows: list[Condition], domain: Names, names: Names, hidden: Iterable[str]) -> Any:
-        """The basic set of the integers *names* for which *hidden* ones exist such that all of *rows* hold.
+        """Return the basic set of *names* with *rows*, where *hidden* integers are existentially quantified.
 
-        With a *domain* it is the basic map from that.  Made of constraints: isl reads no text, which would take four
-        times as long.
+        With a *domain* it is a basic map.  It is built from constraints, four times as fast as from text.
         """
         out = (*names, *hidden)
         kind = isl.dim_type.out if domain else isl.dim_type.set
@@ -108,7 +107,7 @@ class TermSets:
         return found.project_out(kind, len(names), len(out) - len(names))
 
     def _rows(self, used: list[str], summed: list[str], where: Iterable[Form]) -> list[Condition]:
-        """All conditions on the integers *used*: ranges, what quotients mean, *where*; of like ones the tightest."""
+        """Return the tightest conditions on the integers *used*: ranges, definitions of quotients, and *where*."""
         least: dict[Span, tuple[int, Form]] = {}
         for v in (*self.space.coordinates, *summed):
             lo, hi = self.space.ranges[v]
@@ -125,7 +124,7 @@ class TermSets:
         return list(_conditions(least))
 
     def _opened(self, form: Form, met: set[str]) -> Form:
-        """*form* with every alias replaced by what it stands for; their names are added to *met*."""
+        """Substitute every alias in *form*; add the aliases' names to *met*."""
         if self.space.aliases.keys().isdisjoint(form):
             return form
         out: Form = {"": 0}
@@ -138,7 +137,7 @@ class TermSets:
         return {v: k for v, k in out.items() if k or not v}
 
     def _within(self, met: set[str]) -> list[Form]:
-        """The conditions for what the aliases *met* stand for to lie in their ranges."""
+        """Return the conditions for the values of the aliases *met* to lie in their ranges."""
         out: list[Form] = []
         for t in sorted(met):
             (lo, hi), form = self.space.ranges[t], self._opened(self.space.aliases[t], met)
@@ -147,7 +146,7 @@ class TermSets:
         return out
 
     def _used(self, forms: Iterable[Form], met: set[str]) -> list[str]:
-        """The integers that *forms* depend on, also through quotients, whose aliases are added to *met*."""
+        """Return the integers that *forms* depend on, also through quotients; add their aliases to *met*."""
         found: dict[str, None] = {}
         stack = [v for form in forms for v in form if v]
         while stack:
@@ -159,12 +158,12 @@ class TermSets:
         return list(found)
 
     def _quotient(self, v: str, met: set[str]) -> tuple[Form, int]:
-        """Of what by what *v* is the quotient, without aliases."""
+        """Return dividend and divisor of the quotient *v*, without aliases."""
         e, d = self.space.quotients[v]
         return self._opened(e, met), d
 
     def _undetermined(self, forms: list[Form], used: list[str], summed: list[str]) -> list[str]:
-        """The summed iterators that an output element and indices may leave open (none: they are determined)."""
+        """Return the summed iterators that an output element and indices may not determine."""
         known = {"", *self.space.coordinates}
         quotients = {q: self._quotient(q, set())[0] for q in self.space.quotients if q in used}
         again = True
@@ -182,7 +181,7 @@ class TermSets:
         return [y for y in summed if y not in known]
 
     def _digits(self, form: Form, free: list[str]) -> bool:
-        """Whether the value of *form* determines each of *free*: every coefficient exceeds what is below it."""
+        """Whether the value of *form* determines each of *free*, as mixed-radix digits."""
         below = 0
         for v in sorted(free, key=lambda v: abs(form[v])):
             if abs(form[v]) <= below:
@@ -193,26 +192,26 @@ class TermSets:
 
 
 def sample_term_point(space: TermSpace, term: Term) -> tuple[int, ...] | None:
-    """The output coordinates and indices of one point where *term* occurs; None when it occurs nowhere."""
+    """Return the output coordinates and indices of one point of *term*; None if it has none."""
     _, points = TermSets(space, bounded_context(), counted=False).of(term)
     return None if points.is_empty() else tuple(lexical_minimum(points))
 
 
 def lexical_minimum(points: Any) -> list[int]:
-    """The smallest point of a set that is not empty, in lexical order."""
+    """Return the lexicographically smallest point of a nonempty set."""
     point = points.lexmin().sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
 
 
 def _tighten(least: dict[Span, tuple[int, Form]], row: Form) -> None:
-    """Put the condition *row* among those known: c + f >= 0, for each f the least c."""
+    """Add the condition *row*, c + f >= 0; keep the smallest c for each f."""
     span = frozenset([(v, k) for v, k in row.items() if v and k])
     if span not in least or row[""] < least[span][0]:
         least[span] = row[""], row
 
 
 def _conditions(least: dict[Span, tuple[int, Form]]) -> Iterable[Condition]:
-    """The conditions known, with one equality for both ends of what has one value."""
+    """Yield the conditions, with one equality for a form whose bounds coincide."""
     done: set[Span] = set()
     for span, (c, row) in least.items():
         if span not in done:

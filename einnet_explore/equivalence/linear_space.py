@@ -1,7 +1,7 @@
-r"""Linear forms over named integers, and the space in which two scopes are compared.
+r"""Linear forms over named integers, and the term space in which two scopes are compared.
 
-A quotient or remainder by *d* brings in an integer ``q`` with ``0 <= e - d·q < d``, and a scope that may be read
-outside its box brings in names for its coordinates inside, so that every condition is linear.
+A quotient or remainder by *d* adds an integer ``q`` with ``0 <= e - d·q < d``, and a scope that may be read outside its
+box adds names for its coordinates inside, so that every condition is linear.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Factor: TypeAlias = "tuple[str, tuple[Form, ...]]"
 Env: TypeAlias = "Mapping[Iterator, Form]"
 
 MAX_NAMES = 900
-"""How many terms or cases one scope may have before its comparison is given up."""
+"""Terms or cases of one scope up to which it is compared."""
 
 MAX_ORDERS = 24
 
 
 class Undecided(Exception):
-    """The theory of term relations does not reach this scope; the message says why."""
+    """The comparison is beyond the theory of term relations; the message says why."""
 
 
 class TermSpace:
-    """The integers that one comparison speaks of: output coordinates, summed iterators and quotients, with ranges."""
+    """The integers of one comparison: output coordinates, summed iterators and quotients, with their ranges."""
 
     def __init__(self, region: Box, same: Callable[[Scope, Scope], bool], given: Assumptions = NO_ASSUMPTIONS) -> None:
         self._same = same
@@ -43,14 +43,14 @@ class TermSpace:
         self.quotients: dict[str, tuple[Form, int]] = {}
         self.aliases: dict[str, Form] = {}
         self._ways: dict[str, list[tuple[Form, int]]] = {}
-        """Of what by what each quotient is known to be the quotient."""
+        """Dividend and divisor of each quotient."""
         self._quotient: dict[tuple[tuple[tuple[str, int], ...], int], str] = {}
         self._opaque: list[Scope] = []
         self.point: tuple[Form, ...] = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
         self.coordinates = tuple(self.ranges)
 
     def fresh(self, stem: str, lo: int, hi: int) -> str:
-        """A new integer in the closed range [lo, hi]."""
+        """Name a new integer in the closed range [lo, hi]."""
         name = f"{stem}{len(self.ranges)}"
         self.ranges[name] = (lo, hi)
         return name
@@ -60,7 +60,7 @@ class TermSpace:
         return any(v in e for e, _ in self.quotients.values()) or any(v in e for e in self.aliases.values())
 
     def form(self, index: Index, env: Env) -> Form:
-        """*index* as a linear form; a quotient or remainder by *d* brings in ``q`` with ``0 <= e - d·q < d``."""
+        """Return *index* as a linear form; a quotient or remainder by *d* adds ``q`` with ``0 <= e - d·q < d``."""
         out: Form = {"": index.const}
         for atom, k in index.terms:
             match atom:
@@ -105,7 +105,7 @@ class TermSpace:
         return {self._quotient[known]: 1, "": 0}
 
     def enter(self, at: Iterable[Form], box: Box) -> tuple[Form, ...]:
-        """The coordinates *at* under names whose ranges are those of *box*, to be used only inside it."""
+        """Name the coordinates *at* with the ranges of *box*, for use inside the box only."""
         out = []
         for form, (lo, hi) in zip(at, box, strict=True):
             least, most = self.bounds(form)
@@ -118,9 +118,9 @@ class TermSpace:
         return tuple(out)
 
     def bounds(self, form: Form) -> tuple[int, int]:
-        """A closed interval that holds every value of *form*.
+        """Return a closed interval around the values of *form*.
 
-        A quotient q of e by d stands in it for a remainder, too: e - d·q lies in [0, d), whatever the intervals say.
+        A quotient q of e by d also bounds the remainder: e - d·q lies in [0, d).
         """
         lo = hi = form[""]
         quotients: list[tuple[str, int]] = []
@@ -140,9 +140,9 @@ class TermSpace:
         return lo, hi
 
     def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
-        """The conditions for *forms* to lie in the half-open *box* that may fail; None when they cannot all hold.
+        """Return the conditions for *forms* in the half-open *box* that may fail; None if they cannot all hold.
 
-        An upper end of None is no end.
+        An upper end of None is unbounded.
         """
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):
@@ -156,10 +156,10 @@ class TermSpace:
         return tuple(rows)
 
     def opaque(self, scope: Scope, at: tuple[Form, ...]) -> Factor:
-        """``scope[at]``, read inside a function, as a factor; scopes that are one function share a name.
+        """Return ``scope[at]``, read inside a function, as a factor; equal scopes share a name.
 
-        A scope that only lists its traversals in another order is the same function of permuted coordinates.  Of the
-        coordinates that give one value the least in order are taken: a symmetric scope may be read either way.
+        A scope with permuted traversals is the same function of permuted coordinates.  For a symmetric scope, the
+        smallest equivalent coordinates are chosen.
         """
         for n, known in enumerate((*self._opaque, scope)):
             for order in islice(_orders(known, scope, at), MAX_ORDERS):
@@ -170,7 +170,7 @@ class TermSpace:
 
 
 def _orders(known: Scope, scope: Scope, at: tuple[Form, ...]) -> Iterable[tuple[int, ...]]:
-    """The orders of *scope*'s traversals that give it *known*'s reach; those with the least coordinates *at* first."""
+    """Yield the orders of *scope*'s traversals with *known*'s reach, smallest coordinates *at* first."""
     if len(known.traversals) == len(scope.traversals):
         rank = len(scope.traversals)
         fitting = (
@@ -188,7 +188,7 @@ def _permute_traversals(scope: Scope, order: tuple[int, ...]) -> Scope:
 
 
 def deciding_reduction(scope: Scope) -> str | None:
-    """The reduction that decides how *scope* is compared: that of the first scope below it that reduces, if any."""
+    """Return the reduction of the first reducing scope at or below *scope*, which decides the comparison."""
     if reduces(scope):
         return scope.reduce
     match scope.body:
@@ -205,7 +205,7 @@ def reduces(scope: Scope) -> bool:
 def scope_conditions(
     space: TermSpace, scope: Scope, at: tuple[Form, ...]
 ) -> tuple[dict[Iterator, Form], tuple[Form, ...] | None]:
-    """The iterators' forms when *scope* is read at *at*, and the conditions for it to be computed there."""
+    """Return the iterators' forms for *scope* read at *at*, and the conditions of its domain there."""
     inside = space.within(at, scope.box)
     env = dict(zip(scope.traversals, at if inside is None else space.enter(at, scope.box), strict=True))
     for bound in scope.domain:
@@ -219,13 +219,13 @@ def scope_conditions(
 def with_summations(
     space: TermSpace, scope: Scope, env: dict[Iterator, Form]
 ) -> tuple[dict[Iterator, Form], tuple[str, ...]]:
-    """*env* with the summations' forms added, and their names."""
+    """Add the summations' forms to *env*; return it and their names."""
     names = tuple(space.fresh("y", y.lo, y.hi - 1) for y in scope.summations)
     return {**env, **{y: {name: 1, "": 0} for y, name in zip(scope.summations, names, strict=True)}}, names
 
 
 def pinned_values(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """The integers that the conditions *where* leave one value each in their *ranges*, and these values."""
+    """Return the integers that the conditions *where* fix to one value in their *ranges*."""
     ends: dict[str, tuple[float, float]] = {}
     for row in where:
         if len(row) == 2:  # one integer and the constant
@@ -237,26 +237,26 @@ def pinned_values(where: Iterable[Form], ranges: Mapping[str, tuple[int, int]]) 
 
 
 def complement(inside: tuple[Form, ...] | None) -> list[tuple[Form, ...]]:
-    """Disjoint conjunctions that together hold exactly where *inside* does not."""
+    """Return disjoint conjunctions whose union is the complement of *inside*."""
     if inside is None:
         return [()]
     return [(*inside[:n], negate_condition(row)) for n, row in enumerate(inside)]
 
 
 def form_value(form: Form, known: Mapping[str, int]) -> int:
-    """The value of *form* where every integer of it is *known*."""
+    """Return the value of *form* for *known* integers."""
     return form[""] + sum(k * known[v] for v, k in form.items() if v)
 
 
 def negate_condition(row: Form) -> Form:
-    """The condition that holds exactly where *row* does not."""
+    """Return the negation of the condition *row*."""
     return {**{v: -k for v, k in row.items()}, "": -row[""] - 1}
 
 
 def tensor_factor(space: TermSpace, name: str) -> str:
-    """The factor of a tensor's elements: its name, in quotes where it is no word, so that no other symbol has it.
+    """Return the factor name of a tensor: its name, quoted if it is not an identifier, to keep symbols distinct.
 
-    One that may hold infinite values says so.
+    Possibly infinite tensors have a suffix.
     """
     return (name if name.isidentifier() else json.dumps(name)) + INFINITE_SUFFIX * (name in space.given.infinite)
 

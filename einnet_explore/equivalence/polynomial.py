@@ -18,7 +18,7 @@ Polynomial: TypeAlias = "tuple[Monomial, ...]"
 ONE: Polynomial = ((Fraction(1), ()),)
 
 INFINITE_MINUS_ITSELF = "what may be infinite is multiplied by 0, or less itself"
-"""Where it is infinite that is no number, and elsewhere what is left: no symbol stands for both."""
+"""The result would be NaN for infinite values and a number for finite ones; no symbol represents both."""
 
 
 def may_be_infinite(k: Number, factors: Iterable[Factor]) -> bool:
@@ -27,10 +27,10 @@ def may_be_infinite(k: Number, factors: Iterable[Factor]) -> bool:
 
 
 def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
-    """*op* of polynomials: sums and products are multiplied out, constants folded, anything else becomes a symbol.
+    """Apply *op* to polynomials: expand sums and products, fold constants, make a symbol of any other function.
 
-    *rounds*: symbols are named with rounded constants.  Raises Undecided for what may be infinite times a sum or 0, or
-    less itself.
+    *rounds*: symbols are named with rounded constants.  Raises Undecided for a possibly infinite value times a sum or
+    0, or minus itself.
     """
     match op, args:
         case "+", _:
@@ -68,12 +68,12 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) 
 
 
 def factor_exponentials(value: Polynomial, rounds: bool = False) -> Polynomial:
-    """The exponential of a sum as the product of those of its terms; that of nothing is 1."""
+    """Rewrite the exponential of a sum as the product of the terms' exponentials; exp(0) is 1."""
     return apply_to_polynomials("*", [apply_to_polynomials("exp", [(m,)], rounds) for m in value]) if value else ONE
 
 
 def cancel_exponentials(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """*factors* without pairs of exponentials whose product is 1: not those of what may be infinite."""
+    """Cancel pairs of exponentials with product 1, except those of possibly infinite values."""
     kept: list[Factor] = []
     for name, at in factors:
         opposite = (_opposite(name), at)
@@ -90,7 +90,7 @@ def _opposite(name: str) -> str:
 
 
 def constant_value(value: Polynomial) -> Number | None:
-    """The number that *value* is, if it is one."""
+    """Return the number of a constant polynomial; None for others."""
     match value:
         case ():
             return Fraction(0)
@@ -100,7 +100,7 @@ def constant_value(value: Polynomial) -> Number | None:
 
 
 def _collect(monomials: Iterable[Monomial]) -> Polynomial:
-    """Like monomials added up, in an order that depends on names first."""
+    """Add like monomials; sort them by names first."""
     total: dict[tuple[object, ...], Monomial] = {}
     for k, factors in monomials:
         ordered = tuple(sorted(factors, key=_factor_key))
@@ -120,9 +120,9 @@ def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...],
 
 
 def polynomial_skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
-    """A polynomial as the name of a function of tensor elements, and where these elements lie.
+    """Return a polynomial as a function name over tensor elements, and the elements' indices.
 
-    With *rounds* its constants are rounded.
+    *rounds*: constants are rounded.
     """
     numbers = (str(simplest_fraction(k) if rounds else k).replace("inf", INFINITE_SUFFIX) for k, _ in value)
     names = " + ".join("*".join((k, *(name for name, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
@@ -130,14 +130,14 @@ def polynomial_skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, t
 
 
 def exact_number(value: float) -> Number:
-    """*value* exactly; infinities stay as they are.  Raises Undecided for what is no number."""
+    """Return *value* exactly, also infinities; raises Undecided for NaN."""
     if isnan(value):
         raise Undecided("a constant is not a number")
     return value if isinf(value) else Fraction(value)
 
 
 def multiply_numbers(*numbers: Number) -> Number:
-    """The product of *numbers*.  Raises Undecided where one of several is infinite."""
+    """Multiply *numbers*; raises Undecided if one of several is infinite."""
     if len(numbers) > 1 and any(map(isinf, numbers)):
         raise Undecided("an infinite constant is multiplied")
     return prod(numbers, start=Fraction(1)) if len(numbers) > 1 else numbers[0]

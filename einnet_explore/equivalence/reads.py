@@ -75,7 +75,8 @@ def _find_illegal_read(scope: Scope) -> str | None:
                 at_text = ", ".join(f"{x.name}={values[x]}" for x in own)
                 reads = ", ".join(str(i.evaluate(values.__getitem__)) for i in access.index)
                 reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
-                return f"{name}[{', '.join(map(repr, access.index))}] at {at_text} reads [{reads}], outside its reach {reach}"
+                read = f"{name}[{', '.join(map(repr, access.index))}]"
+                return f"{read} at {at_text} reads [{reads}], outside its reach {reach}"
     return None
 
 

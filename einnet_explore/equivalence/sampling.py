@@ -1,8 +1,8 @@
-r"""Exact evaluation of two scopes on random integers, whole or in slices: evidence where no proof is in reach.
+r"""Exact evaluation of two scopes on random integers, as a whole or in slices: evidence without a proof.
 
-Functions over the reals become fixed integer polynomials first (``exp`` → x² + 3x + 5 and so on): scopes that are equal
-whatever a function means stay equal, no value saturates, and arithmetic stays exact.  A slice restricts the
-traversals of the root to a window, and those of nested scopes to what the window reads.
+Functions over the reals are replaced by fixed integer polynomials (``exp`` → x² + 3x + 5 and so on): scopes that are
+equal for every interpretation of the functions stay equal, no value saturates, and arithmetic stays exact.  A slice
+restricts the traversals of the root to a window, and those of nested scopes to the elements that the window reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from einnet_explore.ir import (
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """How many output elements were compared; the first that differs (where, expected, found), or what went wrong."""
+    """Number of compared output elements, the first difference (index, expected, found), or an error."""
 
     elements: int
     differs: tuple[tuple[int, ...], float, float] | None = None
@@ -45,7 +45,7 @@ class SampleResult:
 
 
 def grid_points(scope: Scope) -> int:
-    """The points of all grids of *scope* and the scopes below it, each distinct scope once."""
+    """Count the grid points of *scope* and its nested scopes, each distinct scope once."""
     distinct = dict.fromkeys(s for _, s in scopes(scope))
     return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
 
@@ -60,9 +60,9 @@ def compare_on_samples(
 ) -> SampleResult:
     """Evaluate both scopes (of one box) on the same random integers, up to 16 times within *budget* grid points.
 
-    Where once costs more, slices are evaluated: at both corners, at random, and around *element*.  *element* is an
-    output element and *indices* are coordinates in tensors that a comparison of terms suspects: some inputs have a
-    peak there, so that a maximum shows what it lost; some have one sign, so that one with a constant does.
+    If one evaluation exceeds the budget, slices are evaluated: at both corners, at random, and around *element*, an
+    output element that the term comparison suspects.  *indices* are suspected coordinates in tensors: some inputs have
+    a peak there, to expose a wrong maximum; some have one sign, to expose a maximum with a constant.
     """
     once = grid_points(before) + grid_points(after)
     rounds = range(max(4, min(16, budget // max(1, once))))
@@ -86,9 +86,9 @@ def compare_on_samples(
 def _first_difference(
     before: Scope, after: Scope, window: Box, given: dict[str, Any], first: bool
 ) -> tuple[tuple[tuple[int, ...], float, float] | None, str | None] | None:
-    """The first element that differs, or what stopped the evaluation; None where all agree.
+    """Return the first difference, or the evaluation's error; None if all elements agree.
 
-    Functions over the reals are taken as they are in the *first* evaluation, and where their stand-ins differ.
+    Real functions are evaluated as they are in the *first* evaluation, and if their replacements differ.
     """
     pair = (before, after)
     real = any(map(_is_real, pair))
@@ -111,13 +111,13 @@ def _first_difference(
 
 
 def random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
-    """Random integers in [-most, most] for every tensor that either scope reads."""
+    """Draw random integers in [-most, most] for every tensor that either scope reads."""
     read = dict.fromkeys((*tensors(before), *tensors(after)))
     return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in read}
 
 
 def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
-    """Put *value* wherever coordinates of *indices*, or a part of them, lie in a tensor."""
+    """Write *value* at all coordinates of *indices*, or parts of them, that lie in a tensor."""
     for array in given.values():
         for index in indices:
             for n in range(len(index) - array.ndim + 1):
@@ -127,12 +127,12 @@ def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value
 
 
 def _covered_elements(windows: set[Box]) -> int:
-    """How many elements lie in windows, those in several of them counted once where the windows are one."""
+    """Count the elements of the distinct windows."""
     return sum(prod(hi - lo for lo, hi in window) for window in windows)
 
 
 def slice_scope(scope: Scope, window: Box) -> Scope:
-    """*scope* computed in *window* only; it may be read as far as before, and is meant to be read only there."""
+    """Restrict *scope* to *window*; its reach stays the same."""
     to = {x: Iterator(x.name, lo, hi) for x, (lo, hi) in zip(scope.traversals, window, strict=True)}
     small = with_iterators(scope, to)
     reach = tuple((lo - a, b - hi) for (lo, hi), (a, b) in zip(window, scope.reach, strict=True))
@@ -153,7 +153,7 @@ def slice_scope(scope: Scope, window: Box) -> Scope:
 
 
 def interpret_reals(scope: Scope) -> Scope:
-    """*scope* with every function over the reals replaced by a fixed integer polynomial."""
+    """Replace every function over the reals by a fixed integer polynomial."""
     return replace(scope, body=_interpret_scalar(scope.body))
 
 
@@ -194,9 +194,8 @@ def _has_real(body: Scalar) -> bool:
 def _window(
     before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
 ) -> Box:
-    """A window that both scopes fill within *budget*, in turn: at the low corner, at the high one, around *element*,
-    at random.
-    """
+    """Choose the *n*-th window within *budget*: at the low corner, the high corner, around *element*, then at
+    random."""
     box = list(before.box)
     while any(hi - lo > 1 for lo, hi in box):
         if grid_points(slice_scope(before, tuple(box))) + grid_points(slice_scope(after, tuple(box))) <= budget:

@@ -1,16 +1,14 @@
-r"""Comparing two scopes term by term: the multisets of their terms as integer maps.
+r"""Comparison of two scopes by their term multisets, represented as integer sets.
 
 .. math::  \vec x \mapsto \{\!\{ (T_1[\vec i_1] \cdots T_n[\vec i_n]) \cdot k \}\!\}
 
 For every product of tensors the map from output elements and indices to the total coefficient is a finite union of
-integer sets, one a coefficient; both scopes compute the same if and only if these sets are equal (they always compute
-the same if so).  A summation point must be determined by its output element and its term; where it is not, the count
-is beyond integer sets, except for iterators that occur nowhere: those multiply by their extent.
+integer sets, one per coefficient; equal sets prove the scopes equal.  A summation point must be determined by its
+output element and its term; otherwise its count is beyond integer sets, except for unused iterators, which multiply the
+coefficient by their extent.
 
-Terms that stand on both sides of a comparison, whatever their summed integers are called.
-
-Two terms with the same factors, conditions and sums contribute the same to every element, so they need no sets: what
-is left of both sides is equal exactly if the sides are.  Most steps of a derivation leave most terms as they are.
+Terms common to both sides, up to the names of summed integers, are cancelled first, without sets: most steps of a
+derivation leave most terms unchanged.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from einnet_explore.ir import Box, Scope
 
 
 def cancel_common_terms(space: TermSpace, left: Iterable[Term], right: Iterable[Term]) -> tuple[list[Term], list[Term]]:
-    """What is left of both sides where terms that both have are taken away.
+    """Cancel the terms common to both sides; return the remaining terms.
 
-    What may be infinite is no number that could be taken away: such sides are returned as they are, or are the same.
+    Sides with possibly infinite terms are cancelled only if they are equal.
     """
     sides = list(left), list(right)
     if any(may_be_infinite(term.coefficient, term.factors) for side in sides for term in side):
@@ -51,7 +49,7 @@ def cancel_common_terms(space: TermSpace, left: Iterable[Term], right: Iterable[
 
 
 def _merged(space: TermSpace, side: list[Term]) -> dict[Hashable, Term]:
-    """The terms of one *side* by what they are known by, those that are alike but for their coefficients added up."""
+    """Return the terms of one side by ``term_key``, with like terms added."""
     total: dict[Hashable, Term] = {}
     for term in add_like_terms(side):
         known = total.get(same := term_key(space, term))
@@ -66,9 +64,9 @@ def _one_number(a: Term, b: Term, rounds: bool) -> bool:
 
 
 def add_like_terms(terms: Sequence[Term]) -> list[Term]:
-    """*terms* with those that differ in their coefficients only added up, and without those that are cancelled.
+    """Add terms that differ in coefficients only, and drop terms with coefficient 0.
 
-    The products of a bilinear algorithm mostly cancel: their sets need not be made for that.
+    Most products of a bilinear algorithm cancel here, without integer sets.
     """
     out: dict[Any, Term] = {}
     seen: dict[int, Hashable] = {}  # most forms are shared by many terms
@@ -88,21 +86,20 @@ def add_like_terms(terms: Sequence[Term]) -> list[Term]:
 
 
 def same_term_sets(space: TermSpace, left: Iterable[Term], right: Iterable[Term]) -> bool:
-    """Whether both sides have the same terms, no matter how often: as sets of values that are reduced they are one."""
+    """Whether both sides have the same set of terms, for reductions by max and min."""
     return {term_key(space, term) for term in left} == {term_key(space, term) for term in right}
 
 
 def term_key(space: TermSpace, term: Term) -> Hashable:
-    """*term* but for its coefficient: equal for terms that differ in names of summed integers only.
+    """Return a key of *term* without its coefficient, invariant under renaming of summed integers.
 
-    Summed integers are numbered as they are met; where an order of equals was chosen otherwise, two such terms may get
-    different keys, never the other way round.
+    Summed integers are numbered in order of occurrence.  Equal keys imply equal terms; the converse may fail for ties.
     """
     return _Naming(space, term).key()
 
 
 class _Naming:
-    """The numbers of one term's summed integers, given as they are met."""
+    """Numbering of one term's summed integers, in order of occurrence."""
 
     def __init__(self, space: TermSpace, term: Term) -> None:
         self._space, self._term = space, term
@@ -137,10 +134,10 @@ TermSides: TypeAlias = "tuple[list[Term], list[Term]]"
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """An output element and a term of it that two scopes count differently.
+    """An output element and a term of it with different counts in two scopes.
 
-    *term* holds the factors with their coordinates.  *decisive*: scopes that differ so compute different functions,
-    because the term is a product of tensor elements (and not of symbols for functions, whose values may agree).
+    *term* lists the factors with their coordinates.  *decisive*: the scopes are different functions, because the term
+    is a product of tensor elements (values of function symbols might agree).
     """
 
     element: tuple[int, ...]
@@ -157,10 +154,10 @@ class Witness:
 
 
 def term_difference(before: Scope, after: Scope, region: Box, given: Assumptions = NO_ASSUMPTIONS) -> Witness | None:
-    """None where both scopes are equal functions on *region*, else a term that is counted differently.
+    """Return a term with different counts in both scopes; None if they are proved equal on *region*.
 
-    *given* says what may be infinite, and which axioms may be used; without them functions are symbols and constants
-    exact.  Raises Undecided where the theory does not reach.
+    *given* names possibly infinite tensors and the axioms; without axioms functions are symbols and constants exact.
+    Raises Undecided beyond the theory.
     """
     inner = replace(given, exponential=False)
     space = TermSpace(region, lambda a, b: provably_equal(a, b, inner), given)
@@ -178,15 +175,15 @@ def term_difference(before: Scope, after: Scope, region: Box, given: Assumptions
 
 
 def provably_equal(before: Scope, after: Scope, given: Assumptions = NO_ASSUMPTIONS) -> bool:
-    """Whether two scopes are provably one function wherever they may be read."""
+    """Whether two scopes are provably equal on their reach."""
     return before == after or (before.reach == after.reach and _cached_proof(before, after, given))
 
 
 @lru_cache(1 << 12)
 def _cached_proof(before: Scope, after: Scope, given: Assumptions) -> bool:
-    """Whether ``difference`` proves two scopes equal wherever they may be read.
+    """Whether ``term_difference`` proves two scopes equal on their reach.
 
-    Remembered: a function read in many terms is asked about in each, also in those of a scope read inside another.
+    Cached, since a function in many terms is compared in each of them.
     """
     try:
         return term_difference(before, after, before.reach, given) is None
@@ -195,7 +192,7 @@ def _cached_proof(before: Scope, after: Scope, given: Assumptions) -> bool:
 
 
 def _common_reduction(before: str | None, after: str | None) -> str:
-    """The reduction under which both are written; what does not reduce goes with either."""
+    """Return the common reduction; a scope without a reduction fits both."""
     if before and after and before != after:
         raise Undecided(f"reductions {before} and {after} have no common form")
     return before or after or "sum"
@@ -225,13 +222,13 @@ class _Comparison:
         return None
 
     def _rest(self, left: list[Term], right: list[Term]) -> TermSides:
-        """What has to be compared: the sides without what both have, which for sets of values is all or nothing."""
+        """Return the sides without common terms; for sets of values, all or nothing is cancelled."""
         if self.idempotent:
             return ([], []) if same_term_sets(self.space, left, right) else (left, right)
         return cancel_common_terms(self.space, left, right)
 
     def _differ(self, names: tuple[str, ...], rest: TermSides, sides: TermSides) -> Any:
-        """As ``_compare``; products commute."""
+        """Compare like ``_compare``, also up to commutation."""
         found = self._compare(names, rest, sides)
         if found is not None and len(set(names)) < len(names):
             return self._compare(names, *((order_factors(left), order_factors(right)) for left, right in (rest, sides)))
@@ -246,7 +243,7 @@ class _Comparison:
         return self.idempotent and plain and all(_is_plain(name) for term in every for name in term)
 
     def _compare(self, names: tuple[str, ...], rest: TermSides, sides: TermSides) -> Any:
-        """None where both of *rest* are equal, else an element and a term with how often it is in each of *sides*."""
+        """Return an element and a term with its counts in *sides*; None if both of *rest* are equal."""
         for left, right in zip(*map(self._pieces, rest), strict=True):
             for k in dict.fromkeys((*left, *right)):
                 for one, other in ((left, right), (right, left)):
@@ -268,7 +265,7 @@ class _Comparison:
         return element, tuple(term), counts[0], counts[1]
 
     def _count(self, terms: list[Term], element: tuple[int, ...], at: Any) -> Number:
-        """How often the *terms* of one side occur at the point *at*, whose output element is *element*."""
+        """Count the *terms* of one side at the point *at* of output element *element*."""
         known = dict(zip(self.space.coordinates, element, strict=True))
         count: Number = Fraction(0)
         for term in add_like_terms(terms):
@@ -279,9 +276,9 @@ class _Comparison:
         return self.space.given.number(count)
 
     def _pieces(self, terms: list[Term]) -> tuple[TermMultiset, TermMultiset]:
-        """Disjoint sets of (output element, indices), one a total coefficient; and where terms are added or subtracted.
+        """Return a disjoint set of (output element, indices) per total coefficient, and the sets of each sign.
 
-        The latter for what may be infinite only: there it has to be the same, too.
+        The signs are recorded for possibly infinite terms only, for which they have to agree, too.
         """
         total: TermMultiset = {}
         signs: TermMultiset = {}
@@ -333,7 +330,7 @@ def _is_tensor(name: str) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether *name* is that of a tensor's elements or of a constant."""
+    """Whether *name* is a tensor or a constant."""
     return (name.startswith("1*") and _is_tensor(name[2:])) or name.lstrip("-").replace("/", "").isdigit()
 
 

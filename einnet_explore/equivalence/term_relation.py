@@ -1,16 +1,14 @@
-r"""The terms of a scope: what it computes, as piecewise polynomials over tensor elements.
+r"""Term relations: a scope as a piecewise polynomial over tensor elements.
 
-For a scope in polynomial form, with its nested scopes substituted in,
+For a scope in polynomial form, with its nested scopes substituted,
 
 .. math::  Y[\vec x] = \sum_i k_i \sum_{\vec y :\, C_i(\vec x, \vec y) \ge 0} \prod_j T_{ij}[\tau_{ij}(\vec x, \vec y)]
 
 every *i* is one ``Term``.  Ranges, domains, boxes and paddings are all conditions ``C_i``: reads of padding that holds
 0 vanish, others are terms of their own.  A function that is no polynomial is a symbol: ``relu(A[i])`` is the factor
-``relu(A)`` at the index *i*, so that equal arguments give equal factors and nothing else is assumed of it.
+``relu(A)`` at the index *i*: equal arguments have equal factors, and nothing else is assumed of it.
 
-Source: the term relations of the design (trust, 2); EinNet §3 for the meaning of scopes.
-
-The value of a scalar at one point, by cases that exclude one another: a polynomial in each.
+Source: EinNet §3 for the meaning of scopes.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
 
 
 def scalar_cases(space: TermSpace, scalar: Scalar, env: Env) -> list[Case]:
-    """*scalar* at one point, by cases: conditions that exclude one another, and a polynomial for each."""
+    """Return *scalar* at one point by cases: disjoint conditions, with a polynomial for each."""
     match scalar:
         case Const(value):
             return [((), ((exact_number(value), ()),) if value else ())]
@@ -105,14 +103,14 @@ def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[C
 
 
 def opaque_case(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
-    """``scope[at]`` as a symbol of its own."""
+    """Return ``scope[at]`` as a symbol."""
     return [((), ((Fraction(1), (space.opaque(scope, at),)),))]
 
 
 def condition_pieces(
     space: TermSpace, condition: Compare, env: Env
 ) -> tuple[list[tuple[Form, ...]], list[tuple[Form, ...]]]:
-    """The pieces where *condition* holds, and those where it does not."""
+    """Return the pieces where *condition* holds, and those where it fails."""
     left, right = space.form(condition.left, env), space.form(condition.right, env)
     less = space.within((subtract_forms(right, left),), ((1, None),))
     more = space.within((subtract_forms(left, right),), ((1, None),))
@@ -125,7 +123,7 @@ def condition_pieces(
 
 
 def read_cases(space: TermSpace, source: Tensor, at: tuple[Form, ...]) -> list[Case]:
-    """``source[at]``: an element inside the box, the padding's value outside."""
+    """Return the cases of ``source[at]``: an element inside the box, the padding value outside."""
     inside = space.within(at, source.box)
     out = constant_cases(complement(inside), source.value)
     if inside is not None:
@@ -134,7 +132,7 @@ def read_cases(space: TermSpace, source: Tensor, at: tuple[Form, ...]) -> list[C
 
 
 def table_cases(space: TermSpace, table: Table, at: tuple[Form, ...]) -> list[Case]:
-    """``table[at]``: a case for each entry that may be meant."""
+    """Return the cases of ``table[at]``, one for each possible entry."""
     found: list[Case] = []
     for index, x in table_entries(table).items():
         rows = space.within(at, tuple((n, n + 1) for n in index))
@@ -144,12 +142,12 @@ def table_cases(space: TermSpace, table: Table, at: tuple[Form, ...]) -> list[Ca
 
 
 def constant_cases(pieces: list[tuple[Form, ...]], value: float) -> list[Case]:
-    """*value* in each of *pieces*."""
+    """Return cases with *value* in each of *pieces*."""
     return [(rows, ((exact_number(value), ()),) if value else ()) for rows in pieces]
 
 
 _MAX_PRODUCTS = 64 * MAX_NAMES
-"""How many pairs of terms are put together before those that contradict one another are dropped."""
+"""Products of terms built before contradictory ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ class Term:
 
 
 def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]:
-    """The terms of ``scope[at]`` for a sum (or a scope that does not reduce).  Raises Undecided."""
+    """Return the terms of ``scope[at]`` for a sum or a scope without reduction.  Raises Undecided."""
     if reduces(scope) and scope.reduce != "sum":
         return _from_cases(opaque_case(space, scope, at))
     env, inside = scope_conditions(space, scope, at)
@@ -178,9 +176,9 @@ def terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Term]
 
 
 def _eliminate_fixed(space: TermSpace, term: Term) -> Term | None:
-    """*term* with every summed integer that its conditions leave one value replaced by it; None where they fail.
+    """Substitute the summed integers that the conditions of *term* fix to one value; None if the conditions fail.
 
-    One that a quotient or an alias is made of stays: these mean the same in all terms.
+    Integers inside quotients and aliases remain, since these are shared by all terms.
     """
     fixed = {
         v: n for v, n in pinned_values(term.where, space.ranges).items() if v in term.summed and not space.means(v)
@@ -210,7 +208,7 @@ def _substitute(form: Form, values: Mapping[str, int]) -> Form:
 
 
 def reduced_terms_at(space: TermSpace, scope: Scope, at: tuple[Form, ...], reduce: str) -> list[Term]:
-    """Like ``terms_at`` under max, min or prod: every value that is reduced, as one factor with coefficient 1."""
+    """Return the terms under max, min or prod: every reduced value is one factor with coefficient 1."""
     env, inside = scope_conditions(space, scope, at)
     out: list[Term] = []
     if scope.value != REDUCTIONS[reduce]:
@@ -279,9 +277,9 @@ def _scale_terms(terms: list[Term], by: Number) -> list[Term]:
 
 
 def _product(args: tuple[Scalar, ...], parts: list[list[Term]]) -> list[Term]:
-    """The products of one term of each part; those whose conditions contradict one another are none.
+    """Multiply out: products of one term of each part, without those of contradictory conditions.
 
-    Raises Undecided where one of *args*, of which these are the terms, may be infinite and another is 0 or a sum.
+    Raises Undecided if one of *args*, the factors' expressions, may be infinite and another is 0 or a sum.
     """
     if infinite := [n for n, part in enumerate(parts) if any(may_be_infinite(t.coefficient, t.factors) for t in part)]:
         for n, (arg, part) in enumerate(zip(args, parts, strict=True)):
@@ -319,7 +317,7 @@ _Span: TypeAlias = "frozenset[tuple[str, int]]"
 
 
 def _spans(term: Term, sign: int) -> dict[_Span, int]:
-    """The conditions c + f >= 0 of *term*, for each sign · f the least c."""
+    """Return the conditions c + f >= 0 of *term*: the smallest c for each sign · f."""
     out: dict[_Span, int] = {}
     for row in term.where:
         span = frozenset([(v, sign * k) for v, k in row.items() if v])
@@ -328,7 +326,7 @@ def _spans(term: Term, sign: int) -> dict[_Span, int]:
 
 
 def _compatible(spans: dict[_Span, int], turned: dict[_Span, int]) -> bool:
-    """Whether no two conditions, one a side, leave a form no value: c + f >= 0 and c' - f >= 0 with c + c' < 0."""
+    """Whether no condition of one side contradicts one of the other: c + f >= 0 and c' - f >= 0 with c + c' < 0."""
     return all(spans[f] + turned[f] >= 0 for f in spans.keys() & turned.keys())
 
 
