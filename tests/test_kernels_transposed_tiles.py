@@ -280,7 +280,7 @@ def test_opencl_unrolls_no_loop_with_a_condition_inside() -> None:
     """pocl's LLVM would drop the condition around it: ``test_gpu_tiles`` runs such a kernel."""
     j = Var("j", I32)
     inner = If((LaunchIndex("block") + j).lt(40), (Store(OUT, j, literal(1.0)),))
-    asked = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, inner, unroll=True),))
-    plain = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, Store(OUT, j, literal(1.0)), unroll=True),))
+    asked = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, inner, hint="unroll"),))
+    plain = If(LaunchIndex("thread").lt(9), (counted_loop(j, 4, Store(OUT, j, literal(1.0)), hint="unroll"),))
     for body, dialect, unrolled in ((asked, "opencl", False), (asked, "cuda", True), (plain, "opencl", True)):
         assert ("#pragma unroll" in emit(Kernel("k", (OUT,), (body,), (16, 1, 1)), dialect)) == unrolled

@@ -111,7 +111,7 @@ def _tiled(scope: Scope, threads: int) -> str:
 def _tile(scope: Callable[[], Scope]) -> str:
     found = match_sum_of_products(scope())
     tile = found and best_tile(found, machine.Machine())
-    return repr(tile and astuple(tile.cut))
+    return repr(tile and astuple(tile.parameters))
 
 
 def _search(program: Program) -> str:

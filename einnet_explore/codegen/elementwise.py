@@ -173,7 +173,7 @@ def elementwise_host_kernel(functor: Functor) -> Kernel:
     length, share, first, last, i = (Var(n, I64) for n in ("length", "share", "first", "last", "i"))
     held, fixed = _scalars(functor, rest[len(inputs) :])
     end = first + share
-    loop = counted_loop(i, last, Store(result, i, _value(functor, fixed, inputs, i)), simd=True)
+    loop = counted_loop(i, last, Store(result, i, _value(functor, fixed, inputs, i)), hint="simd")
     body = (
         *held,
         Declare(first, cast(I64, LaunchIndex("block")) * share),

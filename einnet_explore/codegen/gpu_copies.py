@@ -183,7 +183,7 @@ def direct_copy(frame: CopyFrame) -> Kernel:
     if each == 1:
         return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
     apart = Declare(point, start + cast(frame.wide, turn) * COPY_THREADS)
-    return frame.kernel((counted_loop(turn, each, apart, *body, unroll=True),), COPY_THREADS, blocks)
+    return frame.kernel((counted_loop(turn, each, apart, *body, hint="unroll"),), COPY_THREADS, blocks)
 
 
 def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
@@ -214,7 +214,7 @@ def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access
     made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
     yield LocalArray(made)
     here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
-    yield counted_loop(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), unroll=True)
+    yield counted_loop(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), hint="unroll")
     yield Copy(frame.result, point * size, made, literal(0), size)
 
 
@@ -284,7 +284,7 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
         """*made*, for all rows of this thread, where that is inside of the result."""
         pairs = ((across, base[across] + x), (down, base[down] + y))
         test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % TILE_SIDE))
-        return counted_loop(k, TILE_SIDE // TILE_ROWS, *(made if test is None else (If(test, made),)), unroll=True)
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *(made if test is None else (If(test, made),)), hint="unroll")
 
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())

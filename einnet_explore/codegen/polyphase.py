@@ -355,7 +355,7 @@ class _Writer:
         row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
         yield LocalArray(row)
         yield counted_loop(
-            v, lanes, Store(row, v, self._scalar(body, {**at, longer: add_offset(v, last.lo)})), vector=True
+            v, lanes, Store(row, v, self._scalar(body, {**at, longer: add_offset(v, last.lo)})), hint="vector"
         )
         index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
         yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)

@@ -176,12 +176,12 @@ class _Writer:
         yield LocalArray(tile)
         if run == self.last and not self.streamed:
             ahead = self._address({**column, run: column[run] + self.across})
-            yield counted_loop(i, side, Prefetch(self.out, ahead, True), unroll=True)
-            yield counted_loop(i, side, *self._row(tile, row, i, j), unroll=True)
+            yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
+            yield counted_loop(i, side, *self._row(tile, row, i, j), hint="unroll")
         else:
             there = {**row, run: row[run] + self.wide(run)}
             hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
-            yield counted_loop(i, side, hint, *self._row(tile, row, i, j), unroll=True)
+            yield counted_loop(i, side, hint, *self._row(tile, row, i, j), hint="unroll")
         yield StoreTransposed(self.out, self._address(at), self.step, tile, side, self.streamed)
 
     def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
@@ -202,7 +202,7 @@ class _Writer:
             return self.memory[source.name][where[0]]
 
         value = lower_scalar(map_accesses(self.scope.body, flat_read), along, read, F32, I64)
-        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), vector=True)
+        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
         return lowered(flat_address(access), at, I64)

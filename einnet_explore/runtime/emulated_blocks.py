@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from einnet_explore.codegen.fusion import check_served
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language import Kernel, Var, type_of
@@ -31,7 +31,7 @@ def gpu_launch(
 ) -> tuple[FusedLayout, Kernel]:
     """*fused* for contiguous arrays of *shapes*, and its kernel; raises Refused where it does not serve them."""
     check_served(fused, shapes)
-    plain = lay_out(fused, shapes, {}, squash=False)
+    plain = uncollapsed_layout(fused, shapes)
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
         o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
     }

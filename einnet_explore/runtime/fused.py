@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from einnet_explore.codegen.fusion import check_served, fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language import Array as KernelArray
@@ -224,7 +224,7 @@ class FusedProgram:
     ) -> tuple[FusedLaunch, tuple[str, ...]]:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
-        wanted = _outputs(lay_out(fused, shapes, {}, squash=False))
+        wanted = _outputs(uncollapsed_layout(fused, shapes))
         strides = {t.name: _steps(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:

@@ -98,13 +98,13 @@ class LaneWriter(LoopWriter):
         """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows."""
         reduced = [s for s in nest.steps if s.reduce is not None]
         totals = {
-            s.name: Array(f":total {s.name} {self._next()}", frame.total(s, True)[0], ROW_POINTS, "private", align=64)
+            s.name: Array(f":total {s.name} {self._next()}", frame.wide_total(s)[0], ROW_POINTS, "private", align=64)
             for s in reduced
         }
         out: list[Statement] = [LocalArray(a) for a in totals.values()]
 
         def clear(f: EmissionState, lane: Expr) -> list[Statement]:
-            return [Store(totals[s.name], lane, f.total(s, True)[1]) for s in reduced]
+            return [Store(totals[s.name], lane, f.wide_total(s)[1]) for s in reduced]
 
         def add(f: EmissionState, lane: Expr) -> list[Statement]:
             def to(step: FusedStep, value: Expr) -> Statement:
@@ -246,15 +246,15 @@ class _CpuWriter(LaneWriter):
         self, frame: EmissionState, nest: FusedNest, sums: tuple[Iterator, ...], reduced: list[FusedStep]
     ) -> tuple[list[Statement], dict[str, Var]]:
         """Sum rows in vectors, then their sums."""
-        totals, parts = ({s.name: self.var(f"{what} {s.name}", k) for s in reduced for k in [frame.total(s, wide)[0]]}
-                         for what, wide in (("total", True), ("part", False)))  # fmt: skip
-        out: list[Statement] = [Declare(totals[s.name], frame.total(s, True)[1]) for s in reduced]
+        totals, parts = ({s.name: self.var(f"{what} {s.name}", k) for s in reduced for k in [total(s)[0]]}
+                         for what, total in (("total", frame.wide_total), ("part", frame.total)))  # fmt: skip
+        out: list[Statement] = [Declare(totals[s.name], frame.wide_total(s)[1]) for s in reduced]
 
         def row(f: EmissionState) -> list[Statement]:
             return self.steps(f, nest, lambda s, value: Assign(parts[s.name], join_values(s, parts[s.name], value)))
 
         def rows(f: EmissionState) -> list[Statement]:
-            made: list[Statement] = [Declare(parts[s.name], f.total(s, False)[1]) for s in reduced]
+            made: list[Statement] = [Declare(parts[s.name], f.total(s)[1]) for s in reduced]
             if sums:
                 start, stop, var = self._chunk, self.var("stop"), self.var(sums[-1].name)
                 made.append(Declare(stop, minimum(f.extent(sums[-1]), start + CHUNK_ELEMENTS)))

@@ -147,10 +147,15 @@ class EmissionState:
         array, place = self.element(step.name, where)
         return Store(array, place, value)
 
-    def total(self, step: FusedStep, wide: bool) -> tuple[Type, Expr]:
-        """Return (the type of the sum of *step*, its neutral element); *wide* sums have double precision."""
+    def total(self, step: FusedStep) -> tuple[Type, Expr]:
+        """Return (the type of a partial reduction of *step*, its neutral element)."""
         assert step.reduce is not None
-        kind = F64 if wide and step.reduce in ("sum", "prod") else self.kind
+        return self.kind, literal(REDUCTIONS[step.reduce], self.kind)
+
+    def wide_total(self, step: FusedStep) -> tuple[Type, Expr]:
+        """Return ``total`` with sums and products in double precision."""
+        assert step.reduce is not None
+        kind = F64 if step.reduce in ("sum", "prod") else self.kind
         return kind, literal(REDUCTIONS[step.reduce], kind)
 
     def finished(self, step: FusedStep, total: Expr) -> Expr:

@@ -151,7 +151,7 @@ class _GpuWriter(LoopWriter):
                 out += self._shared(frame, nest.traversals, lambda f, nest=nest: self._point(f, nest))  # type: ignore[misc]
                 continue
             parts = self._parts(frame, nest)
-            out += [Declare(var, frame.total(step, False)[1]) for step, var in parts]
+            out += [Declare(var, frame.total(step)[1]) for step, var in parts]
             joins = _joiner(parts)
             out += self._shared(frame, nest.summations, lambda f, nest=nest, joins=joins: self.steps(f, nest, joins))  # type: ignore[misc]
             joined += parts
@@ -202,7 +202,7 @@ class _GpuWriter(LoopWriter):
 
     def _reduced(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         parts = self._parts(frame, nest)
-        out: list[Statement] = [Declare(var, frame.total(step, False)[1]) for step, var in parts]
+        out: list[Statement] = [Declare(var, frame.total(step)[1]) for step, var in parts]
         joins = _joiner(parts)
         out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
         values = {}

@@ -84,14 +84,9 @@ def slot_name(n: int) -> str:
     return f":slot {n}"
 
 
-def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides, squash: bool = True) -> FusedLayout:
-    """Return *fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements.
-
-    Without *squash* no axes are collapsed, and no strides are needed.
-    """
+def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides) -> FusedLayout:
+    """Return *fused* for inputs of *shapes* and tensors (inputs and outputs) of *strides*, in elements."""
     sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
-    if not squash:
-        return FusedLayout(fused, shapes, sizes, sizes, strides, tuple(sizes))
     own = dict(strides)
     for space in fused.spaces.values():
         if space.slot is not None:
@@ -99,6 +94,12 @@ def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides, squash: bool =
             own[space.name] = tuple(prod(inner[d + 1 :]) for d in range(len(inner)))
     order = _order_axes(fused, sizes, own)
     return FusedLayout(fused, shapes, sizes, *_collapse_axes(fused, sizes, own, order))
+
+
+def uncollapsed_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
+    """Return *fused* for inputs of *shapes* with all its axes and without strides."""
+    sizes = {x: fused.sizes.extent(x, shapes) for x in fused.sizes.axes}
+    return FusedLayout(fused, shapes, sizes, sizes, {}, tuple(sizes))
 
 
 def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:

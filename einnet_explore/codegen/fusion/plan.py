@@ -143,12 +143,12 @@ class _StagePlacement:
         drafts.append(_NestDraft(inner, sums))
         return drafts[-1]
 
-    def _add(self, operation: FusedOperation, draft: _NestDraft, stage: int, keep: bool = True) -> None:
+    def _add(self, operation: FusedOperation, draft: _NestDraft, stage: int) -> None:
         scope = operation.scope
         body = self._forwarded(scope.body, draft, stage)
         reduce = scope.reduce if operation.reduces else None
         memory = operation.output or bool(self.inner(operation))
-        step = FusedStep(operation.name, body, reduce, scope.domain, scope.value, keep and memory)
+        step = FusedStep(operation.name, body, reduce, scope.domain, scope.value, memory)
         draft.steps[operation.name] = step
 
     def _forwarded(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
@@ -163,7 +163,8 @@ class _StagePlacement:
                 return access
             if reads_own_point(access, operation):
                 if name not in draft.steps:
-                    self._add(operation, draft, stage, keep=False)
+                    self._add(operation, draft, stage)
+                    draft.steps[name] = replace(draft.steps[name], stores=False)
                 return access
             return self._forwarded(inline_operation(access, operation), draft, stage)
 

@@ -86,7 +86,7 @@ class ExpressionPrinter:
 
     def _load(self, array: Array, index: Expr) -> tuple[str, int]:
         if array.kind == F16 and self.dialect is OPENCL:
-            return f"vload_half({self.expr(index)}, {self._half(array, write=False)})", _ATOM_PRECEDENCE
+            return f"vload_half({self.expr(index)}, {self._half(array, 'const ')})", _ATOM_PRECEDENCE
         text = f"{self.names.of(array.name)}[{self.expr(index)}]"
         if array.kind == F16:
             return (
@@ -134,9 +134,8 @@ class ExpressionPrinter:
     def _type(self, kind: Type) -> str:
         return self.dialect.spell(kind)
 
-    def _half(self, array: Array, write: bool = True) -> str:
-        const = "" if write else "const "
-        return f"({self.dialect.spaces[array.space]}{const}half *){self.names.of(array.name)}"
+    def _half(self, array: Array, qualifier: str = "") -> str:
+        return f"({self.dialect.spaces[array.space]}{qualifier}half *){self.names.of(array.name)}"
 
 
 class MemoryPrinter(ExpressionPrinter):
@@ -252,5 +251,5 @@ def transpose_loops(s: StoreTransposed) -> For:
     i, j = Var(":i"), Var(":j")
     value: Expr = Load(s.tile, i * s.side + j)
     place = s.write + cast(s.write.type, j * s.stride + i)
-    inner = counted_loop(i, s.side, Store(s.target, place, value), unroll=True)
-    return counted_loop(j, s.side, inner, unroll=True)
+    inner = counted_loop(i, s.side, Store(s.target, place, value), hint="unroll")
+    return counted_loop(j, s.side, inner, hint="unroll")

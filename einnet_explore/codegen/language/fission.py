@@ -252,7 +252,7 @@ class _Block:
         # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
         dims = [d for d in range(3) if self.kernel.block[d] > 1]
         for d in dims:
-            body = (_loop(d, self.kernel.block[d], body, simd=d == dims[0] and not _inner(run)),)
+            body = (replace(_loop(d, self.kernel.block[d], body), simd=d == dims[0] and not _inner(run)),)
         lone = {d for d in range(3) if self.kernel.block[d] == 1 and LaunchIndex("thread", d) in launch_indices(run)}
         yield from (
             rewrite_statement(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
@@ -263,8 +263,8 @@ def _inner(run: Iterable[Statement]) -> bool:
     return any(isinstance(s, For) or any(_inner(b) for b in nested_bodies(s)) for s in run)
 
 
-def _loop(d: int, extent: int, body: tuple[Statement, ...], simd: bool) -> For:
-    return For(_thread(d), Literal(0, I32), Literal(extent, I32), Literal(1, I32), body, simd=simd)
+def _loop(d: int, extent: int, body: tuple[Statement, ...]) -> For:
+    return For(_thread(d), Literal(0, I32), Literal(extent, I32), Literal(1, I32), body)
 
 
 def _thread(d: int) -> Var:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from math import prod
 from typing import TypeAlias
 
@@ -190,12 +191,16 @@ Statement: TypeAlias = (
 )
 
 
-def counted_loop(
-    var: Var, stop: int | Expr, *body: Statement, unroll: bool = False, simd: bool = False, vector: bool = False
-) -> For:
-    """for var in 0 … stop-1."""
+LoopHint: TypeAlias = typing.Literal["unroll", "simd", "vector"]
+
+
+def counted_loop(var: Var, stop: int | Expr, *body: Statement, hint: LoopHint | None = None) -> For:
+    """for var in 0 … stop-1; *hint* sets the flag of ``For`` with that name."""
     end = stop if isinstance(stop, Expr) else Literal(stop, var.kind)
-    return For(var, Literal(0, var.kind), end, Literal(1, var.kind), body, unroll, simd or vector, vector)
+    vector = hint == "vector"
+    return For(
+        var, Literal(0, var.kind), end, Literal(1, var.kind), body, hint == "unroll", hint == "simd" or vector, vector
+    )
 
 
 def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from einnet_explore.codegen.language.register_transpose import TILE_SIDES, WORD_TYPES
 from einnet_explore.codegen.language.statements import (
@@ -64,7 +64,7 @@ def check_kernel(kernel: Kernel) -> None:
         scope = _Scope(
             known, assigned_names(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var))
         )
-        _list(kernel.body, scope, top=True)
+        _list(kernel.body, replace(scope, top=True))
     except Refused as error:
         raise Refused(f"kernel {kernel.name}: {error}") from None
 
@@ -76,6 +76,8 @@ class _Scope:
     known: _Names
     changing: frozenset[str]
     uniform: frozenset[str]
+    top: bool = False
+    """At the top level of the kernel."""
 
     def alike(self, expr: Expr) -> bool:
         """True if *expr* has one value for all threads of a block."""
@@ -103,7 +105,7 @@ def _new(known: dict[str, Array | Var], what: Array | Var) -> None:
     known[what.name] = what
 
 
-def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
+def _list(body: Iterable[Statement], scope: _Scope) -> None:
     known, alike = dict(scope.known), set(scope.uniform)
     for s in body:
         here = _Scope(known, scope.changing, frozenset(alike))
@@ -114,7 +116,7 @@ def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
                 raise Refused(f"array {a.name} is used, and not declared so before")
         if (target := written_array(s)) is not None and target.const:
             raise Refused(f"array {target.name} is constant, and written to")
-        _statement(s, here, known, top)
+        _statement(s, replace(here, top=scope.top), known)
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
                 raise Refused(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
@@ -129,13 +131,13 @@ def _list(body: Iterable[Statement], scope: _Scope, top: bool = False) -> None:
                     _list(inner, here)
 
 
-def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var], top: bool) -> None:
+def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> None:
     match s:
         case Declare(var, value):
             _typed(f"variable {var.name}", var.type, value)
             _new(known, var)
         case LocalArray(array):
-            if array.space == "global" or (array.space == "shared" and not top):
+            if array.space == "global" or (array.space == "shared" and not scope.top):
                 raise Refused(f"{array.space} array {array.name} is declared where only private ones may be")
             _new(known, array)
         case Assign(var, value):

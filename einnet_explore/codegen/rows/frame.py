@@ -58,9 +58,9 @@ class RowKernel:
         """Elements of the batch."""
         return prod(x.extent for x in self.nest.batch)
 
-    def loop(self, extent: int, parallel: bool = True) -> AbstractContextManager[TvmObject]:
-        """Return a loop, parallel if allowed and if there are several threads."""
-        return T.parallel(extent) if parallel and self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
+    def loop(self, extent: int) -> AbstractContextManager[TvmObject]:
+        """Return a loop, parallel if there are several threads."""
+        return T.parallel(extent) if self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
 
     def over_batch(self, batch: TvmObject) -> dict[Iterator, TvmObject]:
         """Return the iterators of the batch for its flat index."""

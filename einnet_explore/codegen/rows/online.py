@@ -151,12 +151,12 @@ class _OnlineKernel(OnlineBlocks):
         """For each element of the batch, pack the operands, then write every block of rows."""
         nest = self.nest
         inside = self.threads > 1 and self.groups >= 4 * self.threads
-        with self.loop(self.batches, not inside) as batch:
+        with T.serial(self.batches) if inside else self.loop(self.batches) as batch:
             env = self.over_batch(batch)
             packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
             columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, ColumnNode)}
             values = self.values(env)
-            with self.loop(self.groups, inside) as group:
+            with self.loop(self.groups) if inside else T.serial(self.groups) as group:
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
 

@@ -40,6 +40,7 @@ from einnet_explore.codegen.language import (
     literal,
 )
 from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
+from einnet_explore.codegen.language.statements import LoopHint
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, search_best_first, tile_cost
@@ -134,12 +135,11 @@ class TiledKernelWriter(TileLoader):
         A single thread has vectors of sums.
         """
         for n in reversed(self.loops):
-            short = unroll and self.sums.size <= MAX_UNROLLED_SUMS
-            simd = unroll and self.threads.threads == 1 and n == self.loops[-1]
+            hint: LoopHint | None = "unroll" if self.sums.size <= MAX_UNROLLED_SUMS else None
+            if self.threads.threads == 1 and n == self.loops[-1]:
+                hint = "simd"
             body = _guarded((t for row, t in tests if row == n), body)
-            body = (
-                counted_loop(Var(self.name(n, "step")), self.steps[n], *body, unroll=short and not simd, simd=simd),
-            )
+            body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hint if unroll else None),)
         return _guarded((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
