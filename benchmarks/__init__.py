@@ -1,1 +1,1 @@
-"""Measurements: counts and ratios, never compared with absolute times of another machine."""
+"""Benchmarks that report counts and ratios, which other machines can compare; absolute times are not compared."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: all of them, one after the other (``make bench``)."""
+"""Run all benchmarks in sequence: ``python -m benchmarks`` (``make bench``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a proof for all sizes costs beside one at one size: ``python -m benchmarks.all_sizes``."""
+"""Compare the cost of a proof for all sizes with a proof at one size: ``python -m benchmarks.all_sizes``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def milliseconds(work: Callable[[], object], rounds: int = 3) -> float:
-    """The least process time of *work*."""
+    """Return the shortest processor time of *work*."""
     seen = []
     for _ in range(rounds):
         clock = time.process_time()
@@ -38,14 +38,14 @@ def milliseconds(work: Callable[[], object], rounds: int = 3) -> float:
 
 
 def all_steps(derived: FamilyDerivation) -> None:
-    """Every step again, and every call."""
+    """Prove every step and every operator call again."""
     for before, after in pairwise(derived.schemas):
         assert prove_step(derived.ground, before, after)[0].kind == "proved"
         assert operator_mismatch(derived.ground, after) is None
 
 
 def main() -> None:
-    """A line a case."""
+    """Print one line per case."""
     print(f"{'derivation':26} steps  by         all sizes  one size  instance (ms of process time, least of 3)")
     for name, (text, options) in CASES.items():
         derived = ee.family(text).derive(target="Matmul", limit=None, **options)

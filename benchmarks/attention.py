@@ -1,8 +1,8 @@
-"""Softmax attention, full or to a band, one pass against what libraries have: ``python -m benchmarks.attention``.
+"""Compare the derived one-pass softmax attention (full or banded) with libraries: ``python -m benchmarks.attention``.
 
-``ours`` is what ``einnet-explore optimize`` derives from the ONNX model of ``onnxruntime unfused`` (MatMul, Mul,
-Softmax, MatMul).  All are run in turn, in one process; the ratio is to ``ours``.  ``--memory`` runs each in a process
-of its own and says by how much its largest resident set exceeds the one before the call.
+``ours`` is the kernel that ``einnet-explore optimize`` derives from the ONNX model of ``onnxruntime unfused`` (MatMul,
+Mul, Softmax, MatMul).  All engines run in turn in one process; ratios are relative to ``ours``.  ``--memory`` runs each
+engine in its own process and prints the growth of its peak resident memory during the call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def expression(s: Sizes) -> Program:
 
 
 def unfused(s: Sizes, mask: Array | None) -> onnx.ModelProto:
-    """MatMul, Mul, Add of the mask where there is one, Softmax, MatMul."""
+    """ONNX model of MatMul, Mul, Add (if there is a mask), Softmax and MatMul."""
     g = Graph(s)
     scores = g.node("MatMul", "q", g.node("Transpose", "k", perm=[0, 2, 1]))
     scaled = g.node("Mul", scores, g.weight(s.features**-0.5, np.float32))
@@ -63,7 +63,7 @@ def unfused(s: Sizes, mask: Array | None) -> onnx.ModelProto:
 
 
 def contributed(s: Sizes) -> onnx.ModelProto:
-    """ONNX Runtime's own ``MultiHeadAttention``, which is fused."""
+    """ONNX model of ONNX Runtime's fused ``MultiHeadAttention``."""
     shape = [1, s.rows, s.heads * s.features]
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "qkvy"]
     node = helper.make_node("MultiHeadAttention", list("qkv"), ["y"], domain="com.microsoft", num_heads=s.heads)
@@ -73,7 +73,7 @@ def contributed(s: Sizes) -> onnx.ModelProto:
 
 
 def calls(s: Sizes, full: bool, threads: int) -> Calls:
-    """Every engine."""
+    """Return a call for every engine."""
     rng = np.random.default_rng(0)
     feeds = {n: rng.standard_normal((s.heads, s.rows, s.features)).astype(np.float32) for n in "qkv"}
     at = np.arange(s.rows)
@@ -142,7 +142,7 @@ def _torch(s: Sizes, feeds: Mapping[str, Array], mask: Array | None, threads: in
 
 
 def grown(call: Callable[[], Array]) -> int:
-    """By how many bytes the largest resident set while *call* runs exceeds the one before (Linux)."""
+    """Return the growth in bytes of the peak resident memory while *call* runs (Linux)."""
     ctypes.CDLL(None).malloc_trim(0)  # what opening left behind is not to be found free
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -156,7 +156,7 @@ def _status(word: str) -> int:
 
 
 def main() -> None:
-    """Print a line for each: milliseconds, how many times ours is faster (median of the rounds), the largest error."""
+    """Print for each engine: milliseconds, the speedup of ours (median of the rounds), and the largest error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--rows", type=int, default=4096)
@@ -165,8 +165,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor", action="store_true", help="processor time: one thread on a busy machine")
-    parser.add_argument("--memory", action="store_true", help="what each takes, in a process of its own")
-    parser.add_argument("--grown", help="print the bytes that one of them takes, by its name")
+    parser.add_argument("--memory", action="store_true", help="print the memory of each, in its own process")
+    parser.add_argument("--grown", help="print the memory of the engine with this name, in bytes")
     given = parser.parse_args()
     s = Sizes(given.rows, given.features, given.heads, given.half, 1)
     every = calls(s, not given.half, given.threads)

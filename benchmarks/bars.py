@@ -1,7 +1,8 @@
-"""How soon a search reaches a wanted operator: states and seconds, each run in a process of its own with cold caches.
+"""Measure the states and seconds until a search reaches a given operator, in fresh processes with cold caches.
 
-``python -m benchmarks.bars NAME`` runs one case once and prints a line of JSON; ``benchmarks.search`` runs them all.
-Time counts from the making of the search to the event that the target is found; imports and parsing do not count.
+``python -m benchmarks.bars NAME`` runs one case once and prints a line of JSON; ``benchmarks.search`` runs all cases.
+The time starts when the search is created and ends with the event that the target is found; it excludes imports and
+parsing.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from einnet_explore.strategies.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A start, the call that is wanted, and how many states and seconds it may take (None: to be reported only).
+    """A start program, a target call, and the limits on states and seconds (None: report only).
 
-    *eoperators*: how many kernels may run beside the call, where that is part of the target.  *calls*: how many library
-    calls there are; *every*: the search is for every operator, not only for the target.
+    *eoperators* is the number of kernels other than the target call (None: any), *calls* the number of library calls.
+    With *every*, the search is for all operators, not only for the target.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Bar:
     every: bool = False
 
     def reached(self, program: Program) -> bool:
-        """Whether *program* has a call of the target with the wanted attributes, and no more than is wanted besides."""
+        """Return whether *program* has the target call with the required attributes and numbers of calls."""
         calls = [e.via for e in program.equations if e.via and e.via.operator not in (EOPERATOR, VIEW)]
         if len(calls) != self.calls or not any(self.wanted.items() <= dict(c.attributes).items() for c in calls):
             return False
@@ -58,11 +59,11 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Whether a run found the target, the states it had then (pruned ones too), and the seconds it took.
+    """Result of one run: whether it found the target, the states until then (including pruned ones), and the seconds.
 
-    *loops* is that time over the time of a fixed loop in the same process, which a slow or busy machine slows as well.
-    *proof* is the weakest certificate of the steps that lead to the target; *proved*, *exact* and *none* count those of
-    all candidates found until then.
+    *loops* is the time divided by the time of a fixed loop in the same process, which corrects for a slow machine.
+    *proof* is the weakest certificate of the steps to the target.  *proved*, *exact* and *none* count the certificates
+    of all candidates found until then.
     """
 
     found: bool
@@ -76,7 +77,7 @@ class Measured:
 
 
 def conv(size: int, kernel: int, **more: int) -> Callable[[], Program]:
-    """A convolution over *size* by *size* with a square *kernel*."""
+    """Return a convolution of a *size* by *size* image with a square *kernel*."""
     sizes = {"N": 1, "H": size, "W": size, "C": 16, "F": 8, "R": kernel, "S": kernel, **more}
     return lambda: ee.ops.conv2d(**sizes)  # type: ignore[arg-type]
 
@@ -140,7 +141,7 @@ BARS = (
 
 
 def measure(bar: Bar, limit: float = 10) -> Measured:
-    """Search until *bar* is reached, the search ends or *limit* seconds are over."""
+    """Search until *bar* is reached, the search ends or *limit* seconds have passed."""
     program, targets = bar.start(), find_operators([] if bar.every else [bar.target])
     gc.collect()
     began, found, proof = time.perf_counter(), False, ""
@@ -160,7 +161,7 @@ def measure(bar: Bar, limit: float = 10) -> Measured:
 
 
 def proofs(derivation: Derivation) -> str:
-    """The weakest certificate of *derivation*'s steps."""
+    """Return the weakest certificate of the steps of *derivation*."""
     return combined_verdict(tuple(_certified(step.before, step.after) for step in derivation.steps))
 
 
@@ -170,12 +171,12 @@ def _certified(before: Program, after: Program) -> Certificate:
 
 
 def unsure(kinds: Sequence[str]) -> int:
-    """How many are neither proved nor exact: there is none, or it is false."""
+    """Return the number of candidates whose certificate is missing or false."""
     return sum(kind not in ("proved", "exact") for kind in kinds)
 
 
 def _loop() -> float:
-    """Seconds of a fixed loop of hashing and dictionary look-ups."""
+    """Return the seconds of a fixed loop of hashing and dictionary lookups."""
     began = time.perf_counter()
     seen: dict[tuple[str, int], int] = {}
     for n in range(1 << 16):
@@ -185,7 +186,7 @@ def _loop() -> float:
 
 
 def median(bar: Bar, runs: int) -> Measured:
-    """The medians of *runs* fresh processes."""
+    """Return the medians of *runs* fresh processes."""
     command = [sys.executable, "-m", "benchmarks.bars", bar.name]
     done = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(runs)]
     found = [Measured(**json.loads(text)) for text in done]
@@ -201,7 +202,7 @@ def median(bar: Bar, runs: int) -> Measured:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure the case called *argv[0]* once, in this process."""
+    """Measure the case *argv[0]* once in this process."""
     print(json.dumps(asdict(measure(next(b for b in BARS if b.name == argv[0])))))
 
 

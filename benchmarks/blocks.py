@@ -1,10 +1,10 @@
-"""Chains across a product, equation by equation and in blocks: ``python -m benchmarks.blocks [--cold] [--torch]``.
+"""Compare chains run equation by equation with fused tiling: ``python -m benchmarks.blocks [--cold] [--torch]``.
 
-A 3x3 convolution is optimised by the bilinear algorithms that search finds; for each, what leads from its data to its
-result is run equation by equation and in blocks, in turn with ONNX Runtime's convolution.  Times are of the processor
-(one thread) unless ``--threads`` says otherwise: what else runs on the machine counts less.  With ``--cold`` all that
-is read comes from memory, as the weights of a model do that are more than the last cache holds; with ``--torch`` the
-faster of torch's convolutions (oneDNN), by memory format, is a rival too.
+A 3x3 convolution is optimised by the bilinear algorithms that search finds.  For each algorithm, the chain from the
+data to the result runs equation by equation and as fused tiles, in turn with ONNX Runtime's convolution.  Times are
+processor times on one thread, which other work on the machine affects little, unless ``--threads`` is given.  With
+``--cold``, all data is read from memory, like weights that exceed the last-level cache.  ``--torch`` adds the fastest
+convolution of torch (oneDNN) over its memory formats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CASES = ((1, 64, 56, 1), (1, 128, 28, 1), (1, 256, 14, 1), (1, 512, 7, 1), (1, 5
 
 
 def convolution(n: int, c: int, h: int, d: int) -> Program:
-    """A 3x3 convolution of *c* channels to as many."""
+    """Return a 3x3 convolution from *c* channels to *c* channels."""
     return parse(f"""
         tensor A[{n}, {c}, {h}, {h}] pad [0, 0, {d}, {d}]
         tensor K[{c}, {c}, 3, 3] weight
@@ -46,7 +46,7 @@ def convolution(n: int, c: int, h: int, d: int) -> Program:
 
 
 def library(node: onnx.NodeProto, data: Any, taps: Any, threads: int) -> Callable[[], Any]:
-    """ONNX Runtime's *node* of these arrays: its second input, the weights, is constant."""
+    """Return a call of ONNX Runtime's *node* on these arrays; its second input, the weights, is constant."""
     (given, weights), (result,) = node.input, node.output
     inputs = [helper.make_tensor_value_info(given, TensorProto.FLOAT, data.shape)]
     outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)]
@@ -59,7 +59,7 @@ def library(node: onnx.NodeProto, data: Any, taps: Any, threads: int) -> Callabl
 
 
 def torch_library(data: Any, taps: Any, d: int, threads: int) -> Mapping[str, Callable[[], Any]]:
-    """torch's convolution of these arrays, in each memory format, with weights as oneDNN wants them."""
+    """Return torch's convolution of these arrays in each memory format, with weights in oneDNN's preferred layout."""
     torch: Any = import_module("torch")
     torch.set_num_threads(threads)
     made: dict[str, Callable[[], Any]] = {}
@@ -83,7 +83,10 @@ def lower_quartiles(
     clock: Callable[[], float],
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Seconds of each call, run in turn, a first time beside the clock; *between* runs before the second."""
+    """Return the lower quartile of the seconds of each call, in turn.
+
+    Each round calls once without timing, runs *between*, and then times a second call.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -96,13 +99,13 @@ def lower_quartiles(
 
 
 def main() -> None:
-    """Print a line for each case and algorithm."""
+    """Print one line per case and algorithm."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of search")
-    parser.add_argument("--cold", action="store_true", help="what is read comes from memory")
-    parser.add_argument("--torch", action="store_true", help="beside torch, which has to be installed")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time budget of each search")
+    parser.add_argument("--cold", action="store_true", help="read all data from memory, not from the cache")
+    parser.add_argument("--torch", action="store_true", help="compare with torch, which must be installed")
     args = parser.parse_args()
     threads = args.threads
     device = cpu_default(threads)

@@ -1,10 +1,10 @@
-"""What the proof of a step costs: ``python -m benchmarks.certificates [--states N] [MODEL …]``.
+"""Measure the cost of proving a step: ``python -m benchmarks.certificates [--states N] [MODEL …]``.
 
-The steps are those of every candidate of the evaluation models' subprograms, at their published sizes, by fewer
-multiplications too; those by which the cheapest of each algorithm becomes one kernel that runs in blocks; and those by
-which the cheapest are joined, fused and laid out.  Searches end after a number of states, so that a busy machine sees
-the same steps.  Each is certified in processor time, so that other work on the machine counts little, and those that
-take more than ``SLOW`` three times, of which the least counts; equal steps count once.
+The steps come from every candidate of the evaluation models' subprograms at their published sizes, including bilinear
+algorithms; from the fused tiling of the cheapest candidate of each algorithm; and from the post-optimisation (joining,
+fusion, layouts) of the cheapest candidates.  Searches stop after a number of states, so the steps do not depend on the
+machine's load.  Times are processor times.  A step slower than ``SLOW`` is measured three times, and the minimum
+counts; equal steps count once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ SLOW = 0.02
 
 
 def derivations(model: Model, states: int = STATES) -> Iterable[Derivation]:
-    """Those of every subprogram's candidates, in blocks too, and of what post-optimisation makes of the cheapest."""
+    """Yield the derivations of every subprogram's candidates, of their fused tiling, and of the cheapest after
+    post-optimisation.
+    """
 
     @cache
     def searched(program: Program) -> tuple[Variant, ...]:
@@ -66,7 +68,7 @@ def derivations(model: Model, states: int = STATES) -> Iterable[Derivation]:
 
 
 def timed(steps: Iterable[Step]) -> list[tuple[float, str, Certificate]]:
-    """For each of *steps* the seconds that its certificate took, and the rule."""
+    """Return the rule and the seconds of the certificate of each of *steps*."""
     out = []
     every = dict.fromkeys(steps)
     gc.collect()
@@ -88,7 +90,7 @@ def _certified(step: Step) -> tuple[float, Certificate]:
 
 
 def main(names: Sequence[str] = (), states: int = STATES) -> None:
-    """Print the table: counts, and milliseconds of the median and of the slowest step."""
+    """Print the table: counts, and milliseconds of the median and the slowest step."""
     print("model        steps  proved  median ms  worst ms  the slowest")
     every = []
     for name in names or tuple(model.name for model in MODELS):
@@ -99,7 +101,7 @@ def main(names: Sequence[str] = (), states: int = STATES) -> None:
 
 
 def row(name: str, found: Sequence[tuple[float, str, Certificate]]) -> None:
-    """One line of the table."""
+    """Return one line of the table."""
     proved = sum(certificate.kind == "proved" for _, _, certificate in found)
     worst, rule, _ = max(found, key=lambda each: each[0])
     middle = median(seconds for seconds, _, _ in found)
@@ -109,6 +111,6 @@ def row(name: str, found: Sequence[tuple[float, str, Certificate]]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What the proof of a step costs.")
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--states", type=int, default=STATES, help="of the search of one subprogram")
+    parser.add_argument("--states", type=int, default=STATES, help="states of the search of one subprogram")
     asked = parser.parse_args()
     main(asked.models, asked.states)

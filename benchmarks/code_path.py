@@ -1,7 +1,7 @@
-"""The code that one convolution enters: functions and files of ``einnet_explore`` during ``ee.optimize`` and one run.
+"""Count the functions and files of ``einnet_explore`` that optimising and running one convolution enters.
 
-Run by ``python -m benchmarks.code_path``.  A count of how far a reader has to go, not of time: functions that run while
-modules are imported do not count, and the first run's measurements decide which variants are tried.
+Run ``python -m benchmarks.code_path``.  The count measures the code that a reader must follow, not time.  Functions
+that run during imports do not count.  The measurements of the first run determine the variants that are tried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUDGET_SECONDS = 20
 
 
 def convolution() -> onnx.ModelProto:
-    """A model of one 3x3 convolution, 32 channels of 28 x 28."""
+    """Return a model of one 3x3 convolution, 32 channels of 28 x 28."""
     weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
     shape = [1, 32, 28, 28]
     graph = helper.make_graph(
@@ -41,7 +41,7 @@ def convolution() -> onnx.ModelProto:
 
 
 def import_everything() -> None:
-    """Import every module, so that imports inside functions enter nothing later."""
+    """Import every module, so that imports inside functions add no entries later."""
     for path in ROOT.rglob("*.py"):
         if path.stem not in SCRIPTS:
             parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -49,7 +49,7 @@ def import_everything() -> None:
 
 
 def entered() -> set[tuple[str, str]]:
-    """File and qualified name of every function that optimising and running the convolution enters."""
+    """Return the file and the qualified name of every function that optimising and running the convolution enters."""
     found: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -72,7 +72,7 @@ def entered() -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print the counts, by package."""
+    """Print the counts per package."""
     import_everything()
     found = entered()
     files = {file for file, _ in found}

@@ -1,8 +1,8 @@
-"""Register-tiled kernels against ONNX Runtime's, operator by operator.
+"""Compare register-tiled kernels with ONNX Runtime, operator by operator.
 
-``python -m benchmarks.contractions [--threads N] [--seconds S] [WORD…]``.  Both are called in turn on the same arrays,
-the weights known beforehand; the least of the samples counts, since other work on the machine only adds to them.
-GFLOP/s are the tiled kernel's.
+``python -m benchmarks.contractions [--threads N] [--seconds S] [WORD…]``.  Both run in turn on the same arrays, with
+the weights known in advance.  The minimum of the samples counts, since other work on the machine only adds time.
+GFLOP/s are those of the tiled kernel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from einnet_explore.runtime.measurement import time_calls
 
 
 def conv(c: int, f: int, size: int, window: tuple[int, int], stride: int = 1, groups: int = 1) -> Equation:
-    """A convolution of *size*² whose result has a *stride*-th of the rows and columns."""
+    """Return a convolution of a *size* by *size* image with *stride* in both dimensions."""
     (r, s), out = window, size // stride
     numbers = {"n": 1, "g": groups, "f": f // groups, "h": out, "w": out, "c": c // groups, "r": r, "s": s}
     return _equation("Conv2d", numbers | _both(s=stride, d=1) | {"ph": r // 2, "pw": s // 2, "H": size, "W": size})
 
 
 def transposed(c: int, f: int, size: int, window: int, stride: int, padding: int) -> Equation:
-    """A transposed convolution to *stride* times the rows and columns."""
+    """Return a transposed convolution that multiplies rows and columns by *stride*."""
     out = size * stride
     numbers = {"n": 1, "g": 1, "f": f, "y": out, "x": out, "c": c, "h": size, "w": size, "R": window, "S": window}
     return _equation("ConvTranspose2d", numbers | _both(s=stride, p=padding))
@@ -75,11 +75,11 @@ CASES = {
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print one line a case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(prog="benchmarks.contractions", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of measurement a case and an engine")
-    parser.add_argument("words", nargs="*", help="only cases whose names hold one of these")
+    parser.add_argument("--seconds", type=float, default=0.1, help="seconds of measurement for each case and engine")
+    parser.add_argument("words", nargs="*", help="only cases whose names contain one of these")
     arguments = parser.parse_args(argv)
     threads = arguments.threads
     print(f"{'operator':34} {'tiled µs':>9} {'GFLOP/s':>8} {'ONNX µs':>9} {'ratio':>6}   threads: {threads}")

@@ -1,8 +1,8 @@
-"""The cost model against the clock: does it put operators in the right order?
+"""Compare the cost model with measurements: does it rank operators correctly?
 
-``python -m benchmarks.costs [--threads N] [--store FILE]``.  Every operator is measured with the engine that is
-fastest for it (from the profile store where it is known); the last line is Spearman's rank correlation of estimates and
-times, over all, over contractions and over eOperators.
+``python -m benchmarks.costs [--threads N] [--store FILE]``.  Each operator is measured with its fastest implementation
+(or read from the profile store).  The last line is Spearman's rank correlation of estimates and times over all
+operators, over contractions, and over eOperators.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from einnet_explore.syntax import parse
 
 
 def here(threads: int) -> Device:
-    """This machine."""
+    """Return the cost model's description of this machine."""
     return replace(
         cpu_default(threads),
         peak_flops=peak_flops(threads),
@@ -34,7 +34,7 @@ def here(threads: int) -> Device:
 
 
 def cases() -> dict[str, Equation]:
-    """Library operators and eOperators."""
+    """Return library operators and eOperators."""
     found = dict(contractions.CASES)
     for name, text in eoperators.CASES.items():
         found[name] = replace(parse(text).equations[-1], via=Instance(EOPERATOR))
@@ -42,13 +42,13 @@ def cases() -> dict[str, Equation]:
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's: how far *a* and *b* agree on the order, 1 where they do."""
+    """Spearman's rank correlation of *a* and *b*; 1 if they agree on the order."""
     ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print one line a case, then the correlations."""
+    """Print one line per case, then the correlations."""
     parser = argparse.ArgumentParser(prog="benchmarks.costs", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--store", type=Path, help="profiles to use instead of the user's")

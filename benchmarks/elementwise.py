@@ -1,7 +1,7 @@
-"""Element-wise kernels in C against TVM's, against NumPy and against streaming: ``python -m benchmarks.elementwise``.
+"""Compare C element-wise kernels with TVM, NumPy and streaming: ``python -m benchmarks.elementwise``.
 
-Each is run in turn with the others; a figure is the median of the rounds' ratios to the kernel in C (above 1: C is
-faster).  *stream* is the triad's time on as many bytes over that of the kernel: 1 is memory's own speed.
+All run in turn; a figure is the median over the rounds of the ratio to the C kernel (above 1: C is faster).  *stream*
+is the time of the triad on the same number of bytes, divided by the time of the kernel: 1 is the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUMPY: dict[str, Callable[..., object]] = {
 
 
 def triad(count: int, threads: int) -> Callable[[], object]:
-    """a = b + 2·c over *count* numbers altogether."""
+    """Return the call a = b + 2·c on *count* numbers in total."""
     i = Iterator("i", 0, max(1, count // 3))
     b, c = (Tensor(name, (i.extent,))[(i,)] for name in "bc")
     made = compile_scope(Scope((i,), (), add(b, mul(Const(2), c))), threads=threads)
@@ -47,14 +47,14 @@ def triad(count: int, threads: int) -> Callable[[], object]:
 
 
 def in_c(made: Functor, arrays: Sequence[np.ndarray], threads: int) -> Callable[[], object]:
-    """The kernel in C, bound to result and operands."""
+    """Return the C kernel, bound to result and operands."""
     n = arrays[0].size
     loaded = c_kernels.load_c_kernel(elementwise_host_kernel(made))
     return loaded.bind(*arrays, n, -(-n // threads), grid=(threads, 1, 1), threads=threads)  # type: ignore[no-any-return]
 
 
 def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, float, float]:
-    """(TVM's time, NumPy's, the triad's) over that of the kernel in C."""
+    """Return the times of TVM, NumPy and the triad, each divided by the time of the C kernel."""
     text = CASES[name].format(n=n)
     used = [t for t in "AB" if f"{t}[" in text]
     scope = parse("\n".join([*(f"tensor {t}[{n}]" for t in used), text])).equations[0].scope
@@ -77,7 +77,7 @@ def measured(name: str, n: int, threads: int, seconds: float) -> tuple[float, fl
 
 
 def cast(n: int, threads: int, seconds: float) -> float:
-    """NumPy's time for float32 to half over that of the kernel in C."""
+    """Return NumPy's time for casting float32 to half, divided by the time of the C kernel."""
     x = np.random.default_rng(0).normal(size=n).astype(np.float32)
     out, other = np.zeros(n, np.float16), np.zeros(n, np.float16)
     call = in_c(Functor(operand_read("x"), F16, (("x", F32),), name="cast"), [out, x], threads)
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.2, help="of measuring, for each")
+    parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measurement for each case")
     given = parser.parse_args(argv)
     print(f"{'':18}{'elements':>12}{'TVM':>8}{'NumPy':>8}{'stream':>8}")
     for n in LENGTHS:

@@ -1,10 +1,9 @@
-"""eOperators against streaming: how close generated kernels come to moving their bytes.
+"""Compare eOperators with streaming: the fraction of memory bandwidth that generated kernels reach.
 
 ``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S] [--case WORD]``.  *tvm* and *c* are the times of
-the two generators' kernels over that of the triad a = b + 2·c on as many bytes, run in turn by as many threads: the
-median of the rounds, each of which has all of them one after the other.  *stream* is the part of streaming bandwidth
-that the better one reaches; below 80 % at a megabyte and more it is marked.  A dilated G2BMM is held against NumPy's
-strided product.
+the kernels of the two generators, divided by the time of the triad a = b + 2·c on the same number of bytes and
+threads: the median over rounds that run all of them in turn.  *stream* is the fraction of streaming bandwidth of the
+faster kernel; below 80 % on a megabyte or more it is marked.  A dilated G2BMM is compared with NumPy's strided product.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ NUMPY: dict[str, Callable[..., Callable[[], object]]] = {
 
 
 def triad(elements: int, threads: int) -> Callable[[], None]:
-    """The call a = b + 2·c on *elements* elements together."""
+    """Return the call a = b + 2·c on *elements* elements in total."""
     lane = 256
     rows = max(1, elements // (3 * lane))
     i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
@@ -113,12 +112,12 @@ def triad(elements: int, threads: int) -> Callable[[], None]:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print one line a case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(prog="benchmarks.eoperators", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tune", action="store_true", help="measure the applicable schedules and keep the best")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of measurement a case")
-    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measurement for each case")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args(argv)
     heads = f"{'eOperator':32} {'template':9} {'KB':>7} {'µs':>9} {'tvm':>6} {'c':>6} {'numpy':>6} {'stream':>7}"
     print(f"{heads}   threads: {arguments.threads}")
@@ -156,7 +155,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def residues(program: Program) -> Program:
-    """*program*, a dilated band, with residues of its rows as a batch: what ``pipeline.row_subprograms`` derives."""
+    """Return *program*, a dilated band, with row residues as a batch, as ``pipeline.row_subprograms`` derives it."""
     for match in VARIABLE_SUBSTITUTION.matches(program, (0,)):
         longer = Derivation(program).then(match)
         inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]
@@ -167,7 +166,7 @@ def residues(program: Program) -> Program:
 
 
 def banded(threads: int, seconds: float) -> None:
-    """Dilated G2BMM (b 2, m 4096, k 64, w 128, d 4) as a plan runs it, against NumPy's strided batched product."""
+    """Compare the planned dilated G2BMM (b 2, m 4096, k 64, w 128, d 4) with NumPy's strided batched product."""
     b, m, k, w, d = 2, 4096, 64, 128, 4
     program = ops.g2bmm(b=b, m=m, w=w, k=k, dilation=d)
     rng = np.random.default_rng(0)

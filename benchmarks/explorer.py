@@ -1,8 +1,9 @@
-"""The explorer's bars, measured through JupyterLab in Chromium: ``python -m benchmarks.explorer``.
+"""Measure the latency of the explorer through JupyterLab in Chromium: ``python -m benchmarks.explorer``.
 
-From a click to the Python event, to the list of rules; the first picture of 10,000 states; frames while a search feeds
-the tree; the largest update; from an interrupt of the kernel to a search that has ended.  Medians over the clicks or
-frames.  A browser shows a frame every 16.7 ms; what the page works for one, scripts, layout and painting, is beside it.
+The measurements are: from a click to the Python event, and to the list of rules; the first picture of 10,000 states;
+frames while a search extends the tree; the largest update; from a kernel interrupt to the end of the search.  Figures
+are medians over clicks or frames.  A browser shows a frame every 16.7 ms; the page's own work per frame (scripts,
+layout, painting) is reported as well.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def measured(page: Any) -> dict[str, float]:
-    """All figures, in milliseconds and bytes."""
+    """Return all figures, in milliseconds and bytes."""
     page.set_default_timeout(120_000)
     run(page, 0)
     page.wait_for_selector(".ein-main .katex")
@@ -116,7 +117,7 @@ def measured(page: Any) -> dict[str, float]:
 
 
 def run(page: Any, n: int) -> str:
-    """Run cell *n* and wait for it; the last that it printed."""
+    """Run cell *n*, wait for it, and return the last line that it printed."""
     page.locator(".jp-CodeCell .jp-InputArea-prompt").nth(n).click()
     page.evaluate(
         "() => { window.ran = false;"

@@ -1,15 +1,15 @@
-"""A fleet that optimises models all day, on paper: what is measured here, and a simulation of it (docs/scale.md).
+"""Plan the capacity of a fleet that optimises models continuously: measurements, and a simulation (docs/scale.md).
 
-``python -m benchmarks.fleet measure [--models NAMES] [--each N] [--out CSV]`` measures what the plan is made of:
-subprograms a model, processor seconds of a search, seconds of a contest's measurements, latencies of the store, and the
-start of a worker.
+``python -m benchmarks.fleet measure [--models NAMES] [--each N] [--out CSV]`` measures the inputs of the plan: the
+subprograms of a model, processor seconds of a search, seconds of a tuning task's measurements, latencies of the store,
+and the start of a worker.
 ``python -m benchmarks.fleet simulate [--models N] [--workers N] [--devices N] [--days D] [--release DAYS] …`` draws
-from these and prints what workers do, how long a model waits, what is found in the store, and what saturates.
+from these samples and prints the workers' load, the waiting time of models, the store's hit rate, and the bottleneck.
 
-The simulation: models arrive at random, more by day than by night; a model is of an architecture, of which few are
-asked for often (Zipf); a part of the subprograms of an architecture are those of its family.  What nobody searched yet
-is searched on any worker and measured on one with the device; what somebody is searching is waited for; then the model
-is put together and measured as a whole on a device.  A release of the engine forgets everything, as the store does.
+Models arrive at random, more by day than by night.  Each model has an architecture; a few architectures are requested
+often (Zipf).  The architectures of a family share some subprograms.  A new subprogram is searched on any worker and
+measured on a worker with the device; requests for a subprogram in progress wait for it.  Then the model is assembled
+and measured as a whole on a device.  A release of the engine empties the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] = ()) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure")
     measuring.add_argument("--models", default="resnet18,infogan,dcgan,fsrcnn,srcnn,gcn")
-    measuring.add_argument("--each", type=int, default=3, help="contests measured of each model")
+    measuring.add_argument("--each", type=int, default=3, help="tuning tasks measured for each model")
     measuring.add_argument("--out", type=Path, default=MEASURED)
     plan = commands.add_parser("simulate")
     for name, kind, usual in _PLAN:
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] = ()) -> None:
     asked = Plan(**{name: getattr(given, name) for name, _, _ in _PLAN})
     held = Samples.read(MEASURED)
     print(format_table([["", "value"], *Fleet(asked, held).run().rows()]))
-    print("\nwhat saturates, alone, at how many models a day:")
+    print("\nmodels a day at which each part alone saturates:")
     print(format_table([["", "models a day"], *([k, f"{v:,.0f}"] for k, v in limits(asked, held))]))
 
 
 def measure(models: Sequence[str], each: int, out: Path) -> None:
-    """Write a CSV of (what, of what, value)."""
+    """Write a CSV of (quantity, subject, value)."""
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
     from einnet_explore.pipeline.optimiser import Optimiser
@@ -123,13 +123,13 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
 
 @dataclass(frozen=True)
 class Samples:
-    """What was measured, by what it is."""
+    """Measured values, by quantity."""
 
     values: dict[str, list[float]]
 
     @staticmethod
     def read(path: Path) -> Samples:
-        """The CSV that ``measure`` wrote."""
+        """Read the CSV that ``measure`` wrote."""
         values: dict[str, list[float]] = {}
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
@@ -137,16 +137,16 @@ class Samples:
         return Samples(values)
 
     def draw(self, what: str, by: random.Random) -> float:
-        """One of the values, at random."""
+        """Return one of the values at random."""
         return by.choice(self.values[what])
 
     def mean(self, what: str) -> float:
-        """The mean of the values."""
+        """Return the mean of the values."""
         return statistics.fmean(self.values[what])
 
     @property
     def worth(self) -> float:
-        """The part of distinct subprograms that are worth a search."""
+        """Return the fraction of distinct subprograms that are worth a search."""
         searched, left = (len(self.values.get(k, ())) for k in ("worth a search", "negligible"))
         return searched / (searched + left)
 
@@ -160,11 +160,11 @@ _PLAN = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for: *models* a day on *workers*, of which *devices* measure; and what is assumed of the models.
+    """Workload and assumptions: *models* per day on *workers*, of which *devices* measure.
 
-    There are *architectures* in *families*, the n-th asked for in proportion to n to the power of minus *zipf*;
-    *shared* is the part of an architecture's subprograms that are its family's; *release*: days between two
-    versions of the engine; *price*: of a worker's hour.
+    There are *architectures* in *families*; the n-th is requested in proportion to n to the power of minus *zipf*.
+    *shared* is the fraction of an architecture's subprograms that its family shares; *release* is the number of days
+    between two versions of the engine; *price* is the price of a worker's hour.
     """
 
     models: int
@@ -182,7 +182,7 @@ class Plan:
 
 @dataclass
 class Pool:
-    """Workers of one kind and what waits for them; *busy* adds up their seconds."""
+    """Workers of one kind and their queue; *busy* adds up their seconds."""
 
     free: int
     waiting: deque[tuple[float, float, tuple[str, object]]] = field(default_factory=deque)
@@ -192,7 +192,7 @@ class Pool:
 
 @dataclass
 class Report:
-    """What came of it."""
+    """Results of a simulation."""
 
     plan: Plan
     done: int = 0
@@ -203,7 +203,7 @@ class Report:
     store_seconds: float = 0.0
 
     def rows(self) -> list[list[object]]:
-        """Names and values."""
+        """Return names and values."""
         span = self.plan.days * DAY
         asked = sum(self.hits.values())
         cuts = statistics.quantiles(self.latency, n=100)
@@ -229,7 +229,7 @@ class Report:
 
 
 class Fleet:
-    """The events of some days, in their order."""
+    """Event simulation of several days."""
 
     def __init__(self, plan: Plan, held: Samples) -> None:
         self.plan, self.held, self.by = plan, held, random.Random(plan.seed)
@@ -246,7 +246,7 @@ class Fleet:
         self.numbers = count()
 
     def run(self) -> Report:
-        """All of it."""
+        """Run the whole simulation."""
         now, n = 0.0, 0
         while (now := self._next(now)) < self.plan.days * DAY:
             self._at(now, "arrives", n)
@@ -259,7 +259,7 @@ class Fleet:
         return self.report
 
     def _next(self, now: float) -> float:
-        """Arrivals are random, half as many again at noon, half as many at night."""
+        """Schedule the next arrival, at random: the rate is half as high again at noon and half as high at night."""
         rate = self.plan.models / DAY
         while True:
             now += self.by.expovariate(1.5 * rate)
@@ -270,7 +270,7 @@ class Fleet:
         heapq.heappush(self.events, (when, next(self.numbers), what, of))
 
     def _parts(self, architecture: int) -> list[tuple[object, ...]]:
-        """The subprograms of an architecture that are worth a search; always the same."""
+        """Return the subprograms of an architecture that are worth a search (deterministic)."""
         if architecture not in self.made:
             by = random.Random(f"{self.plan.seed} {architecture}")
             family = int(self.plan.families * by.random() ** 2)
@@ -351,7 +351,7 @@ class Fleet:
 
 
 def limits(plan: Plan, held: Samples) -> list[tuple[str, float]]:
-    """How many models a day each part could serve where nothing is known (after a release) and where all is."""
+    """Return the models per day that each part could serve with an empty store (after a release) and a full one."""
     parts = held.mean("distinct subprograms") * held.worth
     workers = plan.workers - plan.devices
     opened = held.mean("opening seconds")

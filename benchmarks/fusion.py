@@ -1,10 +1,9 @@
-"""Fused reductions against NumPy's sequence, torch's own kernels, and our kernels with one operation each.
+"""Compare fused reductions with NumPy, with torch, and with one generated kernel per operation.
 
-*plan* is the faster of the two generators as a plan runs it: the same program as one expression, by TVM's schedule or
-by C with all sizes as numbers.
-
-``python -m benchmarks.fusion [--threads N] [--seconds S] [--case WORD] [--processor]``.  All are run in turn; ``torch``
-is left out where it is not installed.  ``compile`` is the processor time of a kernel that was never compiled before.
+``python -m benchmarks.fusion [--threads N] [--seconds S] [--case WORD] [--processor]``.  All run in turn; ``torch`` is
+omitted if it is not installed.  *plan* is the faster of the two generators of a plan: the program as one expression,
+by TVM's schedule or by C with constant sizes.  ``compile`` is the processor time of compiling a kernel for the first
+time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ EPSILON = np.float32(1e-5)
 
 @dataclass(frozen=True)
 class Case:
-    """A program, the same in NumPy (unfused), and the torch call that does it."""
+    """A program, the same function in NumPy (unfused), and the equivalent torch call."""
 
     name: str
     program: Program
@@ -49,13 +48,13 @@ class Case:
 
 
 def normed(x: Any, axes: tuple[int, ...]) -> Any:
-    """(x - mean) / sqrt(variance + ε) as users write it."""
+    """(x - mean) / sqrt(variance + ε) in plain NumPy."""
     d = x - x.mean(axes, keepdims=True)
     return d * (1 / np.sqrt((d * d).mean(axes, keepdims=True) + EPSILON))
 
 
 def batch_norm(n: int, c: int, h: int, w: int) -> Case:
-    """Over (0, 2, 3), with scale and shift."""
+    """Normalise over (0, 2, 3), with scale and shift."""
     across = (1, -1, 1, 1)
     return Case(
         f"batch norm {n}x{c}x{h}x{w}",
@@ -66,7 +65,7 @@ def batch_norm(n: int, c: int, h: int, w: int) -> Case:
 
 
 def layer_norm(r: int, c: int) -> Case:
-    """Over the last dimension, with scale and shift."""
+    """Normalise over the last dimension, with scale and shift."""
     return Case(
         f"layer norm {r}x{c}",
         fused_programs.layer_norm(r, c),
@@ -76,7 +75,7 @@ def layer_norm(r: int, c: int) -> Case:
 
 
 def instance_norm(n: int, c: int, h: int, w: int) -> Case:
-    """Over (2, 3)."""
+    """Normalise over (2, 3)."""
     return Case(
         f"instance norm {n}x{c}x{h}x{w}",
         fused_programs.instance_norm(n, c, h, w),
@@ -86,7 +85,7 @@ def instance_norm(n: int, c: int, h: int, w: int) -> Case:
 
 
 def softmax(r: int, c: int) -> Case:
-    """Over the last dimension."""
+    """Softmax over the last dimension."""
 
     def unfused(a: Arrays) -> Any:
         e = np.exp(a["X"] - a["X"].max(1, keepdims=True))
@@ -109,7 +108,7 @@ CASES = (
 
 
 def compile_seconds(case: Case, arrays: Arrays) -> float:
-    """Processor time from arrays to a kernel that was never compiled: analysis, text, compiler, loading."""
+    """Return the processor time from arrays to a newly compiled kernel: analysis, text, compiler, loading."""
     kept = os.environ.get("EINNET_EXPLORE_CACHE")
     with tempfile.TemporaryDirectory() as empty:
         os.environ["EINNET_EXPLORE_CACHE"] = empty
@@ -126,7 +125,7 @@ def compile_seconds(case: Case, arrays: Arrays) -> float:
 
 
 def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, Timing]:
-    """Processor time instead of time, in turn: for one thread on a machine that others use."""
+    """Return processor times instead of wall times, in turn: for one thread on a shared machine."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     repeats = {}
     for name, call in calls.items():
@@ -144,7 +143,7 @@ def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) 
 
 
 def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Callable[[], object]]:
-    """*program* as one expression, by each generator of a plan's kernels."""
+    """Return *program* as one expression, compiled by each generator of a plan's kernels."""
     derived = derive_in_one_kernel(program)
     assert derived is not None
     scope = derived.end.equations[0].scope
@@ -158,7 +157,7 @@ def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Call
 
 
 def python_seconds() -> dict[str, float]:
-    """What a call costs where there is next to nothing to compute: bound, with arrays as they come, in a plan."""
+    """Return the call overhead on tiny arrays: bound, with new arrays, and in a plan."""
     program = fused_programs.batch_norm(1, 1, 1, 1)
     kernel = FusedProgram(program)
     arrays = {t.name: aligned(np.ones(t.shape, np.float32)) for t in program.inputs}
@@ -168,11 +167,13 @@ def python_seconds() -> dict[str, float]:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print one line a case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(prog="benchmarks.fusion", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.2, help="of measurement a case and engine, at least")
-    parser.add_argument("--case", default="", help="only cases whose name has this in it")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, help="minimum seconds of measurement for each case and engine"
+    )
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--processor", action="store_true", help="processor time: one thread on a busy machine")
     arguments = parser.parse_args(argv)
     set_blas_threads(arguments.threads)

@@ -1,9 +1,9 @@
-"""Backward passes that read what the forward pass stashed, beside the one that computes everything again.
+"""Compare backward passes that read stashed values with the one that recomputes everything.
 
-``python -m benchmarks.gradients [--threads N] [--quick]``.  A line is a plan of the curve: bytes stashed, operations
-that are left, and how many times faster the backward pass ran than the recomputing one, in turn with it; for some also
-the forward pass with the stash as outputs beside the one without.  Where torch is installed its backward pass is the
-last line: it reads what torch saved.
+``python -m benchmarks.gradients [--threads N] [--quick]``.  Each line is a plan of the curve: the bytes stashed, the
+remaining operations, and the speedup over the recomputing backward pass, run in turn.  Some cases also compare the
+forward pass with and without the stash as outputs.  If torch is installed, the last line is its backward pass, which
+reads the values that torch saved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attention(heads: int, rows: int, features: int) -> str:
 
 
 def attention_block(heads: int, rows: int, features: int) -> str:
-    """Self-attention as a layer of a network: projections of one input, softmax attention, a projection back."""
+    """Self-attention as a network layer: projections of one input, softmax attention, and an output projection."""
     d = heads * features
     weights = "".join(f"tensor W{name}[{heads}, {d}, {features}]\n" for name in "QKU")
     projected = "".join(
@@ -69,7 +69,7 @@ def _attended(result: str, heads: int, rows: int, features: int) -> str:
 
 
 def prepared(program: Program, arrays: Arrays, threads: int) -> CompiledProgram:
-    """*program* compiled, its inputs filled."""
+    """Compile *program* and fill its inputs."""
     made = compile_program(program, threads)
     for name, place in made.inputs.items():
         place[...] = arrays[name]
@@ -77,7 +77,7 @@ def prepared(program: Program, arrays: Arrays, threads: int) -> CompiledProgram:
 
 
 def measured(forward: Program, threads: int, rounds: int) -> None:
-    """Print the curve of *forward*'s gradients and what its plans are worth."""
+    """Print the curve of the gradients of *forward* and the speedups of its plans."""
     backward = ee.grad(forward)
     began = perf_counter()
     passes = cse(forward, backward)
@@ -99,7 +99,7 @@ def measured(forward: Program, threads: int, rounds: int) -> None:
 
 
 def ahead(forward: Program, passes: Passes, arrays: Arrays, threads: int, rounds: int) -> None:
-    """What the stash costs the forward pass."""
+    """Measure the cost of the stash in the forward pass."""
     runs = {"forward": prepared(forward, arrays, threads).execute}
     runs["forward with the stash"] = prepared(passes.forward, arrays, threads).execute
     told(time_calls(runs, rounds=rounds, min_seconds=0.3, settle=settle_seconds(threads)), "forward")
@@ -112,7 +112,7 @@ def told(timings: Mapping[str, Timing], base: str) -> None:
 
 
 def in_torch(forward: Program, arrays: Arrays, threads: int) -> Callable[[], object] | None:
-    """Torch's backward pass of the same function; None where torch is not installed."""
+    """Return torch's backward pass of the same function; None if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

@@ -1,8 +1,8 @@
-"""GCN's separable heads with taps in groups: ``python -m benchmarks.heads [--rounds N] [--small]``.
+"""Measure GCN's separable heads with grouped taps: ``python -m benchmarks.heads [--rounds N] [--small]``.
 
-A head is a pair of separable 11x11 windows from many channels to 21 classes.  It is run as ONNX Runtime runs it, as
-search leaves it without a choice (each convolution by its fastest kernel), and with the taps of the large convolutions
-in groups of four (of the small ones too with ``--small``), in turn, in times of the processor.
+A head is a pair of separable 11x11 windows from many channels to 21 classes.  Three versions run in turn, in processor
+time: ONNX Runtime; each convolution with its fastest kernel and no rewrite; and the large convolutions with taps in
+groups of four (``--small``: the small ones too).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLASSES, TAPS = 21, 11
 
 
 def in_groups(program: Program, names: Collection[str]) -> Derivation:
-    """The first choice that takes taps in groups, of each equation in *names*."""
+    """Return the first choice that groups the taps of each equation in *names*."""
     done = Derivation(program)
     for name in names:
         fixed = frozenset(e.name for e in done.end.equations if e.name != name)
@@ -52,7 +52,7 @@ def in_groups(program: Program, names: Collection[str]) -> Derivation:
 
 
 def run_by(start: Derivation) -> Derivation:
-    """*start* with every equation matched or generated as it stands, and fused."""
+    """Match or generate every equation of *start* unchanged, then fuse."""
     fixed = frozenset(e.name for e in start.end.equations if intensity(e.scope) < COMPUTE_BOUND)
     search = Search(start.end, program_seconds, Options(max_depth=0, fixed=fixed, rules=(*RULES, *FEWER_PRODUCTS)))
     found = min((e for e in search.run() if isinstance(e, Found)), key=lambda e: e.seconds)
@@ -62,7 +62,7 @@ def run_by(start: Derivation) -> Derivation:
 
 
 def library(c: int, side: int, weights: dict[str, Any], x: Any, threads: int) -> Callable[[], Any]:
-    """The head in ONNX Runtime."""
+    """Return the head in ONNX Runtime."""
     half = TAPS // 2
     down = {"kernel_shape": [TAPS, 1], "pads": [half, 0, half, 0]}
     across = {"kernel_shape": [1, TAPS], "pads": [0, half, 0, half]}
@@ -82,10 +82,10 @@ def library(c: int, side: int, weights: dict[str, Any], x: Any, threads: int) ->
 
 
 def main() -> None:
-    """Print a line for each head."""
+    """Print one line per head."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--small", action="store_true", help="the small convolutions in groups, too")
+    parser.add_argument("--small", action="store_true", help="group the taps of the small convolutions as well")
     args = parser.parse_args()
     rng, store = np.random.default_rng(0), ProfileStore()
     print("head           ONNX Runtime  as it is  in groups  times faster  before  error")

@@ -1,9 +1,8 @@
-"""Attention to a dilated window, in every way and runtime at hand: ``python -m benchmarks.longformer``.
+"""Compare dilated window attention in every form and runtime: ``python -m benchmarks.longformer``.
 
-``windows``, ``full`` and ``chunks`` are what users write; ``residues`` is what somebody writes who knows the derivation
-already: rows of one residue are a sequence of their own, whose window is dense.  ``ours`` is the derived kernel,
-``ours in onnxruntime`` its export.  All are run in
-turn, in one process; the ratio is to ``ours``.
+``windows``, ``full`` and ``chunks`` are the usual ways to write it.  ``residues`` is the derived form, written by hand:
+the rows of one residue are a separate sequence with a dense window.  ``ours`` is the derived kernel, ``ours in
+onnxruntime`` its export.  All run in turn in one process; ratios are relative to ``ours``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SETTLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Rows, features a head, heads, half of the window and the dilation."""
+    """Rows, features per head, heads, half of the window, and the dilation."""
 
     rows: int = 10000
     features: int = 64
@@ -51,34 +50,34 @@ class Sizes:
 
     @property
     def window(self) -> int:
-        """Positions that a row sees."""
+        """Number of positions that a row sees."""
         return 2 * self.half + 1
 
     @property
     def reach(self) -> int:
-        """How far the window reaches to either side."""
+        """Distance to the last position of the window on either side."""
         return self.half * self.dilation
 
     @property
     def columns(self) -> Array:
-        """The positions that every row sees."""
+        """Positions that each row sees."""
         return np.arange(self.rows)[:, None] + self.dilation * np.arange(self.window)[None] - self.reach
 
     @property
     def outside(self) -> Array:
-        """``FAR`` where a position does not exist."""
+        """``FAR`` for positions that do not exist, else 0."""
         return np.where((self.columns >= 0) & (self.columns < self.rows), np.float32(0), np.float32(FAR))
 
 
 def near(rows: Array, columns: Array, s: Sizes) -> Array:
-    """0 where a row sees a column, else ``FAR``."""
+    """Return 0 where a row sees a column, else ``FAR``."""
     d = columns[None, :] - rows[:, None]
     sees = (abs(d) <= s.reach) & (d % s.dilation == 0) & (columns[None, :] >= 0) & (columns[None, :] < s.rows)
     return np.where(sees, np.float32(0), np.float32(FAR))
 
 
 def chunk_bias(s: Sizes, chunk: int) -> Array:
-    """(1, chunk, row, column): what each chunk's rows see of the columns around it."""
+    """Return the bias (1, chunk, row, column): the columns around each chunk that its rows see."""
     firsts = range(0, s.rows, chunk)
     at = np.arange(chunk)
     return np.stack([near(n + at, n - s.reach + np.arange(chunk + 2 * s.reach), s) for n in firsts])[None]
@@ -86,44 +85,44 @@ def chunk_bias(s: Sizes, chunk: int) -> Array:
 
 @dataclass
 class Graph:
-    """An ONNX graph in the making: q, k, v (heads, rows, features) to y."""
+    """Builder of an ONNX graph from q, k, v (heads, rows, features) to y."""
 
     sizes: Sizes
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
 
     def weight(self, values: npt.ArrayLike, dtype: npt.DTypeLike = np.int64) -> str:
-        """A constant."""
+        """Add a constant."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(values, dtype), name))
         return name
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """One node of one result."""
+        """Add a node with one result."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
     def shaped(self, x: str, *shape: int) -> str:
-        """*x* in another shape."""
+        """Reshape *x*."""
         return self.node("Reshape", x, self.weight(shape))
 
     def rows(self, x: str, first: int, last: int, axis: int = 1) -> str:
-        """A slice."""
+        """Slice rows."""
         return self.node("Slice", x, *(self.weight([n]) for n in (first, last, axis)))
 
     def padded(self, x: str, before: int, after: int) -> str:
-        """(heads, rows, features) with rows of 0 on both sides."""
+        """Pad the rows of (heads, rows, features) with zeros on both sides."""
         return self.node("Pad", x, self.weight([0, before, 0, 0, after, 0]))
 
     def attend(self, q: str, k: str, v: str, bias: Array) -> str:
-        """softmax(q·k/√n + bias)·v over the last two dimensions."""
+        """Add softmax(q·k/√n + bias)·v over the last two dimensions."""
         scaled = self.node("Mul", self.node("MatMul", q, k), self.weight(self.sizes.features**-0.5, np.float32))
         biased = self.node("Add", scaled, self.weight(bias, np.float32))
         return self.node("MatMul", self.node("Softmax", biased, axis=-1), v)
 
     def model(self, y: str) -> onnx.ModelProto:
-        """The finished model."""
+        """Return the finished model."""
         s = self.sizes
         self.nodes.append(helper.make_node("Identity", [y], ["y"]))
         infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [s.heads, s.rows, s.features]) for n in "qkvy"]
@@ -132,14 +131,14 @@ class Graph:
 
 
 def full(s: Sizes) -> onnx.ModelProto:
-    """Every row against every row, with a mask."""
+    """Every row with every row, and a mask."""
     g = Graph(s)
     at = np.arange(s.rows)
     return g.model(g.attend("q", g.node("Transpose", "k", perm=[0, 2, 1]), "v", near(at, at, s)[None]))
 
 
 def windows(s: Sizes) -> onnx.ModelProto:
-    """Each row's window gathered, head by head (all heads' windows at once do not fit into memory)."""
+    """Gather each row's window, head by head (the windows of all heads together exceed the memory)."""
     g = Graph(s)
     table = g.weight(s.columns + s.reach)
     out = []
@@ -155,7 +154,7 @@ def windows(s: Sizes) -> onnx.ModelProto:
 
 
 def _chunked(g: Graph, q: str, k: str, v: str, s: Sizes, chunk: int) -> str:
-    """Chunks of rows, each against the columns between the first and the last that any of them sees."""
+    """Chunks of rows, each with the columns between the first and the last that any of its rows sees."""
     count = -(-s.rows // chunk)
     more = count * chunk - s.rows
     table = g.weight(chunk * np.arange(count)[:, None] + np.arange(chunk + 2 * s.reach)[None])
@@ -166,13 +165,13 @@ def _chunked(g: Graph, q: str, k: str, v: str, s: Sizes, chunk: int) -> str:
 
 
 def chunks(s: Sizes) -> onnx.ModelProto:
-    """Chunks of a quarter of what a row sees; one of `d` columns counts."""
+    """Chunks of a quarter of a row's window; only one of `d` columns counts."""
     g = Graph(s)
     return g.model(_chunked(g, "q", "k", "v", s, s.reach // 2))
 
 
 def residues(s: Sizes) -> onnx.ModelProto:
-    """The same after the derivation, by hand."""
+    """The derived form, written by hand."""
     g = Graph(s)
     d, rows = s.dilation, s.rows // s.dilation
     plain = Sizes(rows, s.features, s.heads * d, s.half, 1)
@@ -210,7 +209,7 @@ def expression(s: Sizes) -> Program:
 
 
 def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
-    """The derived kernel, and its export run by ONNX Runtime."""
+    """Return the derived kernel, and its export run by ONNX Runtime."""
     found = derive_by_rows(expression(s))
     assert found is not None
     constants = {"outside": np.pad(np.zeros(s.rows, np.float32), s.reach, constant_values=FAR)}
@@ -228,7 +227,7 @@ def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callab
 
 
 def onnxruntime_calls(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
-    """A call of every form."""
+    """Return a call for every form."""
     sessions = {name: open_session(form(s), threads) for name, form in FORMS.items()}
 
     def call(name: str) -> Callable[[], Array]:
@@ -238,7 +237,7 @@ def onnxruntime_calls(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dic
 
 
 def torch_calls(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
-    """PyTorch: the same forms, its own attention with a mask, block-sparse attention; the last two also compiled."""
+    """PyTorch: the same forms, its attention with a mask, and block-sparse attention; the last two also compiled."""
     import torch
     from torch.nn import functional
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -311,7 +310,7 @@ def torch_calls(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str,
 
 
 def bands(s: Sizes, threads: int) -> dict[str, Callable[[], Array]]:
-    """G2BMM and GBMM by themselves: with residues as a batch (dense), dilated, and by NumPy on strided windows."""
+    """Measure G2BMM and GBMM alone: with residues as a batch (dense), dilated, and by NumPy on strided windows."""
     rng = np.random.default_rng(0)
     b, d, rows, k = s.heads, s.dilation, s.rows // s.dilation, s.features
     plain, wide = (rng.standard_normal((b, s.rows, n)).astype(np.float32) for n in (k, s.window))
@@ -343,7 +342,7 @@ def bands(s: Sizes, threads: int) -> dict[str, Callable[[], Array]]:
 
 
 def timed(calls: Mapping[str, Callable[[], Array]], rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds of each call in every round, by *clock*."""
+    """Return the seconds of each call in every round, measured by *clock*."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
@@ -355,7 +354,7 @@ def timed(calls: Mapping[str, Callable[[], Array]], rounds: int, clock: Callable
 
 
 def main() -> None:
-    """Print a line for each: milliseconds, how many times ours is faster (median of the rounds), the largest error."""
+    """Print for each form: milliseconds, the speedup of ours (median of the rounds), and the largest error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--rows", type=int, default=10000)
@@ -364,8 +363,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor", action="store_true", help="processor time: one thread on a busy machine")
-    parser.add_argument("--bands", action="store_true", help="the band products by themselves; ours is G2BMM, residues")
-    parser.add_argument("--only", default="", help="names that hold this, and ours")
+    parser.add_argument("--bands", action="store_true", help="only the band products; ours is G2BMM, residues")
+    parser.add_argument("--only", default="", help="only forms whose name contains this, and ours")
     given = parser.parse_args()
     s = Sizes(given.rows, heads=given.heads, half=given.half, dilation=given.dilation)
     if given.bands:

@@ -1,10 +1,9 @@
-"""What merging is worth: programs of several expressions, merged in every way that Algorithm 1 finds, beside the best
-that it finds without.
+"""Measure the gain of merging: each merged program of Algorithm 1 compared with the best unmerged program.
 
-``python -m benchmarks.merging [--threads N] [--seconds S]``.  A line says which rules merged what, the estimate, and
-how many times faster than the cheapest unmerged one the program ran, in turn with it: by the median of the ratios,
-and by the fastest sample of each, which other work on the machine disturbs least.  ``--search`` runs nothing: it says
-after how much processor time the cheapest programs were found, and what one search of the whole program finds instead.
+``python -m benchmarks.merging [--threads N] [--seconds S]``.  A line shows the merging rules, the estimate, and the
+speedup over the cheapest unmerged program, run in turn: the median of the ratios, and the ratio of the fastest
+samples, which other work on the machine disturbs least.  ``--search`` runs no program: it prints the processor time
+after which the cheapest programs were found, and the result of one search of the whole program.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from einnet_explore.syntax import parse
 
 
 def attention(m: int, k: int, heads: int, n: int) -> str:
-    """Queries, keys and values with biases and heads in front, as LongFormer makes them."""
+    """Queries, keys and values with biases and heads in front, as in LongFormer."""
     rows = [f"tensor X[{m}, {k}]"]
     for name in "QKV":
         rows += [f"tensor W{name}[{k}, {heads * n}] weight", f"tensor b{name}[{heads * n}] weight"]
@@ -41,7 +40,7 @@ def attention(m: int, k: int, heads: int, n: int) -> str:
 
 
 def siblings(c: int, f: int, g: int, size: int, stride: int) -> str:
-    """A 3x3 and a 1x1 convolution of one image, as ResNet's stages begin."""
+    """A 3x3 and a 1x1 convolution of one image, as at the start of ResNet's stages."""
     out = -(-size // stride)
     return f"""
         tensor A[1, {c}, {size}, {size}] pad [0, 0, 1, 1]
@@ -80,7 +79,7 @@ CASES = {
 
 
 def how(candidate: Candidate) -> str:
-    """The merges of its derivation and the operators of its program."""
+    """Describe a candidate by the merges of its derivation and the operators of its program."""
     names = (step.match.rule.name for step in candidate.derivation.steps)
     merges = [name.removesuffix("_merging") for name in names if name in ("sibling_merging", "batch_merging")]
     operators = sorted(e.via.operator for e in candidate.operators if e.via)
@@ -88,7 +87,7 @@ def how(candidate: Candidate) -> str:
 
 
 def kinds(program: Program, seconds: float) -> list[Candidate]:
-    """The cheapest unmerged candidate, then the cheapest of every way to merge."""
+    """Return the cheapest unmerged candidate, then the cheapest for every set of merges."""
     best: dict[str, Candidate] = {}
     for candidate in candidates(program, program_seconds, Limits(seconds=seconds)):
         key = how(candidate).partition(":")[0]
@@ -99,7 +98,7 @@ def kinds(program: Program, seconds: float) -> list[Candidate]:
 
 
 def whole(program: Program, seconds: float) -> str:
-    """What one search of all compute-bound expressions of *program* together finds."""
+    """Search all compute-bound expressions of *program* together."""
     bound = {program.equations[n].name for n in compute_bound(program)}
     fixed = frozenset(e.name for e in program.equations if e.name not in bound)
     search, began, last = Search(program, program_seconds, Options(fixed=fixed)), process_time(), 0.0
@@ -112,7 +111,7 @@ def whole(program: Program, seconds: float) -> str:
 
 
 def one_by_one(program: Program, seconds: float) -> str:
-    """What Algorithm 1 finds: the cheapest unmerged program, and the cheapest of all."""
+    """Run Algorithm 1; return the cheapest unmerged program and the cheapest of all."""
     began = process_time()
     best: dict[bool, tuple[float, float]] = {}
     for candidate in candidates(program, program_seconds, Limits(seconds=seconds)):
@@ -127,8 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print every case."""
     parser = argparse.ArgumentParser(prog="benchmarks.merging", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of search a case")
-    parser.add_argument("--search", action="store_true", help="say when what was found, run nothing")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of search for each case")
+    parser.add_argument(
+        "--search", action="store_true", help="print the times at which programs were found; run no program"
+    )
     arguments = parser.parse_args(argv)
     for name, written in CASES.items():
         program, began = parse(written), perf_counter()

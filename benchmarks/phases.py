@@ -1,8 +1,8 @@
-"""Transposed convolutions by phases: ``python -m benchmarks.phases [--threads N]``.
+"""Measure polyphase transposed convolutions: ``python -m benchmarks.phases [--threads N]``.
 
-A transposed 4x4 convolution of stride 2 is optimised by the bilinear algorithms that search finds on its phases; for
-each, the chain is run equation by equation and in blocks, in turn with ONNX Runtime's ``ConvTranspose``.  Times are of
-the processor (one thread) unless ``--threads`` says otherwise.
+A transposed 4x4 convolution of stride 2 is optimised by the bilinear algorithms that search finds for its phases.  For
+each algorithm, the chain runs equation by equation and as fused tiles, in turn with ONNX Runtime's ``ConvTranspose``.
+Times are processor times on one thread, unless ``--threads`` is given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NODE = helper.make_node("ConvTranspose", ["X", "K"], ["Y"], kernel_shape=[4, 4],
 
 
 def transposed(n: int, c: int, f: int, h: int) -> Program:
-    """A transposed 4x4 convolution that doubles the sides."""
+    """Return a transposed 4x4 convolution that doubles both sides."""
     return parse(f"""
         tensor X[{n}, {c}, {h}, {h}]
         tensor K[{c}, {f}, 4, 4] pad [0, 0, {2 * h}, {2 * h}] weight
@@ -42,11 +42,11 @@ def transposed(n: int, c: int, f: int, h: int) -> Program:
 
 
 def main() -> None:
-    """Print a line for each case and algorithm."""
+    """Print one line per case and algorithm."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--states", type=int, default=400, help="of each search")
+    parser.add_argument("--states", type=int, default=400, help="states of each search")
     args = parser.parse_args()
     model = CostModel(replace(cpu_default(args.threads), peak_flops=peak_flops(args.threads)))
     rng = np.random.default_rng(0)

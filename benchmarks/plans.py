@@ -1,8 +1,8 @@
-"""Plans: groups of a model as Matmul + eOperator, in one session and called between sessions, beside the original.
+"""Compare plans (groups of a model as Matmul + eOperator), run whole and between sessions, with the original.
 
-``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs, and how many
-times faster each is.  The first N groups that become a Matmul are replaced, whether that pays or not.
-A sample is the third fastest of eight calls after two; the engines take turns.
+``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs and speedups.  The
+first N groups that become a Matmul are replaced, even if that is slower.  A sample is the third fastest of eight calls
+after two untimed ones; the engines take turns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEARCH = 20
 
 
 def replaced(model: Model, part: Subprogram, threads: int) -> ProgramCall | None:
-    """*part* with a Matmul and eOperators; None where none is found."""
+    """Return *part* with a Matmul and eOperators; None if none is found."""
     run = ee.search(part.program, target="Matmul", limit=SEARCH).start().wait()
     if run.best is None:
         return None
@@ -45,12 +45,12 @@ def replaced(model: Model, part: Subprogram, threads: int) -> ProgramCall | None
 
 
 def called(run: GroupRun) -> GroupRun:
-    """*run* as something that is no program: a plan has to call it."""
+    """Wrap *run* so that a plan must call it as a function."""
     return partial(run)
 
 
 def timed(calls: Mapping[str, Callable[[], Any]], seconds: float, threads: int) -> dict[str, list[float]]:
-    """Samples of each call, in turns."""
+    """Return samples of each call, in turns."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     begin, turn = perf_counter(), 0
     while perf_counter() - begin < seconds:

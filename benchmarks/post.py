@@ -1,8 +1,8 @@
-"""What post-optimisation does to each evaluation model: ``python -m benchmarks.post [--batch N] [MODEL …]``.
+"""Count the effects of post-optimisation on each evaluation model: ``python -m benchmarks.post [--batch N] [MODEL …]``.
 
-Every subprogram takes its cheapest candidate by estimate, whatever it is worth, so that the figures are counts that do
-not depend on the machine: equations that run, before and after joining, fusion and layouts; steps, and how they are
-proved; seconds of processor time.
+Every subprogram uses its cheapest candidate by estimate, even if it is slower than the original, so that the counts do
+not depend on the machine: executed equations before and after joining, fusion and layouts; steps and their
+certificates; seconds of processor time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Searched: TypeAlias = "Callable[[Program], Sequence[Variant]]"
 
 
 def by_time(program: Program) -> Sequence[Variant]:
-    """What is found for *program* in ``SECONDS``."""
+    """Search *program* for ``SECONDS``."""
     return find_variants(program, program_seconds, 4, SECONDS)[0]
 
 
 def pieces(model: Model, searched: Searched = by_time) -> Iterable[Piece]:
-    """Every subprogram's cheapest candidate by estimate; equal ones are searched once."""
+    """Return every subprogram's cheapest candidate by estimate; equal subprograms are searched once."""
     known: dict[str, Derivation | None] = {}
     for s in partition(model).subprograms:
         anon = anonymize(s.program)
@@ -57,7 +57,7 @@ def pieces(model: Model, searched: Searched = by_time) -> Iterable[Piece]:
 
 
 def running(program: Program) -> int:
-    """The equations that are run: neither views nor work on weights."""
+    """Return the executed equations: neither views nor work on weights."""
     folded = weight_only(program)
     return sum(e.name not in folded and e.via is not None and e.via.operator != VIEW for e in program.equations)
 

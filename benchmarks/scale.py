@@ -1,12 +1,12 @@
-"""A search-bound job in one process, on processes of this machine and on a local cluster: seconds, speed-up, reports.
+"""Compare a search-bound job in one process, in local processes and on a local cluster: seconds, speedup, reports.
 
 ``python -m benchmarks.scale [--items N] [--workers N] [--rounds N] [--no-cluster]``
 
-The job is one search for each convolution of a residual network and their like, none of them twice.  Ways take turns,
-each with workers of its own that are started and import everything within the time.  On a busy machine wall time says
-little, so beside it stands what the processors did: *critical* is the largest processor time of any worker from its
-start on, with that of the process that asks; the speed-up by it is what an idle machine would show, but for what two
-cores take from one another.  The command fails where a report differs in anything but seconds.
+The job is one search for each of many different convolutions, those of a residual network and similar ones.  The modes
+take turns; each starts its own workers, and the time includes their start and imports.  On a busy machine wall time is
+unreliable, so processor times are printed too.  *critical* is the largest processor time of any worker since its
+start, plus that of the calling process; the speedup by it is the speedup on an idle machine, apart from contention
+between cores.  The command fails if the reports differ in anything but seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATES = 400
 
 
 def job() -> dict[str, Program]:
-    """Convolutions of every stage and kind; the large ones come first, as whoever deals out work would have it."""
+    """Return convolutions of every stage and kind, the largest first, as a scheduler would order them."""
     stages = ((56, 64), (28, 128), (14, 256), (7, 512))
     made = {}
     for window in ((5, 5), (3, 3), (3, 1), (1, 7)):
@@ -44,7 +44,7 @@ def job() -> dict[str, Program]:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One way, once: seconds by the clock, processor seconds in all and on the critical path, and the reports."""
+    """One run of one mode: wall seconds, total and critical processor seconds, and the reports."""
 
     wall: float
     total: float
@@ -53,19 +53,19 @@ class Ran:
 
 
 def timed(case: str, program: Program) -> tuple[int, float, dict[str, Any]]:
-    """One search, with the process it ran in and that one's processor time since it started."""
+    """Run one search; also return its process and that process's processor time since it started."""
     report = run_search(case, program, (), None, {}, STATES)
     return os.getpid(), time.process_time(), report
 
 
 def timeless(report: Mapping[str, Any]) -> dict[str, Any]:
-    """*report* without what a clock said."""
+    """Return *report* without measured times."""
     first = report["first_found"]
     return {**report, "seconds": None, "first_found": first and first["states"]}
 
 
 def once(opened: Callable[[], AbstractContextManager[Any]], programs: Mapping[str, Program]) -> Ran:
-    """The job on what *opened* gives, its start and end within the time."""
+    """Run the job on the executor that *opened* returns; the time includes its start and end."""
     began, own = time.perf_counter(), time.process_time()
     with opened() as executor:
         answers = gather_results(submit_work(executor, timed, case, program) for case, program in programs.items())
@@ -81,7 +81,7 @@ def once(opened: Callable[[], AbstractContextManager[Any]], programs: Mapping[st
 
 @contextmanager
 def local_cluster(workers: int) -> Any:
-    """A client of a scheduler and *workers* processes of this machine."""
+    """Return a client of a scheduler and *workers* processes on this machine."""
     import distributed
 
     with (

@@ -1,9 +1,9 @@
-"""Search figures: states and seconds to the target, states a second, µs a key, µs a certificate.
+"""Measure search: states and seconds to the target, states per second, µs per key, µs per certificate.
 
-Every candidate of every run is certified: how many are proved, equal on random integers, or neither, is printed; the
-command fails if any is neither.
-``python -m benchmarks.search [--runs N] [--record]``; ``--record`` appends the bars to ``history/search.csv``.
-The cases are those of the published engine's table; ours and theirs are beside one another in ``docs/benchmarks.md``.
+Every candidate of every run is certified.  The output counts the candidates that are proved, equal on random integers,
+or neither; the command fails if any is neither.
+``python -m benchmarks.search [--runs N] [--record]``; ``--record`` appends the results to ``history/search.csv``.
+The cases are those of the published engine's table; ``docs/benchmarks.md`` compares both engines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from einnet_explore.strategies.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One program, the target to reach and the depth to search."""
+    """A program, its target and the search depth."""
 
     name: str
     program: Program
@@ -58,9 +58,9 @@ HISTORY = Path(__file__).parent / "history" / "search.csv"
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print both tables; exit with a message where a candidate has no certificate."""
+    """Print both tables; exit with a message if a candidate has no certificate."""
     parser = argparse.ArgumentParser(prog="benchmarks.search", description=__doc__)
-    parser.add_argument("--runs", type=int, default=5, help="fresh processes a bar; medians are shown")
+    parser.add_argument("--runs", type=int, default=5, help="fresh processes for each case; medians are shown")
     parser.add_argument("--record", action="store_true", help=f"append the bars to {HISTORY.name}")
     arguments = parser.parse_args(argv)
     unproved = bars(arguments.runs, arguments.record)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def bars(runs: int, record: bool, chosen: Sequence[Bar] = BARS) -> int:
-    """States and seconds to each target, beside what they may be; gives the number of candidates not certified."""
+    """Print states and seconds to each target with their limits; return the number of uncertified candidates."""
     rows: list[list[object]] = [
         ["case", "target", "found", "states", "at most", "s", "at most", "loops", "proof", CERTIFICATES, "met"]
     ]
@@ -113,9 +113,9 @@ def bars(runs: int, record: bool, chosen: Sequence[Bar] = BARS) -> int:
 
 
 def whole(chosen: Sequence[Case] = CASES) -> int:
-    """Search every case once with a limit of 20 s; certify all of its candidates, time keys and certificates.
+    """Search every case once for at most 20 s, certify all candidates, and time keys and certificates.
 
-    Gives the number of candidates that have no certificate.
+    Return the number of candidates without a certificate.
     """
     unproved = 0
     rows: list[list[object]] = [

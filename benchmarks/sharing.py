@@ -1,9 +1,10 @@
-"""How threads share a chain in blocks: ``python -m benchmarks.sharing [--threads N] [--rounds N] [--case N ...]``.
+"""Compare ways to share a tiled chain among threads.
 
-A convolution is optimised by the bilinear algorithms that search finds.  What leads from its data to its result is run
-in blocks by one thread, and by several in every way that there is: by one part, as cut by rows; by one part, with a
-block of channels for each thread; in two parts; and as it is chosen.  In turn with ONNX Runtime's operator by one
-thread and by as many.  Nothing else should run: threads that wait for a core wait for each other.
+``python -m benchmarks.sharing [--threads N] [--rounds N] [--case N ...]``.
+A convolution is optimised by the bilinear algorithms that search finds.  The chain from its data to its result runs in
+tiles on one thread and on several threads in every available way: one part, cut by rows; one part, with a block of
+channels per thread; two parts; and the selected way.  They run in turn with ONNX Runtime's operator on one thread and
+on the same number of threads.  The machine should be idle, since threads that wait for a core delay the others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CALLS = 8
 
 
 def program(case: str) -> tuple[Program, onnx.NodeProto]:
-    """The program of *case*, and its operator."""
+    """Return the program of *case*, and its operator."""
     kind, *sizes = case.split()
     numbers = tuple(map(int, sizes))
     if kind == "phases":
@@ -65,7 +66,7 @@ def program(case: str) -> tuple[Program, onnx.NodeProto]:
 
 
 def library(node: onnx.NodeProto, arrays: Mapping[str, Any], threads: int) -> Callable[[], Any]:
-    """ONNX Runtime's *node*, whose threads leave the cores after a call as those of our sessions do."""
+    """Return ONNX Runtime's *node*; its threads release the cores after a call, as those of our sessions do."""
     given, weights = node.input
     inputs = [helper.make_tensor_value_info(given, TensorProto.FLOAT, arrays[given].shape)]
     outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)]
@@ -77,7 +78,7 @@ def library(node: onnx.NodeProto, arrays: Mapping[str, Any], threads: int) -> Ca
 
 
 def ways(found: Chain, threads: int) -> dict[str, tuple[ChainPart, ...]]:
-    """The parts of *found* in each of the ways to share it, by name."""
+    """Return the parts of *found* for each way to share it, by name."""
     machine = this_machine()
 
     def cut(part: ChainPart) -> ChainPart:
@@ -93,7 +94,7 @@ def ways(found: Chain, threads: int) -> dict[str, tuple[ChainPart, ...]]:
 
 
 def calls(scope: Scope, found: Chain, threads: int) -> dict[str, Callable[[], Any]]:
-    """Kernels of *scope* on numbers at random, by the names of ``ways``; prints how they are cut."""
+    """Return the kernels of *scope* on random numbers, by the names of ``ways``; print how they are cut."""
     sizes = {t.name: prod(t.shape) for t in tensors(scope)}
     rng = np.random.default_rng(0)
     held = [tvm_ffi.from_dlpack(aligned(rng.standard_normal(size).astype(np.float32))) for size in sizes.values()]
@@ -114,12 +115,12 @@ def calls(scope: Scope, found: Chain, threads: int) -> dict[str, Callable[[], An
 
 
 def main() -> None:
-    """Print the lower quartiles of each case and algorithm, in µs, and how many times faster than one thread."""
+    """Print the lower quartile of each case and algorithm in µs, and the speedup over one thread."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of search")
-    parser.add_argument("--most", type=int, default=2, help="algorithms of a case")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time budget of each search")
+    parser.add_argument("--most", type=int, default=2, help="maximum number of algorithms for each case")
     parser.add_argument("--case", nargs="*", default=CASES)
     args = parser.parse_args()
     compiled.use_threads(args.threads)

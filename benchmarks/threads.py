@@ -1,8 +1,8 @@
-"""What measuring itself costs and gets wrong: waiting threads after a run, and two equal sessions beside each other.
+"""Measure errors of measurement: threads that spin after a run, and two equal sessions in one process.
 
-``python -m benchmarks.threads [--model NAME] [--threads N] [--times N]`` prints the processor time that goes on after a
-run, with ONNX Runtime's own spinning and with ours, and how many times faster a session seems than an equal one, by the
-length of a sample.
+``python -m benchmarks.threads [--model NAME] [--threads N] [--times N]`` prints the processor time used after a run,
+with ONNX Runtime's default spinning and with our settings, and the apparent speedup of a session over an equal one, by
+the length of a sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONG = 0.2
 
 
 def sessions(proto: bytes, threads: int) -> dict[str, onnxruntime.InferenceSession]:
-    """The model with threads that wait as they do by default, and as ours do."""
+    """Return the model with threads that wait by default settings, and by ours."""
     plain = onnxruntime.SessionOptions()
     plain.intra_op_num_threads = threads
     plain.log_severity_level = 3
@@ -37,7 +37,7 @@ def sessions(proto: bytes, threads: int) -> dict[str, onnxruntime.InferenceSessi
 
 
 def after(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> float:
-    """Seconds of processor time that this process takes after a run, while it waits."""
+    """Return the processor seconds that this process uses after a run, while it waits."""
     session.run(None, feeds)
     began = process_time()
     sleep(LONG)
@@ -45,7 +45,7 @@ def after(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> float
 
 
 def equal(calls: dict[str, Any], seconds: float, settle: float, rounds: int) -> tuple[float, float]:
-    """How many times faster the second of two equal *calls* seems, by pairs and by lower quartiles."""
+    """Return the apparent speedup of the second of two equal *calls*, by pairs and by lower quartiles."""
     measurement.SAMPLE_SECONDS, before = seconds, measurement.SAMPLE_SECONDS
     try:
         found = measurement.time_calls(calls, rounds, settle=settle)

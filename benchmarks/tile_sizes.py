@@ -1,8 +1,8 @@
-"""Tile sizes by PlaidML's cost model: how many are looked at, and what the chosen ones are worth on this machine.
+"""Evaluate tile sizes of PlaidML's cost model: the number of visited sizes, and the speed of the selected ones.
 
-``python -m benchmarks.tile_sizes [--rounds N]``.  For each case: sizes visited best-first and all there are; then, in
-turn on the same arrays with one thread, the kernel with the size of best-first, with that of the exhaustive search,
-and with three sizes drawn from those of equal score, in C for this core's caches.  GFLOP/s are the best-first kernel's.
+``python -m benchmarks.tile_sizes [--rounds N]``.  For each case it prints the sizes visited by best-first search and
+the number of all sizes.  Then it runs the C kernel in turn on the same arrays with one thread: with the size of
+best-first search, of exhaustive search, and with three random sizes of equal score.  GFLOP/s are those of best-first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ O[b:2, m:512, w:33] = sum[k:64] A[b, m, k] * B[b, m+4*w-64, k]""",
 
 
 def main() -> None:
-    """Print one block a case."""
+    """Print one block per case."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=9)
     rounds = arguments.parse_args().rounds

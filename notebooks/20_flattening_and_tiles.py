@@ -13,9 +13,11 @@
 # %% [markdown]
 # # From an expression to a tiled kernel
 #
-# How does a compiler write a good GPU kernel for an operator that it has never seen? PlaidML's answer, told in "PlaidML 中 Kernel 自動產生機制心得" (notes on how PlaidML generates kernels), has four steps, and each is a
-# small computation on numbers: flatten the expression to a table, choose a tile size by a cost model, lay the tile out in shared memory, share it among threads. This notebook
-# does all four for the example of that document, a 3×3 convolution with a ReLU, and comes to its numbers.
+# How does a compiler write a good GPU kernel for an operator that it has never seen? The notes "PlaidML 中 Kernel
+# 自動產生機制心得" (on how PlaidML generates kernels) describe four steps, and each is a small computation on integers:
+# flatten the expression into a table, choose a tile size by a cost model, lay out the tile in shared memory, and
+# distribute it over the threads. This notebook executes the four steps for the example of the notes, a 3×3 convolution
+# with a ReLU, and reproduces their numbers.
 
 # %%
 import numpy as np
@@ -38,8 +40,9 @@ from einnet_explore.viz.kernels import tile_figure
 # %% [markdown]
 # ## Flattening
 #
-# A tensor lies in memory as one row of elements. So an access such as `M[i, i+j]` of a 16×16 matrix is one polynomial, $16 i + (i + j) = 17 i + j$. Nothing but such
-# coefficients is left of a contraction: for every iterator its range, and how far one step moves every tensor.
+# A tensor is stored in memory as one sequence of elements. An access such as `M[i, i+j]` of a 16×16 matrix is
+# therefore one polynomial: $16 i + (i + j) = 17 i + j$. These coefficients describe a contraction completely. The
+# table has one row for each iterator: its range, and the distance in memory that one step moves in each tensor.
 
 # %%
 conv = ee.parse("""
@@ -51,9 +54,11 @@ found = as_contraction(conv.equations[0].scope)
 found.table
 
 # %% [markdown]
-# Below the table are the constraints that ranges do not express: the window leaves the image at its edges. (From a shell: `einnet-explore show conv.ein --table`.)
+# The constraints that ranges cannot express follow the table: the window exceeds the image at its edges. (In a shell:
+# `einnet-explore show conv.ein --table`.)
 #
-# The same table says which dimensions may be squashed. Rows merge where every tensor has them as neighbours. Here is a sum of two images, one row in the end:
+# The table also shows the dimensions that can be collapsed. Two rows merge if they are contiguous in every tensor.
+# This sum of two images becomes a single row:
 
 # %%
 total = ee.parse("tensor A[8, 32, 32]\ntensor B[8, 32, 32]\nY[c:8, x:32, y:32] = A[c, x, y] + B[c, x, y]")
@@ -61,27 +66,28 @@ print(flatten_scope(total.equations[0].scope, "Y"))
 print(flatten_scope(total.equations[0].scope, "Y").squashed())
 
 # %% [markdown]
-# ## What a tile size costs
+# ## The cost of a tile size
 #
-# So many multiply-accumulates it takes:
+# The number of multiply-accumulates of the convolution:
 
 # %%
 problem = found.problem()
 print(f"{problem.products:,}")
 
 # %% [markdown]
-# A work group gets a box of them, a *tile*. From the table alone follows what it has to read and to write, in whole memory transactions, how much shared memory and how many
-# registers that takes, and how many operations a byte come out. These are four entries of the document's log; the order of a size is `ci, co, i, j, n, x, y`.
+# A work group computes a box of them, a *tile*. The table determines the cost of a tile: the data that it reads and
+# writes, in whole memory transactions; its shared memory and registers; and the operations for each byte. The next
+# cell prints four entries of the log in the notes. The order of a tile size is `ci, co, i, j, n, x, y`.
 
 # %%
 for size in ((8, 32, 1, 3, 16, 8, 2), (8, 32, 1, 3, 16, 4, 4), (16, 32, 1, 1, 16, 2, 2), (8, 32, 2, 1, 16, 2, 2)):
     print(tile_cost(problem, size, Hardware()).log())
 
 # %% [markdown]
-# ## Looking for the best one
+# ## Best-first search for the tile size
 #
-# Start with a tile of one product. Take the best size so far, double it in each direction, compute what that costs, again and again. It takes a look at a few hundred of
-# about seventy thousand possible sizes.
+# Start with a tile of one product. Repeatedly take the best size so far, double it in each direction, and compute the
+# cost of each new size. The search visits a few hundred of about seventy thousand possible sizes.
 
 # %%
 search = search_best_first(problem, Hardware())
@@ -92,13 +98,15 @@ print(dict(zip([row.name for row in found.table.rows], search.chosen.tile, stric
 tile_figure(search)
 
 # %% [markdown]
-# Larger tiles re-use more of what they load, so the score climbs until the tile does not fit any more: the marks at the bottom. Many sizes reach a score of 1. Then memory is not what is
-# waited for, and the model has nothing more to say; which of them is taken depends on the order of the search.
+# Larger tiles reuse more of the data that they load, so the score rises until the tile no longer fits in memory (the
+# marks at the bottom). Many sizes reach the score of 1. At that point memory is no longer the bottleneck, and the
+# model cannot distinguish them; the order of the search decides.
 #
 # ## In shared memory
 #
-# `x` and `i` move along the same dimension of the image. A tile of 2 rows and a window of 2 rows need 3 rows, not 4. So iterators that move together merge, with one stride in memory
-# and another one in the tile. Strides in the tile are odd: threads that are neighbours then use different banks.
+# `x` and `i` move along the same dimension of the image. A tile of 2 rows and a window of 2 rows need 3 rows, not 4.
+# Therefore iterators that move together are merged, with one stride in memory and another in the tile. Strides in the
+# tile are odd, so that neighbouring threads use different banks.
 
 # %%
 for column in found.table.inputs:
@@ -106,7 +114,7 @@ for column in found.table.inputs:
     print(local_layout(found.table, column, search.chosen.tile))
 
 # %% [markdown]
-# 2·2·16·32 = 2048 results are shared by 256 threads. Each holds eight sums.
+# 256 threads share 2·2·16·32 = 2048 results, so each thread has eight sums.
 
 # %%
 layout = thread_layout(found.table, search.chosen.tile, 256)
@@ -115,15 +123,17 @@ layout = thread_layout(found.table, search.chosen.tile, 256)
 # %% [markdown]
 # ## The kernel
 #
-# Clear the sums; for every tile of the inputs: load, wait for all threads, accumulate, wait; then the post-operations (here the ReLU), and write.
+# The kernel clears the sums. For every tile of the inputs it loads the tile, waits for all threads, accumulates, and
+# waits again. Finally it applies the post-operations (here the ReLU) and writes the results.
 
 # %%
 made = tile_contraction(conv)
 print(emit(made.kernel, "opencl"))
 
 # %% [markdown]
-# It is a value, printed as OpenCL here and as CUDA by `emit(…, "cuda")`. A smaller one runs on this machine's processor, threads, barriers, shared memory and all. The sizes do not divide, there are a
-# bias and a residual, and integers tell whether every single product is right.
+# The kernel is a value. It is printed here as OpenCL; `emit(…, "cuda")` prints it as CUDA. A smaller kernel runs on
+# this machine's processor, with threads, barriers and shared memory. Its sizes are not multiples of the tile, and it
+# has a bias and a residual input. Integer inputs make every wrong product visible.
 
 # %%
 small = ee.parse("""

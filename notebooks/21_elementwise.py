@@ -13,10 +13,11 @@
 # %% [markdown]
 # # Element-wise kernels
 #
-# What no library operator takes over is often *element-wise*: a function of the elements at one position. Such a kernel is limited by
-# memory alone, so everything about it serves the transfers: how many elements an instruction moves, and how many blocks share the work.
-# OneFlow's developers published a template that does this well. Here it is rebuilt from its numbers, as *values*: the plan is a pure
-# function, the kernel is a frozen tree, and its text comes out as CUDA C, OpenCL C or C.
+# Expressions that match no library operator are often *element-wise*: each result is a function of the elements at one
+# position. Memory bandwidth alone limits such a kernel, so its design optimises the transfers: the number of elements
+# that one instruction moves, and the number of blocks that share the work. OneFlow's developers published a template
+# that does this well. This notebook rebuilds it from its numbers, as *values*: the launch plan is a pure function, the
+# kernel is an immutable tree, and the tree is printed as CUDA C, OpenCL C or C.
 
 # %%
 import io
@@ -51,14 +52,15 @@ from einnet_explore.viz.tables import ResultTable
 # %% [markdown]
 # ## How many threads, how many blocks
 #
-# A block has at most 64 K registers, a thread at most 255. Even if every thread takes them all, $\lfloor 65536 / 255 \rfloor = 257$
-# threads fit; rounded down to a power of two that is the block size.
+# A multiprocessor has 64 K registers, and a thread uses at most 255. Even if every thread uses 255, $\lfloor 65536 /
+# 255 \rfloor = 257$ threads fit. Rounded down to a power of two, this is the block size.
 
 # %%
 64 * 1024 // 255, BLOCK_THREADS
 
 # %% [markdown]
-# There is at least one block, there are no more than have work, and no more than 32 *waves*, where a wave is what the device holds at a time:
+# The number of blocks is at least one and at most the number of blocks that have work. It is also at most 32 *waves*;
+# a wave is the number of blocks that the device runs at the same time:
 #
 # $$blocks = \max\left(1, \min\left(\left\lceil \frac{packs}{256} \right\rceil, \frac{SMs \cdot threads}{256} \cdot 32\right)\right)$$
 
@@ -86,8 +88,9 @@ Figure(
 # %% [markdown]
 # ## How many elements at a time
 #
-# One instruction moves at most 128 bits. All arrays are walked in the same steps, so the widest type decides; and a pack has at most
-# 8 elements. Casting float32 to half moves 4 at a time, though 8 halves would fit.
+# One instruction moves at most 128 bits. All arrays are traversed in the same steps, so the widest type determines the
+# pack size, and a pack has at most 8 elements. A cast from float32 to half moves 4 elements at a time, although 8
+# halves would fit.
 
 # %%
 mixes = ((F32,), (F16,), (F64,), (I8,), (F16, F32), (F16, F16), (F32, F64), (F32, I8, F16))
@@ -102,8 +105,9 @@ rows = tuple(
 Markdown("##" + ResultTable("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
 
 # %% [markdown]
-# A *plan* puts both together. What is left over is done one by one; an array that does not begin at a multiple of its pack's size makes
-# every pack a single element; and beyond $2^{31}$ positions are 64 bits wide.
+# A *plan* combines both numbers. Elements that do not fill a pack (the tail) are processed one by one. If an array
+# does not start at a multiple of its pack size, every pack is a single element. Beyond $2^{31}$ elements, positions
+# are 64-bit integers.
 
 # %%
 kinds = (F16, F32)
@@ -127,27 +131,30 @@ Markdown(
 # %% [markdown]
 # ## The kernel
 #
-# A *functor* is a scalar expression over operands. The document's example is the cast: the identity, from float32 to half. Where the result
-# is half precision and the pack is even, two elements are made at a time (`__float22half2_rn`).
+# A *functor* is a scalar expression over operands. The example of OneFlow's document is a cast: the identity, from
+# float32 to half. If the result has half precision and the pack size is even, the kernel converts two elements at a
+# time (`__float22half2_rn`).
 
 # %%
 cast = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
 Code(emit(aligned_kernel(cast, 4099), "cuda"), language="cuda")
 
 # %% [markdown]
-# The sum of two halves is *one* instruction for two elements. In single precision and rounded afterwards it would come out the same, bit by bit:
-# a half has 11 bits of precision, single precision has $24 \ge 2 \cdot 11 + 2$. So the OpenCL and C twins, which do that, agree exactly.
+# The sum of two halves is *one* instruction for two elements. Adding in single precision and rounding afterwards gives
+# the same bits: a half has 11 bits of precision, and single precision has $24 \ge 2 \cdot 11 + 2$. The OpenCL and C
+# versions use single precision, so all three agree exactly.
 
 # %%
 add = Functor(Apply("+", (operand_read("a"), operand_read("b"))), F16, (("a", F16), ("b", F16)), name="add")
 Code(emit(aligned_kernel(add, 4096), "cuda"), language="cuda")
 
 # %% [markdown]
-# ## Does the compiler see it?
+# ## Does the compiler use wide transfers?
 #
-# There need be no GPU for this: NVIDIA's compiler is a Python package. Here is what one thread executes for four elements of the cast, by the
-# template and by a plain kernel that takes one element at a time (counted in PTX). Fewer and wider transfers are where the document's 80–90 % come
-# from; that figure itself is a GPU's, and is not measured here.
+# This test needs no GPU, because NVIDIA's compiler is available as a Python package. The table counts the PTX
+# instructions of one thread for four elements of the cast, once in the template and once in a plain kernel that
+# processes one element at a time. The template has fewer and wider transfers. OneFlow's document reports 80–90 % of
+# the memory bandwidth for it on a GPU; this notebook does not measure that figure.
 
 
 # %%
@@ -167,7 +174,7 @@ else:
 Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
 
 # %% [markdown]
-# It compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
+# The kernel compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
 
 # %%
 [
@@ -177,9 +184,10 @@ Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores",
 ]
 
 # %% [markdown]
-# ## Does it compute the right thing?
+# ## Is the result correct?
 #
-# The same kernel as OpenCL runs on a CPU too, blocks, packs and tail included. Lengths that no pack divides, and arrays that begin anywhere:
+# The same kernel, printed as OpenCL, also runs on a CPU with blocks, packs and tail. The test uses lengths that no
+# pack size divides, and arrays at aligned and unaligned addresses:
 
 
 # %%
@@ -202,8 +210,9 @@ print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", en
 # %% [markdown]
 # ## Any number of operands, composed
 #
-# OneFlow has `Unary`, `Binary`, `Ternary`, and asks for a factory for more. Functors compose, so there is one kernel for whatever is put together. What is
-# one value for all elements is a *scalar*, read once a thread. Composed, nothing is written in between:
+# OneFlow has `Unary`, `Binary` and `Ternary` kernels, and needs a factory for more operands. Functors compose, so a
+# composition of any size is one kernel. An operand that is the same for all elements is a *scalar*; each thread reads
+# it once. A composition writes no intermediate results:
 
 # %%
 relu = Functor(Apply("relu", (operand_read("x"),)), F32, (("x", F32),), name="relu")
@@ -226,8 +235,9 @@ float(abs(y - np.maximum(a + b + c, 0) * 3).max())
 # %% [markdown]
 # ## From expressions
 #
-# An expression is element-wise if everything that it reads lies where it writes, whatever the shapes say: the flat positions are compared. On the command
-# line this is `einnet-explore show CASE.ein --kernel cuda`. For a CPU, a block takes neighbouring elements, and the C compiler makes the packs.
+# An expression is element-wise if it reads every element at the same flat position as it writes. The shapes may
+# differ, because only the flat positions are compared. The command is `einnet-explore show CASE.ein --kernel cuda`.
+# For a CPU, each block processes neighbouring elements, and the C compiler vectorises the loop.
 
 # %%
 case = ee.parse("""
@@ -238,7 +248,7 @@ Y[i:64, j:31] = maximum(A[i, j], 0) + B[31*i + j]
 Code(kernel_texts(case, "c")[0].text, language="c")
 
 # %% [markdown]
-# What is not element-wise says why:
+# If an expression is not element-wise, the refusal gives the reason:
 
 # %%
 try:

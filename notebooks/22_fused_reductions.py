@@ -13,14 +13,15 @@
 # %% [markdown]
 # # Reductions in one kernel
 #
-# CuPy fuses element-wise operations, and one reduction at most. Its extension (D. Nishino and Z. Xu, 2019) fuses *any* mix of element-wise operations and reductions: batch
-# normalisation, with a mean and a variance inside, becomes one kernel. This notebook rebuilds it piece by piece, from programs in our own text form:
+# CuPy fuses element-wise operations with at most one reduction. Its extension (D. Nishino and Z. Xu, 2019) fuses *any*
+# mix of element-wise operations and reductions. For example, batch normalisation contains a mean and a variance, and
+# becomes one kernel. This notebook rebuilds the extension step by step, for programs in the text form:
 #
-# 1. operations in order, and where every value lies;
-# 2. sizes as symbols, and the equalities that a program needs;
-# 3. dimensions squashed when the kernel is called;
+# 1. the order of the operations, and the storage of every value;
+# 2. symbolic sizes, and the equalities that a program requires;
+# 3. dimensions that are collapsed when the kernel is called;
 # 4. the kernel itself, for this CPU and for GPUs;
-# 5. when fusing does not pay.
+# 5. cases in which fusion is slower.
 
 # %%
 import numpy as np
@@ -42,8 +43,9 @@ from einnet_explore.viz.kernels import stage_graph, stage_summary
 # %% [markdown]
 # ## A variable instead of an array
 #
-# The document's first example is `x + x * x`. Written as two operations, it takes two kernels, and `m` goes to memory and comes back. Fused, the thread that stores `m[i]` is the one
-# that loads it, so it need not be stored: `tmp[tid] = a; b = tmp[tid]` becomes `b = a`.
+# The first example of the document is `x + x * x`. As two operations it needs two kernels, and `m` is written to
+# memory and read again. After fusion, the thread that stores `m[i]` is also the thread that loads it, so `m` need not
+# be stored: `tmp[tid] = a; b = tmp[tid]` becomes `b = a`.
 
 # %%
 square = fuse_program(
@@ -62,7 +64,8 @@ print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
 # %% [markdown]
 # ## Batch normalisation
 #
-# Now what could not be fused before. The mean and the variance are two reductions, and the second one needs the first.
+# CuPy could not fuse this example: the mean and the variance are two reductions, and the second needs the result of
+# the first.
 
 # %%
 print(ee.text(batch_norm(32, 256, 56, 56)))
@@ -72,20 +75,23 @@ norm = fuse_program(batch_norm(32, 256, 56, 56))
 print(stage_summary(norm))
 
 # %% [markdown]
-# How to read it. Nothing crosses from one channel to another, so the *grid* has a point for each channel (`i0`), and a point does all that belongs to it. A reduction ends a *stage*:
-# everybody waits for its result once. `D` is computed twice and never stored, as a subtraction is cheaper than memory. Only `Y` goes to memory.
+# No data flows from one channel to another, so the *grid* has one point for each channel (`i0`), and each point does
+# all the work of its channel. A reduction ends a *stage*: all threads wait once for its result. `D` is computed twice
+# and never stored, because a subtraction is cheaper than a memory access. Only `Y` is written to memory.
 
 # %%
 draw_graph(stage_graph(norm), "batch normalisation: three stages, one kernel")
 
 # %% [markdown]
-# Softmax is different: `exp` is not cheap. It is computed once, and kept in the memory of the *result*, which is written only when and where `E` is read for the last time.
+# Softmax is different, because `exp` is expensive. It is computed once and stored in the memory of the *result*. The
+# result overwrites `E` where `E` is read for the last time.
 
 # %%
 draw_graph(stage_graph(fuse_program(softmax(512, 768))), "softmax")
 
 # %% [markdown]
-# Where sizes change between reductions, a temporary in memory is needed; and temporaries whose lifetimes are disjoint share a slot. Four of them, two slots:
+# If the size changes between reductions, a temporary array in memory is necessary. Temporaries with disjoint lifetimes
+# share a slot. Here four temporaries need two slots:
 
 # %%
 zigzag = fuse_program(
@@ -103,7 +109,8 @@ print(stage_summary(zigzag))
 # %% [markdown]
 # ## Sizes are symbols
 #
-# The document: `(x0, x1, x2)` beside `(y0, y1)` makes sense only if `y0 == x1` and `y1 == x2`. Such equalities are recorded, and a kernel is used again for all sizes that meet them.
+# Operands of shape `(x0, x1, x2)` and `(y0, y1)` can be added only if `y0 == x1` and `y1 == x2`. The analysis records
+# such equalities, and one kernel is reused for all sizes that satisfy them.
 
 # %%
 fuse_program(ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]")).sizes.equalities
@@ -112,7 +119,7 @@ fuse_program(ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i
 norm.sizes.equalities
 
 # %% [markdown]
-# A program serves other sizes by itself, or says why not:
+# A fused program accepts other sizes, or refuses them with the reason:
 
 # %%
 rows = FusedProgram(ee.parse("tensor x[2, 3]\ntensor y[3]\nz[i:2] = sum[j:3] x[i, j] * y[j]"))
@@ -126,8 +133,9 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The `100352` of a mean over 32×56×56 follows the sizes, but how, the number does not say. A program as a *function of the shapes* does. It is analysed for each new shape, a matter of
-# a millisecond; the code stays the same, as that number is an argument.
+# In a mean over 32×56×56 elements, the constant `100352` depends on the sizes, but the number alone does not show how.
+# A program written as a *function of the shapes* does. It is analysed again for each new shape, which takes about a
+# millisecond. The compiled code is reused, because the constant is an argument of the kernel.
 
 # %%
 batch = FusedProgram(lambda shapes: batch_norm(*shapes["X"]))
@@ -147,9 +155,11 @@ for shape in ((4, 8, 14, 14), (2, 30, 7, 9), (16, 64, 28, 28)):
 print(batch.analyses, "analyses,", batch.kernels, "kernel")
 
 # %% [markdown]
-# ## Dimensions are squashed when it is called
+# ## Dimensions are collapsed at each call
 #
-# Only a call knows strides. `h` and `w` are neighbours in memory, so they are one axis of 3136; in the order NHWC, channels run along memory, and points of the grid go side by side.
+# The strides are known only when the kernel is called. `h` and `w` are contiguous in memory, so they become one axis
+# of 3136 elements. In the layout NHWC, the channels are contiguous in memory, so neighbouring points of the grid run
+# in the lanes of a vector.
 
 # %%
 packed = {"X": (256 * 3136, 3136, 56, 1), "Y": (256 * 3136, 3136, 56, 1), "g": (1,), "b": (1,)}
@@ -157,12 +167,13 @@ last = {"X": (256 * 3136, 1, 56 * 256, 256), "Y": (256 * 3136, 1, 56 * 256, 256)
 shapes = {"X": (32, 256, 56, 56), "g": (256,), "b": (256,)}
 for name, strides in (("NCHW", packed), ("NHWC", last)):
     flat = lay_out(norm, shapes, strides)
-    print(name, [(axis.name, flat.extents[axis]) for axis in flat.order], "side by side:", flat.lanes)
+    print(name, [(axis.name, flat.extents[axis]) for axis in flat.order], "lanes:", flat.lanes)
 
 # %% [markdown]
 # ## On this CPU
 #
-# The kernel is C, compiled once and kept. A point of the grid (100 KB here, 400 KB with 32 images) stays in the second-level cache, so what the second and third stage read does not come from memory.
+# The kernel is C code, compiled once and cached. The data of one grid point (100 KB here, 400 KB with 32 images) fits
+# in the second-level cache, so the second and third stage do not read from memory.
 
 # %%
 arrays = inputs(8, 64, 56, 56)
@@ -178,8 +189,9 @@ print(f"largest error: {np.abs(found - wanted).max():.1e}")
 # %% [markdown]
 # ## On a GPU
 #
-# A block is a point of the grid. Its threads share a stage's elements one by one; parts are joined in a tree in shared memory, all reductions of a stage at once. Here the same kernel is
-# compiled for CUDA, and run by OpenCL on the CPU with real blocks and barriers.
+# Each block computes one point of the grid. Its threads share the elements of a stage; partial results are combined as
+# a tree in shared memory, for all reductions of a stage at once. The next cells compile the same kernel for CUDA, and
+# run it by OpenCL on the CPU with real blocks and barriers.
 
 # %%
 small = inputs(4, 3, 5, 6)
@@ -197,9 +209,10 @@ if opencl.opencl_device_name():
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 
 # %% [markdown]
-# ## When it does not pay
+# ## When fusion is slower
 #
-# One block a channel: with two channels, 106 of an A100's 108 multiprocessors have nothing to do. The estimate says so; on one CPU core there is nothing to lose.
+# There is one block for each channel. With two channels, 106 of the 108 multiprocessors of an A100 are idle, and the
+# estimate shows this. On one CPU core, nothing is lost.
 
 # %%
 for shape in ((32, 256, 56, 56), (32, 2, 512, 512)):
@@ -209,7 +222,8 @@ for shape in ((32, 256, 56, 56), (32, 2, 512, 512)):
         print(shape, estimate_fusion(flat, target))
 
 # %% [markdown]
-# What decides in the end is a measurement: the fused kernel against a kernel an operation, run in turn.
+# The final decision is a measurement. It compares the fused kernel with one kernel for each operation, and alternates
+# between the two.
 
 # %%
 times = compare_with_unfused(batch_norm(8, 64, 56, 56), arrays, rounds=5, seconds=0.05)
@@ -217,5 +231,5 @@ for name, timing in times.items():
     print(f"{name}: {timing.median * 1e6:.0f} µs")
 
 # %% [markdown]
-# **Exercise.** Write RMS normalisation, $y = x / \sqrt{\mathrm{mean}(x^2)}$, as a program. How many stages has it, and how often do its threads wait? What changes if the result of
-# `x * x` is an output too?
+# **Exercise.** Write RMS normalisation, $y = x / \sqrt{\mathrm{mean}(x^2)}$, as a program. How many stages does it
+# have, and how often do its threads wait? What changes if the result of `x * x` is an output as well?

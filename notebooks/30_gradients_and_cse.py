@@ -11,11 +11,13 @@
 # ---
 
 # %% [markdown]
-# # Gradients, and what the forward pass should remember
+# # Gradients, and the choice of stashed values
 #
-# A training step runs a program twice: forwards, and backwards for the gradients. What the backward pass needs of the forward pass it computes again,
-# or reads if the forward pass has *stashed* it. Frameworks decide that by hand, operator by operator. Here it follows from the expressions: both passes are
-# compared, the **largest common subexpressions** are found, and a minimum cut says which of them to keep for how much memory.
+# A training step runs a program twice: the forward pass, and the backward pass for the gradients. The backward pass
+# either recomputes a value of the forward pass, or reads it if the forward pass has *stashed* it. Frameworks choose
+# the stashed values by hand, operator by operator. Here the choice follows from the expressions. `ee.cse` compares
+# both passes, finds the **largest common subexpressions**, and chooses by a minimum cut which of them to stash within
+# a given memory limit.
 
 # %%
 import re
@@ -32,7 +34,8 @@ from einnet_explore.runtime.program import compile_program
 # %% [markdown]
 # ## tanh
 #
-# $Y = \tanh(X)$ has the gradient $dX = (1 - \tanh^2(X))\,dY$. `ee.grad` derives it; everything is computed from the inputs.
+# $Y = \tanh(X)$ has the gradient $dX = (1 - \tanh^2(X))\,dY$. `ee.grad` derives it; the backward pass computes
+# everything from the inputs.
 
 # %%
 forward = ee.parse("tensor X[8]\nY[i:8] = tanh(X[i])")
@@ -40,16 +43,18 @@ backward = ee.grad(forward)
 print(ee.text(backward))
 
 # %% [markdown]
-# `tanh` is evaluated three times, once forwards and twice backwards. `ee.cse` sees that it is one value, and that the forward pass has it as an output already.
+# `tanh` is evaluated three times: once in the forward pass and twice in the backward pass. `ee.cse` finds that all
+# three are the same value, and that this value is already an output of the forward pass.
 
 # %%
 passes = ee.cse(forward, backward)
 print(ee.text(passes.backward))
 before, after = passes.stashes[0].evaluations
-print(f"tanh is evaluated {before} times before, {after} time after")
+print(f"evaluations of tanh: {before} before, {after} after")
 
 # %% [markdown]
-# Both passes have a certificate: the forward pass still computes its outputs, and the backward pass, fed with the stash, the gradients that it did.
+# Both passes have a certificate. The forward pass computes the same outputs as before. The backward pass, which now
+# also reads the stash, computes the same gradients.
 
 # %%
 print(*passes.certificates, sep="\n")
@@ -57,14 +62,14 @@ print(*passes.certificates, sep="\n")
 # %% [markdown]
 # ## Batch normalisation
 #
-# A function that colours what is stashed, each value in its own colour, in both passes:
+# This function prints both passes and colours each stashed value:
 
 # %%
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 
 
 def coloured(passes):
-    """Both passes; what the forward pass stashes and the backward pass reads is coloured."""
+    """Show both passes, with each stashed value in its own colour."""
     shown = escape("# forward\n" + ee.text(passes.forward) + "\n# backward\n" + ee.text(passes.backward))
     for stash, colour in zip(passes.stashes, COLOURS * 9, strict=False):
         shown = re.sub(rf"(?<!\w){stash.name}\[", f"<b style='color:{colour}'>{stash.name}</b>[", shown)
@@ -88,22 +93,24 @@ gamma = ee.cse(norm, ee.grad(norm, wrt="g"))
 coloured(gamma)
 
 # %% [markdown]
-# For the gradient of $\gamma$ the *largest* common subexpression is the normalised input $\hat x = (X - E)/\sqrt{V + \varepsilon}$; neither $X - E$ nor the root alone.
-# Sums and products are compared flat, so it does not matter that the forward pass multiplies by $\gamma$ in between.
+# For the gradient of $\gamma$, the *largest* common subexpression is the normalised input $\hat x = (X - E)/\sqrt{V +
+# \varepsilon}$, not just $X - E$ or the root. Sums and products are flattened before the comparison, so the
+# multiplication by $\gamma$ in the forward pass does not hide it.
 #
-# All three gradients together:
+# The next cell computes all three gradients together:
 
 # %%
 every = ee.cse(norm, ee.grad(norm))
 coloured(every)
 
 # %% [markdown]
-# What does not depend on the index of a sum stands outside it here, which makes `d_g` and `d_b` parts of `d_X`: this is the formula of textbooks, found by distributivity and
-# comparison.
+# Factors that do not depend on the index of a sum are moved out of it. This makes `d_g` and `d_b` parts of `d_X`,
+# which is the textbook formula. It is found by distributivity and comparison of subexpressions.
 #
 # ## Memory against recomputation
 #
-# Each point is a plan that no other beats in both. `ee.cse(…, memory=…)` takes the best plan within a budget.
+# Each point of the curve is a Pareto-optimal plan: no other plan needs less memory and fewer operations. `ee.cse(…,
+# memory=…)` chooses the best plan within a memory limit.
 
 
 # %%
@@ -118,8 +125,9 @@ def curve(passes, title):
 curve(every, "batch normalisation")
 
 # %% [markdown]
-# Most of it is had for the statistics of the channels, a few hundred bytes. This is what frameworks save, and what makes sense on a machine whose memory is slower than its
-# arithmetic: the whole normalised image saves one operation an element.
+# The statistics of the channels save most of the operations and need only a few hundred bytes. Frameworks stash
+# exactly these. This is the right choice on a machine whose memory is slower than its arithmetic: stashing the whole
+# normalised image would save only one more operation for each element.
 
 # %%
 small = ee.cse(norm, ee.grad(norm), memory=1000)
@@ -128,7 +136,8 @@ coloured(small)
 # %% [markdown]
 # ## Time
 #
-# The three backward passes, in turn (small arrays on a shared machine: `python -m benchmarks.gradients` measures larger ones).
+# Measure the three backward passes in turn. (The arrays are small and the machine may be shared; `python -m
+# benchmarks.gradients` measures larger arrays.)
 
 # %%
 random = np.random.default_rng(0)
@@ -157,7 +166,8 @@ for name, timing in times.items():
 # %% [markdown]
 # ## A residual block
 #
-# A convolution, a normalisation, the input added, a ReLU. The gradient of the convolution is a convolution; that of the ReLU asks where the output is positive.
+# The block is a convolution, a normalisation, the addition of the input, and a ReLU. The gradient of a convolution is
+# a convolution. The gradient of ReLU tests where the output is positive.
 
 # %%
 block = ee.parse("""
@@ -178,7 +188,8 @@ coloured(residual)
 curve(residual, "residual block")
 
 # %% [markdown]
-# The step in the curve is the convolution: below its result's size the backward pass has to run it again.
+# The step in the curve is the convolution. If the memory limit is smaller than its result, the backward pass must
+# compute the convolution again.
 
 # %%
 [(plan.nbytes, plan.operations) for plan in residual.curve]

@@ -13,8 +13,10 @@
 # %% [markdown]
 # # One derivation for all sizes
 #
-# A derivation is found for one size: 7 rows, 16 channels. Is it a fact about 7 and 16, or about convolutions? Here sizes are **parameters**, `param H >= 3`,
-# and each step is proved for every value that the assumptions allow: derived once, proved once, used at any size, refused outside.
+# A search finds a derivation for one size, for example 7 rows and 16 channels. Does the derivation hold only for 7 and
+# 16, or for all convolutions? In this notebook, sizes are **parameters**, such as `param H >= 3`. Each step is proved
+# for all values that satisfy the assumptions. The derivation is searched once and proved once; it can then be used at
+# every allowed size, and is refused at all others.
 
 # %%
 import time
@@ -27,7 +29,7 @@ from einnet_explore.viz.tables import TextTable
 # %% [markdown]
 # ## A convolution is a product and a sum of offsets, for all H, C and F
 #
-# A *family* is a program in the text form in which wherever a size stands a polynomial of parameters may stand.
+# A *family* is a program in the text form whose sizes may be polynomials of parameters.
 
 # %%
 convolution = ee.family("""
@@ -39,17 +41,19 @@ Y[h:H, f:F] = sum[c:C, r:3] A[h+r-1, c] * K[r, f, c]
 convolution
 
 # %% [markdown]
-# `derive` searches at one size (primes, so that no number is two things at once), follows the same steps at some thirty others, and puts polynomials through every
-# integer of every program on the way. That is a conjecture. Then it is **proved**: the multisets of terms of both programs are integer sets over the sizes, the
-# element and what is read, and [isl](https://libisl.sourceforge.io) says whether two such sets are equal, *for all sizes at once*.
+# `derive` searches at one size. (It uses prime numbers, so that no number has two meanings.) It repeats the same steps
+# at about thirty other sizes, and interpolates every integer of every program by a polynomial of the sizes. The result
+# is a conjecture. It is then **proved**: the term multisets of both programs are integer sets, parametrised by the
+# sizes, and [isl](https://libisl.sourceforge.io) decides whether two such sets are equal *for all sizes at once*.
 
 # %%
 derived = convolution.derive(target="Matmul", max_depth=6)
 derived.prove()
 
 # %% [markdown]
-# The last program, with the sizes as names. One matrix product of `H` by `3*F`, then a sum of three shifted reads. The attributes of the call and the strides of the views are
-# polynomials, and that they fit is part of the proof.
+# The next cell prints the final program with symbolic sizes: one matrix product of `H` by `3*F`, then a sum of three
+# shifted reads. The attributes of the call and the strides of the views are polynomials; the proof includes their
+# consistency.
 
 # %%
 print(derived.text())
@@ -58,9 +62,10 @@ print(derived.text())
 derived
 
 # %% [markdown]
-# ## An instance, and one that is refused
+# ## An instance, and a refused instance
 #
-# At sizes that the guards allow, the family gives an ordinary program. Nothing is searched and nothing proved again; the ordinary certificate at that size agrees.
+# For allowed sizes, the family returns an ordinary program. It needs no search and no new proof. The ordinary
+# certificate at that size agrees:
 
 # %%
 instance = derived.instantiate(H=224, C=64, F=32)
@@ -77,8 +82,9 @@ except ValueError as refused:
 # %% [markdown]
 # ## Two dimensions, and every size free
 #
-# The derivation of the paper's running example (§2) for all $H$, $W$, $C$ and $F$. The product has the extents `H*W` and `9*F`; that reads of `T1[W*t1+t2, …]` are those of rows and columns follows
-# since $0 \le t_2 < W$, which holds for every `W`.
+# This is the derivation of the paper's running example (§2) for all $H$, $W$, $C$ and $F$. The product has the extents
+# `H*W` and `9*F`. A read of `T1[W*t1+t2, …]` belongs to row `t1` and column `t2`, because $0 \le t_2 < W$ for every
+# `W`.
 
 # %%
 image = ee.family("""
@@ -92,11 +98,13 @@ print(offsets.text())
 offsets.prove()
 
 # %% [markdown]
-# ## Where sizes are multiplied
+# ## Products of sizes and iterators
 #
-# Merging two sums over `h` and `w` into one over `m` reads `A[m // W, m % W]`: here a parameter multiplies an iterator ($m = W h + w$), which no integer set can say.
-# The correspondence of points is then solved for, digit by digit ($h = \lfloor m / W \rfloor$, $w = m - W h$), and it has to satisfy every condition. Here ranges say that at once: the proof is by *digits*
-# alone. By hand this time: a session at one size, lifted to all.
+# Merging two sums over `h` and `w` into one over `m` reads `A[m // W, m % W]`. Here a parameter multiplies an iterator
+# ($m = W h + w$), which an integer set cannot express. The proof therefore solves for the correspondence of the points
+# as a mixed-radix split ($h = \lfloor m / W \rfloor$, $w = m - W h$), and checks every condition. In this example the
+# ranges are sufficient, and the proof uses *digits* only. The derivation is made by hand in a session at one size,
+# then lifted to all sizes.
 
 # %%
 dot = ee.family("""
@@ -113,8 +121,9 @@ print(merged.text())
 merged.prove()
 
 # %% [markdown]
-# The 17 of the session has become `W`, and 187 became `H*W`. Where ranges are not enough, [z3](https://github.com/Z3Prover/z3) is asked: the two-dimensional convolution as one product over gathered
-# windows (im2col), where `k` is three digits, one of base `C`:
+# The 17 of the session has become `W`, and 187 has become `H*W`. If the ranges are not sufficient,
+# [z3](https://github.com/Z3Prover/z3) is used. An example is the two-dimensional convolution as one product over
+# gathered windows (im2col), where `k` is split into three digits, one of them with base `C`:
 
 # %%
 windows = image.derive(target="Matmul", max_depth=2)
@@ -122,9 +131,10 @@ print(windows.text())
 windows.prove()
 
 # %% [markdown]
-# ## What a step needs is found, named and guarded
+# ## Requirements of a step are inferred
 #
-# Splitting a sum into fours needs a multiple of 4. Nobody said so; that the step does not carry over to 25, 26 and 27, but to 28, 32 and 36, says it.
+# Splitting a sum into groups of four requires a multiple of 4. Nobody stated this requirement. It is inferred: the
+# step fails at 25, 26 and 27, but succeeds at 28, 32 and 36.
 
 # %%
 line = ee.family("param C\ntensor A[C]\ntensor B[C]\nY[] = sum[c:C] A[c] * B[c]")
@@ -141,8 +151,9 @@ except ValueError as refused:
 # %% [markdown]
 # ## A wrong step
 #
-# This "step" is right at 11 and at everything below: whoever tries one size sees nothing. For all sizes there is no proof, but a counterexample, the smallest there is, and
-# the ordinary certificate at that size says what is wrong.
+# This "step" is correct at size 11 and at every smaller size, so a test at one such size finds no error. There is no
+# proof for all sizes. Instead there is a counterexample, the smallest one, and the ordinary certificate at that size
+# describes the error.
 
 # %%
 right = ee.family("param H >= 3\ntensor A[H]\nY[] = sum[h:H] A[h]")
@@ -153,7 +164,8 @@ print(right.equals(wrong))
 # %% [markdown]
 # ## Once, or every time
 #
-# The proof for all sizes costs tens of milliseconds where one at one size costs a few. What is saved is everything else: at a further size nothing is searched, and nothing is left to prove.
+# The proof for all sizes takes tens of milliseconds; a proof at one size takes a few. The gain is in everything else:
+# a further size needs no search and no proof.
 
 # %%
 heights = range(8, 57, 8)
@@ -185,16 +197,19 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# ## What is claimed, and what is not
+# ## Guarantees and limits
 #
-# - The *statement* is the text with its parameters, taken literally; the conjecture is held against it, like every step.
-# - Shapes, ranges that must not be empty, padding, and that nothing is read out of reach are proved for all sizes, too.
-# - What is not proved is said to be *unproved*, with the reason, and never more than that: only a concrete false certificate *refutes*.
-# - Nonlinear integer arithmetic is undecidable, so some true steps stay unproved. At any one size they can still be proved as ever, and `instantiate` then does so.
+# - The *statement* is the text of the family, taken literally. Every step of the conjecture, and its start, is checked
+#   against this text.
+# - For all sizes, the proof includes the shapes, non-empty ranges, the padding, and the absence of out-of-range reads.
+# - A step without a proof is reported as *unproved*, with the reason. Only a concrete false certificate *refutes* a
+#   step.
+# - Nonlinear integer arithmetic is undecidable, so some true steps remain unproved. They can still be proved at a
+#   single size, and `instantiate` then does so.
 
 # %%
 TextTable(
-    ("derivation", "steps", "for all sizes", "by"),
+    ("derivation", "steps", "for all sizes", "methods"),
     tuple(
         (name, str(len(d.steps)), str(d.proof), ", ".join(d.proof.means))
         for name, d in (

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Fewer multiplications
 #
-# A direct 3×3 convolution already runs at the peak of a processor's multipliers. No other order of the same
-# multiplications is faster; only *fewer multiplications* are. This notebook derives three such algorithms as rules
-# derive anything: with a guard that is checked exactly, and a proof of every step.
+# A direct 3×3 convolution already runs at the peak arithmetic speed of a processor. No other order of the same
+# multiplications is faster; only an algorithm with *fewer multiplications* is. This notebook derives two such
+# algorithms and a related one by ordinary rules: the guard is checked exactly, and every step is proved.
 #
-# 1. **F(2, 3)**: two outputs of a filter with three taps by four multiplications instead of six;
-# 2. **Strassen**: a 2×2 product of matrices by seven instead of eight;
-# 3. **the online softmax**: no fewer multiplications, but one pass and no memory for what lies between.
+# 1. **F(2, 3)** computes two outputs of a filter with three taps by four multiplications instead of six.
+# 2. **Strassen's algorithm** multiplies 2×2 matrices by seven multiplications instead of eight.
+# 3. **The online softmax** saves no multiplications, but it needs a single pass and stores no intermediate result.
 
 # %%
 from fractions import Fraction
@@ -54,16 +54,17 @@ from einnet_explore.rules import (
 # %% [markdown]
 # ## F(2, 3), as in a lecture
 #
-# Two outputs of three taps, written out, are
+# Two outputs of a filter with three taps are
 #
 # $$y_0 = x_0 g_0 + x_1 g_1 + x_2 g_2, \qquad y_1 = x_1 g_0 + x_2 g_1 + x_3 g_2 .$$
 #
-# Read backwards this is a product of polynomials: $(a_0 + a_1 t)(g_0 + g_1 t + g_2 t^2)$ has four coefficients, so four
-# points determine it. Take $t = 0, 1, -1$ and $\infty$, where only the highest coefficients count. At each point the
-# product of polynomials is *one* multiplication of numbers. Interpolation is linear, so it costs additions only; and
-# turning the matrices round (transposition) makes a filter of the product.
+# The transposed problem is a product of polynomials: $(a_0 + a_1 t)(g_0 + g_1 t + g_2 t^2)$ has four coefficients, so
+# its values at four points determine it. Take $t = 0, 1, -1$ and $\infty$; at $\infty$, only the highest coefficients
+# matter. At each point, the product of the polynomials is *one* multiplication of numbers. Interpolation is linear and
+# needs additions only. Transposing the matrices of the product turns it into the filter.
 #
-# The algorithm is three tables: $U$ combines the data, $V$ the taps, $W$ the products.
+# The algorithm consists of three matrices: $U$ combines the data, $V$ combines the taps, and $W$ combines the
+# products.
 
 # %%
 f23 = correlation(2, 3)
@@ -73,9 +74,9 @@ for name, table in (("U", f23.u), ("V", f23.v), ("W", f23.w)):
         print("   ", "  ".join(f"{x!s:>5}" for x in row))
 
 # %% [markdown]
-# So $m_1 = (x_1 + x_2)(g_0 + g_1 + g_2)/2$ and so on. Why is it right? Because of one identity, exactly:
-# $\sum_p W[k,p]\,U[p,i]\,V[p,j] = [i = k + j]$. That is what the rule checks before it does anything. Change one number and
-# it says where the identity fails.
+# For example, $m_1 = (x_1 + x_2)(g_0 + g_1 + g_2)/2$. The algorithm is correct because of one exact identity: $\sum_p
+# W[k,p]\,U[p,i]\,V[p,j] = [i = k + j]$. The rule checks this identity before it rewrites anything. If one number is
+# changed, the check names the entry where the identity fails.
 
 # %%
 print(f23.rank, "multiplications;", wrong_entry(f23, correlates) or "the identity holds at every (k, i, j)")
@@ -83,8 +84,8 @@ wrong = type(f23)(f23.name, ((f23.u[0][0] + Fraction(1), *f23.u[0][1:]), *f23.u[
 print(wrong_entry(wrong, correlates))
 
 # %% [markdown]
-# And here it takes the place of a filter in an expression. The transform of the taps reads weights only, so it is computed
-# when a model is compiled; what is left between the transforms is one product, batched over the four points.
+# The next cell replaces the filter in an expression. The transform of the taps reads only weights, so it runs at
+# compile time. Between the transforms there is one product, batched over the four points.
 
 # %%
 filtered = ee.parse("""
@@ -102,9 +103,10 @@ certificate
 # %% [markdown]
 # ## How large a tile?
 #
-# F(m, 3) takes $m + 2$ multiplications for $3m$: the larger the tile, the fewer. But more points mean larger numbers that
-# cancel. The bound is $\gamma_t \sum_c \sum_p |W| (|U||x|) (|V||g|)$; how much larger that is than for a direct sum is the
-# *growth*. Nested in two dimensions everything is squared.
+# F(m, 3) needs $m + 2$ multiplications instead of $3m$, so larger tiles save more. But more points mean larger numbers
+# that cancel. The error bound is $\gamma_t \sum_c \sum_p |W| (|U||x|) (|V||g|)$. The *growth* is the ratio of this
+# bound to the bound of a direct sum. In two dimensions the algorithm is nested, and both the saving and the growth are
+# squared.
 
 # %%
 rng = np.random.default_rng(0)
@@ -129,28 +131,30 @@ figure, axes = plt.subplots(figsize=(6, 3.5))
 axes.semilogy(tiles, bounds, "o--", label="bound")
 axes.semilogy(tiles, errors, "o-", label="measured against double precision")
 axes.axhline(1e-4, color="grey", linewidth=1)
-axes.text(6.1, 1.2e-4, "what is allowed", color="grey")
+axes.text(6.1, 1.2e-4, "error limit", color="grey")
 axes.set_xlabel("outputs of a tile, m")
 axes.set_ylabel("error over the largest output")
-beside = axes.twinx()
-beside.plot(tiles, saved, "s:", color="tab:green")
-beside.set_ylabel("times fewer multiplications", color="tab:green")
+right_axis = axes.twinx()
+right_axis.plot(tiles, saved, "s:", color="tab:green")
+right_axis.set_ylabel("times fewer multiplications", color="tab:green")
 axes.legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
-# The gain never comes to 3, while the error goes on growing: from four outputs on, each further one buys little and costs digits. It
-# grows in steps: points of both signs and their reciprocals balance one another, which F(2, 3), F(4, 3) and F(6, 3) have
-# room for. So search tries m = 4, 2 and 6, measures the time of each, and keeps nothing that differs by more than
-# $10^{-4}$ of the largest output. With `--numerics reassociate` it does not try them at all.
+# The saving stays below 3, while the error continues to grow. From four outputs on, each further output saves little
+# and costs precision. The error grows in steps: points of both signs and their reciprocals balance each other, and
+# F(2, 3), F(4, 3) and F(6, 3) have complete sets of such points. The search therefore tries m = 4, 2 and 6 and
+# measures the time of each. It rejects results that differ by more than $10^{-4}$ of the largest output. With
+# `--numerics reassociate` it does not try these algorithms.
 
 # %% [markdown]
-# ## Where the time goes, and how to keep it
+# ## Fused tiling of the transforms
 #
-# In two dimensions $F(4{\times}4, 3{\times}3)$ multiplies four times less than the convolution. Run equation by equation it is
-# less than twice as fast: transforms of the data, the product and transforms of the result each write megabytes that the
-# next one reads. But they all walk over the same *tiles*. Cut the rows of the result into blocks of four and ask what a
-# block needs of every stage: a box that moves with the block, found by reading the indices.
+# In two dimensions, $F(4{\times}4, 3{\times}3)$ needs four times fewer multiplications than the convolution. Executed
+# equation by equation, it is less than twice as fast: the transforms of the data, the product, and the transforms of
+# the result each write megabytes that the next equation reads. But all of them traverse the same *tiles*. Cut the rows
+# of the result into blocks of four, and compute the region of every stage that one block needs. The region is a box
+# that moves with the block; the indices determine it.
 
 # %%
 wide = ee.parse("""
@@ -171,9 +175,10 @@ for name, region in sorted(stages.regions((rows,)).items()):
 assert stages.multiplications((rows,)) == stages.multiplications()  # no product is done twice
 
 # %% [markdown]
-# `@h` is the number of the block. What a block needs fits the second-level cache, so the whole chain can run block by
-# block in one kernel, and no intermediate ever reaches memory. Nothing here knows of Winograd: any chain of scopes that
-# shares a traversal is cut so. The steps that lead there are rules, each proved:
+# `@h` is the number of the block. The data of one block fits in the second-level cache, so one kernel can run the
+# whole chain block by block, and no intermediate result is written to memory. The method is not specific to Winograd's
+# algorithm: it applies to any chain of scopes with a common traversal. The derivation consists of rules, and each step
+# is proved:
 
 # %%
 for done in blocks.steps[len(tiles.steps) :]:
@@ -183,8 +188,8 @@ blocks.end.equations[-1].via
 # %% [markdown]
 # ## Strassen's seven products
 #
-# The same three tables, for another form: a 2×2 product of matrices, $c_{ik} = \sum_j a_{ij} b_{jk}$. The obvious algorithm
-# has eight products. Strassen found seven:
+# Three matrices of the same kind describe another bilinear form: the 2×2 matrix product $c_{ik} = \sum_j a_{ij}
+# b_{jk}$. The direct algorithm needs eight products. Strassen found one with seven:
 
 # %%
 seven = strassen()
@@ -206,8 +211,9 @@ for k in range(4):
 assert wrong_entry(seven, matrix_product((2, 2, 2))) is None
 
 # %% [markdown]
-# The numbers may be blocks. Then a rule cuts both matrices in four, and the middle is seven products of half the size.
-# Applied to those again it is 49 products of a quarter; each level multiplies the growth of the error.
+# The numbers may be matrix blocks. The rule then cuts both matrices into four blocks and computes seven products of
+# half the size. Applied again, it computes 49 products of a quarter of the size. Each level multiplies the growth of
+# the error.
 
 # %%
 matmul = ee.parse("""
@@ -227,15 +233,16 @@ print(
 # %% [markdown]
 # ## The online softmax in three steps
 #
-# Attention weighs values by a softmax: $Y = \sum_w e^{S_w - M} V_w \,/\, \sum_w e^{S_w - M}$ with $M = \max_w S_w$. It seems
-# to need all scores before it can begin, since $M$ is known last. Three steps show that it does not.
+# Attention is a weighted sum of values with softmax weights: $Y = \sum_w e^{S_w - M} V_w \,/\, \sum_w e^{S_w - M}$
+# with $M = \max_w S_w$. It seems to need all scores before it can begin, since $M$ is known last. Three steps show
+# that this is not necessary.
 #
-# **Step 1, blocks.** A place $w$ is a block $j$ and a place $i$ in it: variable substitution.
+# **Step 1, blocks.** Variable substitution writes the position $w$ as a block $j$ and a position $i$ in the block.
 #
-# **Step 2, re-centring.** $e^{S - M} = e^{S - c_j}\, e^{c_j - M}$, where $c_j$ is the largest score of the block. It is the one
-# step that knows something of the exponential, $e^{a+b} = e^a e^b$, and its certificate says so.
+# **Step 2, re-centring.** $e^{S - M} = e^{S - c_j}\, e^{c_j - M}$, where $c_j$ is the largest score of the block. This
+# is the only step that uses a property of the exponential, $e^{a+b} = e^a e^b$, and its certificate says so.
 #
-# **Step 3, distributivity.** $e^{c_j - M}$ does not depend on $i$: it leaves the inner sum.
+# **Step 3, distributivity.** $e^{c_j - M}$ does not depend on $i$, so it is moved out of the inner sum.
 
 # %%
 weighted = ee.parse("""
@@ -257,10 +264,10 @@ assert whole.kind == "proved"
 whole
 
 # %% [markdown]
-# Now a block is three numbers: its largest score, the sum of its exponentials and its weighted sum. How two blocks become
-# one is an operation $\oplus$ on such triples, and blocks may be combined in any brackets if that is associative and the
-# triple of a whole is that of its parts: a *homomorphism* into a monoid. With $2^t$ in place of $e^t$ it can be checked
-# without any rounding:
+# Three numbers now represent a block: its largest score, the sum of its exponentials, and its weighted sum. An
+# operation $\oplus$ combines the triples of two blocks. The blocks may be combined in any grouping if $\oplus$ is
+# associative and the triple of a concatenation is the combination of the triples of its parts, that is, if the mapping
+# to triples is a *homomorphism* into a monoid. With $2^t$ instead of $e^t$, this can be checked without rounding:
 
 # %%
 law = softmax_homomorphism(Fraction(2))
@@ -270,8 +277,9 @@ print(law.in_blocks([scores[:2], scores[2:3], scores[3:]]))
 assert law.whole(scores) == law.in_blocks([scores[:2], scores[2:3], scores[3:]])
 
 # %% [markdown]
-# So a kernel may keep one triple for every row and meet the columns block by block. That is the flash-attention structure:
-# one pass, and memory for one block of scores. `einnet-explore optimize` finds it in MatMul, Softmax, MatMul.
+# A kernel may therefore store one triple for every row and process the columns block by block. This is the structure
+# of flash attention: a single pass, and memory for one block of scores. `einnet-explore optimize` finds it in a
+# MatMul, Softmax, MatMul sequence.
 
 # %%
 attention = ee.parse("""

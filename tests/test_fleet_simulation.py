@@ -70,4 +70,4 @@ def test_the_measured_values_are_all_there(capsys: Any) -> None:
         rows = list(csv.DictReader(file))
     assert {row["what"] for row in rows} >= set(FIXED.values) and all(float(row["value"]) >= 0 for row in rows)
     fleet.main(["simulate", "--models", "500", "--days", "0.5"])
-    assert "what saturates" in capsys.readouterr().out
+    assert "each part alone saturates" in capsys.readouterr().out
