@@ -145,7 +145,7 @@ def test_results_are_the_callers_own() -> None:
     np.testing.assert_array_equal(first, np.ones(4))
 
 
-def test_without_hosted_kernels_a_program_is_run_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_custom_ops_a_program_is_run_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_fragment, "custom_ops_available", lambda: False)
     compiled = check(_mixed(), ("K",))
     assert len(compiled.calls) == 2

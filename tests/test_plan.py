@@ -444,7 +444,7 @@ def test_what_cannot_be_written_is_called() -> None:
         np.testing.assert_allclose(plan.run(feeds)[name], array, 1e-5, 1e-5)
 
 
-def test_without_hosted_kernels_programs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_custom_ops_programs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_fragment, "custom_ops_available", lambda: False)
     of = tower()
     plan = build_plan(of, compiled(of))

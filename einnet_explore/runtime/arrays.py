@@ -1,4 +1,4 @@
-"""Arrays as compiled functions take them: contiguous and aligned; functions bound to arrays."""
+"""Aligned arrays, and compiled functions bound to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Kernels of ``codegen.language`` in C, compiled by the machine's ``cc`` and kept in the cache directory.
-
-What every way to run a kernel of ``codegen.language`` checks of its arguments.
-"""
+"""Kernels of ``codegen.language`` compiled as C by the host's compiler; argument checks of all such kernels."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Compiled functions: TVM modules built for this processor and kept in the cache directory.
+"""Compiled functions in the cache directory, and the sandbox that runs each of them for the first time.
 
-A new kernel's first run is in another process: one that crashes, hangs or writes beyond its arrays costs nothing.
-
-What fails is remembered by its content and never run again, unless it may have been for want of memory, or somebody
-ended the process.  The process lives as long as this one and is renewed when a kernel takes it down.  Where it cannot
-be had, kernels are taken as they are.
+A new kernel first runs in a child process, so that a crash, a hang or a write beyond its arrays ends only the child.  A
+failure is stored by the kernel's content and the kernel is never run again, unless memory ran out or the child was
+killed from outside.  The child lives as long as this process and is restarted after a crash; if it cannot be started,
+kernels run without a sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +217,7 @@ def _path(key: str) -> Path:
     return cache_directory() / "kernels" / f"{key}{'.so' if _linker() else '.ll'}"
 
 
-@cache
+@lru_cache(maxsize=16)
 def _target(threads: int) -> Any:
     # A virtual machine may hide some of what a CPU of that name can do.
     flags = cpu_flags()
@@ -227,7 +226,7 @@ def _target(threads: int) -> Any:
     return tvm.target.Target({**wanted, "mattr": lacks} if lacks else wanted)
 
 
-@cache
+@lru_cache(maxsize=1)
 def compilation_target() -> tuple[str, str, str]:
     """(TVM's version, the host's CPU as LLVM calls it, the vector instructions that it has): what code is made for."""
     has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES))
@@ -240,7 +239,7 @@ def c_compiler() -> str:
     return _first_line(linker) if linker else ""
 
 
-@cache
+@lru_cache(maxsize=8)
 def _first_line(command: str) -> str:
     said = subprocess.run([command, "--version"], capture_output=True, text=True, check=False).stdout
     return said.partition("\n")[0]
@@ -283,7 +282,7 @@ def cpu_name() -> str:
     return compilation_target()[1]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _linker() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 

@@ -1,8 +1,8 @@
-"""How fast memory streams here and how fast a core multiplies: the measures of kernels that are bound by it."""
+"""Measured memory bandwidth and peak FLOP/s of the host."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.measurement import time_calls
 
 
-@cache
+@lru_cache(maxsize=16)
 def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
     """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
     lane = 1024
@@ -25,7 +25,7 @@ def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
     return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
 
 
-@cache
+@lru_cache(maxsize=16)
 def peak_flops(threads: int = 1) -> float:
     """Multiplications and additions a second of a product that stays in the first-level caches."""
     rows, depth, columns = 16 * threads, 256, 64

@@ -1,4 +1,4 @@
-"""Element-wise kernels run on arrays: planned by length, types and addresses, by OpenCL or by C."""
+"""Element-wise kernels run on arrays by OpenCL or C, planned by length, types and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused kernels for GPUs, run here: their blocks, barriers and shared memory by OpenCL, or as loops in C."""
+"""Fused GPU kernels run on the host: blocks, barriers and shared memory by OpenCL, or as loops in C."""
 
 from __future__ import annotations
 

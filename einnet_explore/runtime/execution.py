@@ -1,12 +1,8 @@
-"""Programs run by a call each: execution contexts with buffers of their own, in an arena planned with reuse.
+"""Programs run equation by equation: execution contexts with buffers in one planned arena.
 
-Buffers that are never needed at the same time lie in the same place: memory planned with reuse.
-
-Each buffer is live from the step that writes it to the last that reads it.  They are laid out by size, the largest
-first, each in the smallest gap that it fits in between those it shares time with (*greedy by size*: Y. Pisarchyk and
+A buffer is live from the step that writes it to the last step that reads it.  Buffers are placed by size, the largest
+first, each in the smallest gap between the buffers that are live at the same time (*greedy by size*: Y. Pisarchyk and
 J. Lee, Efficient Memory Management for Deep Neural Net Inference, 2020).
-
-How many threads NumPy's matrix products use.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +73,7 @@ def set_blas_threads(threads: int) -> bool:
     return True
 
 
-@cache
+@lru_cache(maxsize=1)
 def _blas_thread_setter() -> Any:
     # NumPy's wheels bring OpenBLAS along; it is loaded already, so this opens no second copy.
     root = Path(np.__file__).parent

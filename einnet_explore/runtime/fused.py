@@ -1,9 +1,7 @@
-"""Programs as one fused kernel each, run on this CPU.
+"""Programs as one fused C kernel each, compiled and called on the host.
 
-A call with other shapes or strides looks up what it looked up before; sizes that meet the recorded equalities use the
-kernel that is there, all others are analysed anew.
-
-One fused kernel on this CPU: compiled C, kept in memory and in the cache directory, and calls of it.
+A call with known shapes and strides reuses its kernel; other sizes reuse the kernel if they meet its recorded
+equalities, and are analysed anew if they do not.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -111,7 +109,7 @@ def _run_together(calls: tuple[Callable[[], None], ...]) -> Callable[[], None]:
     return call
 
 
-@cache
+@lru_cache(maxsize=16)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 

@@ -1,7 +1,4 @@
-"""Contractions by generated kernels: any sum of products of two tensors, with its epilogue, as one call.
-
-Which tile a contraction is cut up by, kept in the cache directory: a search of 2 to 40 ms, once a machine.
-"""
+"""Contractions with epilogues as tiled kernels: tile choice (cached, 2 to 40 ms), compilation and calls."""
 
 from __future__ import annotations
 

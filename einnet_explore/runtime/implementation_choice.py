@@ -1,14 +1,11 @@
-"""Which engine runs an equation: measured once for every equation that means the same, and remembered.
-
-Times of equations and programs on this device: as stored, else measured now.
-"""
+"""Autotuning of one equation: its implementations are measured once, and the times are stored."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from math import inf
 from typing import Any, TypeVar
 
@@ -264,7 +261,7 @@ def time_implementations(calls: Mapping[str, Callable[[], object]], threads: int
     return least
 
 
-@cache
+@lru_cache(maxsize=1)
 def session_overhead() -> float:
     """What it costs to run a session of a node that does nothing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]

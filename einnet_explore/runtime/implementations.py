@@ -1,4 +1,4 @@
-"""The ways to run an equation: a library operator, a matrix product, a generated kernel, or nothing at all."""
+"""Implementations of one equation: view, matrix product, TVM kernel, C kernel, tiled kernel."""
 
 from __future__ import annotations
 

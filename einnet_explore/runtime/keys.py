@@ -1,4 +1,4 @@
-"""What a measured time belongs to: an operator with its shapes on a device with its libraries."""
+"""Keys of measured times: operator, attributes, shapes, device and library versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 from einnet_explore.codegen import versions
@@ -68,13 +68,13 @@ def profile_key(
     )
 
 
-@cache
+@lru_cache(maxsize=1)
 def device_name() -> str:
     """The name of this machine's processor."""
     return f"{platform.system()} {platform.machine()} {cpu_name()}"
 
 
-@cache
+@lru_cache(maxsize=1)
 def library_versions() -> str:
     """The versions of what runs operators."""
     return " ".join(f"{name} {package_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))

@@ -1,13 +1,13 @@
-"""How one equation is run: as a view, a matrix product, an ONNX Runtime node, or a generated kernel.
+"""Implementations that an equation has: view, library call in ONNX Runtime, matrix product, generated kernels.
 
-Library operators in ONNX Runtime: as nodes of a larger session, or each as a session of its own.
+A library call is a node of a larger session, or a session of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -106,7 +106,7 @@ def _values(number: int) -> tuple[str, ...]:
     return tuple(f"x{n}" for n in range(number))
 
 
-@cache
+@lru_cache(maxsize=256)
 def _shared(
     node: OnnxNode, reads: tuple[str, ...], shapes: tuple[Shape, ...], shape: Shape, threads: int
 ) -> onnxruntime.InferenceSession:

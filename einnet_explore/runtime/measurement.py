@@ -1,4 +1,4 @@
-"""Timing: what is compared is run in turn, so that a slow moment of the machine hits all of it."""
+"""Interleaved timing: calls are sampled in turns, so that a slow spell of the machine affects all of them."""
 
 from __future__ import annotations
 

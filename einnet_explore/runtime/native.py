@@ -1,8 +1,8 @@
-"""eOperators on the CPU through C: our own fused kernels, in the calling convention of TVM's compiled functions.
+"""eOperators as C kernels with the calling convention of TVM's compiled functions.
 
-What is compiled is the text that ``codegen.fusion`` writes, with sizes and strides as numbers, and a function around it
-that takes tensors as TVM's do.  So such a kernel is kept, tried in a process of its own, called, and put into a session
-like any other, and it asks the same pool, or the session, for threads.
+The text is that of ``codegen.fusion`` with sizes and strides as numbers, and an entry function that takes TVM's
+tensors.  Such a kernel is cached, sandboxed, called and put into a session like a TVM kernel, and its threads come from
+the same pool or from the session.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Programs as pieces of ONNX graphs in which kernels are nodes too (``hosted``): what one session runs.
+"""Programs as fragments of ONNX graphs in which generated kernels are custom ops.
 
-Compiled kernels as nodes of an ONNX graph: a whole program in one ONNX Runtime session.
+The custom op (``custom_op.c``) calls a compiled kernel by its address with the session's threads.  A library call and
+the kernel after it then share one session: no Python call, no copy, no second thread pool.
 
-A custom operator (``hosted.c``) calls the kernel by its address and hands it the session's threads.  Between a library
-call and a kernel nothing happens then: no Python, no copy, no second pool of threads that takes the first one's cores.
-
-Weights of kernels in one piece of memory with large pages, which sessions read where it is.
-
-A kernel that reads megabytes of weights once visits each page of 4 KiB once: what translates addresses has forgotten it
-since the last run, and the processor's prefetching ends with the page.  Sessions put weights where they like.
+Large weights of kernels are kept in large pages, which sessions read in place: with 4 KiB pages, a kernel that reads
+megabytes of weights misses the TLB on every page, and hardware prefetching stops at every page boundary.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import ctypes
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -88,9 +84,9 @@ def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
         return None
 
 
-@cache
+@lru_cache(maxsize=1)
 def _custom_op_library() -> Path | None:
-    source = resources.files(__package__).joinpath("hosted.c").read_text()
+    source = resources.files(__package__).joinpath("custom_op.c").read_text()
     path = compiled.c_library(source)
     if path is None:
         return None

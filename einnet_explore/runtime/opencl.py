@@ -1,10 +1,8 @@
-"""OpenCL kernels through pyopencl, on any device it finds; pocl makes one of the CPU.
+"""OpenCL kernels through pyopencl, on a GPU or on the CPU by pocl.
 
-pocl 3.0, the one that pyopencl brings, on processors newer than its LLVM 14.
-
-That LLVM calls a processor it does not know ``generic``, which is a name its own compiler does not accept: every build
-fails (pocl/pocl#1049).  There is no option for it, so the name is put right in the
-device's record, where it follows the target's triple.  Only on Linux, and only where exactly that is found.
+The LLVM 14 of pocl 3.0 names a processor that it does not know ``generic``, a name that its own compiler refuses, so
+every build fails (pocl/pocl#1049).  No option changes the name, so ``set_processor_name`` overwrites it in the device's
+record: on Linux only, and only where exactly that name is found.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -180,7 +178,7 @@ def opencl_device_name() -> str | None:
         return None
 
 
-@cache
+@lru_cache(maxsize=1)
 def _package() -> ModuleType:
     os.environ.setdefault("POCL_CACHE_DIR", str(cache_directory() / "pocl"))
     try:
@@ -190,7 +188,7 @@ def _package() -> ModuleType:
     return pyopencl
 
 
-@cache
+@lru_cache(maxsize=1)
 def _device() -> Any:
     """A queue of the first device: a GPU where there is one."""
     cl = _package()

@@ -1,4 +1,4 @@
-"""Outputs of a model or of a part of it, as arrays by name; and how far those of two ways to compute them are apart."""
+"""Outputs by name, and the differences between two implementations' outputs."""
 
 from __future__ import annotations
 

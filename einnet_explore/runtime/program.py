@@ -1,4 +1,4 @@
-"""Whole programs: every equation given its engine once, then run in one session, or with a call each."""
+"""Compiled programs: one implementation an equation, run as one ONNX Runtime session or by a call each."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _memory(what: str) -> Generator[None, None, None]:
 class CompiledProgram:
     """A program that runs, from several threads at once if need be; results belong to the caller.
 
-    Where library calls or threads are in it and sessions can run kernels (``hosted``) it is one session of ONNX
-    Runtime; otherwise its equations are run by a call each, in execution contexts.
+    A program with library calls or several threads is one ONNX Runtime session if custom ops are available; otherwise
+    its equations are run by a call each, in execution contexts.
     """
 
     program: Program

@@ -1,8 +1,8 @@
-"""Runs kernels that have not run yet, one a line of standard input; a script that knows nothing of this package.
+"""Child process of the sandbox: run one new kernel for each line of standard input.
 
-Its argument is TVM's runtime library.  A line is ``{"file", "arrays": [[shape, dtype], …]}``.  The kernel is called
-once on arrays of ones with guards before and after each; the answer is ``{"wrong": "…", "lasting": …}``, empty where
-nothing was; what does not last is for want of memory.
+It imports nothing of this package.  Its argument is TVM's runtime library.  A line is ``{"file", "arrays": [[shape,
+dtype], …]}``.  The kernel is called once on arrays of ones with guards before and after each.  The answer is
+``{"wrong": "…", "lasting": …}``: *wrong* is empty for a kernel that ran; *lasting* is false if memory ran out.
 """
 
 from __future__ import annotations

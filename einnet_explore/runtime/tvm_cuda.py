@@ -1,7 +1,7 @@
-"""TVM's CUDA text of a scope, as a further contender: made here without a GPU, compiled and run like our own kernels.
+"""TVM's CUDA text of a scope, compiled and run like the other kernels; made without a GPU.
 
-TVM's default schedules for GPUs (dlight) are applied, nothing is tuned.  Its text is stripped of what TVM puts before
-it, the order of arguments is read from the kernel itself, and the extents of its threads from the schedule.
+TVM's default GPU schedules (dlight) are applied without tuning.  TVM's preamble is removed; the order of arguments is
+read from the kernel, and the extents of its threads from the schedule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Convolutions and their transposes on a GPU: cuDNN by its own frontend, else by torch, which shares the memory.
+"""Convolutions and transposed convolutions on GPUs: cuDNN by its own frontend, else by torch.
 
-By the frontend the workspace is ours and the result is written where it belongs, so that a CUDA graph of a whole plan
-can hold them.  Torch's memory stays torch's: a plan with convolutions by torch is captured by torch (``cuda_graphs``).
+With the frontend, workspace and result are our memory, so a CUDA graph of a whole plan can contain them.  A plan with
+convolutions by torch is captured by torch (``capture_graph_by_torch``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -110,7 +110,7 @@ class BuiltConvolution:
         self.graph.execute_plan_at_index(dict(pointers), int(self.workspace.data.ptr), self.index, handle=self.handle)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _handle() -> Any:
     library = cudnn_frontend()
     assert library is not None

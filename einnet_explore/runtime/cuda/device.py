@@ -1,13 +1,7 @@
-"""The NVIDIA device that CuPy sees: what it is called, or all that is missing.  Nothing is imported before it is asked.
+"""The NVIDIA device that CuPy sees, timing by events, and CUDA graphs; all imports are lazy.
 
-The device's settings are never touched.
-
-Times of device work by events, over copies in rotation, in interleaved rounds.
-
-Calls as one CUDA graph, so that no time passes between kernels.
-
-What is allocated while a graph is captured is the graph's as long as it lives: CuPy's in a pool of its own, torch's in
-torch's private pool, which torch's own capture makes.
+The device's settings are never changed.  Memory that is allocated while a graph is captured belongs to the graph as
+long as it lives: in a CuPy pool of its own, or in the private pool of torch's capture.
 """
 
 from __future__ import annotations
@@ -15,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import cycle
@@ -99,7 +93,7 @@ def missing_for_convolutions() -> tuple[str, ...]:
     return () if torch.cuda.is_available() else ("a torch with CUDA (this one is for CPUs)",)
 
 
-@cache
+@lru_cache(maxsize=1)
 def cudnn_frontend() -> Any | None:
     """The cuDNN frontend, where it is installed and finds cuDNN; else None."""
     if find_spec("cudnn") is None:
@@ -118,7 +112,7 @@ def require_cuda() -> None:
         raise BackendError(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
 
 
-@cache
+@lru_cache(maxsize=1)
 def cupy_package() -> ModuleType:
     """CuPy, checked; raises BackendError."""
     require_cuda()
@@ -127,7 +121,7 @@ def cupy_package() -> ModuleType:
     return cupy  # type: ignore[no-any-return]
 
 
-@cache
+@lru_cache(maxsize=1)
 def cuda_device() -> CudaDevice:
     """The current device; raises BackendError."""
     cp = cupy_package()

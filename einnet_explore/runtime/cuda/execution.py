@@ -1,12 +1,7 @@
-"""NVIDIA GPUs through CuPy: a plan's kernels, products and convolutions, on device arrays, as calls and as one graph.
+"""Plans on NVIDIA GPUs through CuPy: kernels, products and convolutions, as calls or as one CUDA graph.
 
-Nothing is imported before it is asked for.  Without CuPy, a driver or a device every function here raises
-``BackendError``, which names all that is missing.  The device's settings are never touched.
-
-Strided matrix products as cuBLAS takes them: which matrix is transposed, leading dimensions, steps of a batch.
-
-cuBLAS counts columns first, so a row-major :math:`Y = A B` is its :math:`Y^T = B^T A^T` without moving anything: the
-right factor goes first.  Nothing here asks a device; ``cuda_calls`` makes the calls.
+Without CuPy, a driver or a device every function raises ``BackendError``, which names all that is missing.  cuBLAS is
+column-major, so a row-major :math:`Y = A B` is computed as :math:`Y^T = B^T A^T` without moving data.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -146,7 +141,7 @@ def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> Any:
     return _loaded(step.entry, step.text, cubin)
 
 
-@cache
+@lru_cache(maxsize=512)
 def _loaded(name: str, text: str, cubin: str | None) -> Any:
     cp = cupy_package()
     if cubin is not None:

@@ -8,7 +8,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _check_result(result: int) -> None:
         raise BackendError(f"NVRTC says {_library().nvrtcGetErrorString(result).decode()}")
 
 
-@cache
+@lru_cache(maxsize=1)
 def _library() -> Any:
     spec = find_spec("nvidia")
     roots = [Path(p).parent for p in spec.submodule_search_locations or ()] if spec else []
@@ -152,7 +152,7 @@ def _library() -> Any:
     raise BackendError("CUDA text is compiled by NVRTC, which is not here: pip install nvidia-cuda-nvrtc")
 
 
-@cache
+@lru_cache(maxsize=1)
 def _headers() -> Path:
     """CUDA's own headers, half precision's among them: the compiler carries them and unpacks them once."""
     nvrtc = _library()

@@ -1,7 +1,7 @@
-"""A program as steps for a GPU, decided without one: cuBLAS for matrix products, cuDNN for convolutions, our kernels.
+"""GPU plans, made without a device: cuBLAS for matrix products, cuDNN for convolutions, generated kernels.
 
-Views cost nothing: what reads them reads what they show.  Everything that is no library call is one kernel an equation:
-element-wise by packs, moved along its result or through tiles, a contraction in tiles, else as a fused reduction.
+A view costs nothing: its readers read its source.  Every other equation that no library runs is one kernel: packed
+element-wise, a copy along the result or through transpose tiles, a tiled contraction, else a fused reduction.
 """
 
 from __future__ import annotations
