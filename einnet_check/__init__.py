@@ -1,7 +1,8 @@
-"""A checker of derivations for which neither rules nor search have to be trusted: islpy and the standard library only.
+"""Standalone checker of derivations, independent of rules and search: islpy and the standard library only.
 
-``text`` reads programs, ``terms`` says what a scope computes, ``compare`` proves scopes and programs equal, ``legal``
-looks at reads, views and calls, ``record`` goes through a record.  ``python -m einnet_check RECORD.json PROGRAM.ein``.
+``text`` parses programs, ``terms`` computes the terms of a scope, ``compare`` proves scopes and programs equal,
+``legal`` checks reads, views and calls, ``record`` checks a record.  ``python -m einnet_check RECORD.json
+PROGRAM.ein``.
 """
 
 from einnet_check.record import Verdict, certificate, check

@@ -1,8 +1,8 @@
-"""Whether two scopes, and two programs, compute the same: their multisets of terms as integer sets.
+"""Equality proofs of scopes and programs: term multisets as integer sets.
 
 For every product of factors the map from (output element, indices) to the total coefficient is a finite union of
-integer sets; two scopes are equal if these are.  A point that is summed has to be determined by the element and the
-indices, else the count is beyond integer sets; an integer that occurs nowhere multiplies by its extent.
+integer sets; two scopes are equal if these sets are.  A summation point must be determined by the element and the
+indices, else its count is beyond integer sets; an unused integer multiplies the coefficient by its extent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an equation reads nothing beyond its tensors, and means what the operator or view that runs it computes."""
+"""Legality of equations: reads within the tensors' reach, and equality with the operator or view that runs them."""
 
 from __future__ import annotations
 

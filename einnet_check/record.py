@@ -1,4 +1,4 @@
-"""Records: every step proved from its two programs alone, all steps composed to one certificate."""
+"""Check of a record: every step is proved from its two programs alone; the steps compose to one certificate."""
 
 from __future__ import annotations
 

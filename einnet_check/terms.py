@@ -1,9 +1,8 @@
-r"""What a scope computes, as families of values: a polynomial at every point that is summed where conditions hold.
+r"""Terms of a scope as families of values: a polynomial at every summation point that fulfils the conditions.
 
-A function that is no polynomial is a factor of its own, at the indices of all that it reads, so that nothing is assumed
-of it; a reduced scope inside one is a factor that it shares with the scopes proved equal to it.  What is reduced and
-what a scalar is by cases are both lists of families: of those of a reduction the values are reduced, the cases of a
-scalar exclude one another.
+A non-polynomial function is an uninterpreted factor at the indices of its reads; a reduced scope inside one is a factor
+shared with the scopes proved equal to it.  A reduction and a scalar are both lists of families: those of a reduction
+are reduced together, those of a scalar are disjoint cases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Programs in the text form (``.ein``), read without the optimiser.
+"""Parser of programs in the text form (``.ein``), independent of the optimiser.
 
-``tensor A[7, 16] pad [1, 0]`` is an input, ``Y[h:7] = sum[r:3] A[h+r-1, r]`` an equation, ``{[x:4] …}[i]`` a scope that
-stands inside an expression and is read at ``i``; ``|`` begins a domain, ``via`` says how an equation is run.
+``tensor A[7, 16] pad [1, 0]`` is an input, ``Y[h:7] = sum[r:3] A[h+r-1, r]`` an equation, ``{[x:4] …}[i]`` a nested
+scope that is read at ``i``; ``|`` begins a domain, ``via`` names the operator that runs an equation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""What one read contributes to the gradient of what it reads.
+r"""Contribution of one read to the gradient of its source.
 
 .. math::
    Y = \mathop{L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)])
@@ -6,24 +6,24 @@ r"""What one read contributes to the gradient of what it reads.
    dT = \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) \in \tau^{-1}(\vec t)} dY[\vec x]\,
         \frac{\partial f}{\partial T}(\vec x, \vec y)
 
-Points of the pre-image that lie outside the box contribute nothing.  Where they lie outside because of *x* alone and
-everything else that is read is finite there, dY's padding, which is 0, says so; otherwise a ``where`` does.
+Points of the pre-image outside the box contribute nothing.  They read dY's padding, which is 0, if they are outside
+because of *x* alone and all other reads are finite there; otherwise they are excluded by a ``where``.
 
-Pre-images of an index map: all points of a box that it leads to one element.
+The pre-image of an index map is the set of points of a box that it maps to one element,
 
 .. math::  \tau^{-1}(\vec t) = \{\, \vec v \in V : \tau(\vec v) = \vec t \,\}
 
-as iterators in terms of :math:`\vec t` and of as few *free* iterators as can be, which walk through the pre-image, and
-*guards*, which say where such a point lies in the box.  A map that is invertible leaves nothing free.  Every quotient
-and remainder is a pair of unknowns, :math:`e = d\,q + p`, so the equations are linear; one is solved for an unknown
+given by the iterators as functions of :math:`\vec t` and of a minimal set of *free* iterators, which enumerate the
+pre-image, and by *guards*, the conditions for such a point to lie in the box.  An invertible map has no free iterators.
+Every quotient and remainder is a pair of unknowns, :math:`e = d\,q + p`, so the equations are linear; each is solved
+for an unknown
 
 * with a unit coefficient: :math:`v = t - \dots`;
-* with a coefficient :math:`k`: :math:`v = (t - \dots)/k` where that is whole.  Another unknown :math:`u` of the
-  equation is walked through in steps then, :math:`u = m\,j + p`, of which the equation determines the residue *p*: so a
-  window over strides, :math:`2h + r = t`, leaves the half of its taps that meet in one place, and digits,
-  :math:`4i + j = t`, leave nothing.
+* with a coefficient :math:`k`: :math:`v = (t - \dots)/k` for whole quotients.  Another unknown :math:`u` of the
+  equation is then strided, :math:`u = m\,j + p`, with the residue *p* determined by the equation: a strided window,
+  :math:`2h + r = t`, enumerates half of its taps, and a mixed-radix split, :math:`4i + j = t`, has no free iterator.
 
-Source: the inversion of index maps is EinNet §4.1's :math:`\Phi^{-1}`, here for maps that are no bijections.
+Source: the inversion of index maps is EinNet §4.1's :math:`\Phi^{-1}`, here also for maps that are not bijective.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from einnet_explore.ir import (
 
 @dataclass(frozen=True, slots=True)
 class Preimage:
-    """*values*: a box's iterators in terms of the targets and of *free*; *guards*: where that is a point of the box.
+    """A pre-image: *values*, a box's iterators in terms of the targets and *free*; *guards*, the box's conditions.
 
-    *hard*: some equation could not be solved, and is a guard.
+    *hard*: an equation could not be solved and is a guard.
     """
 
     values: Mapping[Iterator, Index]
@@ -85,7 +85,7 @@ class Preimage:
 
 @dataclass(frozen=True, slots=True)
 class _Elimination:
-    """One way to solve an equation: for *v*, stepping through *u* in case of a coefficient; *saves* so many points."""
+    """A candidate elimination: solve for *v*, with strided *u* for a coefficient; *saves* counts the points saved."""
 
     saves: int
     number: int
@@ -99,9 +99,9 @@ def preimage(
     targets: tuple[Iterator, ...],
     prefer: Container[Iterator] = (),
 ) -> Preimage:
-    """The points of *box* at which *index* takes the values *targets*.
+    """Return the points of *box* at which *index* has the values *targets*.
 
-    Unknowns that are *prefer*red are solved for first, else those that leave least to walk through.
+    Unknowns in *prefer* are solved for first, then those that leave the fewest points to enumerate.
     """
     made = _Solver(box, {x.name for x in (*box, *targets)})
     for t, i in zip(targets, index, strict=True):
@@ -111,7 +111,7 @@ def preimage(
 
 
 class _Solver:
-    """Linear equations (``= 0``) over unknowns, and what has been found."""
+    """Solver of linear equations (``= 0``) over unknowns."""
 
     def __init__(self, box: Iterable[Iterator], names: set[str]) -> None:
         self.names = names
@@ -123,7 +123,7 @@ class _Solver:
         self.hard = False
 
     def linear(self, index: Index) -> Index:
-        """*index* with quotients and remainders as unknowns."""
+        """Return *index* with quotients and remainders as unknowns."""
         out = as_index(index.const)
         for atom, k in index.terms:
             match atom:
@@ -152,7 +152,7 @@ class _Solver:
         return made
 
     def solve(self, prefer: Container[Iterator]) -> None:
-        """Solve equation after equation; what no unknown can be solved for is a guard."""
+        """Solve the equations one by one; an equation that cannot be solved becomes a guard."""
         while self.equations:
             options = [o for n, e in enumerate(self.equations) for o in self._options(n, e)]
             if not options:
@@ -220,7 +220,7 @@ class _Solver:
             self.guards.append(bound)
 
     def found(self, box: tuple[Iterator, ...]) -> Preimage:
-        """What was found for the iterators of *box*; a quotient's own range follows from theirs."""
+        """Return the solution for the iterators of *box*; a quotient's range follows from theirs."""
         ranges = [Bound(self.values[x], x.lo, x.hi) for x in box]
         ranges += [Bound(self.values[p], p.lo, p.hi) for _, p in self.pairs.values()]
         guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds_everywhere(b))
@@ -228,7 +228,7 @@ class _Solver:
 
 
 def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
-    """*guards* without those that follow from the others; intervals cannot tell where quotients are involved."""
+    """Drop the guards that follow from the others, where intervals suffice to show it."""
     kept = list(guards)
     for b in guards:
         if not b.index.affine and always_holds(b, tuple(o for o in kept if o != b)):
@@ -237,12 +237,12 @@ def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
 
 
 MAX_SLOWDOWN = 16
-"""How many points for each of the forward pass a gradient may walk through where its index map is not inverted."""
+"""Points per point of the forward pass that a gradient may enumerate for an index map without inverse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The sum over *free* of *body*, at the element of the gradient that the target iterators name."""
+    """A contribution: the sum over *free* of *body*, at the gradient's element of the target iterators."""
 
     free: tuple[Iterator, ...]
     body: Scalar
@@ -251,7 +251,7 @@ class Contribution:
 def target_iterators(
     index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: Iterable[str]
 ) -> tuple[Iterator, ...]:
-    """New iterators over *box*, called as the lone iterators of *index* where there are such, else ``t1``, ``t2``, …"""
+    """Return iterators over *box*, named like single-iterator indices of *index*, else ``t1``, ``t2``, …"""
     taken = {*used, *(x.name for i in index for x in i.iterators)}
     out: list[Iterator] = []
     for i, (lo, hi) in zip(index, box, strict=True):
@@ -265,10 +265,10 @@ def target_iterators(
 def gradient_contribution(
     scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], scale: Scalar
 ) -> Contribution | None:
-    """What the read of *part* contributes to the gradient over *into*; None where that is nothing.
+    """Return the contribution of the read of *part* to the gradient over *into*; None if it is 0.
 
     *above* is the gradient of *scope*'s result, and *scale*, over the scope's iterators, a factor of all its partials.
-    Raises ValueError where the index map has no usable inverse.
+    Raises ValueError if the index map has no usable inverse.
     """
     whole = replace(part, factor=mul(part.factor, scale))
     direct = _pull_back(scope, above, whole, into, scope.traversals)
@@ -285,9 +285,9 @@ def gradient_contribution(
 
 @dataclass(frozen=True, slots=True)
 class _PulledScope:
-    """A scope over the targets that is right where all *bounds* and *conditions* are met, and has to be 0 elsewhere.
+    """A scope over the targets, valid where all *bounds* and *conditions* hold, and 0 elsewhere.
 
-    *stepped*: it walks through an iterator of the original in steps; *hard*: not all equations could be solved.
+    *stepped*: an iterator of the original is strided; *hard*: an equation could not be solved.
     """
 
     scope: Scope
@@ -300,7 +300,7 @@ class _PulledScope:
 def _pull_back(
     scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], prefer: tuple[Iterator, ...]
 ) -> _PulledScope:
-    """*part* times *above* at the targets *into*, solved for *prefer* where there is a choice."""
+    """Return *part* times *above* at the targets *into*, solved for *prefer* first."""
     own = (*scope.traversals, *scope.summations)
     # The new iterators may have names of the old ones: these get a mark in between.
     marked = {x: Iterator(f"{x.name}'", x.lo, x.hi) for x in own}
@@ -325,7 +325,7 @@ def _pull_back(
 
 
 def _refuse_long(scope: Scope, backward: Scope, access: Access) -> None:
-    """Raises ValueError where *backward* walks through far more points than *scope* has, or elements are made."""
+    """Raise ValueError if *backward* enumerates far more points than *scope* or the gradient have."""
     walked, forward = (prod(x.extent for x in (*s.traversals, *s.summations)) for s in (backward, scope))
     made = prod(backward.shape)
     if walked > MAX_SLOWDOWN * max(forward, made):
@@ -348,7 +348,7 @@ def _unmark_iterators(free: Iterable[Iterator], into: Iterable[Iterator]) -> dic
 
 
 def _vanishes(factor: Scalar, bound: Bound) -> bool:
-    """Whether *factor* is, or may be made, 0 wherever *bound* is violated: a read that leaves its box then."""
+    """Whether *factor* is, or can be padded to, 0 wherever *bound* is violated: a read outside its box."""
     match factor:
         case Access(Tensor() | Scope() as source, index):
             boxes = zip(index, source.box, strict=True)
@@ -359,7 +359,7 @@ def _vanishes(factor: Scalar, bound: Bound) -> bool:
 
 
 def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
-    """*scope* with what it reads too far out padded by 0: *above*, and copies of others; None where that is wrong."""
+    """Pad out-of-box reads of *scope* by 0: of *above*, and of copies of others; None if that is not valid."""
     pads = [(0, 0)] * len(above.shape)
 
     def widest(access: Access) -> Access:
@@ -382,7 +382,7 @@ def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
 
 
 def _finite(factor: Scalar) -> bool:
-    """Whether *factor* is finite wherever what it reads is, and what it reads is padded by nothing infinite."""
+    """Whether *factor* is finite for finite reads, and no read has infinite padding."""
     match factor:
         case Access(source):
             return not source.padding or isfinite(source.value)
@@ -396,7 +396,7 @@ def _finite(factor: Scalar) -> bool:
 
 
 def _as_conditions(pulled: _PulledScope) -> Contribution | None:
-    """What is left, as conditions; None where they cannot be met."""
+    """Turn the remaining bounds into conditions; None if they cannot be met."""
     body = pulled.scope.body
     for b in pulled.bounds:
         lo, hi = b.index.bounds

@@ -1,7 +1,4 @@
-"""Tensors that hold values: which index reads an element of a value from them.
-
-Where values stand while a pass is written: in stashed tensors, in inputs, and in equations written before.
-"""
+"""Available tensors: values stored in stashed tensors, inputs and earlier equations, and the indices to read them."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from einnet_explore.ir import (
 
 @dataclass(frozen=True)
 class AvailableTensor:
-    """*tensor*[*own*] is *use*, where *domain* holds; where *padded*, also outside the tensor's box."""
+    """A stored value: *tensor*[*own*] equals *use* inside *domain*; if *padded*, also outside the tensor's box."""
 
     tensor: Tensor
     use: Use
@@ -41,7 +38,7 @@ class AvailableTensor:
     padded: bool = False
 
     def index(self, use: Use, where: tuple[Bound, ...] = ()) -> tuple[Index, ...] | None:
-        """Where *tensor* holds what *use* reads in the domain *where*, its sign aside; None where it does not."""
+        """Return the index of *tensor* that holds *use* in the domain *where*, up to sign; None if there is none."""
         to = self.layout(use)
         if to is None:
             return None
@@ -53,7 +50,7 @@ class AvailableTensor:
         return tuple(to.values())
 
     def layout(self, use: Use) -> dict[Iterator, Index] | None:
-        """As ``index``, by traversal, wherever that lies."""
+        """Return the index by traversal, also outside the box."""
         found = {
             x: i for one, wanted in zip(self.use.at, use.at, strict=True) for x, i in _solve_for_iterator(one, wanted)
         }
@@ -63,7 +60,7 @@ class AvailableTensor:
         return to
 
     def read(self, use: Use, where: tuple[Bound, ...] = ()) -> Scalar | None:
-        """*use*, in the domain *where*, as a read of *tensor*; None where that does not hold it."""
+        """Return *use*, in the domain *where*, as a read of *tensor*; None if the tensor does not hold it."""
         index = self.index(use, where)
         if index is None:
             return None
@@ -72,7 +69,7 @@ class AvailableTensor:
 
 
 def available_in(read: ProgramValues) -> Iterable[tuple[str, AvailableTensor]]:
-    """What the equations and the given inputs of *read* hold, with their names."""
+    """Yield the values stored by the equations and the shared inputs of *read*, with their names."""
     for equation in read.program.equations:
         scope = equation.scope
         term = read.terms[equation.name]
@@ -84,7 +81,7 @@ def available_in(read: ProgramValues) -> Iterable[tuple[str, AvailableTensor]]:
 
 
 def shared_inputs(read: ProgramValues, before: ProgramValues) -> Iterable[tuple[str, AvailableTensor]]:
-    """What the inputs of *read* hold that are results of *before*."""
+    """Yield the inputs of *read* that are results of *before*."""
     made = {e.name: e for e in before.program.equations}
     for tensor in read.program.inputs:
         if tensor.name in read.given:
@@ -98,25 +95,26 @@ def shared_inputs(read: ProgramValues, before: ProgramValues) -> Iterable[tuple[
 
 
 def is_available(one: AvailableTensor, value: Value, box: Iterable[tuple[int, int]]) -> bool:
-    """Whether *one* holds *value* all over *box*."""
+    """Whether *one* holds *value* everywhere in *box*."""
     own = tuple(Iterator(f"x{n}", lo, hi) for n, (lo, hi) in enumerate(box))
     at = tuple(map(lone_index, own))
     return one.use.value is value and one.index(Use(1, value, at)) is not None
 
 
 def _solve_for_iterator(one: Index, wanted: Index) -> Iterable[tuple[Iterator, Index]]:
-    """The iterator that *one* is, up to sign and offset, and what it has to be for *one* to be *wanted*."""
+    """Yield the iterator of *one*, up to sign and offset, and its value for *one* to equal *wanted*."""
     match one.terms:
         case ((Iterator() as x, (1 | -1) as k),):
             yield x, (wanted - one.const) * k
 
 
 BEFORE_ALL = -1
-"""The position of what may be read anywhere."""
+"""The position of tensors that every equation may read."""
 
 
 class AvailableTensors:
-    """*stashed* tensors, and what is *made* by equations, with their positions; *parts* of sums and products."""
+    """Available tensors: *stashed* ones, and those *made* by equations, with positions; *parts* of sums and
+    products."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class AvailableTensors:
 
     @contextmanager
     def within(self, domain: tuple[Bound, ...]) -> Generator[None, None, None]:
-        """What is written meanwhile computes in *domain*."""
+        """Context in which expressions are written for *domain*."""
         outer, self.domain = self.domain, domain
         try:
             yield
@@ -152,15 +150,15 @@ class AvailableTensors:
             self.domain = outer
 
     def put(self, one: AvailableTensor) -> None:
-        """*one* may be read anywhere from now on."""
+        """Make *one* available to all later equations."""
         self._made.setdefault(one.use.value.number, []).append((BEFORE_ALL, one))
 
     def stashes(self, name: str) -> bool:
-        """Whether the tensor called *name* is a stashed one."""
+        """Whether the tensor *name* is stashed."""
         return name in self._names
 
     def touches(self, term: Term) -> bool:
-        """Whether *term* is computed from a value that a stashed tensor holds."""
+        """Whether *term* depends on a value of a stashed tensor."""
         if not isinstance(term, Use):
             return False
         number = term.value.number
@@ -171,7 +169,7 @@ class AvailableTensors:
         return self._touches[number]
 
     def stored(self, use: Use) -> Iterable[tuple[Index, ...]]:
-        """The indices at which tensors that hold *use* are read for it."""
+        """Return the indices of reads of *use* from available tensors."""
         if use.value.kind == "leaf":
             yield use.at
         for _, one in self._made.get(use.value.number, ()):
@@ -179,7 +177,7 @@ class AvailableTensors:
                 yield tuple(found.values())
 
     def look(self, use: Use, position: int) -> Scalar | None:
-        """*use* read from a tensor that holds it."""
+        """Read *use* from an available tensor."""
         number = use.value.number
         for one in self._stashed.get(number, ()):
             if (found := one.read(use, self.domain)) is not None:
@@ -194,7 +192,7 @@ class AvailableTensors:
         return None
 
     def widen(self, name: str, padding: Padding, value: float) -> bool:
-        """Let the tensor called *name* be read *padding* far, with *value* there; False where another value is."""
+        """Extend the padding of *name* to *padding* with *value*; False if it has another value."""
         known, there = self.pads.get(name, ((), value))
         if there != value:
             return False
@@ -202,7 +200,7 @@ class AvailableTensors:
         return True
 
     def padded(self, scope: Scope) -> Scope:
-        """*scope* with stashed tensors read as far beyond their boxes everywhere as somewhere."""
+        """Use the largest padding of each stashed tensor at all its reads in *scope*."""
 
         def wide(tensor: Tensor) -> Tensor:
             if tensor.name not in self._names or tensor.name not in self.pads:

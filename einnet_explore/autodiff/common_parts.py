@@ -1,7 +1,7 @@
 r"""Common parts of sums and products: :math:`a\,b\,c` and :math:`b\,d\,a` have :math:`a\,b` in common.
 
-Sums and products are flat, so what two of them share need be neither of them whole.  A part is a sub-multiset of the
-entries of both that is one function; of several that overlap the largest, by the operations below it, is taken.
+Sums and products are flat, so two of them may share a proper part of both.  A part is a common sub-multiset of their
+entries; of overlapping parts the one with the most operations below it is chosen.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ And how many parts of one value are compared, the largest.
 
 @dataclass(frozen=True)
 class EntryGroup:
-    """*use*: some entries of a sum or product, those numbered *taken*, as one."""
+    """The entries *taken* of a sum or product, replaced by one *use*."""
 
     taken: frozenset[int]
     use: Use
 
 
 EntryGroups: TypeAlias = "Mapping[int, tuple[EntryGroup, ...]]"
-"""The parts of sums and products, by their values' numbers."""
+"""Entry groups of sums and products, by value number."""
 Reads: TypeAlias = "Callable[[Value], Iterable[Use]]"
-"""What a value is computed from."""
+"""The uses that a value is computed from."""
 
 
 def value_use(value: Value) -> Use:
-    """*value* at its own parameters."""
+    """Return *value* at its own parameters."""
     return Use(1, value, tuple(map(as_index, value.scope.traversals)))
 
 
 def grouped_entries(values: Values, value: Value, parts: Iterable[EntryGroup]) -> Entries:
-    """The entries of *value*, over its parameters, with disjoint *parts* in place of what they are made of."""
+    """Return the entries of *value*, over its parameters, with disjoint *parts* in place of their entries."""
     entries = values.entries(value_use(value))
     out: list[tuple[int, Term]] = []
     taken: set[int] = set()
@@ -55,14 +55,14 @@ def grouped_entries(values: Values, value: Value, parts: Iterable[EntryGroup]) -
 
 
 def grouped_reads(values: Values, value: Value, parts: EntryGroups) -> tuple[Use, ...]:
-    """What *value* reads if it is computed from its *parts*."""
+    """Return the reads of *value* when it is computed from its *parts*."""
     if value.kind in GROUPS:
         return tuple(t for _, t in grouped_entries(values, value, parts.get(value.number, ())) if isinstance(t, Use))
     return values.reads(value)
 
 
 def reachable_values(roots: Iterable[Value], reads: Reads) -> tuple[Value, ...]:
-    """*roots* and all that they are computed from by *reads*, readers before what they read."""
+    """Return *roots* and all values below them by *reads*, readers first."""
     order: list[Value] = []
     seen: set[int] = set()
     waiting = [(v, False) for v in roots]
@@ -80,10 +80,10 @@ def reachable_values(roots: Iterable[Value], reads: Reads) -> tuple[Value, ...]:
 def common_parts(
     values: Values, forward: Iterable[Value], backward: Iterable[Value], kept: Iterable[Value] = ()
 ) -> tuple[EntryGroups, EntryGroups]:
-    """What sums and products of *backward* share with those of *forward*: (forward's parts, backward's).
+    """Return the parts that sums and products of *backward* share with *forward*: (forward's parts, backward's).
 
-    A sum or product of *backward* may also have one of *kept*, which it computes anyway, as a part.  The parts of one
-    backward value are disjoint; the forward's, which exist anyway, may overlap, larger ones first.
+    A value of *kept*, computed in any case, may also be a part of a backward sum or product.  The parts of one backward
+    value are disjoint; the forward's may overlap, larger ones first.
     """
     ones = [v for v in forward if v.kind in GROUPS]
     whole_ones = [v for v in kept if v.kind in GROUPS]
@@ -114,7 +114,7 @@ def common_parts(
 def _common_groups(
     values: Values, value: Value, ones: Iterable[Value], theirs: dict[int, list[EntryGroup]]
 ) -> Iterable[EntryGroup]:
-    """The parts of *value* that are common with one of *ones*, whose own are put into *theirs*."""
+    """Yield the parts of *value* shared with one of *ones*, whose parts are added to *theirs*."""
     for one in ones:
         for here, there in _shared_groups(values, one, value):
             if len(here.taken) < len(values.entries(value_use(one))):
@@ -124,7 +124,7 @@ def _common_groups(
 
 
 def _kept_groups(values: Values, value: Value, kept: Iterable[Value]) -> Iterable[EntryGroup]:
-    """The parts of *value* that are one of *kept*."""
+    """Yield the parts of *value* that equal one of *kept*."""
     for one in kept:
         for here, there in _shared_groups(values, one, value):
             if here.use.value is one and len(there.taken) < len(values.entries(value_use(value))):
@@ -132,7 +132,7 @@ def _kept_groups(values: Values, value: Value, kept: Iterable[Value]) -> Iterabl
 
 
 def _disjoint_groups(parts: list[EntryGroup], popular: Counter[int]) -> tuple[EntryGroup, ...]:
-    """Those of *parts* that leave the fewest entries; among such those that most values have, then the fewest."""
+    """Choose disjoint *parts* that leave the fewest entries; ties: the most shared, then the fewest parts."""
 
     def worth(chosen: tuple[EntryGroup, ...]) -> tuple[int, int, int]:
         return (
@@ -153,7 +153,7 @@ def _disjoint_groups(parts: list[EntryGroup], popular: Counter[int]) -> tuple[En
 
 
 def _shared_groups(values: Values, one: Value, other: Value) -> Iterable[tuple[EntryGroup, EntryGroup]]:
-    """The parts that two sums or products have in common, as parts of each; none if they are of different kinds."""
+    """Yield the common parts of two sums or two products, as parts of each."""
     if one is other or one.kind != other.kind:
         return
     mine, others = (values.entries(value_use(v)) for v in (one, other))
@@ -184,7 +184,7 @@ def _sort(entry: tuple[int, Term]) -> object:
 
 
 def _weight(values: Values, value: Value, known: dict[int, int]) -> int:
-    """The number of values that *value* is computed from, itself among them: how large a subexpression is."""
+    """Return the size of a subexpression: the number of values below *value*, itself included."""
     if value.number not in known:
         known[value.number] = len(reachable_values((value,), values.reads))
     return known[value.number]

@@ -4,28 +4,29 @@ r"""Reverse-mode differentiation of programs: gradients as programs again.
    dT = \sum_{Y\ \text{reads}\ T}\ \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) :\, \tau(\vec x, \vec y) = \vec t}
         dY[\vec x]\ \frac{\partial f}{\partial T}(\vec x, \vec y)
 
-By algebra alone: no operator has a gradient of its own.  The result computes again what it needs of the forward pass;
-common subexpressions of both are for whoever runs both.  Of a reduction by
+Gradients are derived from expressions; operators have no gradient rules.  The result recomputes the forward values that
+it needs (``cse`` shares them).  Gradients of reductions:
 
-* ``sum`` every term gets the gradient;
-* ``max`` and ``min`` all that attain the extremum share it equally, as one gradient divided by their number;
-* ``prod`` a factor gets it times the product of the others, which is computed as such, so zeros do no harm.
+* ``sum``: every term receives the gradient;
+* ``max`` and ``min``: all elements that attain the extremum share it equally;
+* ``prod``: a factor receives it times the product of the other factors, computed without division, so zeros are safe.
 
 Source: Griewank and Walther, "Evaluating Derivatives"; the gradient definitions of "Common Subexpression Elimination"
 (TVM), which this replaces by derivation.
 
-Nested scopes as equations of their own, so that every body reads tensors and tables only.
+Nested scopes are first lifted to equations, so that every body reads tensors and tables only:
 
 .. math::  Y = \mathop{L}_{\vec x} g(\{S\}[\pi]) \quad\mapsto\quad T = S,\ Y = \mathop{L}_{\vec x} g(T[\pi])
 
 Scopes are closed, so this is always possible; equal scopes become one equation.
 
-Linearity by structure: a program whose results are homogeneous of degree one in some of its inputs.
+Linearity is checked by structure: results homogeneous of degree one in some inputs,
 
 .. math::  f(\alpha\, d + \beta\, e) = \alpha f(d) + \beta f(e)
 
-Degrees are counted as of polynomials: those of factors add up, terms agree, a quotient has its numerator's if the
-denominator has none, and what any other function gets has none.  A sum keeps a degree; a maximum or product does not.
+with degrees as of polynomials: degrees of factors add up, terms have equal degrees, a quotient has its numerator's if
+the denominator has degree 0, and arguments of other functions must have degree 0.  A sum keeps the degree; a maximum or
+product does not.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from einnet_explore.ir import (
 
 
 def lift_scopes(program: Program) -> Program:
-    """*program* with every nested scope as an equation before its reader; nothing is instantiated any more."""
+    """Lift every nested scope to an equation before its reader; instances are dropped."""
     names = set(program.names())
     made: dict[Scope, Equation] = {}
     out: list[Equation] = []
@@ -94,7 +95,7 @@ NONLINEAR = None
 
 
 def assert_linear(program: Program, names: Iterable[str]) -> None:
-    """Raises ValueError, with the expression that is at fault, unless every output is linear in the inputs *names*."""
+    """Raise ValueError, with the offending expression, unless every output is linear in the inputs *names*."""
     degrees: dict[str, int | None] = dict.fromkeys(names, 1)
     for equation in program.equations:
         degrees[equation.name] = _scope(equation.scope, degrees, equation.name)
@@ -159,13 +160,13 @@ GRADIENT_PREFIX = "d_"
 
 
 def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program:
-    """The gradients of *program*'s inputs *wrt* (None: all of them), one output each in their order.
+    """Return the gradients of *program*'s inputs *wrt* (None: all inputs), one output each, in their order.
 
     Its inputs are those of *program* and, for each output ``Y``, the gradient ``d_Y`` of ``Y``'s shape; a gradient of
     ``A`` is called ``d_A`` (with a number where that is taken).  Every output is linear in the output gradients.
 
-    Raises ValueError for a name that is no input, for one that is given twice, for an operator without a derivative,
-    and for an index map whose pre-images take far more points than the forward pass has.
+    Raises ValueError for a name that is not an input, for a repeated name, for an operator without a derivative, and
+    for an index map whose pre-images have far more points than the forward pass.
     """
     chosen = _requested_inputs(program, wrt)
     flat = lift_scopes(program)
@@ -198,7 +199,7 @@ def _requested_inputs(program: Program, wrt: Iterable[str] | None) -> tuple[str,
 
 
 def _dependent_tensors(program: Program, wrt: Iterable[str]) -> frozenset[str]:
-    """The tensors that depend on *wrt*, these included."""
+    """Return the tensors that depend on *wrt*, including *wrt*."""
     found = set(wrt)
     for equation in program.equations:
         if any(t.name in found for t in tensors(equation.scope)):
@@ -208,7 +209,7 @@ def _dependent_tensors(program: Program, wrt: Iterable[str]) -> frozenset[str]:
 
 @dataclass
 class _GradientBuilder:
-    """The gradients found so far, and what is still to be added up for each tensor."""
+    """Builder of a gradient program: gradients so far, and pending contributions for each tensor."""
 
     program: Program
     names: set[str]
@@ -219,15 +220,15 @@ class _GradientBuilder:
 
     @property
     def gradients(self) -> frozenset[str]:
-        """The names of everything that is a gradient."""
+        """The names of all gradients."""
         return frozenset((*(t.name for t in self.seeds.values()), *(e.name for e in self.equations)))
 
     def seed(self, name: str) -> None:
-        """Make the gradient of output *name* an input."""
+        """Add the gradient of output *name* as an input."""
         self.seeds[name] = Tensor(self._new(GRADIENT_PREFIX + name), self._tensor(name).shape)
 
     def through(self, equation: Equation, active: frozenset[str]) -> None:
-        """Pass the gradient of *equation* on to what it reads."""
+        """Propagate the gradient of *equation* to its reads."""
         if (above := self._gradient(equation.name)) is None:
             return
         scope = equation.scope
@@ -246,17 +247,17 @@ class _GradientBuilder:
                 self.parts.setdefault(source.name, []).append(found)
 
     def total(self, name: str) -> str:
-        """The name of the equation of input *name*'s gradient."""
+        """Return the name of the equation of input *name*'s gradient."""
         return self._equation(name).name
 
     def _gradient(self, name: str) -> Tensor | None:
-        """The gradient of equation *name*; None where no output depends on it."""
+        """Return the gradient of equation *name*; None if no output depends on it."""
         if name in self.parts or (name in self.seeds and self._tensor(name).origin):
             return self._equation(name).tensor
         return self.seeds.get(name)
 
     def _equation(self, name: str) -> Equation:
-        """The equation that adds up all contributions to the gradient of *name*."""
+        """Return the equation that sums all contributions to the gradient of *name*."""
         box = self._tensor(name).box
         into = self.into.get(name) or tuple(Iterator(f"t{n}", lo, hi) for n, (lo, hi) in enumerate(box, 1))
         parts = list(self.parts.get(name, ()))
@@ -269,7 +270,7 @@ class _GradientBuilder:
         return self._made(GRADIENT_PREFIX + name, Scope(into, (), sum_terms(each)))
 
     def _reduced(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
-        """The gradient that each reduced value gets, as (a tensor like *equation*'s, a factor over its iterators)."""
+        """Return the gradient of each reduced value: (a tensor like *equation*'s, a factor over its iterators)."""
         scope = equation.scope
         if scope.reduce == "sum" or not scope.summations:
             return above, ONE
@@ -289,7 +290,7 @@ class _GradientBuilder:
         return share.tensor, attains
 
     def _others(self, scope: Scope) -> Scalar:
-        """For every factor of a product the product of the others."""
+        """Return, for every factor of a product, the product of the others."""
         taken = {x.name for x in (*scope.traversals, *scope.summations)}
         again: dict[Iterator, Iterator] = {}
         for y in scope.summations:
@@ -319,7 +320,7 @@ class _GradientBuilder:
 
 
 def _widen_gradients(program: Program, names: frozenset[str]) -> Program:
-    """*program* with the gradients *names* padded by 0 as far as they are read."""
+    """Pad the gradients *names* of *program* by 0 as far as they are read."""
     pads: dict[str, Padding] = {}
     for equation in program.equations:
         for tensor in tensors(equation.scope):

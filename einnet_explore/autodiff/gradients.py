@@ -1,14 +1,14 @@
 r"""``ee.grad``: gradients as programs, cleaned up for the rules and the library.
 
-Injective computes read through: what computes each element from a few others is put into its readers.
+Elementwise (injective) equations are inlined into their readers:
 
 .. math::
    \mathop{L}_{\vec y} \textstyle\sum g(T[\pi(\vec y)]) \;\circ\; T = \mathop{L}_{\vec x} f(\vec x)
    \;\mapsto\; \mathop{L}_{\vec y} \textstyle\sum g(f(\pi(\vec y)))
 
-for any index map :math:`\pi` (permuted, negated, with strides), where *T* sums nothing.  Differentiation leaves such
-intermediates between what two passes have in common; without them, expressions compare.  Every step is a match of
-expression inlining, traversal merging or dead equation, so a derivation holds all of them and each is certified.
+for any index map :math:`\pi` (permuted, negated, strided), if *T* has no summation.  Such intermediates would hide
+common subexpressions of the two passes.  Every step is a match of expression inlining, traversal merging or dead
+equation, so the result is a derivation with certificates.
 
 Source: the tensor auto-inliner of "Common Subexpression Elimination" (TVM); EinNet §4.1 for traversal merging.
 """
@@ -24,10 +24,9 @@ from einnet_explore.strategies.moves import clean
 
 
 def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
-    """*program* with every equation that sums nothing put into its readers, and left out where nothing reads it then.
+    """Inline every equation without summations into its readers, and remove equations without readers.
 
-    Equations named in *keep* stay as they are read, and so does a read beyond the box of what it reads, for which a
-    body would need a condition: traversal merging refuses it.
+    Equations in *keep* are not inlined, nor are reads beyond the source's box, which traversal merging refuses.
     """
     derivation = Derivation(program)
     stay = set(keep)
@@ -46,14 +45,14 @@ def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
 
 
 def _injective(program: Program, n: int, stay: set[str]) -> tuple[str, ...]:
-    """The names of what equation *n* reads and may compute itself, the last equation first."""
+    """Return the equations that can be inlined into equation *n*, the last one first."""
     read = {t.name for t in tensors(program.equations[n].scope)}
     plain = [e.name for e in program.equations if not e.scope.summations and e.name in read and e.name not in stay]
     return tuple(reversed(plain))
 
 
 def _inline_equation(derivation: Derivation, n: int, name: str) -> Derivation:
-    """Equation *n* without reads of *name*; raises Refused where one of them cannot be merged."""
+    """Inline *name* into equation *n*; raises Refused if a read cannot be merged."""
     source = next(e.scope for e in derivation.end.equations if e.name == name)
     derivation = derivation.then(EXPRESSION_INLINING.match(derivation.end, (n,), tensor=name))
     while (found := _only_access(derivation.end.equations[n].scope, source)) is not None:
@@ -71,17 +70,17 @@ def _only_access(scope: Scope, source: Scope) -> tuple[tuple[int, ...], int] | N
 
 
 def grad(program: Program, wrt: str | Iterable[str] | None = None, *, inline: bool = False) -> Program:
-    """The gradients of the inputs *wrt* of *program* (None: of all), one output each, in their order.
+    """Return the gradients of the inputs *wrt* of *program* (None: all inputs), one output each, in their order.
 
-    For each output ``Y`` the result reads its gradient ``d_Y``, of the shape of ``Y``, besides the inputs of *program*;
-    the gradient of ``A`` is the output ``d_A``.  Everything the forward pass is needed for is computed again.
-    *inline* puts intermediates that sum nothing into their readers, so that expressions of both passes compare.
+    The result's inputs are those of *program* and, for each output ``Y``, its gradient ``d_Y`` of the shape of ``Y``;
+    the gradient of ``A`` is the output ``d_A``.  Forward values are recomputed.  *inline* inlines intermediates without
+    summations into their readers, to expose common subexpressions.
 
     >>> matmul = ee.ops.matmul(m=4, n=5, k=6)
     >>> print(ee.text(ee.grad(matmul, wrt="A")))       # d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
 
-    Raises ValueError for a name that is no input, and for an operator without a derivative; see
-    ``autodiff.differentiation`` for the subgradients where a function has a kink.
+    Raises ValueError for a name that is not an input, and for an operator without a derivative; the subgradients at
+    kinks are listed in ``autodiff.scalar_derivatives``.
     """
     names = (wrt,) if isinstance(wrt, str) else wrt
     made = differentiate(program, names)

@@ -1,8 +1,8 @@
-r"""What a pass computes and where: boxes of demand, operations and bytes of every value.
+r"""Costs of a pass: the demanded box, operations and bytes of every value.
 
 .. math::  \text{operations}(v) = |\text{box}(v)| \cdot \text{operations of its definition}
 
-A value's box is the hull of all that is read of it from the outputs on; operations count as in ``analysis.counts``.
+A value's box is the hull of its reads, propagated from the outputs; operations are counted as in ``analysis.counts``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Demand:
 
     @property
     def points(self) -> int:
-        """How many elements that is."""
+        """The number of elements."""
         return prod(hi - lo for lo, hi in self.box)
 
     def holds(self, other: Demand) -> bool:
-        """Whether *other* is within this."""
+        """Whether this contains *other*."""
         return all(a <= c and d <= b for (a, b), (c, d) in zip(self.box, other.box, strict=True))
 
 
 def demands(read: ProgramValues, reads: Reads) -> Mapping[int, Demand]:
-    """The demand for every value that *read* computes by *reads* from the outputs on, by number."""
+    """Return the demand for every value of *read*, propagated from the outputs by *reads*, by value number."""
     boxes: dict[int, Box] = {}
     roots = [(equation.scope.domain, term) for equation, term in read.roots if isinstance(term, Use)]
     for domain, use in roots:
@@ -57,7 +57,7 @@ def demands(read: ProgramValues, reads: Reads) -> Mapping[int, Demand]:
 
 
 def demand_operations(values: Values, demand: Demand, parts: EntryGroups) -> int:
-    """What computing *demand* takes, what it reads left out."""
+    """Return the operations to compute *demand*, without those of its reads."""
     value = demand.value
     match value.kind:
         case "leaf" | "guard":
@@ -72,7 +72,7 @@ def demand_operations(values: Values, demand: Demand, parts: EntryGroups) -> int
 
 
 def _intersect(box: Box, other: Box) -> Box:
-    """What is read of a guarded value: inside its box; all of it where that is nothing."""
+    """Intersect the demand of a guarded value with its box; the whole box if that is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, other, strict=True))
     return other if any(a >= b for a, b in both) else both
 

@@ -1,10 +1,10 @@
-r"""Two passes with a stash between them: the forward pass with more outputs, the backward pass with placeholders.
+r"""Splitting of two passes at a stash: the forward pass with more outputs, the backward pass with placeholders.
 
-Quotients as products with inverses, so that factors may be reassociated across a division.
+Quotients become products with inverses, so that factors can be reassociated across a division:
 
 .. math::  a / (b\,c) = a \cdot \frac1b \cdot \frac1c
 
-It holds over the reals wherever the quotient is defined.  Two programs that agree in this form agree.
+wherever the quotient is defined, over the reals.  Programs that are equal in this form are equal.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from einnet_explore.ir import (
 
 
 def with_inverses(program: Program) -> Program:
-    """*program* with every quotient, at any depth, as a product with inverses of single factors."""
+    """Replace every quotient, at any depth, by a product with inverses of single factors."""
     return replace(program, equations=tuple(replace(e, scope=_scope(e.scope)) for e in program.equations))
 
 
 def has_division(scope: Scope) -> bool:
-    """Whether *scope*, or a scope below it, divides by anything but a number."""
+    """Whether *scope*, or a nested scope, divides by a non-constant."""
     return any(_divides(inner.body) for _, inner in scopes(scope))
 
 
@@ -96,7 +96,7 @@ def _inverse(factor: Scalar) -> Scalar:
 def pass_writer(
     values: Values, one: ProgramValues, parts: EntryGroups, stashed: Sequence[AvailableTensor], used: Iterable[str] = ()
 ) -> PassWriter:
-    """A writer of the expressions of *one*, whose new equations have none of the names *used*."""
+    """Return a writer of the expressions of *one*, whose new equations avoid the names *used*."""
     position = {e.name: n for n, e in enumerate(one.program.equations)}
     made = [(position[name], found) for name, found in available_in(one)]
     return PassWriter(
@@ -105,7 +105,7 @@ def pass_writer(
 
 
 def placed_traversals(by: PassWriter, demand: Demand) -> tuple[tuple[Iterator, ...], Use]:
-    """Traversals over the box of *demand*, moved to begin at 0, in its layout, and the value over these."""
+    """Return traversals over the box of *demand*, shifted to 0 and in its layout, and the value over them."""
     value = demand.value
     ranges = tuple(as_index(Iterator("x", lo, hi)) for lo, hi in demand.box)
     own = tuple(Iterator(x.name, 0, x.extent) for x in fresh_iterators(value.names, ranges))
@@ -114,7 +114,7 @@ def placed_traversals(by: PassWriter, demand: Demand) -> tuple[tuple[Iterator, .
 
 
 def stash_layout(by: PassWriter, value: Value) -> tuple[int, ...]:
-    """The order of the parameters of *value* as a tensor: that of the tensor with most of them that it reads."""
+    """Return the parameter order of *value* as a tensor: that of its source with the most parameters."""
     params = value.scope.traversals
     best: tuple[int, ...] = ()
     waiting = [value_use(value)]
@@ -132,7 +132,7 @@ def stash_layout(by: PassWriter, value: Value) -> tuple[int, ...]:
 
 
 def stash_definition(made: PassWriter, demand: Demand, position: int) -> Scope:
-    """The value of *demand* as a scope of its own; it reads equations before *position*."""
+    """Return the value of *demand* as a scope that reads equations before *position*."""
     own, use = placed_traversals(made, demand)
     return made.definition(use.value, own, use.at, position)
 
@@ -144,10 +144,9 @@ def with_stash(
     chosen: Sequence[tuple[Demand, str | None]],
     used: Iterable[str],
 ) -> tuple[Program, tuple[AvailableTensor, ...]]:
-    """The forward pass *one* with each of *chosen* as an output, and the tensors that the outputs are.
+    """Return the forward pass *one* with each of *chosen* as an output, and the stashed tensors.
 
-    A chosen value is held by the equation that is named beside it, or gets an equation of its own; its name is none of
-    *used*.
+    A chosen value is stored by its named equation, or in a new equation with a name not in *used*.
     """
     program = one.program
     taken = {*used, *program.names()}
@@ -183,9 +182,9 @@ def with_stash(
 def with_placeholders(
     values: Values, one: ProgramValues, before: ProgramValues, parts: EntryGroups, stashed: Sequence[AvailableTensor]
 ) -> tuple[Program, Mapping[str, int]]:
-    """The backward pass *one* reading *stashed*, results of *before*, and how often it reads each of them.
+    """Return the backward pass *one* reading *stashed*, results of *before*, and the reads of each tensor.
 
-    Inputs that it no longer reads are dropped.  Raises ValueError where it has an output of a stashed tensor's name.
+    Unused inputs are dropped.  Raises ValueError if an output has a stashed tensor's name.
     """
     program = one.program
     known = [found for _, found in shared_inputs(one, before)]
@@ -211,7 +210,7 @@ def with_placeholders(
 def certify_passes(
     forward: Program, backward: Program, new_forward: Program, new_backward: Program
 ) -> tuple[Certificate, Certificate]:
-    """That the new forward pass computes what the old did, and the new backward pass, fed by it, what the old did."""
+    """Certify that the new forward pass equals the old one, and that both passes composed equal the old composition."""
     ahead = exchange_equations(replace(new_forward, outputs=forward.outputs), {}, ())
     return _proof(forward, ahead), _proof(join_passes(forward, backward), join_passes(new_forward, new_backward))
 
@@ -225,9 +224,9 @@ def _proof(before: Program, after: Program) -> Certificate:
 
 
 def join_passes(forward: Program, backward: Program) -> Program:
-    """Both passes as one program with the outputs of *backward*, whose inputs that *forward* makes are read from it.
+    """Compose both passes into one program with the outputs of *backward*.
 
-    Results of *forward* that *backward* reads keep their names; others make way for names that both have.
+    Results of *forward* that *backward* reads keep their names; others are renamed on a clash.
     """
     made = {e.name for e in forward.equations}
     fed = {t.name: t for t in backward.inputs if t.name in made}
@@ -249,7 +248,7 @@ def join_passes(forward: Program, backward: Program) -> Program:
 
 
 def fresh_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
-    """A new name for each of *names*, none of them in *program* or in *used*."""
+    """Return a new name for each of *names*, not in *program* or *used*."""
     taken = {*used, *program.names()}
     new: dict[str, str] = {}
     for name in sorted(names):
@@ -259,7 +258,7 @@ def fresh_names(program: Program, names: Iterable[str], used: Iterable[str]) -> 
 
 
 def rename_equations(program: Program, new: Mapping[str, str]) -> Program:
-    """*program* with equations renamed."""
+    """Rename equations of *program*."""
     if not new:
         return program
 
@@ -276,7 +275,7 @@ def rename_equations(program: Program, new: Mapping[str, str]) -> Program:
 
 
 def _with_padding(scope: Scope, padding: Padding, value: float) -> Scope:
-    """*scope* with at least *padding*, where it is *value*; raises ValueError where it is something else already."""
+    """Extend the padding of *scope* to *padding* with *value*; raises ValueError if it has another value."""
     if not padding:
         return scope
     if (scope.padding or scope.domain) and scope.value != value:
@@ -285,6 +284,6 @@ def _with_padding(scope: Scope, padding: Padding, value: float) -> Scope:
 
 
 def _count(scope: Scope, name: str) -> int:
-    """How often *scope* reads the tensor called *name*, at any depth."""
+    """Count the reads of the tensor *name* in *scope*, at any depth."""
     read: list[Access] = [a for _, inner in scopes(scope) for a in accesses(inner.body)]
     return sum(isinstance(a.source, Tensor) and a.source.name == name for a in read)

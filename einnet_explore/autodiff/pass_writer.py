@@ -1,7 +1,4 @@
-"""Writing a pass anew: expressions from values, with tensors read where they hold them.
-
-Where a reduction that stands inside another expression is computed: an equation's box, and what is read of it.
-"""
+"""Writer of passes: expressions from values, reading available tensors, and placement of nested reductions."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True)
 class Placement:
-    """*use* over the traversals *own*, where *domain* holds; its reader reads that at *index*."""
+    """A placement: *use* over the traversals *own* inside *domain*, read at *index*."""
 
     own: tuple[Iterator, ...]
     domain: tuple[Bound, ...]
@@ -55,10 +52,10 @@ class Placement:
 
 
 def placements(use: Use, domain: tuple[Bound, ...]) -> Iterable[Placement]:
-    """Where the value that *use* reads, in a scope with *domain*, may be computed: the better places first.
+    """Yield the placements of the value of *use*, in a scope with *domain*, best first.
 
-    First over what its indices are, which other readers may share.  That box may have points at which nobody reads
-    the value, and at which it reads beyond its sources; the points at which *use* itself stands have none.
+    First over the box of its indices, which other readers may share.  That box may contain points that are not read and
+    points with illegal reads; the points of *use* itself contain none.
     """
     own = fresh_iterators(use.value.names, use.at, domain)
     shifted = tuple(Iterator(x.name, 0, x.extent) for x in own)
@@ -76,7 +73,7 @@ def placements(use: Use, domain: tuple[Bound, ...]) -> Iterable[Placement]:
 
 
 def fresh_iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bound, ...] = ()) -> tuple[Iterator, ...]:
-    """An iterator for each of the indices *at*, over what it is in *domain*, called as *names* say, each otherwise."""
+    """Return an iterator for each of the indices *at*, over its range in *domain*, with distinct names from *names*."""
     taken: list[str] = []
     for name in names:
         taken.append(name if name not in taken else fresh_name(name, taken))
@@ -84,7 +81,7 @@ def fresh_iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bou
 
 
 def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...], tuple[Bound, ...]]:
-    """The iterators that *use* depends on, directly or through bounds of *domain*, and these bounds."""
+    """Return the iterators that *use* depends on, directly or through bounds of *domain*, and these bounds."""
     own = dict.fromkeys(x for i in use.at for x in i.iterators)
     linked: list[Bound] = []
     rest = list(domain)
@@ -96,9 +93,9 @@ def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...]
 
 
 class PassWriter:
-    """Writes expressions in which *stashed* tensors are read, and equations of the program where they stood before.
+    """Writer of expressions that read *stashed* tensors, and the program's equations from their original positions.
 
-    *inputs*: the program's, by name.  *made*: what its equations hold, with their positions.
+    *inputs*: the program's, by name.  *made*: the tensors of its equations, with their positions.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class PassWriter:
         self._used = {*names, *inputs}
 
     def equation(self, equation: Equation, term: Term, position: int) -> Equation:
-        """*equation*, which computes *term*, with stashed tensors read; itself where it reads what it did."""
+        """Rewrite *equation*, which computes *term*, to read stashed tensors; unchanged if its reads are."""
         try:
             return self._rewritten(equation, term, position) if self.shelf.touches(term) else equation
         except Refused:
@@ -140,7 +137,7 @@ class PassWriter:
         return equation if before == after else replace(equation, scope=new, via=None)
 
     def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
-        """*value*[*at*] over *own*, by its definition; raises Refused where a part of it cannot be computed."""
+        """Return *value*[*at*] over *own* by its definition; raises Refused if a part cannot be computed."""
         self.shelf.root, self.shelf.domain = value, ()
         scope = Scope(own, (), Const(0))
         use = Use(1, value, at)
@@ -149,7 +146,7 @@ class PassWriter:
         return replace(scope, body=self._written(use, position))
 
     def term(self, term: Term, position: int) -> Scalar:
-        """*term* as an expression."""
+        """Return *term* as an expression."""
         if isinstance(term, Const):
             return term
         found = self.shelf.look(term, position)
@@ -158,7 +155,7 @@ class PassWriter:
         return signed_body(self._written(replace(term, sign=1), position), term.sign)
 
     def _written(self, use: Use, position: int) -> Scalar:
-        """*use* by its definition."""
+        """Write *use* by its definition."""
         value = use.value
         to = dict(zip(value.scope.traversals, use.at, strict=True))
         match value.kind:
@@ -182,7 +179,7 @@ class PassWriter:
         return signed_body(written, use.sign)
 
     def _entries(self, use: Use, position: int) -> Entries:
-        """The entries of *use* with those parts that a tensor holds, or that need a stashed tensor."""
+        """Return the entries of *use* with the parts that are available or depend on a stashed tensor."""
         to = dict(zip(use.value.scope.traversals, use.at, strict=True))
         parts: list[EntryGroup] = []
         for part in self.parts.get(use.value.number, ()):
@@ -203,7 +200,7 @@ class PassWriter:
         return out
 
     def _signed(self, term: Term, sign: int, position: int) -> tuple[int, Scalar]:
-        """*term* as an expression without its sign, which is multiplied by *sign*."""
+        """Return *term* as an expression without its sign, and the sign times *sign*."""
         match self.term(term, position):
             case Apply("neg", (body,)):
                 return -sign, body
@@ -230,7 +227,7 @@ class PassWriter:
         raise ValueError(f"{body!r} is no function")
 
     def _reduced(self, scope: Scope, use: Use, position: int) -> Scope:
-        """*use* of a reduction in the box of *scope*."""
+        """Write the *use* of a reduction in the box of *scope*."""
         made = use.value.scope
         taken = {x.name for x in scope.traversals}
         sums: list[Iterator] = []
@@ -247,7 +244,7 @@ class PassWriter:
         return replace(scope, summations=tuple(sums), body=self.term(inner, position), reduce=made.reduce)
 
     def _lifted(self, use: Use, position: int) -> Scalar:
-        """*use* of a reduction, read from an equation of its own."""
+        """Write the *use* of a reduction as a read of a new equation."""
         for place in placements(use, self.shelf.domain):
             with self.shelf.within(place.domain):
                 scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
@@ -291,7 +288,7 @@ class PassWriter:
 
 
 def signed_body(body: Scalar, sign: int) -> Scalar:
-    """*sign* · *body*, without a minus before another."""
+    """Return *sign* · *body* without a double negation."""
     match body:
         case _ if sign > 0:
             return body

@@ -1,4 +1,4 @@
-"""Reading a program: which value every equation computes, through whatever the program names and nests."""
+"""Value numbering of a program: the value of every equation, independent of naming and nesting."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from einnet_explore.ir import (
 
 @dataclass(frozen=True)
 class ProgramValues:
-    """A program that has been read.
+    """A program with the value of each equation.
 
-    *terms*: what each equation computes inside its box and domain, over its traversals; *guarded*: what reading it
-    outside as well means, for those that are read so; *given*: the inputs that are another program's results.
+    *terms*: the value inside the equation's box and domain, over its traversals; *guarded*: the value for reads
+    outside, if there are such reads; *given*: the inputs that are another program's results.
     """
 
     program: Program
@@ -44,9 +44,9 @@ class ProgramValues:
 
 
 def read_program(values: Values, program: Program, before: ProgramValues | None = None) -> ProgramValues:
-    """*program* read into *values*; inputs with the name of a result of *before* are that result.
+    """Number the values of *program* in *values*; an input named like a result of *before* is that result.
 
-    Raises ValueError where such an input, or an input of both, has another shape.
+    Raises ValueError if such an input, or a common input, has another shape.
     """
     reader = _Reader(values)
     given = set()
@@ -77,7 +77,7 @@ class _Reader:
         self._scopes: dict[Scope, Term] = {}
 
     def scope(self, scope: Scope) -> Term:
-        """What *scope* computes inside its box and domain, over its traversals."""
+        """Return the value of *scope* inside its box and domain, over its traversals."""
         if scope not in self._scopes:
             body = self.scalar(scope.body, scope)
             own = {x: x.name for x in (*scope.traversals, *scope.summations)}
@@ -85,7 +85,7 @@ class _Reader:
         return self._scopes[scope]
 
     def scalar(self, body: Scalar, scope: Scope) -> Term:
-        """The value of *body*, a part of the body of *scope*."""
+        """Return the value of *body*, a part of the body of *scope*."""
         own = {x: x.name for x in (*scope.traversals, *scope.summations)}
         match body:
             case Const():
@@ -124,7 +124,7 @@ class _Reader:
                 return self._at(inner, self.scope(inner), index, scope, None)
 
     def _at(self, inner: Scope, term: Term, index: tuple[Index, ...], outer: Scope, name: str | None) -> Term:
-        """*term*, what *inner* computes, read at *index*: through it where it is computed, else behind a guard."""
+        """Return *term*, the value of *inner*, read at *index*: inlined inside its domain, else guarded."""
         to = dict(zip(inner.traversals, index, strict=True))
         domain = tuple(outer.domain)
         inside = (Bound(i, x.lo, x.hi) for x, i in to.items())
@@ -137,5 +137,5 @@ class _Reader:
 
 
 def _without_fixed_iterators(index: Index) -> Index:
-    """*index* with iterators of one value replaced by it."""
+    """Replace iterators of extent 1 in *index* by their value."""
     return index.substitute(lone_index) if any(x.extent == 1 for x in index.iterators) else index

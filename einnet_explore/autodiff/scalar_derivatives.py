@@ -1,8 +1,8 @@
-r"""Derivatives of a body with respect to what it reads.
+r"""Derivatives of a body with respect to its reads.
 
 .. math::  f(a_1, \dots, a_n) \quad\mapsto\quad \frac{\partial f}{\partial a_i}\ \text{for every read } a_i
 
-by the chain rule, from the body down to its reads.  Where a function has a kink a *subgradient* is taken, named here:
+by the chain rule, from the body down to its reads.  Subgradients at kinks:
 
 ===========================  ==============================================================
 ``relu`` at 0                0
@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from einnet_explore.ir import FUNCTIONS, SCALAR_FUNCTIONS, Access, Apply, Compare, Const, Scalar, add, mul, terms
 
 Condition = tuple[Compare, bool]
-"""A comparison, and whether it has to hold or to fail."""
+"""A comparison, and whether it has to hold (or fail)."""
 
 ONE = Const(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The derivative with respect to one read: *factor* where all *conditions* are met, else 0."""
+    """The derivative with respect to one read: *factor* if all *conditions* are met, else 0."""
 
     access: Access
     factor: Scalar
@@ -40,7 +40,7 @@ class Partial:
 
 
 def partials(body: Scalar) -> tuple[Partial, ...]:
-    """The derivatives of *body* with respect to its reads; reads of one element are one.
+    """Return the derivatives of *body* with respect to its reads; reads of one element are combined.
 
     Raises ValueError for an operator without a derivative.
     """
@@ -51,13 +51,13 @@ def partials(body: Scalar) -> tuple[Partial, ...]:
 
 
 def sum_terms(parts: Iterable[Scalar]) -> Scalar:
-    """The sum of *parts*; equal ones are counted."""
+    """Add *parts*; equal ones are counted."""
     counted = Counter(term for part in parts for term in terms(part))
     return add(*(mul(Const(n), part) for part, n in counted.items()))
 
 
 def _chain_rule(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> Iterable[Partial]:
-    """What reaches every read of *body*, of which the whole's derivative is *above*."""
+    """Yield the derivative with respect to every read of *body*, given the derivative *above* of *body*."""
     match body:
         case Access():
             yield Partial(body, above, where)
@@ -79,7 +79,7 @@ def _chain_rule(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> It
 
 
 def _derivatives(op: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    """The derivative of ``op(args)`` with respect to each argument."""
+    """Return the derivative of ``op(args)`` with respect to each argument."""
     function = SCALAR_FUNCTIONS.get(op)
     if function is None or function.derivative is None or len(args) != function.arity:
         known = ", ".join(("+ - * / neg", *FUNCTIONS))

@@ -1,12 +1,10 @@
-r"""Common subexpressions of a forward and a backward pass, and both passes with a stash between them.
+r"""Common subexpression elimination between a forward and a backward pass, with a stash of forward values.
 
 .. math::
    Y = f(v(X)),\quad dX = g(v(X), dY) \;\mapsto\; (Y, S) = (f(S), v(X)),\quad dX = g(S, dY)
 
 Source: the CSE document: analysis (the largest common subexpressions), the forward pass with further outputs, the
-backward pass with placeholders.  Which of the common values are stashed is ``plan``'s.
-
-What a forward and a backward pass have in common, and what stashing each of it takes.
+backward pass with placeholders.  ``stash_plan`` chooses the stashed values.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True)
 class CommonValue:
-    """A value that both passes compute: its *scope* in the forward pass's terms, and what stashing it takes.
+    """A value of both passes: its *scope* over the forward pass's tensors, and the cost of stashing it.
 
-    *name*: the forward equation that holds it, None where none does.  *nbytes* is 0 for an output of the forward pass,
-    which its caller holds anyway.  *operations* are its own, what it reads left out.
+    *name*: the forward equation that stores it, or None.  *nbytes* is 0 for an output of the forward pass, which the
+    caller stores in any case.  *operations* excludes those of its reads.
     """
 
     scope: Scope
@@ -55,11 +53,11 @@ class CommonValue:
 
 @dataclass(frozen=True)
 class StashAnalysis:
-    """A forward and a backward pass read into one table of values, and what they have in common.
+    """A forward and a backward pass in one table of values, with their common values.
 
-    *programs*: as they were given.  *backward*, as read, calls its equations otherwise where *forward* has the name.
-    *parts*: of the forward pass's sums and products, and of the backward pass's.  *common*: what both compute and can
-    be stashed, by the values' numbers.
+    *programs*: the originals.  *backward* has new names for equations whose names *forward* uses.  *parts*: of the
+    forward pass's sums and products, and of the backward pass's.  *common*: the common values that can be stashed, by
+    value number.
     """
 
     programs: tuple[Program, Program]
@@ -72,7 +70,7 @@ class StashAnalysis:
 
     @cached_property
     def largest(self) -> tuple[CommonValue, ...]:
-        """The largest common subexpressions: those that the backward pass reads for something that is not common."""
+        """The largest common subexpressions: those with a reader in the backward pass that is not common."""
         return tuple(self.common[n] for n in sorted(self.problem.cheapest().stashed) if n in self.common)
 
     @cached_property
@@ -82,10 +80,11 @@ class StashAnalysis:
 
 
 def analyse_passes(forward: Program, backward: Program, factored: bool = False) -> StashAnalysis:
-    """What *forward* and *backward* have in common.  *factored*: factors that a sum does not move stand outside it.
+    """Find the common values of *forward* and *backward*.  *factored*: factors independent of a sum are moved out of
+    it.
 
-    Inputs of both that have one name are one tensor, and so are an input of *backward* and a result of *forward*.
-    Raises ValueError where such two have different shapes.
+    Inputs of one name are one tensor, and so are an input of *backward* and a result of *forward* of one name.  Raises
+    ValueError if their shapes differ.
     """
     values = Values(factored)
     first = read_program(values, forward)
@@ -122,7 +121,7 @@ def analyse_passes(forward: Program, backward: Program, factored: bool = False) 
 
 
 def _common(first: ProgramValues, by: PassWriter, demand: Demand, own: int) -> CommonValue | None:
-    """*demand* as common to both passes; None where a scope of its own would have a part that cannot be computed."""
+    """Return *demand* as a common value; None if its scope would have a part that cannot be computed."""
     outputs = first.program.outputs
     holders = [(name, one) for name, one in available_in(first) if _can_stash(one, demand)]
     if holders:
@@ -137,7 +136,7 @@ def _common(first: ProgramValues, by: PassWriter, demand: Demand, own: int) -> C
 
 
 def _can_stash(one: AvailableTensor, demand: Demand) -> bool:
-    """Whether *one* can be handed over as the stash of *demand*: it holds all of it, and begins at 0."""
+    """Whether *one* can be the stash of *demand*: it holds all of it, and begins at 0."""
     return not one.padded and not one.domain and not one.tensor.origin and is_available(one, demand.value, demand.box)
 
 
@@ -147,7 +146,7 @@ def _values(one: ProgramValues) -> tuple[Value, ...]:
 
 @dataclass(frozen=True)
 class Stash:
-    """One stashed value: the output of the forward pass called *name*, which the backward pass reads *reads* times."""
+    """A stashed value: the forward pass's output *name*, with *reads* reads in the backward pass."""
 
     name: str
     scope: Scope
@@ -156,18 +155,17 @@ class Stash:
 
     @property
     def evaluations(self) -> tuple[int, int]:
-        """How often the two passes evaluate it together, without the stash and with it."""
+        """The evaluations by both passes together, without and with the stash."""
         return 1 + self.reads, 1
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Both passes with a stash between them, and what it is worth.
+    """Both passes with a stash between them, and their costs.
 
-    *operations*: of the backward pass; *before*: what they were.  *nbytes*: the bytes of the stash (float32), outputs
-    that the forward pass has anyway left out.  *certificates*: that the forward pass computes the outputs that it did,
-    and that the backward pass does if it is given what the forward pass stashes.  *forms*: what was compared, with the
-    factors of sums inside and outside of these.
+    *operations*: of the backward pass; *before*: without the stash.  *nbytes*: the bytes of the stash (float32),
+    without the original outputs.  *certificates*: of the forward pass's original outputs, and of the backward pass
+    given the stash.  *forms*: the analyses compared, with factors inside and outside of sums.
     """
 
     forward: Program
@@ -185,7 +183,7 @@ class Passes:
         return tuple(plan for _, plan in pareto_front(self.forms))
 
     def within(self, memory: int | None) -> Passes:
-        """The passes under another budget; raises ValueError for a negative one."""
+        """Split the passes under another budget; raises ValueError for a negative one."""
         return _best_passes(self.forms, memory)
 
     def __repr__(self) -> str:
@@ -194,17 +192,17 @@ class Passes:
 
 
 def cse(forward: Program, backward: Program, memory: int | None = None) -> Passes:
-    """Stash what both passes compute so that *backward* computes least, within *memory* bytes if that is given.
+    """Stash common values to minimise the operations of *backward*, within *memory* bytes if given.
 
     The result's ``forward`` has the stash as further outputs, its ``backward`` reads them as inputs of these names.
-    Raises ValueError for a negative *memory*, for tensors of one name and different shapes, and where a stashed value
-    has the name of an output of *backward*.
+    Raises ValueError for a negative *memory*, for tensors of one name with different shapes, and for a stashed value
+    with the name of an output of *backward*.
     """
     return _best_passes(tuple(analyse_passes(forward, backward, factored) for factored in (False, True)), memory)
 
 
 def pareto_front(forms: tuple[StashAnalysis, ...]) -> tuple[tuple[StashAnalysis, StashPlan], ...]:
-    """The plans of *forms* that no other beats in operations and bytes, most bytes first."""
+    """Return the Pareto-optimal plans of *forms* in operations and bytes, most bytes first."""
     every = sorted(((f, p) for f in forms for p in f.curve), key=lambda e: (e[1].nbytes, e[1].operations))
     out: list[tuple[StashAnalysis, StashPlan]] = []
     for form, plan in every:
@@ -220,9 +218,9 @@ def _best_passes(forms: tuple[StashAnalysis, ...], memory: int | None) -> Passes
 
 
 def split_passes(found: StashAnalysis, plan: StashPlan, forms: tuple[StashAnalysis, ...] = ()) -> Passes:
-    """The passes of *found* with what *plan* says stashed between them; raises ValueError as ``cse`` does.
+    """Split the passes of *found* at the values of *plan*; raises ValueError like ``cse``.
 
-    *forms*: the analyses that it was chosen from, the first of them that of the passes as they are.
+    *forms*: all analyses compared, the unchanged passes first.
     """
     chosen = [found.common[n] for n in sorted(plan.stashed) if n in found.common]
     before, after = found.programs
@@ -248,15 +246,15 @@ def split_passes(found: StashAnalysis, plan: StashPlan, forms: tuple[StashAnalys
 
 
 def substitute_placeholders(src: Program, tgt: Program) -> Program:
-    """*tgt* with every largest subexpression that *src* computes too replaced by a placeholder.
+    """Replace every largest common subexpression of *src* and *tgt* in *tgt* by a placeholder.
 
-    It is called as in the CSE document; ``cse`` also gives the *src* whose outputs feed the placeholders.
+    This is ``optimize`` of the CSE document; ``cse`` also returns the *src* whose outputs feed the placeholders.
     """
     return cse(src, tgt).backward
 
 
 def _equation_names(found: StashAnalysis, backward: Program) -> dict[str, str]:
-    """The names that equations of *backward* had, where these are free."""
+    """Return the original names of equations of *backward* that are free."""
     names = zip(found.backward.program.equations, found.programs[1].equations, strict=True)
     inputs = {t.name for t in backward.inputs}
     made = {e.name for e in backward.equations}

@@ -1,6 +1,6 @@
-r"""What to stash: the cheapest backward pass, and how much memory that takes.
+r"""Rematerialisation planning: the choice of stashed values that minimises the backward pass's operations.
 
-A value that the backward pass needs is computed again, or read if it is stashed; what is computed needs what it reads:
+A value that the backward pass needs is recomputed, or read if it is stashed; a computed value needs its reads:
 
 .. math::
    \min \sum_v o_v c_v \quad\text{where}\quad c_v + s_v \ge 1 \text{ if } v \text{ is needed: an output, or read by } u
@@ -25,9 +25,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 @dataclass(frozen=True)
 class ValueNode:
-    """A value that a pass may compute: its own *operations*, what it *reads*, and the bytes that stashing it takes.
+    """A value of a pass: its own *operations*, its *reads*, and the bytes of stashing it.
 
-    *nbytes* is None for what cannot be stashed and 0 for what the caller holds anyway.
+    *nbytes* is None for a value that cannot be stashed, and 0 for a value that the caller stores in any case.
     """
 
     operations: int
@@ -37,7 +37,7 @@ class ValueNode:
 
 @dataclass(frozen=True)
 class StashPlan:
-    """Which values are stashed, the operations that are left, and the bytes of the stash."""
+    """A plan: the stashed values, the remaining operations, and the bytes of the stash."""
 
     stashed: frozenset[int]
     operations: int
@@ -46,7 +46,7 @@ class StashPlan:
 
 @dataclass(frozen=True)
 class StashProblem:
-    """The values of a pass by number, and those of its outputs."""
+    """The values of a pass by number, and its outputs."""
 
     nodes: Mapping[int, ValueNode]
     roots: tuple[int, ...]
@@ -57,7 +57,7 @@ class StashProblem:
         return tuple(n for n, node in self.nodes.items() if node.nbytes is not None)
 
     def outcome(self, stashed: Iterable[int]) -> StashPlan:
-        """What computing the outputs takes if *stashed* are read; of these only the ones that are."""
+        """Return the plan that reads *stashed*, restricted to the values that are read."""
         held = set(stashed)
         seen: set[int] = set()
         waiting = list(self.roots)
@@ -75,7 +75,7 @@ class StashProblem:
         )
 
     def cheapest(self, price: Fraction | None = None) -> StashPlan:
-        """The fewest operations + *price* · bytes; without a price the fewest operations, then the fewest bytes.
+        """Minimise operations + *price* · bytes; without a price operations, then bytes.
 
         Exact: the capacities are integers.
         """
@@ -95,7 +95,7 @@ class StashProblem:
         return self.outcome(n for n in self.candidates if ("needed", n) in side and ("computed", n) not in side)
 
     def within(self, budget: int | None) -> StashPlan:
-        """The fewest operations with at most *budget* bytes stashed, and of these plans one with the fewest bytes.
+        """Minimise operations with at most *budget* bytes stashed, then bytes.
 
         Raises ValueError for a negative budget.
         """
@@ -108,14 +108,14 @@ class StashProblem:
         return self._solved(budget, first.operations)
 
     def curve(self) -> tuple[StashPlan, ...]:
-        """Every plan that no other beats in both operations and bytes, most bytes first."""
+        """Return the Pareto-optimal plans in operations and bytes, most bytes first."""
         found = [self.cheapest()]
         while found[-1].nbytes > 0:
             found.append(self.within(found[-1].nbytes - 1))
         return tuple(found)
 
     def _solved(self, budget: int, most: int | None) -> StashPlan:
-        """The fewest operations; if *most* is given, the fewest bytes with at most so many operations."""
+        """Minimise operations; if *most* is given, bytes with at most *most* operations."""
         numbers = list(self.nodes)
         place = {number: n for n, number in enumerate(numbers)}
         width = len(numbers)

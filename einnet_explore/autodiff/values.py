@@ -1,4 +1,4 @@
-r"""Values: every subexpression of several programs as a function of parameters, each function once.
+r"""Value numbering: every subexpression of several programs as a function of parameters, each function once.
 
 .. math::  v = \mathop{L}_{\vec p} f\big(v_1[\tau_1(\vec p)], \dots\big)
 
@@ -9,9 +9,8 @@ index they are read at: an index whose iterators occur in no other one is a para
 through (the inliner of the CSE document).  Source: the tensor expression tree of the CSE document; keys are those of
 ``analysis.canonical_keys``.
 
-Values and their uses: a function of parameters, read at indices, with a sign.
-
-The canonical form of a definition: which of its indices are parameters, in what order, and the key.
+A use reads a value at indices, with a sign.  The canonical form of a definition determines its parameters, their order,
+and the key:
 
 .. math::  f(T_1[\tau_1(\vec x)], \dots) = \big(\mathop{L}_{\vec p} f(T_1[\pi_1(\vec p)], \dots)\big)[\sigma(\vec x)]
 """
@@ -50,17 +49,17 @@ Entries: TypeAlias = "tuple[tuple[int, Term], ...]"
 """The terms of a sum with their signs, or the factors of a product, where -1 means divided by."""
 
 Called: TypeAlias = "Mapping[Iterator, str]"
-"""What iterators are called, in the order in which they are written."""
+"""Names of iterators, in written order."""
 GROUPS = ("sum", "product")
 """The kinds of flat values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """One function.  *scope* defines it: its traversals are the parameters, it reads the values called ``#number``.
+    """One function, defined by *scope*: its traversals are the parameters, it reads values named ``#number``.
 
-    *names* are what the parameters were called where it was found first (*summed*: its summations), and *order* is the
-    order in which they were written there.
+    *names*, *summed* and *order* are the parameters' names, the summations' names and the written order at the first
+    occurrence.
     """
 
     number: int
@@ -88,36 +87,36 @@ class Use:
     at: tuple[Index, ...]
 
     def moved(self, to: dict[Iterator, Index]) -> Use:
-        """The use with iterators replaced."""
+        """Replace iterators of the use."""
         return replace(self, at=tuple(substitute_index(i, to) for i in self.at))
 
 
 def lone_index(x: Iterator) -> Index:
-    """*x* as an index: its value if it has only one."""
+    """Return *x* as an index; a constant for extent 1."""
     return as_index(x.lo if x.extent == 1 else x)
 
 
 def index_span(index: Index, domain: tuple[Bound, ...] = ()) -> tuple[int, int]:
-    """The half-open range of what *index* is where *domain* holds.
+    """Return the exact half-open range of *index* inside *domain*.
 
-    It is exact: digits of one iterator go together, and what is computed beyond that reads beyond its sources.
+    Digits of one iterator are combined; a larger range would lead to illegal reads.
     """
     lo, hi = index_reach(index, domain)
     return (lo, hi + 1) if lo <= hi else (index.bounds[0], index.bounds[1] + 1)  # a domain that holds nowhere
 
 
 def parameter_names(value: Value) -> Called:
-    """What the parameters of *value* are called."""
+    """Return the names of the parameters of *value*."""
     return {value.scope.traversals[n]: value.names[n] for n in value.order}
 
 
 def substitute_iterators(term: Term, to: dict[Iterator, Index]) -> Term:
-    """*term* with iterators replaced."""
+    """Replace iterators of *term*."""
     return term.moved(to) if isinstance(term, Use) else term
 
 
 def definition_scalar(term: Term) -> Scalar:
-    """*term* as the body of a definition reads it."""
+    """Return *term* as the body of a definition reads it."""
     if isinstance(term, Const):
         return term
     read = Access(term.value.tensor, term.at)
@@ -125,7 +124,7 @@ def definition_scalar(term: Term) -> Scalar:
 
 
 FREE_EXTENT = 1 << 40
-"""Parameters that stand for whole indices range over [-FREE, FREE): who reads the value says where."""
+"""Parameters that stand for whole indices range over [-FREE_EXTENT, FREE_EXTENT); the readers bound them."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Canonical:
 
 
 def canonical(body: Scalar, summations: tuple[Iterator, ...] = (), reduce: str = "sum") -> Canonical:
-    """*body* reduced over *summations* as a function of its other indices."""
+    """Return the canonical form of *body*, reduced over *summations*, as a function of its other indices."""
     args, sums, read = _parameters(body, summations)
     # Bounds tell parameters from summations of the same range; they are in no definition.
     marks = tuple(Bound(as_index(p), 0, 0) for p in args)
@@ -152,17 +151,17 @@ def canonical(body: Scalar, summations: tuple[Iterator, ...] = (), reduce: str =
 
 
 def numbered_iterators(iterators: Sequence[Iterator], stem: str) -> dict[Iterator, Iterator]:
-    """Iterators of the same ranges called *stem* and a number."""
+    """Return iterators of the same ranges, named *stem* and a number."""
     return {x: Iterator(f"{stem}{n}", x.lo, x.hi) for n, x in enumerate(iterators)}
 
 
 def _parameters(
     body: Scalar, summations: tuple[Iterator, ...]
 ) -> tuple[dict[Iterator, Index], dict[Iterator, Iterator], Scalar]:
-    """Parameters and the indices that they stand for, summations and what they were, and the body over these.
+    """Return the parameters with their indices, the summations with their originals, and the body over both.
 
-    An index is a parameter as a whole where its iterators occur in no other index, are not summed and not compared;
-    otherwise its iterators are.
+    An index is one parameter if its iterators occur in no other index, summation or comparison; otherwise its iterators
+    are parameters.
     """
     indices = tuple(dict.fromkeys(i for a in accesses(body) for i in a.index))
     fixed = {*compared_iterators(body), *summations}
@@ -186,9 +185,9 @@ def _parameters(
 
 
 class Values:
-    """The values found so far, by number; building one that is known gives the known one.
+    """Hash-consed table of values: building a known value returns its number.
 
-    *factored*: factors that a sum does not move stand outside it, by distributivity.
+    *factored*: factors independent of a sum are moved out of it, by distributivity.
     """
 
     def __init__(self, factored: bool = False) -> None:
