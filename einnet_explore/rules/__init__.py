@@ -1,4 +1,4 @@
-"""Every derivation rule that needs no table of operators, in the order of the paper's Table 1."""
+"""Derivation rules that need no table of operators, in the order of the paper's Table 1."""
 
 from typing import Any
 

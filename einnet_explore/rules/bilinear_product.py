@@ -10,7 +10,7 @@ for a table `T`, and for :math:`\sum_k A[m,k]\, B[k,n]` where `m`, `k` and `n` a
 is such a form of blocks.  The guard is :math:`\sum_p W[k,p]\,U[p,i]\,V[p,j] = T[k,i,j]`, entry by entry.  The
 transforms and the product become equations of their own.
 
-Sources: V. Strassen, 1969; J. Laderman, 1976; A. Karatsuba and Y. Ofman, 1962 (``algebra/small_products.py``).
+Sources: V. Strassen, 1969; J. Laderman, 1976; A. Karatsuba and Y. Ofman, 1962 (``analysis/bilinear.py``).
 """
 
 from __future__ import annotations
@@ -156,11 +156,11 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
     )
     small = {x: Iterator(x.name, 0, x.extent // parts) for x, parts in ((m, a), (k, b), (n, c))}
 
-    def cut(x: Iterator, block: Index) -> Index:
+    def block_index(x: Iterator, block: Index) -> Index:
         return block * small[x].extent + as_index(small[x])
 
-    here: dict[Iterator, IndexLike] = {m: cut(m, as_index(i) // b), k: cut(k, as_index(i) % b)}
-    there: dict[Iterator, IndexLike] = {k: cut(k, as_index(j) // c), n: cut(n, as_index(j) % c)}
+    here: dict[Iterator, IndexLike] = {m: block_index(m, as_index(i) // b), k: block_index(k, as_index(i) % b)}
+    there: dict[Iterator, IndexLike] = {k: block_index(k, as_index(j) // c), n: block_index(n, as_index(j) % c)}
     left = _transform(program, "X", params.algorithm.u, p, i, substitute(data, here))
     right = _transform(program, "L", params.algorithm.v, p, j, substitute(filters, there))
     over = (p, *(small.get(x, x) for x in scope.traversals))

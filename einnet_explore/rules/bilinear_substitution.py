@@ -204,7 +204,7 @@ def _at(window: Window, p: Iterator, windows: _Windows) -> tuple[Index | Iterato
 
 
 def explain(program: Program, at: Path) -> str:
-    """Why no traversal and summation of the scope make a filter of a size for which there is an algorithm."""
+    """Return why no traversal and summation of the scope make a filter of a size with a known algorithm."""
     scope = program.scope_at(at)
     pairs = [(h, r, window_of(scope, h, r)) for h in scope.traversals for r in scope.summations]
     sized = [
@@ -231,7 +231,7 @@ def encode(params: Filter) -> dict[str, Any]:
 
 
 def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
-    """The inverse of ``encode``; ``points`` may be given beside ``outputs``, ``in_place`` with either."""
+    """The inverse of ``encode``; ``points`` may be given in addition to ``outputs``, ``in_place`` with either."""
     scope = program.scope_at(at)
     with refusing():
         h = iterator_by_name(scope.traversals, params["traversal"])

@@ -84,7 +84,7 @@ def _legal(scope: Scope, windows: tuple[tuple[Iterator, Index, int], ...], wrap:
 
 
 def explain(program: Program, at: Path) -> str:
-    """Why nothing can be cut away: the support of every iterator is its range, or nothing is known of the body."""
+    """Return why nothing can be removed: the support of every iterator is its range, or the body is unknown."""
     scope = program.scope_at(at)
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     kept = f"the traversals are the result's: {join_names(scope.traversals)}; " if len(at) == 1 else ""

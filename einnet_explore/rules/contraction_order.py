@@ -7,7 +7,7 @@ r"""Contraction order: associativity of products of several factors, by what eac
 
 Sums that are read as factors are put in (distributivity inwards), which leaves one sum over all factors; then it is
 taken apart along a binary tree of them, in which each node sums over what no other factor needs.  The tree with the
-fewest multiplications is proposed (``algebra/chains.py``).
+fewest multiplications is proposed (``analysis/products.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """One sum: its factors (*parts*) and the constants beside them."""
+    """One sum: its factors (*parts*) and its constant factors."""
 
     parts: tuple[Scalar, ...]
     constants: tuple[Scalar, ...]
@@ -104,7 +104,7 @@ def _flat(scope: Scope) -> _Flat:
     constants: list[Scalar] = []
     summations = list(scope.summations)
 
-    def put(body: Scalar) -> None:
+    def collect(body: Scalar) -> None:
         for factor in factors(body):
             if isinstance(factor, Const):
                 constants.append(factor)
@@ -113,11 +113,11 @@ def _flat(scope: Scope) -> _Flat:
                 found = open_reduction(factor, "sum", (*scope.traversals, *summations))
                 if not isinstance(found, str) and has_finite_padding(found[0]):
                     summations.extend(found[1])
-                    put(found[0])
+                    collect(found[0])
                     continue
             parts.append(factor)
 
-    put(scope.body)
+    collect(scope.body)
     if not parts:
         raise Refused("the body is a constant")
     return _Flat(tuple(parts), tuple(constants), tuple(summations))
@@ -151,7 +151,7 @@ def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Ite
 
 
 def explain(scope: Scope) -> str:
-    """Why no other order is proposed."""
+    """Return why no other order is proposed."""
     try:
         flat = _flat(scope)
     except Refused as why:

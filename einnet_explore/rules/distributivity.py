@@ -1,4 +1,4 @@
-r"""Distributivity: what does not depend on a summation is pulled out of it, or put back in.
+r"""Distributivity: a factor that does not depend on a summation moves out of it, or back in.
 
 .. math::
    \mathop{L}_{\vec x} \sum_{\vec y} g(\vec x)\, f(\vec x, \vec y)
@@ -30,7 +30,7 @@ class Outwards:
 
 @dataclass(frozen=True, slots=True)
 class Inwards:
-    """What stands beside the factor (or term) with this number goes into the sum that it reads."""
+    """The other factors (or terms) move into the sum that the factor of this number reads."""
 
     part: int
 

@@ -3,7 +3,7 @@ r"""eOperator generation (EinNet §5.2).
 .. math::
    \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
-A whole equation is instantiated where it stands; a nested scope is taken out into an equation of its own first.  Scopes
+A whole equation is instantiated in place; a nested scope becomes an equation of its own first.  Scopes
 inside it must be plain re-indexings, which the kernel computes in place, or be read at most once an element: any other
 summation inside would be done again for every read.  Where a scope is only its tensor's elements in an order that
 strides express, no kernel is needed: it is a ``View``.  An output is no view unless its strides are row-major, since a

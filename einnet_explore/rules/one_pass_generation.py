@@ -6,7 +6,7 @@ r"""One-pass generation: a softmax-weighted sum becomes a kernel that meets its 
    h(a ⧺ b) = h(a) \oplus h(b)
 
 The scope says what is computed, before and after.  That it may be computed in blocks is the law of
-``algebra/monoids.py``: (m, s, v) is a homomorphism into a monoid.  The law is checked when the rule is applied.
+``analysis/softmax_monoid.py``: (m, s, v) is a homomorphism into a monoid.  The law is checked when the rule is applied.
 Eoperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.
 
 Source: T. Dao et al., FlashAttention, 2022.

@@ -82,7 +82,7 @@ def _centre(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) ->
 
 
 def explain(scope: Scope) -> str:
-    """Why there is nothing to re-centre."""
+    """Return why there is nothing to re-centre."""
     if len(scope.summations) < 2:
         return f"the scope has {len(scope.summations)} summations, expected one to stand within another"
     return "no factor is the exponential of a difference of what is summed and what is not"

@@ -196,7 +196,7 @@ def _fresh(scope: Scope, stem: str, count: int) -> tuple[str, ...]:
 
 
 def explain(scope: Scope) -> str:
-    """Why nothing is substituted here: what refuses the candidates, or that the indices suggest none."""
+    """Return why nothing is substituted: the refusal of a candidate, or that no index suggests one."""
     for group in (scope.traversals, scope.summations):
         for params in _candidates(scope, group):
             for reason in refusals_of(rewrite, scope, params):

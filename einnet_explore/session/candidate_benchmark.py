@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from einnet_explore.ir import Program
 from einnet_explore.session.measured_candidates import (
-    TOGETHER,
-    Benched,
+    ROUNDS_PER_UPDATE,
+    CandidateMeasurements,
     Roof,
     arrays,
     cpu_roof,
@@ -65,7 +65,7 @@ def note(choices: tuple[Choice, ...]) -> str:
     return f"There is no CUDA GPU to measure on (missing: {gpu.missing}): take this CPU, or a profile recorded on one."
 
 
-def check(device: str) -> None:
+def check_device(device: str) -> None:
     """Raise ValueError, with what is missing, unless candidates can be measured on *device* or priced for it."""
     known = {choice.name: choice for choice in devices()}
     name = PREFIX if device.startswith(PREFIX) else device
@@ -79,7 +79,7 @@ def check(device: str) -> None:
 
 def bench(
     programs: Mapping[str, Program], rounds: int = 15, threads: int = 1, seed: int = 0, device: str = "cpu"
-) -> Iterable[Benched]:
+) -> Iterable[CandidateMeasurements]:
     """Compile and time *programs* in interleaved rounds, all on the same random inputs; yields what is known so far.
 
     Weights are constants.  The programs must have the same inputs and outputs.  The *device* is ``cpu``, ``cuda``, or
@@ -90,7 +90,7 @@ def bench(
         raise ValueError("no programs to measure, expected at least one")
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    check(device)
+    check_device(device)
     if device == "cpu":
         return _on_cpu(programs, rounds, threads, seed)
     if device == "cuda":
@@ -100,7 +100,7 @@ def bench(
     return _recorded(programs, device)
 
 
-def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[Benched]:
+def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[CandidateMeasurements]:
     from einnet_explore.runtime.keys import device_name, library_versions
     from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.outputs import largest_error
@@ -112,7 +112,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     failures: dict[str, str] = {}
     roofs: dict[str, Roof] = {}
     want: dict[str, Any] = {}
-    known = Benched(
+    known = CandidateMeasurements(
         programs, threads, errors=errors, failures=failures, device=device_name(), library=library_versions()
     )
     for n, (name, program) in enumerate(programs.items(), 1):
@@ -134,7 +134,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     samples: dict[str, tuple[float, ...]] = dict.fromkeys(compiled, ())
     done = 0
     while done < rounds:
-        some = min(TOGETHER, rounds - done)
+        some = min(ROUNDS_PER_UPDATE, rounds - done)
         timings = time_calls({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
         samples = {name: (*samples[name], *timings[name].samples) for name in compiled}
         done += some
@@ -143,7 +143,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
         )
 
 
-def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Benched]:
+def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
     from einnet_explore.pipeline.devices import device_cost_model
 
     model = device_cost_model(device)
@@ -154,7 +154,7 @@ def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Benched]
     }
     hows = {name: "recorded" if cost.how == "measured" else f"estimated ({cost.how})" for name, cost in found.items()}
     samples = {name: (cost.seconds,) for name, cost in found.items()}
-    yield Benched(
+    yield CandidateMeasurements(
         programs, model.device.threads, 1, samples, stage="", device=model.device.name, roofs=roofs, hows=hows
     )
 
@@ -167,7 +167,7 @@ def _compiled(program: Program, threads: int, constants: Mapping[str, Any]) -> C
     return compile_measured(program, threads, known, ProfileStore())
 
 
-def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[Benched]:
+def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[CandidateMeasurements]:
     """*programs* compiled for the GPU and timed there in interleaved rounds; the same values as ``bench`` on a CPU.
 
     Raises ValueError where the first program does not run.
@@ -180,7 +180,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
     first = next(iter(programs))
     feeds, constants = arrays(programs[first], seed)
     name_of, library = execution.cuda_device().key
-    known = Benched(programs, 1, device=name_of, library=library)
+    known = CandidateMeasurements(programs, 1, device=name_of, library=library)
     errors: dict[str, float] = {}
     failures: dict[str, str] = {}
     calls: dict[str, list[Any]] = {}
@@ -206,7 +206,7 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
     samples: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
     done = 0
     while done < rounds:
-        some = min(TOGETHER, rounds - done)
+        some = min(ROUNDS_PER_UPDATE, rounds - done)
         times = execution.time_in_rounds(calls, rounds=some)
         samples = {name: (*samples[name], *times[name]) for name in calls}
         done += some

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from statistics import median, quantiles
 from typing import Any
 
@@ -77,7 +77,7 @@ def position(done: Work, seconds: float, roof: Roof) -> Position:
     return Position(flops, bandwidth, flops / roof.flops, bandwidth / roof.bandwidth)
 
 
-@cache
+@lru_cache(64)
 def cpu_roof(threads: int, nbytes: int) -> Roof:
     """The ceilings of this CPU for a working set of *nbytes*, measured now: about half a second."""
     from einnet_explore.runtime.device_rates import peak_flops, stream_bandwidth
@@ -90,14 +90,14 @@ def working_set(nbytes: int) -> int:
     return min(LARGEST, max(SMALLEST, 1 << max(0, nbytes - 1).bit_length()))
 
 
-TOGETHER = 3
+ROUNDS_PER_UPDATE = 3
 """Rounds between two looks at the results."""
 
 BAR, ROW, TEXT = 320.0, 24.0, 12.0
 
 
 @dataclass(frozen=True)
-class Benched:
+class CandidateMeasurements:
     """What is known so far of *programs* by name, the first of which is what the others are compared with.
 
     *samples* are seconds a call, one a round; *errors* the largest difference of the outputs from the first program's,

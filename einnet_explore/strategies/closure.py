@@ -83,9 +83,9 @@ class ExpressionSearches:
     def __post_init__(self) -> None:
         self.until = self.watch.seconds + self.limits.seconds
 
-    def share(self, expressions: tuple[int, ...], last: bool = False) -> None:
-        """Give *expressions* half of the time that is left, all of it to the *last*: first members are the best."""
-        left = max(0.0, self.until - self.watch.seconds) / (1 if last else 2)
+    def share(self, expressions: tuple[int, ...], part: float = 0.5) -> None:
+        """Divide *part* of the remaining time among *expressions*: the first members of a closure are the best."""
+        left = max(0.0, self.until - self.watch.seconds) * part
         self.seconds = left / max(1, len(expressions))
 
     @property
@@ -258,7 +258,7 @@ def _members(program: Program, pieces: ExpressionSearches) -> Iterable[Derivatio
             yield member
     several = [member for member in members if len(compute_bound(member.end)) > 1]
     for n, member in enumerate(several):
-        pieces.share(compute_bound(member.end), last=n == len(several) - 1)
+        pieces.share(compute_bound(member.end), part=1.0 if n == len(several) - 1 else 0.5)
         for done in _merged_on(member, pieces):
             if pieces.late:
                 return

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, bench, devices, note
-from einnet_explore.session.measured_candidates import Benched
+from einnet_explore.session.measured_candidates import CandidateMeasurements
 from einnet_explore.support.wording import count_noun
 from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
@@ -29,7 +29,7 @@ class Measuring:
     def __init__(self, desk: Board, searching: Searching) -> None:
         self.desk = desk
         self.searching = searching
-        self.result: Benched | None = None
+        self.result: CandidateMeasurements | None = None
         self.labels: dict[str, str] = {}
         self.rounds = 0
         self.says = ""
@@ -137,7 +137,7 @@ class Measuring:
         """Stop after the current compilation or rounds, and keep the results."""
         self._stopped.set()
 
-    def _work(self, going: Iterable[Benched]) -> None:
+    def _work(self, going: Iterable[CandidateMeasurements]) -> None:
         try:
             for result in going:
                 self.result, self.says = result, result.stage
