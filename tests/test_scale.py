@@ -156,9 +156,9 @@ def test_a_search_bounded_by_states_is_the_same_again() -> None:
     """Also in another process, whose strings hash differently; seconds would cut it off elsewhere each time."""
     code = (
         "import json, einnet_explore as ee\n"
-        "from einnet_explore.session.many_searches import search_one\n"
+        "from einnet_explore.session.many_searches import run_search\n"
         "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)\n"
-        "print(json.dumps(search_one('c', p, (), None, {}, 60)))\n"
+        "print(json.dumps(run_search('c', p, (), None, {}, 60)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
