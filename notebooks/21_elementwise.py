@@ -35,7 +35,7 @@ from einnet_explore.codegen.elementwise import (
     ElementwiseLaunch,
     aligned_kernel,
     block_count,
-    elementwise_kernel,
+    grid_stride_kernel,
     pack_size,
     plan_launch,
 )
@@ -159,7 +159,7 @@ Code(emit(aligned_kernel(add, 4096), "cuda"), language="cuda")
 
 # %%
 def counted(launch, times):
-    text = nvrtc.compile_cuda(elementwise_kernel(cast, launch), "compute_80").code.decode()
+    text = nvrtc.compile_cuda(grid_stride_kernel(cast, launch), "compute_80").code.decode()
     lines = [line.strip() for line in text.splitlines()]
     return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
 

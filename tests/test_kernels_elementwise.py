@@ -27,7 +27,7 @@ from einnet_explore.codegen.elementwise import (
     aligned_kernel,
     block_count,
     elementwise_host_kernel,
-    elementwise_kernel,
+    grid_stride_kernel,
     index_type,
     pack_size,
     plan_launch,
@@ -152,10 +152,10 @@ def test_64_bits_beyond_2_to_31() -> None:
     assert plan_launch((1 << 31) - 1 - most, (F16,), (0,)).index == I32
     wide = plan_launch((1 << 31) + 5, (F16,), (0,))
     assert wide == ElementwiseLaunch(8, (1 << 28), 5, 27648, I64)
-    text = emit(elementwise_kernel(replace(ADD, name="wide"), wide), "cuda")
+    text = emit(grid_stride_kernel(replace(ADD, name="wide"), wide), "cuda")
     assert "const long long packs" in text and "(long long)blockIdx.x * 256LL" in text and "i * 8LL" in text
     assert "int i " not in text and "int first" not in text and "int last" not in text
-    assert "const long packs" in emit(elementwise_kernel(ADD, wide), "opencl")
+    assert "const long packs" in emit(grid_stride_kernel(ADD, wide), "opencl")
     assert "long long" in emit(elementwise_host_kernel(ADD), "c")
 
 
@@ -164,17 +164,17 @@ def test_plans_that_cannot_be() -> None:
         with pytest.raises(Refused, match=r"elements of 1 arrays at"):
             plan_launch(*arguments)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="functor cast: a pack of 0 elements"):
-        elementwise_kernel(CAST, ElementwiseLaunch(0, 1, 0, 1, I32))
+        grid_stride_kernel(CAST, ElementwiseLaunch(0, 1, 0, 1, I32))
 
 
 @pytest.mark.parametrize("pack", range(1, 9))
 def test_pairs_for_even_packs_only(pack: int) -> None:
     for made, paired in ((CAST, "__float22half2_rn"), (ADD, "__hadd2")):
-        text = emit(elementwise_kernel(made, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda")
+        text = emit(grid_stride_kernel(made, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda")
         assert (paired in text) == (pack % 2 == 0)
         assert ("__float2half_rn" in text) == (pack % 2 == 1)
     single = Functor(operand_read("x"), F32, (("x", F16),))
-    assert "half2" not in emit(elementwise_kernel(single, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda").replace(
+    assert "half2" not in emit(grid_stride_kernel(single, ElementwiseLaunch(pack, 10, 0, 1, I32)), "cuda").replace(
         "__half2float", ""
     )
 
@@ -184,7 +184,7 @@ def test_pairs_for_even_packs_only(pack: int) -> None:
 def test_any_pack_computes_the_same(pack: int, tail: int) -> None:
     # Also packs that no rule gives: thread by thread, in plain Python.
     n = 40 * pack + tail
-    made = elementwise_kernel(ADD, ElementwiseLaunch(pack, 40, tail, 2, I32))
+    made = grid_stride_kernel(ADD, ElementwiseLaunch(pack, 40, tail, 2, I32))
     a, b = (np.random.default_rng(k).normal(size=n).astype(np.float16) for k in range(2))
     out = np.zeros(n, np.float16)
     kernel_machine.run(made, {"result": out, "operand a": a, "operand b": b, "packs": 40, "tail": tail})

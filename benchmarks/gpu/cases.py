@@ -205,7 +205,7 @@ def _pointwise(
 ) -> CudaPlan:
     (shape,) = set(inputs.values())
     step: CudaLaunch = kernel_launch(
-        elementwise.elementwise_kernel(functor, launch),
+        elementwise.grid_stride_kernel(functor, launch),
         ["y", *inputs, launch.packs, launch.tail],
         (launch.blocks, 1, 1),
     )

@@ -131,7 +131,7 @@ def functor_arguments(functor: Functor) -> tuple[Array, ...]:
     )
 
 
-def elementwise_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
+def grid_stride_kernel(functor: Functor, launch: ElementwiseLaunch) -> Kernel:
     """Return the GPU kernel of *functor*; its text depends on pack, index type and the presence of a tail.
 
     Parameters: result, operands, scalars, number of packs, number of single elements. Halves are computed in pairs if
@@ -185,7 +185,7 @@ def elementwise_host_kernel(functor: Functor) -> Kernel:
 
 def aligned_kernel(functor: Functor, length: int) -> Kernel:
     """Return the kernel for aligned arrays of *length* elements."""
-    return elementwise_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
+    return grid_stride_kernel(functor, plan_launch(length, functor.kinds, [0] * len(functor.kinds)))
 
 
 def _scalars(functor: Functor, arrays: Iterable[Array]) -> tuple[list[Statement], dict[str, Expr]]:

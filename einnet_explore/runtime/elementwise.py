@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.elementwise import A100, Gpu, elementwise_host_kernel, elementwise_kernel, plan_launch
+from einnet_explore.codegen.elementwise import A100, Gpu, elementwise_host_kernel, grid_stride_kernel, plan_launch
 from einnet_explore.codegen.functor import Functor
 from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.support.errors import BackendError, Refused
@@ -74,7 +74,7 @@ class Elementwise:
 
 
 _host = lru_cache(maxsize=512)(elementwise_host_kernel)
-_device = lru_cache(maxsize=512)(elementwise_kernel)
+_device = lru_cache(maxsize=512)(grid_stride_kernel)
 
 
 def _crosses(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:

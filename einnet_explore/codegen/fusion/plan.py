@@ -9,7 +9,13 @@ from functools import cached_property
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.codegen.fusion.operations import FusedOperation, operation_cost, program_operations, read_name
-from einnet_explore.codegen.fusion.sizes import AbstractSizes, Shapes, abstract_sizes, check_sizes, size_constants
+from einnet_explore.codegen.fusion.sizes import (
+    AbstractSizes,
+    Shapes,
+    abstract_sizes,
+    check_abstract_sizes,
+    size_constants,
+)
 from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep, grid_axes, reads_own_point
 from einnet_explore.ir import (
     Access,
@@ -384,4 +390,4 @@ def _reads_operation(body: Scalar, operation: FusedOperation) -> bool:
 
 def check_served(fused: FusedKernel, shapes: Shapes) -> None:
     """Raise Refused, with the numbers, if *fused* does not serve inputs of *shapes*."""
-    check_sizes(fused.program.inputs, fused.operations, fused.sizes, shapes)
+    check_abstract_sizes(fused.program.inputs, fused.operations, fused.sizes, shapes)

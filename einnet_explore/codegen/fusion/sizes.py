@@ -131,7 +131,7 @@ def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) 
     return AbstractSizes(tuple(s for s in made.values() if s.dims), axes)
 
 
-def check_sizes(
+def check_abstract_sizes(
     inputs: Iterable[Tensor], found: tuple[FusedOperation, ...], sizes: AbstractSizes, shapes: Shapes
 ) -> None:
     """Raise Refused, with the numbers, if the analysis does not hold for *shapes*.
@@ -159,11 +159,11 @@ def check_sizes(
 def resize_program(program: Program, shapes: Shapes) -> Program:
     """Return *program* for inputs of other *shapes*: the same operations, with every size that follows from them.
 
-    Raises Refused as ``check_sizes`` does.
+    Raises Refused as ``check_abstract_sizes`` does.
     """
     found = program_operations(program)
     sizes = abstract_sizes(program.inputs, found)
-    check_sizes(program.inputs, found, sizes, shapes)
+    check_abstract_sizes(program.inputs, found, sizes, shapes)
     to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
     tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
     inputs = tuple(tensors.values())

@@ -1,6 +1,6 @@
 """Tiled contractions for devices with shared memory or caches, after PlaidML: from a flattened table to a kernel."""
 
-from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
+from einnet_explore.codegen.tiling.contraction import EpilogueContraction, as_contraction
 from einnet_explore.codegen.tiling.cost import (
     Hardware,
     TileCost,
@@ -24,6 +24,7 @@ from einnet_explore.codegen.tiling.shared_layout import (
 )
 
 __all__ = [
+    "EpilogueContraction",
     "GroupedIterator",
     "Hardware",
     "IteratorGroup",
@@ -32,7 +33,6 @@ __all__ = [
     "TileCost",
     "TileSearch",
     "TileSizes",
-    "TiledContraction",
     "TiledKernel",
     "TilingProblem",
     "as_contraction",

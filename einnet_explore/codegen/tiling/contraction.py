@@ -17,7 +17,7 @@ from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tens
 
 
 @dataclass(frozen=True)
-class TiledContraction:
+class EpilogueContraction:
     """*core* reduces, over iterators that start at 0; *epilogue* reads ``SUM_RESULT`` for its value."""
 
     core: Scope
@@ -33,7 +33,7 @@ class TiledContraction:
         return TilingProblem(self.table, 2 + operation_count(self.epilogue), element)
 
 
-def as_contraction(scope: Scope) -> TiledContraction:
+def as_contraction(scope: Scope) -> EpilogueContraction:
     """Return *scope* as a contraction.
 
     Raises ValueError if it has a domain, or reads anything but tensors at addresses of degree one.
@@ -46,7 +46,7 @@ def as_contraction(scope: Scope) -> TiledContraction:
     for access in (*accesses(core.body), *accesses(epilogue)):
         if not isinstance(access.source, Tensor):
             raise ValueError(f"{access!r} reads no tensor; a tiled kernel reads tensors only")
-    made = TiledContraction(core, epilogue)
+    made = EpilogueContraction(core, epilogue)
     _ = made.table
     return made
 

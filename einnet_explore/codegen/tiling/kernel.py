@@ -42,7 +42,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
 from einnet_explore.codegen.language.statements import LoopHint
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
-from einnet_explore.codegen.tiling.contraction import TiledContraction, as_contraction
+from einnet_explore.codegen.tiling.contraction import EpilogueContraction, as_contraction
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, search_best_first, tile_cost
 from einnet_explore.codegen.tiling.staging import THREAD_INDEX, Exprs, TileLoader, affine_expression
 from einnet_explore.ir import REDUCTIONS, Access, Scalar, Scope, Table, Tensor, map_accesses
@@ -235,7 +235,7 @@ def _guarded(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statem
 class TiledKernel:
     """A tiled contraction and its kernel, whose parameters are *inputs*, in order, then the result."""
 
-    contraction: TiledContraction
+    contraction: EpilogueContraction
     cost: TileCost
     inputs: tuple[Tensor, ...]
     kernel: Kernel

@@ -35,7 +35,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.language.tree_walk import integer_constant
 from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
-from einnet_explore.codegen.tiling.contraction import TiledContraction
+from einnet_explore.codegen.tiling.contraction import EpilogueContraction
 from einnet_explore.codegen.tiling.cost import TileCost
 from einnet_explore.codegen.tiling.shared_layout import (
     IteratorGroup,
@@ -179,7 +179,7 @@ class TileInput:
 class TileFrame:
     """*contraction* in tiles of *cost*, for elements of *kind*: the names and positions in its statements."""
 
-    contraction: TiledContraction
+    contraction: EpilogueContraction
     cost: TileCost
     kind: Type
 

@@ -146,7 +146,7 @@ class _Planner:
         try:
             functor = build_functor(seen, equation.name, type_of(DTYPE))
             launch = elementwise.plan_launch(prod(seen.shape), functor.kinds, [0] * len(functor.kinds))
-            made = elementwise.elementwise_kernel(functor, launch)
+            made = elementwise.grid_stride_kernel(functor, launch)
             names = (equation.name, *(n for n, _ in (*functor.operands, *functor.scalars)))
             numbers = {"packs": launch.packs, "tail": launch.tail}
             return (kernel_launch(made, [*names, *numbers.values()], (launch.blocks, 1, 1)),)
