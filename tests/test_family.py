@@ -402,7 +402,7 @@ def test_a_remainder_by_other_parameters() -> None:
         (["W == K", "K == 2*W + 1"], "'K == 2*W + 1':1:1: found K == 2*W + 1, expected a parameter that stands alone"),
         (["W == K", "W >= 4", "K <= 3"], "'W == K':1:1: found W == K, which no number with W >= 4 and K >= 1 and K <="),
         (["W + K == 8"], "'W + K == 8':1:1: found W + K == 8, expected a parameter that stands alone on one side"),
-        (["W == 2*K", "W % 3 == 0"], "'W == 2*K':1:1: found W == 2*K beside W % 3 == 0, expected one of the two"),
+        (["W == 2*K", "W % 3 == 0"], "'W == 2*K':1:1: found W == 2*K with W % 3 == 0, expected one of the two"),
         (["W % (2*K) == 1"], "'W % (2*K) == 1':1:14: found the remainder 1 by several parameters, expected 0"),
         (["W % (2*W) == 0"], "'W % (2*W) == 0':1:1: found W % (2*W) == 0, expected one parameter, which is not tied"),
         (["W == Q"], "'W == Q':1:1: found unknown parameter Q, expected one of W, K, C"),
