@@ -1,6 +1,6 @@
 """Evaluation of the engine: rival engines, evaluation models, tables and figures of the paper (EinNet §7, §8).
 
-The engine never imports this package.
+Only the commands and the lazy names of ``einnet_explore`` import this package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Paired measurement: what this project makes of a model or a case, beside other engines, in interleaved rounds.
+"""Paired measurement of a model or case against other engines, in interleaved rounds.
 
-Every engine has a process of its own; they take turns, so that a slow moment of the machine hits all of them.
-
-Models and cases measured against other engines.
+Every engine has its own process, and engines take turns, so that slow phases of the machine affect all of them equally.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ _NO_SHARED_PROCESSES: Mapping[str, str] = {}
 Sampler: TypeAlias = "Callable[[int, bool], float]"
 
 MIN_SAMPLE_SECONDS = 0.01
-"""Seconds that one sample lasts at least: quick calls are repeated."""
+"""Minimum duration of a sample; shorter calls are repeated."""
 
 SETTLE_SECONDS = 0.01
-"""Seconds after which the waiting threads of the engine that ran last no longer spin."""
+"""Pause between engines, after which idle threads of the previous engine no longer spin."""
 
 REFERENCES = (ORT, NUMPY, DIRECT)
-"""Whose outputs the others' are compared with, the first that there is."""
+"""Engines by priority as the reference for outputs."""
 
 MIN_ROUNDS = 3
-"""How many rounds there are at least where time is short."""
+"""Minimum number of rounds when the time limit is exceeded."""
 
 
 def run_benchmark(
@@ -56,19 +54,18 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Measure an ONNX model or an ``.ein`` case on this machine, in *rounds* interleaved rounds.
 
-    A model is optimised (*budget* seconds of search at most) and compared with the engines *against* and with what
-    ONNX Runtime makes of the optimised model; of a case the best derived candidate is compared with its own equations
-    as generated kernels (``direct``) and with the engines.  After *limit* seconds of rounds no more begin.
+    A model is optimised (no tuning task starts after *budget* seconds) and compared with the engines *against* and
+    with the optimised model in ONNX Runtime.  For a case, the best derived candidate is compared with its original
+    equations as generated kernels (``direct``) and with the engines.  No round starts after *limit* seconds.
 
-    The result holds, an engine: the median, the interquartile range and the samples in seconds; ``ratios``: how many
-    times as long as ours it takes (median over the rounds); ``best``: the fastest of the engines *against* and
-    ``speedup``, its ratio; ``max_rel_error``: how far outputs are from the reference's, relative to the largest output;
-    ``load``: that of the machine, without which times cannot be judged; ``refused``: the engines that cannot run it,
-    and why.  *attribute*: ``attribution`` says what each kept derivation of a model brings: the model without it beside
-    the model with all.
+    The result has for each engine the median, the interquartile range and the samples in seconds; ``ratios``: time
+    relative to this engine's (median over the rounds); ``best``: the fastest of *against*, and ``speedup``, its ratio;
+    ``max_rel_error``: deviation from the reference's outputs relative to the largest output; ``load`` of the machine;
+    ``refused``: the engines that cannot run the task, with reasons.  With *attribute*, ``attribution`` has the speedup
+    of each selected derivation: the time of the model without it over that of the model with all derivations.
 
-    Raises ValueError for an unknown engine or device, for an engine that is not installed, for a file that cannot be
-    read, and where our own engine cannot run it.
+    Raises ValueError for an unknown engine or device, an engine that is not installed, a file that cannot be read, and
+    if this project's engine cannot run it.
     """
     check_device(device)
     if rounds < 1:
@@ -100,10 +97,10 @@ def run_benchmark(
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Engines by label: seconds a call in each round, what is said of each, its error against the *reference*.
+    """Results by engine label: seconds of a call in each round, a description, the error against the *reference*.
 
-    *refused*: those that cannot run their task, and why.  *load*: how many others wanted a core when the rounds began,
-    on average over a minute; beyond the cores that there are, equal engines differ by what core they happen to get.
+    *refused*: reasons of the engines that cannot run their task.  *load*: the machine's load average of a minute when
+    the rounds began; if it exceeds the number of cores, times of equal engines differ.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -115,11 +112,11 @@ class Measurements:
     load: float = 0.0
 
     def ratio(self, name: str, base: str) -> float:
-        """How many times as long as *base* the engine *name* takes: the median over the rounds."""
+        """Return the time of engine *name* relative to *base*: the median over the rounds."""
         return median(a / b for a, b in zip(self.samples[name], self.samples[base], strict=True))
 
     def summary(self, name: str) -> dict[str, Any]:
-        """Median, interquartile range and samples in seconds, and what is said."""
+        """Return the median, interquartile range and samples in seconds, and the description."""
         samples = self.samples[name]
         low, high = (quantiles(samples, n=4)[k] for k in (0, 2)) if len(samples) > 1 else (samples[0], samples[0])
         return {"seconds": median(samples), "iqr": high - low, "samples": list(samples), "says": self.said[name]}
@@ -132,10 +129,10 @@ def measure_engines(
     limit: float | None = None,
     homes: Mapping[str, str] = _NO_SHARED_PROCESSES,
 ) -> Measurements:
-    """The engines of *tasks* by label, all on the inputs of the first that runs, in interleaved rounds.
+    """Measure the engines of *tasks* by label in interleaved rounds, on the inputs of the first engine that runs.
 
-    Each has a process of its own, save that those with the same *homes* entry share one.  Raises ValueError or
-    RuntimeError where the one called *needed* cannot run, or fails later; others are left out then.
+    Each engine has its own process, except that engines with equal *homes* entries share one.  Raises ValueError or
+    RuntimeError if the engine *needed* fails; other engines that fail are refused.
     """
     refused: dict[str, str] = {}
     engines: dict[str, RemoteEngine] = {}
@@ -144,7 +141,7 @@ def measure_engines(
         at = {name: homes.get(name, name) for name in tasks}
         workers = {home: stack.enter_context(Worker()) for home in dict.fromkeys(at.values())}
         for worker in workers.values():
-            with suppress(RuntimeError):  # one that died says so again when it is asked
+            with suppress(RuntimeError):  # a dead process raises again when it is used
                 worker.ready()
         for name, task in tasks.items():
             try:
@@ -172,17 +169,17 @@ def measure_engines(
 def measure_interleaved(
     calls: Mapping[str, Sampler], rounds: int, limit: float | None = None, settle: float = 0, needed: str = ""
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds a call in each round, and who is left out and why; who begins changes from round to round.
+    """Return the seconds of a call in each round, and the reasons of excluded engines; the order rotates each round.
 
-    A call is given how often it is to run and whether once before that, and returns the seconds of the counted runs
-    together.  *settle* seconds pass before each; after *limit* seconds no more rounds begin, once there are
-    ``LEAST_ROUNDS``.  A call that raises RuntimeError is left out from then on, save that of *needed*, which ends all.
+    A sampler takes the number of repeats and whether to warm up first, and returns the total seconds of the repeats.
+    Each sample follows a pause of *settle* seconds; after ``MIN_ROUNDS`` rounds, none starts after *limit* seconds.  A
+    sampler that raises RuntimeError is excluded; if it is *needed*, the error propagates.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     lost: dict[str, str] = {}
     once: dict[str, float] = {}
     for name in calls:
-        with _left_out(name, needed, samples, lost):
+        with _exclude_on_error(name, needed, samples, lost):
             once[name] = max(calls[name](1, True), 1e-7)
     repeats = {name: max(1, int(MIN_SAMPLE_SECONDS / seconds)) for name, seconds in once.items()}
     began = perf_counter()
@@ -193,14 +190,14 @@ def measure_interleaved(
         for n in range(len(names)):
             name = names[(turn + n) % len(names)]
             sleep(settle)
-            with _left_out(name, needed, samples, lost):
+            with _exclude_on_error(name, needed, samples, lost):
                 samples[name].append(calls[name](repeats[name], once[name] < WARMUP_LIMIT_SECONDS) / repeats[name])
     return samples, lost
 
 
 @contextmanager
-def _left_out(name: str, needed: str, samples: dict[str, list[float]], lost: dict[str, str]) -> Generator[None]:
-    """Move *name* from *samples* to *lost* where it raises RuntimeError, unless it is *needed*."""
+def _exclude_on_error(name: str, needed: str, samples: dict[str, list[float]], lost: dict[str, str]) -> Generator[None]:
+    """Move *name* from *samples* to *lost* if the block raises RuntimeError, unless it is *needed*."""
     try:
         yield
     except RuntimeError as problem:

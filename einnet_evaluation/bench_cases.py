@@ -1,9 +1,8 @@
-"""A case (an ``.ein`` program) as what the engines run: derived, as it is, in standard ONNX operators, by NumPy.
+"""Cases (``.ein`` programs) in the forms that engines run: derived, unchanged, in standard ONNX operators, in NumPy.
 
-The ways to write a case in standard operators that are worth running: what they compute is one, what they move not.
-
-Written as it stands, a convolution of a large image gathers every window, gigabytes of them, where its library operator
-reads the image.  Like candidates of a contest, ways that are estimated at more than ``SLACK`` times the best are out.
+The forms in standard operators compute the same values but move different amounts of data: a direct lowering of a
+convolution gathers gigabytes of windows where a library operator reads the image.  Forms that are estimated at more
+than ``MAX_ESTIMATE_RATIO`` times the best are excluded.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from einnet_explore.support.wording import count_noun
 
 
 def random_inputs_of(program: Program) -> Arrays:
-    """An array for every tensor of *program*, the same every time."""
+    """Return a deterministic random array for every input of *program*."""
     rng = np.random.default_rng(0)
     return {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
 
 
 def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
-    """*feeds* as what is given at run time and what is known before."""
+    """Split *feeds* into run-time inputs and weights."""
     inputs = {t.name: feeds[t.name] for t in program.inputs if not t.weight}
     return inputs, {t.name: feeds[t.name] for t in program.inputs if t.weight}
 
@@ -47,10 +46,10 @@ def split_inputs(program: Program, feeds: Arrays) -> tuple[Arrays, Arrays]:
 def tune_case(
     program: Program, constants: Arrays, opened: OriginalOpener, settings: Settings, written: str = ""
 ) -> tuple[CompiledProgram, str] | None:
-    """What a contest of *program* with what is *opened* keeps, as in a model, ready to run, and what is said of it.
+    """Tune *program* as a subprogram of a model against the baseline *opened*; return the winner and its description.
 
-    None where the original is the fastest: no candidate is worth measuring, takes less time, or is proved.  Its time
-    belongs to how it is *written*.
+    Returns None if the original is the fastest: no candidate is worth measuring, is faster, or is proved.  *written*
+    identifies the form of the baseline in the store of times.
     """
     store = ProfileStore()
     task = TuningTask(program, opened, constants, Implementations(settings, store).context(), operators=written)
@@ -64,35 +63,35 @@ def tune_case(
 
 
 def without_library_calls(program: Program) -> Program:
-    """*program* with no equation run by a library."""
+    """Return *program* with every equation as a generated kernel."""
     return replace(program, equations=tuple(replace(e, via=Instance(EOPERATOR)) for e in program.equations))
 
 
 def numpy_call(program: Program, feeds: Arrays) -> Callable[[], Arrays]:
-    """*program* by NumPy: windows are strided views, products go to its BLAS."""
+    """Return a call that evaluates *program* by NumPy: windows are strided views, products use BLAS."""
     return lambda: evaluate(program, feeds, np.float32, outputs_only=True)
 
 
 def describe_operators(program: Program) -> str:
-    """The operators of *program* that take time, in order: views and what only depends on weights are free."""
+    """Describe the operators of *program* in order, without views and weight-only equations."""
     folded = weight_only(program)
     runs = [e.via for e in program.equations if e.name not in folded]
     return " + ".join(repr(via) if via else "as written" for via in runs if via is None or via.operator != VIEW)
 
 
 def standard_forms(program: Program, constants: Arrays, threads: int) -> Sequence[tuple[Program, Model]]:
-    """The forms of *program* that are worth running, the cheapest by estimate first, and the model of each.
+    """Return the promising forms of *program* and their models, cheapest estimate first.
 
-    Raises ValueError where none can be written.
+    Raises ValueError if *program* has no form in standard operators.
     """
     device = Implementations(Settings(threads), ProfileStore()).model.device
     computing = sum(work(e.scope).flops for e in program.equations) / device.peak_flops
     found: list[tuple[float, Program, Model]] = []
-    refusal = "no way to write it"
+    refusal = "no form"
     for written in library_forms(program):
         try:
             model = load_model(program_model(written, constants))
-        except Exception as error:  # every part of ONNX has classes of its own, for want of memory too
+        except Exception as error:  # ONNX's exceptions share no base, out-of-memory errors included
             refusal = str(error) or type(error).__name__
             continue
         starting = len(model.nodes) * device.call_seconds

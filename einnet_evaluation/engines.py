@@ -1,4 +1,4 @@
-"""The engines of a benchmark: each makes a call of a model or case and its inputs."""
+"""Engines of a benchmark: each turns a model or case and its inputs into a call."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ ORT, TORCH, COMPILED, NUMPY = "onnxruntime", "torch", "torch.compile", "numpy"
 GENERATED = "generated"
 
 RIVALS = (ORT, TORCH, COMPILED, NUMPY)
-"""What may be measured against; the last is for cases only, where operators have no kernel elsewhere."""
+"""Engines to compare with; NumPy runs cases only."""
 
 WARMUP_LIMIT_SECONDS = 0.2
-"""Seconds beyond which a call is not run once before it is timed: caches warm up within such a call."""
+"""Longer calls have no warm-up run, since caches warm up within the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be measured, by which engine; plain values, so that another process can be asked for it.
+    """Measurement task of one engine as plain values, which can be sent to another process.
 
-    *export* is where our engine leaves the optimised model, and where ``EXPORTED`` finds it; *attribute*: it says what
-    each kept derivation brings.
+    *export* is the path of the optimised model, written by this project's engine and read by ``EXPORTED``; *attribute*:
+    measure the speedup of each selected derivation.
     """
 
     path: str
@@ -66,9 +66,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A call with what it reads, what it computes, and what is to be said of it.
+    """A call with its inputs, its outputs and a description.
 
-    *written*: a digest of the operators that a case is written with, or of what runs it without any.
+    *written*: digest of the operators of a case's form, or of the versions of the kernels that run it.
     """
 
     call: Callable[[], object]
@@ -79,9 +79,9 @@ class Engine:
     written: str = ""
 
     def sample(self, repeats: int, warm: bool = True) -> float:
-        """Seconds that *repeats* runs take, after one that warms the caches: so many times the median run.
+        """Return *repeats* times the median seconds of a run, after a warm-up run if *warm*.
 
-        One that is interrupted for others' work says nothing of the engine.
+        The median ignores runs that other processes interrupt.
         """
         if warm:
             self.call()
@@ -94,7 +94,7 @@ class Engine:
 
 
 def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
-    """The engines for *path*, ours first; raises ValueError for one that is unknown, not installed or not for it."""
+    """Return the engines for *path*, this project's first; raise ValueError for an unknown or unavailable engine."""
     case = path.endswith(".ein")
     for name in against:
         if name not in RIVALS:
@@ -107,9 +107,9 @@ def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
 
 
 def prepare(task: Task, feeds: Arrays | None = None) -> Engine:
-    """The engine of *task*, run once; *feeds* are random where None.
+    """Return the engine of *task* after one run; *feeds* default to random arrays.
 
-    Raises ValueError or OSError for a file that cannot be read, BackendError where the engine cannot run it.
+    Raises ValueError or OSError for a file that cannot be read, BackendError if the engine cannot run it.
     """
     return _of_case(task, feeds) if task.path.endswith(".ein") else _of_model(task, feeds)
 
@@ -141,7 +141,7 @@ def _session(model: Model, feeds: Arrays | None, threads: int, said: str) -> Eng
 
 
 def _torch(model: Model, feeds: Arrays, task: Task) -> Engine:
-    # Imported here: PyTorch is an extra, and slow to load.
+    # PyTorch is optional and slow to import.
     from einnet_evaluation.torch_engine import torch_engine
 
     made = torch_engine(model, feeds, task.threads, task.engine == COMPILED)
@@ -154,7 +154,7 @@ def _of_case(task: Task, feeds: Arrays | None) -> Engine:
     inputs, constants = split_inputs(program, given)
     match task.engine:
         case "einnet_explore":
-            return _kept(task, program, given)
+            return _tuned(task, program, given)
         case "direct":
             compiled, said = compile_program(program, task.threads, constants=constants), "its equations as they are"
         case "generated":
@@ -169,8 +169,8 @@ def _of_case(task: Task, feeds: Arrays | None) -> Engine:
     return Engine(compiled.execute, given, outputs, said)
 
 
-def _kept(task: Task, program: Program, given: Arrays) -> Engine:
-    """What is kept of *program* on this machine: the fastest derived candidate, or its original."""
+def _tuned(task: Task, program: Program, given: Arrays) -> Engine:
+    """Return the engine of the fastest derived candidate of *program*, or of its original."""
     inputs, constants = split_inputs(program, given)
     original = _original(task, program, given)
     settings = Settings(task.threads, task.max_depth)
@@ -190,7 +190,7 @@ def _kept(task: Task, program: Program, given: Arrays) -> Engine:
 
 
 def _original(task: Task, program: Program, given: Arrays) -> Engine:
-    """*program* in ONNX Runtime, as the original of a part of a model; its equations as they are where none runs it."""
+    """Return *program* in ONNX Runtime, or as generated kernels if ONNX Runtime cannot run it."""
     try:
         return _written(replace(task, engine=ORT), program, given)
     except ValueError:
@@ -198,9 +198,9 @@ def _original(task: Task, program: Program, given: Arrays) -> Engine:
 
 
 def _written(task: Task, program: Program, given: Arrays) -> Engine:
-    """The fastest of the ways to write *program* in standard operators that the engine runs.
+    """Return the engine of the fastest form of *program* in standard operators.
 
-    Those that take more than ``SLACK`` times the fastest before them are run once, and not again.
+    Forms that take more than ``MAX_ESTIMATE_RATIO`` times the fastest form so far are run only once.
     """
     inputs, constants = split_inputs(program, given)
     best: Engine | None = None
@@ -208,7 +208,7 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
     for form, model in standard_forms(program, constants, task.threads):
         try:
             made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
-        except Exception as error:  # every engine has classes of its own, for want of memory too
+        except Exception as error:  # engines' exceptions share no base, out-of-memory errors included
             refusal = str(error) or type(error).__name__
             continue
         said = f"{describe_operators(form)}; {made.said}".removesuffix("; ")

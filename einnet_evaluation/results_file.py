@@ -1,7 +1,7 @@
-"""What an experiment has measured, kept in a file beside its tables: interrupted, it goes on where it was.
+"""Results files of experiments: an interrupted experiment resumes from its file.
 
-The file is JSON with every sample.  What was measured with other options, on another processor or with other libraries
-is not gone on with: rows of one table have one origin.  It is not lost either, but kept beside the new file.
+The file is JSON with every sample.  An experiment resumes only from results with the same options, processor and
+library versions, so that all rows of a table have one origin; a file of another origin is renamed, not overwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def busy_notes(loads: Sequence[float]) -> Iterable[str]:
-    """What is to be said of rows that were measured under these *loads*: nothing where there were cores for all."""
+    """Yield a warning if *loads* of the machine during measurements exceeded its cores."""
     cores = os.cpu_count() or 1
     if many := sum(load > cores for load in loads):
         yield (
@@ -34,21 +34,20 @@ def busy_notes(loads: Sequence[float]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class ResultsFile:
-    """The file at *path* (None: nothing is kept) of results that were measured with *options*."""
+    """The file at *path* (None: no file) of results measured with *options*."""
 
     path: Path | None
     options: Mapping[str, Any]
 
     def load(self) -> list[Any]:
-        """The results that can be gone on with; none where the file is not there, broken, or of another origin."""
+        """Return the results to resume from; none if the file is missing, broken, or of another origin."""
         found = self._found()
         return list(found["results"]) if found is not None and found.get("origin") == self._origin else []
 
     def write(self, results: list[Any]) -> None:
-        """Keep *results*, plain JSON values, whole or not at all; raises OSError.
+        """Write *results* (JSON values) atomically; raise OSError.
 
-        A file of another origin, or that holds something else, is before that called ``….other.json``, or with the
-        first number that makes this a new name.
+        An existing file of another origin is renamed to ``….other.json``, with a number if that exists.
         """
         if self.path is None:
             return
@@ -59,7 +58,7 @@ class ResultsFile:
         write_atomically(str(self.path), json.dumps({"origin": self._origin, "results": results}, indent=1) + "\n")
 
     def _found(self) -> dict[str, Any] | None:
-        """What the file holds; None where that is nothing that was written here."""
+        """Return the contents of the file, None if it is not a results file."""
         try:
             found = json.loads(self.path.read_text()) if self.path else None
         except (OSError, ValueError):
@@ -73,11 +72,10 @@ class ResultsFile:
 
 @dataclass(slots=True)
 class ResumableExperiment(ABC, Generic[E, K, R]):
-    """The measurements that *effort* asks for; *note* hears of each before it begins, *done* after it.
+    """The measurements of *effort*; calls *note* before and *done* after each measurement.
 
-    ``results`` and ``failures`` (why one could not be measured) hold what is done when this is interrupted; the
-    results are in the file *out* as well.  ``earlier`` is what that file holds of earlier runs of the same effort,
-    wanted now or not.
+    ``results`` and ``failures`` (reasons) are valid after an interrupt; results are also in the file *out*.
+    ``earlier`` are that file's results of earlier runs of the same effort.
     """
 
     effort: E
@@ -90,47 +88,47 @@ class ResumableExperiment(ABC, Generic[E, K, R]):
 
     @abstractmethod
     def wanted(self) -> Iterable[K]:
-        """What is to be measured, in order."""
+        """Return the keys to measure, in order."""
 
     @abstractmethod
     def measure(self, key: K) -> R:
-        """Measure one; raises ValueError or RuntimeError where it cannot be."""
+        """Measure *key*; raise ValueError or RuntimeError if that fails."""
 
     @abstractmethod
     def called(self, key: K) -> str:
-        """What is noted of one."""
+        """Return the display name of *key*."""
 
     @abstractmethod
     def place(self, key: K) -> Any:
-        """Where one stands in the tables: what they are sorted by."""
+        """Return the sort key of *key* in the tables."""
 
     @property
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
-        """What results depend on besides *K*, in plain JSON values: with other options they are not gone on with."""
+        """Options that results depend on, as JSON values; results of other options are not resumed."""
 
     @abstractmethod
     def to_json(self, key: K, result: R) -> Any:
-        """One result in plain JSON values."""
+        """Convert one result to JSON values."""
 
     @abstractmethod
-    def from_json(self, told: Any) -> tuple[K, R] | None:
-        """What ``to_json`` wrote; None where that is nothing any more."""
+    def from_json(self, value: Any) -> tuple[K, R] | None:
+        """Convert JSON values to a result, None if it is no longer valid."""
 
     @property
     def shown(self) -> dict[K, R]:
-        """All that was measured, in this run and before it, in the order of the tables."""
+        """All results of this and earlier runs, in the order of the tables."""
         return dict(sorted((self.earlier | self.results).items(), key=lambda one: self.place(one[0])))
 
     @property
     def results_file(self) -> ResultsFile:
-        """The file."""
+        """The results file."""
         return ResultsFile(self.out, self.options)
 
     def resume(self, again: bool = False) -> int:
-        """Take over what the file *out* holds; how much of it is wanted, and not measured again.
+        """Load the file *out*; return the number of wanted results that need no measurement.
 
-        With *again* all of it is, and stands as it was until then.
+        With *again* every result is measured again, and the old ones remain until then.
         """
         self._reread()
         if not again:
@@ -138,18 +136,18 @@ class ResumableExperiment(ABC, Generic[E, K, R]):
         return len(self.results)
 
     def run(self) -> None:
-        """Measure all that is wanted and not in ``results``."""
+        """Measure all wanted keys that have no result."""
         for key in self.wanted():
             if key in self.results or key in self.failures:
                 continue
             self.note(self.called(key))
             try:
                 self.results[key] = self.measure(key)
-                self._reread()  # what another run has measured meanwhile is in the file alone
+                self._reread()  # another run may have written results meanwhile
                 self.results_file.write([self.to_json(*one) for one in self.shown.items()])
             except (ValueError, RuntimeError) as problem:
                 self.failures[key] = str(problem)
             self.done()
 
     def _reread(self) -> None:
-        self.earlier |= dict(one for told in self.results_file.load() if (one := self.from_json(told)) is not None)
+        self.earlier |= dict(one for value in self.results_file.load() if (one := self.from_json(value)) is not None)

@@ -1,7 +1,7 @@
-"""Engines in processes of their own: opened and asked for samples over a pipe, one at a time.
+"""Engine processes: engines are opened and sampled over a pipe, one at a time.
 
-Engines whose thread pools wait in loops take the cores from one another within a process, so each has its own, and
-only one of them runs at any time.
+Spinning thread pools of several engines in one process compete for cores, so each engine has its own process and only
+one runs at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from einnet_explore.runtime.outputs import Arrays
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """What ``engines.prepare`` gives, in another process."""
+    """Handle of an engine in another process."""
 
     worker: Worker = field(repr=False)
     number: int
@@ -34,24 +34,24 @@ class RemoteEngine:
     details: Mapping[str, Any]
 
     def sample(self, repeats: int, warm: bool = True) -> float:
-        """Seconds that *repeats* runs take together."""
+        """Return the total seconds of *repeats* runs."""
         seconds: float = self.worker.ask(self.number, repeats, warm)
         return seconds
 
 
 class Worker:
-    """A process that engines are opened in; leaving the context ends it.
+    """A process for engines; leaving the context ends it.
 
-    It starts at once and takes some seconds: wait until all are ``ready`` before one of them measures.
+    Its start takes some seconds: wait until all processes are ``ready`` before measuring in one of them.
     """
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        # A fresh interpreter: forked children of a process with thread pools may hang, and what ``multiprocessing``
-        # spawns runs the caller's script again.
+        # A new interpreter: forked children of a process with thread pools may hang, and ``multiprocessing`` by spawn
+        # runs the caller's script again.
         command = [sys.executable, "-m", __name__, str(theirs.fileno())]
         with theirs:
-            # In a session of its own: Ctrl-C is for the command, which then ends this.
+            # In a separate session, so that Ctrl-C reaches only the command, which then ends this process.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, start_new_session=True
             )
@@ -61,23 +61,23 @@ class Worker:
         return self
 
     def ready(self) -> None:
-        """Wait until it can be asked; raises RuntimeError where it died."""
-        self._heard()
+        """Wait for the process to start; raise RuntimeError if it died."""
+        self._receive()
 
     def open(self, task: Task, feeds: Arrays | None) -> RemoteEngine:
-        """The engine of *task*; ValueError says what is wrong with it, RuntimeError that it failed otherwise."""
+        """Open the engine of *task*; raise ValueError for bad input, RuntimeError for other failures."""
         return RemoteEngine(self, *self.ask(task, feeds))
 
-    def ask(self, *what: object) -> Any:
-        """The answer to *what*; raises it if it is an exception, and RuntimeError where the process died."""
-        with suppress(OSError):  # where it died, that is heard
-            self._pipe.send(what)
-        answer = self._heard()
+    def ask(self, *request: object) -> Any:
+        """Send *request* and return the answer; raise it if it is an exception, RuntimeError if the process died."""
+        with suppress(OSError):  # a dead process is reported by the answer
+            self._pipe.send(request)
+        answer = self._receive()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _heard(self) -> Any:
+    def _receive(self) -> Any:
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
@@ -98,8 +98,8 @@ class Worker:
 
 
 def _serve(descriptor: str) -> None:
-    """Serve over the socket of that number until it is closed."""
-    _bounded(Path("/proc/meminfo"))
+    """Serve requests over the socket with this file descriptor until it is closed."""
+    _limit_memory(Path("/proc/meminfo"))
     pipe = Connection(int(descriptor))
     engines: list[Engine] = []
     try:
@@ -110,25 +110,25 @@ def _serve(descriptor: str) -> None:
         return
 
 
-def _bounded(told: Path) -> None:
-    """Take no more memory than was free at the start, as *told* by the system: an engine is refused in place of that.
+def _limit_memory(meminfo: Path) -> None:
+    """Limit this process to the free memory in *meminfo*, so that an engine that needs more is refused.
 
-    Standard operators write out every window of a convolution, and what the system then ends need not be this process.
+    Otherwise the system may kill any process when standard operators materialise every window of a convolution.
     """
     with suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in told.read_text().splitlines() if line.startswith("MemAvailable:"))
+        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
         most = 1024 * int(line.split()[1])
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
-def _answer(engines: list[Engine], *asked: Any) -> object:
-    match asked:
+def _answer(engines: list[Engine], *request: Any) -> object:
+    match request:
         case (Task() as task, feeds):
             try:
                 engine = prepare(task, feeds)
             except (ValueError, LookupError, OSError) as error:
-                # Not every exception survives a pipe; what it says does.
+                # Not every exception can be pickled.
                 return ValueError(str(error))
             except Exception as error:
                 return RuntimeError(f"{type(error).__name__}: {error}")
@@ -139,7 +139,7 @@ def _answer(engines: list[Engine], *asked: Any) -> object:
                 return engines[number].sample(repeats, warm)
             except Exception as error:
                 return RuntimeError(f"{type(error).__name__}: {error}")
-    raise TypeError(f"asked {asked}: expected a task and inputs, or a number, repeats and warm")
+    raise TypeError(f"request {request}: expected a task and inputs, or a number, repeats and warm")
 
 
 if __name__ == "__main__":
