@@ -1,7 +1,4 @@
-"""Bar charts of the measured tables: Fig. 12 (``e1``), Table 3 (``e2``) and Fig. 16 (``e3``).
-
-Bar charts of the tables of a GPU's results: Fig. 12 (``e1``), Table 3 (``e2``) and Fig. 16 (``e3``).
-"""
+"""Bar charts of measured tables, of this machine or a GPU: Fig. 12 (``e1``), Table 3 (``e2``), Fig. 16 (``e3``)."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ if TYPE_CHECKING:
 _BAR_COLOURS = (*COLOURS, "#e0a526", "#7f7f7f")
 
 _MAX_BAR_HEIGHT = 4.0
-"""Bars of Fig. 12 that are longer are cut off there, with their length written on them."""
+"""Longer bars of Fig. 12 are cut off and labelled with their length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Bars in groups: one height for each (group, series), None where there is none; *above* is written on a group.
+    """Grouped bars: a height or None for each (group, series); *above* are labels of the groups.
 
-    Bars end at *cut*, with their height written on them; *line* is drawn across.
+    Bars are cut off at *cut* and labelled with their height; *line* is a horizontal line.
     """
 
     title: str
@@ -42,7 +39,7 @@ class Panel:
 
 
 def draw_chart(sheet: ResultTable) -> Figure:
-    """The figure of a measured table; raises ValueError where Matplotlib is missing or no figure is known."""
+    """Draw a measured table; raise ValueError without Matplotlib and for an unknown or empty table."""
     drawn = {"e1": _end_to_end, "e2": _table3, "e3": _backends}
     if sheet.name not in drawn:
         raise ValueError(f"table {sheet.name!r}: expected one of {', '.join(drawn)}")
@@ -53,7 +50,7 @@ def draw_chart(sheet: ResultTable) -> Figure:
 
 
 def _chart(title: str, panels: Sequence[Panel]) -> Figure:
-    """*panels* side by side; raises ValueError where there are none or Matplotlib is missing."""
+    """Draw *panels* side by side; raise ValueError without panels or Matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure as Page
@@ -78,7 +75,7 @@ def _chart(title: str, panels: Sequence[Panel]) -> Figure:
 
 
 def _says(title: str, panels: Iterable[Panel]) -> str:
-    """The chart in words."""
+    """Describe the chart as text."""
     lines = [title]
     for panel in panels:
         lines.append(f"  {panel.title} ({panel.label})")
@@ -161,7 +158,7 @@ def _backends(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
 
 
 def draw_gpu_chart(sheet: ResultTable) -> Figure:
-    """The figure of the first table of an experiment; raises ValueError where it is empty or Matplotlib is missing."""
+    """Draw the first table of an experiment on a GPU; raise ValueError without rows or Matplotlib."""
     drawn = {"e1": _models, "e2": _operators, "e3": _ways}[sheet.name]
     rows = [dict(zip(sheet.head, row, strict=True)) for row in sheet.rows]
     return _chart(sheet.title, tuple(drawn(rows)))
@@ -194,12 +191,12 @@ def _operators(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
 
 
 def _ways(rows: Sequence[Mapping[str, Any]]) -> Iterable[Panel]:
-    """A panel an operator: milliseconds by each way."""
+    """Yield a panel for each operator: milliseconds of each implementation."""
     for case in dict.fromkeys(r["case"] for r in rows):
         here = [r for r in rows if r["case"] == case and r["ms"] is not None]
         precisions = tuple(dict.fromkeys(r["precision"] for r in here))
         ways = tuple(dict.fromkeys(r["way"] for r in here))
-        held = {(r["way"], r["precision"]): r["ms"] for r in here}
+        times = {(r["way"], r["precision"]): r["ms"] for r in here}
         yield Panel(
-            case, ways, {p: [held.get((w, p)) for w in ways] for p in precisions}, ("",) * len(ways), "milliseconds"
+            case, ways, {p: [times.get((w, p)) for w in ways] for p in precisions}, ("",) * len(ways), "milliseconds"
         )

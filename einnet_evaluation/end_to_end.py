@@ -1,4 +1,4 @@
-"""The paper's end-to-end comparison (Fig. 12, ``e1``): the evaluation models beside the runtimes that people use."""
+"""The paper's end-to-end comparison (Fig. 12, ``e1``): the evaluation models against common runtimes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.tables import Cell, ResultTable
 
 ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
-"""In the order of the tables and of the figure."""
+"""Engines in the order of the tables and the figure."""
 
 
 SMALLER: Mapping[tuple[str, int], int] = {("longformer", 1): 4000, ("longformer", 16): 1000}
-"""Positions of LongFormer by batch size: at the published 10000 each engine holds all windows of a head, some 3 GB for
-every batch entry and copy, and all engines are held at once."""
+"""Positions of LongFormer by batch size: at the published 10000, each engine needs about 3 GB of windows for every
+batch entry and copy, and all engines are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """One model at a batch size on some threads; *size* is not the published one unless None."""
+    """One model at a batch size and number of threads; *size* None is the published size."""
 
     batch: int
     threads: int
@@ -39,9 +39,9 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class EndToEndEffort:
-    """What is measured: models, batch sizes, threads, rivals; rounds and seconds of them; seconds of search a model.
+    """Models, batch sizes, threads and rivals to measure; rounds, their time limit, and the tuning budget of a model.
 
-    *sizes*: of models at batch sizes that are not taken at the published size.
+    *sizes*: sizes by model and batch size, other than the published ones.
     """
 
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
@@ -55,20 +55,20 @@ class EndToEndEffort:
     sizes: Mapping[tuple[str, int], int] = field(default_factory=lambda: SMALLER)
 
     def units(self) -> Iterable[Unit]:
-        """Every combination, small batches and few threads first."""
+        """Yield every combination, small batches and few threads first."""
         for batch in self.batches:
             for threads in self.threads:
                 yield from (Unit(batch, threads, name, self.sizes.get((name, batch))) for name in self.models)
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """Those of *against* that are installed."""
+        """The installed engines of *against*."""
         there = importlib.util.find_spec("torch") is not None
         return tuple(name for name in self.against if there or name not in (TORCH, COMPILED))
 
 
 def known(names: Iterable[str]) -> tuple[str, ...]:
-    """*names*, each once; raises ValueError for one that is no evaluation model or a part of one."""
+    """Return *names* without repetition; raise ValueError for an unknown model."""
     all_of = [model.name for model in (*MODELS, *PARTS)]
     for name in names:
         if name not in all_of:
@@ -80,7 +80,7 @@ QUICK = EndToEndEffort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 
 
 
 class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
-    """Measurements by unit; of earlier runs, whatever models they were of."""
+    """Measurements by unit, including those of earlier runs of other models."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
         return f"{key.model}, batch {key.batch}, {count_noun(key.threads, 'thread')}"
 
     def place(self, key: Unit) -> tuple[int, int, int, float]:
-        """Small batches and few threads first, models in their order, the published size last."""
+        """Order units by batch, threads, model, and size, with the published size last."""
         names = [model.name for model in (*MODELS, *PARTS)]
         place = names.index(key.model) if key.model in names else len(names)
         return key.batch, key.threads, place, inf if key.size is None else key.size
@@ -118,14 +118,14 @@ class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
     def to_json(self, key: Unit, result: Mapping[str, Any]) -> Any:
         return {"unit": asdict(key), "result": result}
 
-    def from_json(self, told: Any) -> tuple[Unit, Mapping[str, Any]]:
-        return Unit(**told["unit"]), told["result"]
+    def from_json(self, value: Any) -> tuple[Unit, Mapping[str, Any]]:
+        return Unit(**value["unit"]), value["result"]
 
 
 def end_to_end_tables(
     results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str] | None = None
 ) -> tuple[ResultTable, ...]:
-    """The table of Fig. 12, and what each kept derivation brings where that was measured."""
+    """Return the table of Fig. 12, and the speedup of each selected derivation if measured."""
     found = (_ratios(results, failures or {}), _attribution(results))
     return tuple(sheet for n, sheet in enumerate(found) if sheet.rows or not n)
 
@@ -159,30 +159,29 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
 
 NOTE = (
     "Milliseconds: medians of interleaved rounds, one process an engine; times ours: the median over the rounds of "
-    "how many times as long as ours an engine takes. Speed-up: over the best of the rivals in the same rounds. "
-    "out_onnx: ONNX Runtime on the exported file, which holds what pays in standard operators, or is the original. "
+    "each engine's time relative to ours. Speed-up: over the best of the rivals in the same rounds. "
+    "out_onnx: ONNX Runtime on the exported file, which has only the rewrites that are faster in standard operators. "
     "torch and torch.compile: the fastest of channels first and last, and of frozen weights or not. "
-    "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: where it is not the published one. "
-    "ours_is: what optimising said when it was done, which was not in these rounds: medians of its own samples, and "
-    "the least that their ratio may be."
+    "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: if not the published one. "
+    "ours_is: the summary of the optimisation, from its own samples: medians, and a lower bound of their ratio."
 )
 
 
 def _note(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, str]) -> str:
-    said = [NOTE]
+    notes = [NOTE]
     for batch, threads in dict.fromkeys((unit.batch, unit.threads) for unit in results):
         here = {u.model: r["speedup"] for u, r in results.items() if (u.batch, u.threads) == (batch, threads)}
-        said += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
-    said += busy_notes([result.get("load", 0.0) for result in results.values()])
-    said += [
+        notes += _means({name: speedup for name, speedup in here.items() if speedup}, batch, threads)
+    notes += busy_notes([result.get("load", 0.0) for result in results.values()])
+    notes += [
         f"{unit.model} at batch {unit.batch}, {count_noun(unit.threads, 'thread')} was not measured: {why}."
         for unit, why in failures.items()
     ]
-    return " ".join(said)
+    return " ".join(notes)
 
 
 def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[str]:
-    """Of the models as wholes, and which of them; parts of models are not among them."""
+    """Yield the geometric mean over whole models, and the speedup of each part of a model."""
     whole = [speedups[model.name] for model in MODELS if model.name in speedups]
     missing = [model.name for model in MODELS if model.name not in speedups]
     where = f"at batch {batch}, {count_noun(threads, 'thread')}"
@@ -210,4 +209,4 @@ def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> ResultTable:
     ]
     head = ("model", "batch", "threads", "equal_parts", "nodes_of_the_first", "speedup")
     note = "Speed-up: the time of the optimised model without this derivation over that with all, in turns."
-    return ResultTable("e1_attribution", "What each kept derivation brings", head, tuple(rows), note)
+    return ResultTable("e1_attribution", "Speed-up of each selected derivation", head, tuple(rows), note)

@@ -1,7 +1,7 @@
-"""The paper's tables from what was measured on a GPU elsewhere: Fig. 12, Table 3 and Fig. 16 of one results file.
+"""The paper's tables from a results file of a GPU machine: Fig. 12, Table 3 and Fig. 16.
 
-The file is what ``python -m benchmarks.gpu run`` writes where the GPU is.  Nothing is measured here, and nothing is
-filled in: what the file does not have is empty.
+``python -m benchmarks.gpu run`` writes the file on a machine with a GPU.  Nothing is measured here; cells of missing
+results are empty.
 """
 
 from __future__ import annotations
@@ -27,56 +27,56 @@ WAYS = ("before, library", "before, generated", "before, tvm", "after, generated
 
 
 def load_gpu_results(path: Path) -> Mapping[str, Any]:
-    """The results in *path*; raises ValueError, which says how to get some, where there are none."""
+    """Load the results in *path*; raise ValueError, with the command that measures them, if there are none."""
     try:
-        held = json.loads(path.read_text())
+        loaded = json.loads(path.read_text())
     except OSError:
         raise ValueError(f"found no results of a GPU at {path}, {HOW}") from None
     except ValueError as error:
         raise ValueError(f"{path} holds no results ({error}), {HOW}") from None
-    if not isinstance(held, dict) or not {"device", "versions", "cases", "models", "compiled"} <= set(held):
+    if not isinstance(loaded, dict) or not {"device", "versions", "cases", "models", "compiled"} <= set(loaded):
         raise ValueError(f"{path} holds no results of a GPU, {HOW}")
-    return held
+    return loaded
 
 
-def gpu_tables(experiment: str, held: Mapping[str, Any]) -> tuple[ResultTable, ...]:
-    """The tables of *experiment* (``e1``, ``e2`` or ``e3``); raises ValueError for another one."""
+def gpu_tables(experiment: str, data: Mapping[str, Any]) -> tuple[ResultTable, ...]:
+    """Return the tables of *experiment* (``e1``, ``e2`` or ``e3``); raise ValueError for another one."""
     match experiment:
         case "e1":
-            return (gpu_end_to_end_table(held),)
+            return (gpu_end_to_end_table(data),)
         case "e2":
-            return gpu_table3(held), gpu_kernel_table(held)
+            return gpu_table3(data), gpu_kernel_table(data)
         case "e3":
-            return (gpu_implementation_table(held),)
+            return (gpu_implementation_table(data),)
         case _:
             raise ValueError(f"experiment {experiment!r} on a GPU: expected one of e1, e2, e3")
 
 
-def measurement_note(held: Mapping[str, Any]) -> str:
-    """What was measured on, and what was not measured."""
-    device = held["device"]
-    versions = ", ".join(f"{name} {version}" for name, version in held["versions"].items())
-    skipped = held.get("skipped", {})
+def measurement_note(data: Mapping[str, Any]) -> str:
+    """Return a note on the device, the versions, and the omitted measurements."""
+    device = data["device"]
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    skipped = data.get("skipped", {})
     left = (
         f" {len(skipped)} entries were left out, as time was over: {', '.join(list(skipped)[:6])}." if skipped else ""
     )
-    out = "".join(f" {name} is not in it: {why}." for name, why in held.get("left_out", {}).items())
+    out = "".join(f" {name} is not in it: {why}." for name, why in data.get("left_out", {}).items())
     return (
-        f"Measured on {device['name']} (driver {device['driver']}; {versions}) on {held.get('begun', '?')}.{left}{out}"
+        f"Measured on {device['name']} (driver {device['driver']}; {versions}) on {data.get('begun', '?')}.{left}{out}"
     )
 
 
-def gpu_end_to_end_table(held: Mapping[str, Any]) -> ResultTable:
-    """Fig. 12: every model beside the library's way of every part and torch; speed-up over the best of them."""
+def gpu_end_to_end_table(data: Mapping[str, Any]) -> ResultTable:
+    """Fig. 12: every model against library calls for every part and torch; speed-up over the best of them."""
     rows: list[tuple[Cell, ...]] = []
     speedups: dict[tuple[int, str], list[float]] = {}
-    for name, one in held["models"].items():
+    for name, one in data["models"].items():
         if "failure" in one or not one["ratios"]:
             continue
         model, batch, precision = _named(name)
-        found = {**held["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
+        found = {**data["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
         seconds = {n: t["seconds"] for n, t in one["times"].items()}
-        compiled = held["compiled"].get(name, {}).get("times", {})
+        compiled = data["compiled"].get(name, {}).get("times", {})
         seconds |= {n: t["seconds"] for n, t in compiled.items() if n != "ours"}
         best = min(found, key=lambda n: found[n])
         speedups.setdefault((batch, precision), []).append(found[best])
@@ -98,7 +98,11 @@ def gpu_end_to_end_table(held: Mapping[str, Any]) -> ResultTable:
         for (batch, precision), found in speedups.items()
     )
     return ResultTable(
-        "e1", f"Fig. 12 on {held['device']['name']}", head, tuple(rows), f"{E1_NOTE} {means} {measurement_note(held)}"
+        "e1",
+        f"Fig. 12 on {data['device']['name']}",
+        head,
+        tuple(rows),
+        f"{E1_NOTE} {means} {measurement_note(data)}",
     )
 
 
@@ -109,10 +113,10 @@ E1_NOTE = (
 )
 
 
-def gpu_table3(held: Mapping[str, Any]) -> ResultTable:
+def gpu_table3(data: Mapping[str, Any]) -> ResultTable:
     """Table 3: the library's best algorithm before (where there is none, generated), the derived program after."""
     rows: list[tuple[Cell, ...]] = []
-    for name, one in _table3_cases(held):
+    for name, one in _table3_cases(data):
         case, precision = _precision(name.removeprefix("Table 3 "))
         times = {n: t["seconds"] for n, t in one["times"].items()}
         before = next((n for n in WAYS[:2] if n in times), None)
@@ -130,7 +134,7 @@ def gpu_table3(held: Mapping[str, Any]) -> ResultTable:
         "published_before_ms", "published_after_ms", "published_speedup", "right",
     )  # fmt: skip
     return ResultTable(
-        "e2", f"Table 3 on {held['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {measurement_note(held)}"
+        "e2", f"Table 3 on {data['device']['name']}", head, tuple(rows), f"{TABLE3_NOTE} {measurement_note(data)}"
     )
 
 
@@ -140,15 +144,15 @@ TABLE3_NOTE = (
 )
 
 
-def gpu_kernel_table(held: Mapping[str, Any]) -> ResultTable:
+def gpu_kernel_table(data: Mapping[str, Any]) -> ResultTable:
     """Kernels that move memory: against CuPy, torch, and the device's own copy."""
-    rates = held.get("ceilings", {}).get("all", {}).get("rates", {})
+    rates = data.get("ceilings", {}).get("all", {}).get("rates", {})
     copy = rates.get("memory_bandwidth")
     rows: list[tuple[Cell, ...]] = []
-    for name, one in held["cases"].items():
+    for name, one in data["cases"].items():
         if name.startswith("Table 3") or "failure" in one or one["ours"] is None:
             continue
-        found = {**held["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
+        found = {**data["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
         rate = one["bytes_per_second"][one["ours"]]
         best = min(found, key=lambda n: found[n], default=None)
         rows.append(
@@ -162,33 +166,33 @@ def gpu_kernel_table(held: Mapping[str, Any]) -> ResultTable:
         "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", *(f"{n}_times_ours" for n in short),
         "nearest_rival", "right",
     )  # fmt: skip
-    return ResultTable("e2_kernels", f"Kernels on {held['device']['name']}", head, tuple(rows), measurement_note(held))
+    return ResultTable("e2_kernels", f"Kernels on {data['device']['name']}", head, tuple(rows), measurement_note(data))
 
 
 KERNEL_RIVALS = ("cupy", "cupy.fuse", "torch", "torch.compile", "tvm", "unfused", "one element a thread")
 
 
-def gpu_implementation_table(held: Mapping[str, Any]) -> ResultTable:
+def gpu_implementation_table(data: Mapping[str, Any]) -> ResultTable:
     """Fig. 16: each operator of Table 3 before and after, by library and by generators."""
     rows: list[tuple[Cell, ...]] = []
-    for name, one in _table3_cases(held):
+    for name, one in _table3_cases(data):
         case, precision = _precision(name.removeprefix("Table 3 "))
         for way in WAYS:
             if way in one["times"] or way in one["failures"]:
                 seconds = one["times"].get(way, {}).get("seconds")
                 rows.append((case, precision, way, _ms(seconds), _ratio(one, way, "after"), one["failures"].get(way)))
     head = ("case", "precision", "way", "ms", "times_after", "failure")
-    return ResultTable("e3", f"Fig. 16 on {held['device']['name']}", head, tuple(rows), measurement_note(held))
+    return ResultTable("e3", f"Fig. 16 on {data['device']['name']}", head, tuple(rows), measurement_note(data))
 
 
-def _table3_cases(held: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    for name, one in held["cases"].items():
+def _table3_cases(data: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for name, one in data["cases"].items():
         if name.startswith("Table 3 ") and "failure" not in one:
             yield name, one
 
 
 def _ratio(one: Mapping[str, Any], base: str | None, way: str | None) -> float | None:
-    """How many times as fast *way* is as *base*: of the same rounds."""
+    """Return the speed-up of *way* over *base* in the same rounds."""
     if base is None or way is None or not {base, way} <= set(one["times"]):
         return None
     if way == one["ours"] and base in one["ratios"]:

@@ -43,17 +43,17 @@ from einnet_explore.viz.tables import Cell, ResultTable
 BEFORE, AFTER = "before", "after"
 
 HOMES = {NUMPY: "ours", DIRECT: "ours", GENERATED: "ours", OURS: "ours"}
-"""Backends that share a process; before and after always do."""
+"""Processes of backends that share one; before and after always share."""
 
 CHEAPER_SEARCH_SECONDS = 1.0
-"""Seconds for which cheaper programs with the wanted call are looked for, once one is found."""
+"""Time for finding cheaper programs with the wanted call after the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCase:
-    """An operator of Table 3: *wanted* with *attributes* is the call that the paper derives.
+    """An operator of Table 3; *wanted* with *attributes* is the library call that the paper derives.
 
-    *published* are its milliseconds before and after on an A100, at sizes that need not be those of *program*.
+    *published* are the paper's milliseconds before and after on an A100, possibly at other sizes than *program*'s.
     """
 
     name: str
@@ -65,10 +65,10 @@ class OperatorCase:
 
 
 def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
-    """The four cases; *quick*: small ones.
+    """Return the four cases, small ones if *quick*.
 
-    G2BMM is smaller than the paper's (8 heads of 10000 rows, half-width 1000), for which standard operators, which have
-    to gather every window, would take more than 40 GiB.
+    G2BMM is smaller than the paper's (8 heads of 10000 rows, half-width 1000), whose windows would take more than
+    40 GiB in standard operators.
     """
     c, n, side, m, w = (64, 1, 56, 512, 16) if quick else (512, 16, 224, 4096, 128)
     dilation = 4
@@ -94,7 +94,7 @@ def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEffort:
-    """The operators, threads, backends, rounds and seconds of them, and seconds of search for each."""
+    """Operators, threads, backends, rounds and their time limit, and the time limit of each search."""
 
     cases: tuple[OperatorCase, ...]
     threads: int = 1
@@ -105,13 +105,13 @@ class OperatorEffort:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Those of *backends* that are installed."""
+        """The installed *backends*."""
         there = importlib.util.find_spec("torch") is not None
         return tuple(name for name in self.backends if there or name not in (TORCH, COMPILED))
 
 
 def operator_effort(quick: bool = False) -> OperatorEffort:
-    """The published cases, or small ones and fewer backends."""
+    """Return the published cases, or if *quick* small ones with fewer backends."""
     if quick:
         return OperatorEffort(table3_cases(True), backends=(ORT, TORCH, GENERATED), rounds=5, limit=3.0, search=4.0)
     return OperatorEffort(table3_cases())
@@ -119,10 +119,10 @@ def operator_effort(quick: bool = False) -> OperatorEffort:
 
 @dataclass(frozen=True, slots=True)
 class OperatorComparison:
-    """One operator: its derivation, the verdict of the derivation's certificates, and the times.
+    """One operator's derivation, the verdict of its certificates, and the times.
 
-    Labels of *times* are (when, backend); the backend ``DIRECT`` is our plan, ``OURS`` that of the program that is
-    kept here, whatever the paper derives.
+    Labels of *times* are (when, backend); the backend ``DIRECT`` is this project's plan of the paper's derivation,
+    ``OURS`` that of the program that tuning selects on this machine.
     """
 
     case: OperatorCase
@@ -131,22 +131,22 @@ class OperatorComparison:
     times: Measurements
 
     def seconds(self, when: str, backend: str) -> float | None:
-        """The median, None where it does not run."""
+        """Return the median, None if the backend does not run."""
         label = label_of(when, backend)
         return float(self.times.summary(label)["seconds"]) if label in self.times.samples else None
 
     def error(self, when: str, backend: str) -> float | None:
-        """How far its outputs are from the reference's, relative to the largest; None where it does not run."""
+        """Return the error relative to the reference's largest output, None if the backend does not run."""
         return self.times.errors.get(label_of(when, backend))
 
     def fastest(self, when: str, backends: Iterable[str]) -> str | None:
-        """The backend among *backends* that is fastest of those whose outputs agree."""
+        """Return the fastest of *backends* with correct outputs."""
         agree = [name for name in backends if (self.error(when, name) or 0.0) <= MAX_RELATIVE_ERROR]
         there = {name: s for name in agree if (s := self.seconds(when, name)) is not None}
         return min(there, key=lambda name: there[name], default=None)
 
     def speedup(self, backend: str, base: str | None = None) -> float | None:
-        """How many times as fast *backend* runs it after as *base* (default: itself) before, in the same rounds."""
+        """Return the speed-up of *backend* after over *base* (default: itself) before, in the same rounds."""
         before, after = label_of(BEFORE, base or backend), label_of(AFTER, backend)
         if before not in self.times.samples or after not in self.times.samples:
             return None
@@ -154,12 +154,12 @@ class OperatorComparison:
 
 
 def label_of(when: str, backend: str) -> str:
-    """What the times of *backend* are called."""
+    """Return the label of the times of *backend*."""
     return f"{when}, {backend}"
 
 
 class OperatorLab(ResumableExperiment[OperatorEffort, str, OperatorComparison]):
-    """Comparisons by operator; what was compared before counts where its derivation still comes out."""
+    """Comparisons by operator; earlier results are valid if their derivation can be replayed."""
 
     __slots__ = ()
 
@@ -189,19 +189,19 @@ class OperatorLab(ResumableExperiment[OperatorEffort, str, OperatorComparison]):
         record = to_record(result.derivation)
         return {"case": key, "record": record, "certificate": result.certificate, "times": asdict(result.times)}
 
-    def from_json(self, told: Any) -> tuple[str, OperatorComparison] | None:
-        case = self.cases.get(told["case"])
+    def from_json(self, value: Any) -> tuple[str, OperatorComparison] | None:
+        case = self.cases.get(value["case"])
         try:
-            derivation = from_record(told["record"])
+            derivation = from_record(value["record"])
         except RecordError:
             return None
         if case is None or derivation.start != case.program:
             return None
-        return case.name, OperatorComparison(case, derivation, told["certificate"], Measurements(**told["times"]))
+        return case.name, OperatorComparison(case, derivation, value["certificate"], Measurements(**value["times"]))
 
 
 def derive(case: OperatorCase, limit: float) -> Derivation:
-    """The cheapest derivation, by estimate, to a program with the wanted call; raises ValueError if none is found."""
+    """Return the cheapest derivation (by estimate) of a program with the wanted call; raise ValueError without one."""
     search = Search(case.program, program_seconds, Options(targets=find_operators([case.wanted])))
     found: list[tuple[float, int]] = []
     until = perf_counter() + limit
@@ -227,7 +227,7 @@ def _has(program: Program, case: OperatorCase) -> bool:
 
 
 def compare_operator(case: OperatorCase, effort: OperatorEffort) -> OperatorComparison:
-    """*case* derived and measured; raises ValueError where it is not derived or our plan does not run it."""
+    """Derive and measure *case*; raise ValueError if no derivation is found or the plan does not run."""
     derivation = derive(case, effort.search)
     certificate = combined_verdict(tuple(certify(step.before, step.after) for step in derivation.steps))
     with tempfile.TemporaryDirectory() as folder:
@@ -246,7 +246,7 @@ def compare_operator(case: OperatorCase, effort: OperatorEffort) -> OperatorComp
 
 
 def table3(results: Collection[OperatorComparison], failures: Mapping[str, str]) -> ResultTable:
-    """Table 3: the fastest way to run each operator before, and after; what is computed and moved."""
+    """Table 3: the fastest backend of each operator before and after, operations, and bytes moved."""
     rows: list[tuple[Cell, ...]] = []
     for one in results:
         start, end = one.derivation.start, one.derivation.end
@@ -280,16 +280,16 @@ def table3(results: Collection[OperatorComparison], failures: Mapping[str, str])
 
 
 TABLE3_NOTE = (
-    "Before and after: by the fastest backend for each, which need not be the same. GFLOP: operations; MB: what every "
-    "kernel and call reads and writes once, weight-only work aside (the paper's DRAM and L2 counts are of its GPU). "
+    "Before and after: by the fastest backend of each. GFLOP: operations; MB: bytes that all kernels and calls read "
+    "and write, without weight-only work (the paper's DRAM and L2 counts are of its GPU). "
     "Published: A100, cuDNN's best algorithm, at the paper's sizes; G2BMM is smaller here. The published G2BMM after "
-    "is an approximation, ours is exact. Kept here: what search and measuring choose on this machine, not necessarily "
-    "what the paper derives for its GPU, and its speed-up over the fastest library before."
+    "is an approximation, ours is exact. Kept here: the program that tuning selects on this machine, which may differ "
+    "from the paper's for its GPU, and its speed-up over the fastest library before."
 )
 
 
 def _work(program: Program) -> tuple[float, float]:
-    """GFLOP and megabytes of what runs."""
+    """Return the GFLOP and megabytes of all equations but views and weight-only ones."""
     folded = weight_only(program)
     runs = [e for e in program.equations if e.name not in folded and not (e.via and e.via.operator == VIEW)]
     return sum(work(e.scope).flops for e in runs) / 1e9, sum(work(e.scope).nbytes for e in runs) / 1e6

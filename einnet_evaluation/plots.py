@@ -1,4 +1,4 @@
-"""Figures of the reproduced tables, drawn by Matplotlib without its ``pyplot``: no state, no window."""
+"""Figures of the search tables, drawn by Matplotlib without the global state of ``pyplot``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 COLOURS = ("#2e6da4", "#c0392b", "#3a7d44", "#8e5ea2")
 BELOW = (0.5, -0.14)
 FAINT = 0.45
-"""The opacity of what is set beside our own results."""
+"""Opacity of published results."""
 
 
 def plot(sheets: tuple[ResultTable, ...]) -> Figure:
-    """The figure of an experiment's tables; raises ValueError where Matplotlib is missing or no figure is known."""
+    """Draw an experiment's tables; raise ValueError without Matplotlib and for an unknown experiment."""
     drawn: dict[str, Callable[[Axes, ResultTable], None]] = {
         "e4": _speedups,
         "e5": _growth,

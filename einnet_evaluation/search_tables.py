@@ -1,4 +1,4 @@
-"""The tables of the searches: Fig. 17 (``e4``), Fig. 18 (``e5``) and Fig. 19 (``e6``) beside the published numbers."""
+"""Tables of the searches: Fig. 17 (``e4``), Fig. 18 (``e5``) and Fig. 19 (``e6``) with the published numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Results: TypeAlias = "Mapping[Variant, tuple[Depth, ...]]"
 
 
 def search_tables(experiment: str, results: Results, measure: bool = False) -> tuple[ResultTable, ...]:
-    """The tables of *experiment*, from the searches that are in *results*; raises ValueError for an unknown one."""
+    """Return the tables of *experiment* from the searches in *results*; raise ValueError for an unknown experiment."""
     have = {v: results[v] for v in needed(experiment) if v in results}
     match experiment:
         case "e4":
@@ -26,7 +26,7 @@ def search_tables(experiment: str, results: Results, measure: bool = False) -> t
 
 
 def speedups(results: Results, measure: bool) -> ResultTable:
-    """Fig. 17: how many times faster than the original the best candidate within a MaxDepth is."""
+    """Fig. 17: speed-up of the best candidate within a MaxDepth over the original."""
     rows: list[tuple[Cell, ...]] = []
     for (name, *_), depths in results.items():
         milliseconds = CASES[name].milliseconds
@@ -63,9 +63,9 @@ def speedups(results: Results, measure: bool) -> ResultTable:
 SPEEDUP_NOTE = (
     "Speed-up: the original operator as one library call, over the best candidate within MaxDepth. Estimated: by the "
     "cost model, for this kind of processor; measured: the fastest of the cheapest candidates by estimate, run here on "
-    "one thread in turn with the original. Published: A100, relative to MaxDepth 1. The published G2BMM is an "
+    "one thread, interleaved with the original. Published: A100, relative to MaxDepth 1. The published G2BMM is an "
     "approximation: its windows reach into the next residue class; ours is exact. Depths without our numbers were not "
-    "begun within the limit."
+    "started within the limit."
 )
 
 

@@ -1,14 +1,10 @@
 """The searches behind the paper's figures, by our engine: Fig. 17 (``e4``), Fig. 18 (``e5``), Fig. 19 (``e6``).
 
-The strategy is ``paper``, on one thread.  Counts are what they are; times are of this machine, so what is set beside
-the published ones is how they grow.  Every search has a limit, and what it did not get done is said (``complete``).
+The strategy is ``paper``, on one thread.  Counts are deterministic; times are of this machine, so tables compare the
+growth of times with the published growth.  Every search has a time limit; ``complete`` says whether it finished.
 
-One search as a table by MaxDepth, and work done in a process of its own.
-
-A level-by-level search to MaxDepth d passes through everything that the searches to smaller depths do: what an event
-belongs to is known, so one run gives the counts, times and costs of every smaller MaxDepth too.
-
-Candidates run and timed in turn with their original.
+A level-by-level search to MaxDepth d contains the searches to all smaller depths, and the depth of every event is
+known, so one run has the counts, times and costs of every smaller MaxDepth.
 """
 
 from __future__ import annotations
@@ -40,12 +36,12 @@ CHEAPEST_COUNT = 3
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a search to MaxDepth *depth* amounts to.
+    """Results of a search to MaxDepth *depth*.
 
-    *seconds* are of processor time; *states* counts every program that a move led to, *kept* those that were followed;
-    *cheapest* are the estimates and programs of the ``SHOWN`` cheapest candidates with different library calls,
-    *original* those of the original operator; *found*: a candidate calls the target.  Where *complete* is false the
-    time was up before the depth was done, and all these are of the part that was.
+    *seconds* are processor time; *states* counts the programs that moves reached, *kept* the expanded ones; *cheapest*
+    are the estimates and programs of the ``CHEAPEST_COUNT`` cheapest candidates with different library calls,
+    *original* those of the original operator; *found*: a candidate calls the target; *complete*: the search finished
+    the depth within its time limit.
     """
 
     depth: int
@@ -62,18 +58,18 @@ class Depth:
 def search_depths(
     case: Case, max_depth: int, limit: float, fingerprint: bool = True, converging: bool = True
 ) -> tuple[Depth, ...]:
-    """Search *case* with the strategy ``paper`` to *max_depth* for at most *limit* seconds; one entry a depth, from 0.
+    """Search *case* by strategy ``paper`` to *max_depth* for at most *limit* seconds; return an entry for each depth.
 
-    Depths that were not begun have no entry.  Where nothing new was left at some depth, deeper ones repeat it.
+    Depths that were not started have no entry.  If the search is exhausted at some depth, deeper entries repeat it.
     """
-    gc.set_threshold(50_000, 20, 20)  # expressions hold no cycles, see ``derive``
+    gc.set_threshold(50_000, 20, 20)  # expressions have no reference cycles, see ``derive``
     options = Options("paper", max_depth, fingerprint, converging, targets=find_operators(case.targets))
     engine = Search(case.make(), program_seconds, options)
     levels = [Depth(0)]
     began, last = perf_counter(), process_time()
     for event in engine.run():
         now = process_time()
-        level = belongs(event, engine.states)
+        level = depth_of(event, engine.states)
         if level == len(levels):
             levels.append(Depth(level))
         levels[level] = _with(levels[level], event, now - last, case)
@@ -81,15 +77,15 @@ def search_depths(
         if perf_counter() - began > limit:
             break
     done = tuple(_summed(levels))
-    # A depth that was begun before the one below it was done says nothing.
+    # A depth counts only if all smaller depths are complete.
     done = tuple(d for d in done if d.depth == 0 or done[d.depth - 1].complete)
     if engine.complete and len(done) <= max_depth and all(d.complete for d in done):
         done += tuple(replace(done[-1], depth=d) for d in range(len(done), max_depth + 1))
     return done
 
 
-def belongs(event: SearchEvent, states: list[State]) -> int:
-    """The smallest MaxDepth for which a search meets *event*."""
+def depth_of(event: SearchEvent, states: list[State]) -> int:
+    """Return the smallest MaxDepth of a search that has *event*."""
     match event:
         case Level(depth):
             return depth
@@ -164,7 +160,7 @@ def _calls(program: Program) -> tuple[tuple[str, tuple[tuple[str, Attribute], ..
 
 
 def is_target(program: Program, case: Case) -> bool:
-    """Whether *program* calls the operator that the paper aims at, with its attributes."""
+    """Return whether *program* calls the paper's target operator with its attributes."""
     return any(
         name == case.wanted and case.attributes.items() <= dict(attributes).items()
         for name, attributes in _calls(program)
@@ -172,14 +168,14 @@ def is_target(program: Program, case: Case) -> bool:
 
 
 def search_case(name: str, max_depth: int, limit: float, fingerprint: bool, converging: bool) -> tuple[Depth, ...]:
-    """``search_depths`` of the case called *name*: plain values, for ``apart``."""
+    """Run ``search_depths`` of the case *name*; its arguments can be pickled."""
     return search_depths(CASES[name], max_depth, limit, fingerprint, converging)
 
 
 def run_in_process(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``work(*args)`` in a fresh process: nothing that an earlier search remembers makes this one quicker.
+    """Run ``work(*args)`` in a new process, so that caches of earlier searches do not affect its time.
 
-    The process ends with this call, whatever ends it.  Raises what *work* raises, RuntimeError where the process dies.
+    The process always ends with this call.  Raises the error of *work*, or RuntimeError if the process dies.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -203,7 +199,7 @@ def run_in_process(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def _serve(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # Ctrl-C is for the command, which then ends this process.
+    # The command handles Ctrl-C and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         pipe.send((True, work(*args, **kwargs)))
@@ -214,12 +210,12 @@ def _serve(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...], kw
 Variant: TypeAlias = "tuple[str, bool, bool]"
 
 WITH, UNPRUNED, UNGUIDED = (True, True), (False, True), (True, False)
-"""Fingerprint and converging derivation: both, without the first, without the second."""
+"""(fingerprint, converging derivation): both, without fingerprint, without converging derivation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchEffort:
-    """How far to go: MaxDepth, seconds for each search, whether the cheapest candidates are run and timed as well."""
+    """MaxDepth, time limit of each search, and whether the cheapest candidates are measured."""
 
     max_depth: int = 6
     limit: float = 60.0
@@ -231,14 +227,14 @@ QUICK = SearchEffort(3, 3.0, False)
 
 @dataclass(slots=True)
 class SearchLab:
-    """Searches that several figures share; each is run once, in a process of its own.  *note* hears of each."""
+    """Searches shared by several figures, each run once in its own process; *note* is called before each."""
 
     effort: SearchEffort
     note: Callable[[str], object] = lambda _: None
     results: dict[Variant, tuple[Depth, ...]] = field(default_factory=dict)
 
     def run(self, variants: Iterable[Variant]) -> None:
-        """Fill ``results``; what is there already is kept, also when this is interrupted."""
+        """Run the searches without results; ``results`` are valid after an interrupt."""
         for variant in variants:
             if variant not in self.results:
                 name, fingerprint, converging = variant
@@ -250,7 +246,7 @@ class SearchLab:
 
 
 def needed(experiment: str) -> tuple[Variant, ...]:
-    """The searches that *experiment* is made of."""
+    """Return the searches of *experiment*."""
     match experiment:
         case "e4":
             return tuple((name, *WITH) for name, case in CASES.items() if case.milliseconds)
@@ -263,9 +259,9 @@ def needed(experiment: str) -> tuple[Variant, ...]:
 
 
 def measured_seconds(depths: Iterable[Depth]) -> dict[Program, float]:
-    """Seconds on one thread of each original and cheapest candidate in *depths*, from interleaved rounds.
+    """Measure each original and cheapest candidate of *depths* on one thread, in interleaved rounds.
 
-    A program that no engine here runs is left out.
+    A program that cannot be compiled has no entry.
     """
     from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.program import CompiledProgram, compile_program

@@ -22,21 +22,21 @@ from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.outputs import Arrays
 
 TRIAL_SECONDS = 0.3
-"""Seconds for which each variant is tried."""
+"""Seconds of measurement of each variant."""
 
 Call: TypeAlias = "Callable[[], Arrays]"
 
 
 @dataclass(frozen=True, slots=True)
 class TorchEngine:
-    """A call of a model in PyTorch, and what is to be said of it."""
+    """A call of a model in PyTorch, and its description."""
 
     call: Call
     said: str
 
 
 def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> TorchEngine:
-    """*model* on *feeds* in PyTorch: the fastest of its variants.
+    """Return *model* on *feeds* in PyTorch: the fastest of its variants.
 
     Where Inductor fails (it needs a C++ compiler) for all of them the model is run eagerly, and ``said`` tells why.
     Raises ValueError, with the node, for an operator that is not known here.
@@ -83,14 +83,14 @@ def _variants(torch: Any, model: Model, compiled: bool) -> Iterable[tuple[str, A
 def _compiled(torch: Any, module: Any, model: Model, feeds: Arrays, form: Any, frozen: bool) -> Call:
     import torch._inductor.config as inductor
 
-    # Dynamo asks this setting as well: given as an option of ``torch.compile`` it would change nothing.
+    # Dynamo reads this setting too, so the option of ``torch.compile`` alone has no effect.
     with inductor.patch(freezing=frozen), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of compilers, about things that nobody here can change
+        warnings.simplefilter("ignore")  # compilers warn about settings that the user cannot change
         return _ready(torch, torch.compile(module, dynamic=False), model, feeds, form)
 
 
 def _ready(torch: Any, run: Callable[..., Any], model: Model, feeds: Arrays, form: Any) -> Call:
-    """A call of *run*, made once."""
+    """Return a call of *run* after one warm-up call."""
     given = [torch.from_numpy(np.array(feeds[v.name])) for v in model.inputs]
     names = [v.name for v in model.outputs]
 

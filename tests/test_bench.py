@@ -270,6 +270,6 @@ def test_a_process_takes_no_more_memory_than_was_free(tmp_path: Path, monkeypatc
     told = tmp_path / "meminfo"
     for text in ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "MemTotal: 9 kB\n", "MemAvailable: much\n"):
         told.write_text(text)
-        workers._bounded(told)
-    workers._bounded(tmp_path / "none")
+        workers._limit_memory(told)
+    workers._limit_memory(tmp_path / "none")
     assert limits == [(2 << 20, -1)]
