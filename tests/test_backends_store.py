@@ -201,7 +201,7 @@ def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("einnet_explore.runtime.implementation_choice.compare", fail)
+    monkeypatch.setattr("einnet_explore.runtime.implementation_choice.time_calls", fail)
     assert (store.measured(equation), store.measured(made)) == (first, whole)
     assert profile_key(equation) != profile_key(made.equations[0]) != profile_key(equation, 2)
     view = parse("tensor A[6]\nY[i:2, j:3] = A[3*i+j]").equations[0]

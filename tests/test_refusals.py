@@ -92,7 +92,8 @@ def test_what_was_the_fastest_may_be_refused_now(
     def refuse(*_: object) -> None:
         raise BackendError("it is refused")
 
-    monkeypatch.setattr(tvm_cpu if best == "tvm" else compiled, "load" if best == "tvm" else "build_c", refuse)
+    module, compiler = (tvm_cpu, "load_tvm_kernel") if best == "tvm" else (compiled, "build_c")
+    monkeypatch.setattr(module, compiler, refuse)
     assert engine(MOVES, store) == taken
 
 
