@@ -208,6 +208,14 @@ def test_functions_that_the_architecture_names_exist() -> None:
             )
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_pages_name_exist(page: str) -> None:
+    words = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.\w+)?)`", words)
+    roots = (ROOT / "einnet_explore", ROOT / "einnet_evaluation", ROOT)
+    assert [file for file in named if not any((root / file).exists() for root in roots)] == []
+
+
 def test_the_drawing_of_the_packages_is_generated() -> None:
     spec = importlib.util.spec_from_file_location("packages", ROOT / "docs" / "packages.py")
     assert spec is not None and spec.loader is not None
