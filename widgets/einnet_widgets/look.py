@@ -29,7 +29,7 @@ class Look:
     reach: Reach = "scope"
     target: str = ""
     compare: tuple[int, int] | None = None
-    format_operator: str = ""
+    operator: str = ""
 
     def operators(self, session: Session) -> tuple[Operator, ...]:
         """The target operators of expression distances."""
