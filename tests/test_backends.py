@@ -101,7 +101,7 @@ def test_kernels_of_every_template(name: str, rank: int) -> None:
 
 def test_every_template_occurs() -> None:
     used = {tvm_source(scope_of(text)).template for text in CASES.values()}
-    assert used == {"rows", "tile", "turn", "outer", "inner", "nest"}
+    assert used >= {"rows", "tile", "turn", "outer", "inner", "nest"}  # and "blocked", which uses none, where the CPU asks for it
 
 
 def test_the_first_schedule_of_every_case_compiles() -> None:
@@ -159,7 +159,7 @@ def test_programs_agree_with_evaluation(drawn: Program) -> None:
     inputs = inputs_for(drawn)
     weights = {t.name: inputs[t.name] for t in drawn.inputs if t.weight}
     compiled = compile_program(drawn, constants=weights)
-    found = compiled.run_in_sandbox({name: a for name, a in inputs.items() if name not in weights})
+    found = compiled.run({name: a for name, a in inputs.items() if name not in weights})
     expected = evaluate(drawn, inputs, np.float64)
     for name in drawn.outputs:
         np.testing.assert_allclose(found[name], expected[name].astype(np.float64), rtol=1e-5)
@@ -257,9 +257,9 @@ def test_bad_requests_are_refused() -> None:
         compile_program(program(scope), constants={"A": np.ones(5)})
     compiled = compile_program(program(scope))
     with pytest.raises(BackendError, match="input A is missing"):
-        compiled.run_in_sandbox({})
+        compiled.run({})
     with pytest.raises(BackendError, match=r"input A has shape \[3\], expected \[4\]"):
-        compiled.run_in_sandbox({"A": np.ones(3)})
+        compiled.run({"A": np.ones(3)})
     drawn = program(scope)
     with pytest.raises(BackendError, match="equation Y reads A"):
         compile_program(replace(drawn, inputs=()))

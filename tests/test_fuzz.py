@@ -251,7 +251,7 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
         discriminating_inputs(model, build_plan(model, {}, 1))
     assert "\n" not in str(told_.value)
     with pytest.raises(Refused):
-        Optimiser(model, graphs.QUICK)
+        Optimiser(model, graphs.QUICK).prepare()
 
 
 def test_inputs_of_rank_zero_are_arrays() -> None:

@@ -198,7 +198,7 @@ def test_plans_and_exports_of_joined_programs_agree() -> None:
     want = build_plan(model, {}, 1).run(feeds)["y"]
     together = makes.together(apart)
     assert len(together) == 1 and together[0].certificate in ("proved", "none")
-    for parts in (together, makes.apart(apart)):
+    for parts in (together, makes.separate(apart)):
         np.testing.assert_allclose(makes.plan(parts).run(feeds)["y"], want, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(makes.export(parts).run(feeds)["y"], want, rtol=1e-5, atol=1e-5)
     said = together[0].to_json()

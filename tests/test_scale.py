@@ -300,11 +300,11 @@ BIG = "tensor A[1, 28, 28, 64] pad [0, 3, 3, 0]\ntensor K[7, 7, 64, 64] weight\n
 BIG += "Y[n:1, h:28, w:28, f:64] = sum[c:64, r:7, s:7] A[n, h+r-3, w+s-3, c] * K[r, s, f, c]\n"
 MEASURED = (
     "import sys\nfrom pathlib import Path\nfrom einnet_explore.cli import main\n"
-    "from einnet_explore.support.limits import used\n"
+    "from einnet_explore.support.limits import used_bytes\n"
     "asked = sys.argv[1:]\n"
     "if asked[0] == 'optimize':\n"  # of which compilers and engines take most: so much, and a third, and a little more
     "    from einnet_explore.pipeline.optimiser import Optimiser\n"
-    "    asked += ['--memory', f'{int(used() / 0.73) >> 20}M']\n"
+    "    asked += ['--memory', f'{int(used_bytes() / 0.73) >> 20}M']\n"
     "code = main(asked)\n"
     # ru_maxrss would begin with the peak of who forked it.
     "peak = Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]\n"
