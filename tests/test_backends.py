@@ -101,7 +101,7 @@ def test_kernels_of_every_template(name: str, rank: int) -> None:
 
 def test_every_template_occurs() -> None:
     used = {tvm_source(scope_of(text)).template for text in CASES.values()}
-    assert used >= {"rows", "tile", "turn", "outer", "inner", "nest"}  # and "blocked", which uses none, where the CPU asks for it
+    assert used >= {"rows", "tile", "turn", "outer", "inner", "nest"}  # on some CPUs "blocked" too
 
 
 def test_the_first_schedule_of_every_case_compiles() -> None:

@@ -368,7 +368,7 @@ def test_notebook_7_by_keyboard(lab: Lab) -> None:
         page.locator(".jp-CodeCell .cm-content").click()
         own = len(visiting.errors)  # Notebook's, before anything of ours is there
         page.keyboard.press("Shift+Enter")
-        page.wait_for_selector(f".ein-main .katex, {ERRORS}", timeout=120_000)  # the first import on this machine, maybe
+        page.wait_for_selector(f".ein-main .katex, {ERRORS}", timeout=120_000)  # maybe the first import here
         cells = page.locator(".jp-CodeCell").count()
         page.locator(".ein").focus()
         for key in ("j", "j"):
