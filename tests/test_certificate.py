@@ -412,7 +412,7 @@ def test_json() -> None:
     for found in (certificate(TWO, TWO), certificate(TWO, "Y[i:4, j:4] = A[i, j]*B[i, j]")):
         assert Certificate.from_json(json.loads(json.dumps(found.to_json()))) == found
     good = certificate(TWO, TWO).to_json()
-    with pytest.raises(ValueError, match="kind is 'sure', expected 'proved', 'exact' or 'false'"):
+    with pytest.raises(ValueError, match="kind is 'sure', expected one of 'proved', 'exact', 'unknown', 'false'"):
         Certificate.from_json({**good, "kind": "sure"})
     with pytest.raises(ValueError, match="elements is '3', expected int"):
         Certificate.from_json({**good, "elements": "3"})
@@ -431,3 +431,51 @@ def test_a_number_by_itself_is_sampled() -> None:
     assert compare_on_samples(plain, added, 1000, 0, indices=((),)).differs is None
     found = compare_on_samples(plain, squared, 1000, 0, indices=((),)).differs
     assert found is not None and found[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tanh(v[i]) + exp(w[i])*relu(-v[i])", "tanh(v[i])"),
+        ("minimum(tanh(v[i]), 0)", "0*v[i]"),
+        ("sqrt(v[i]*v[i])", "v[i]"),
+        ("relu(v[i])*sigmoid(v[i])", "v[i]*sigmoid(v[i])"),
+        ("v[i]/v[i]", "1 + 0*v[i]"),
+        ("relu(v[i] - 5000)", "0*v[i]"),
+        ("relu(tanh(v[i]) - 0.99999)", "0*v[i]"),
+        ("exp(-100000000*(v[i]-0.5)*(v[i]-0.5))", "0*v[i]"),
+        ("pow(0, relu(v[i]-w[i]))", "0*v[i]"),
+        ("exp(v[i]+1) - 2*exp(v[i]) + exp(v[i]-1)", "2 + 0*v[i]"),
+        ("tanh(v[i])", "tanh(v[i]) + relu(w[i] - 1000000)"),
+    ],
+)
+def test_identities_that_hold_on_some_inputs_are_refuted(before: str, after: str) -> None:
+    found = certificate(f"Y[i:4] = {before}", f"Y[i:4] = {after}", "tensor v[4]\ntensor w[4]\n")
+    assert found.kind == "false" and found.method == "evaluation", found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sqrt(v[i]*v[i])", "abs(v[i])"),
+        ("log(exp(v[i]))", "v[i]"),
+        ("sigmoid(v[i])", "1/(1 + exp(-v[i]))"),
+        ("maximum(exp(v[i]), exp(w[i]))", "exp(maximum(v[i], w[i]))"),
+        ("relu(exp(v[i]))", "exp(v[i])"),
+    ],
+)
+def test_identities_of_functions_are_exact(before: str, after: str) -> None:
+    found = certificate(f"Y[i:4] = {before}", f"Y[i:4] = {after}", "tensor v[4]\ntensor w[4]\n")
+    assert found.kind == "exact", found
+
+
+def test_a_side_that_no_sample_reaches_is_a_gap() -> None:
+    found = certificate("Y[i:4] = relu(v[i] - 1000000000000000)", "Y[i:4] = 0*v[i]", "tensor v[4]\n")
+    assert found.kind == "unknown" and not found.ok and "no sample reached" in found.detail
+
+
+def test_undefined_on_both_sides_is_no_counterexample() -> None:
+    found = certificate("Y[i:4] = log(v[i])*2", "Y[i:4] = log(v[i]) + log(v[i])", "tensor v[4]\n")
+    assert found.ok
+    found = certificate("Y[i:4] = log(v[i]*v[i])", "Y[i:4] = 2*log(abs(v[i]))", "tensor v[4]\n")
+    assert found.kind == "exact"

@@ -172,6 +172,16 @@ def test_derive_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["derive", str(path), "--target", "Matmul", "--max-depth", "1"]) == 1
 
 
+def test_check_of_a_record_that_is_not_proved_has_its_own_exit_code(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("einnet_explore.checker.replay.Report.kind", "exact")
+    assert main(["check", str(record)]) == 3
+    assert main(["check", str(record), "--require", "exact"]) == 0
+    monkeypatch.setattr("einnet_explore.checker.replay.Report.kind", "unknown")
+    assert main(["check", str(record), "--require", "exact"]) == 3
+
+
 def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(record)]) == 0
     assert "proved" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def relus(*bodies: str) -> list[Program]:
 def test_a_derivation_whose_ends_are_too_far_apart_is_proved_by_its_steps() -> None:
     steps = nested(30, 27, 64)
     alone = certify(steps.start, steps.end, exact_elements=None)
-    assert alone.kind == "false" and "more than" in str(alone.counterexample)
+    assert alone.kind == "unknown" and "more than" in str(alone.counterexample)
     record = records.to_record(steps, [certify(s.before, s.after) for s in steps.steps])
     report = check_record(record)
     assert report.whole.kind == "proved" and report.whole.method == "composition"

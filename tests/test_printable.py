@@ -65,4 +65,4 @@ def test_one_thing_is_no_plural() -> None:
     (found,) = run.candidates
     assert ": 1 eOperator, 1 step, " in repr(found)
     assert repr(found.derivation).startswith("<Derivation of 1 step: ")
-    assert str(Certificate("exact", "evaluation", elements=1)).endswith("equal on random integers, 1 element compared")
+    assert str(Certificate("exact", "evaluation", elements=1)).endswith("equal on random inputs, 1 element compared")

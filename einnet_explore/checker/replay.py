@@ -113,6 +113,11 @@ class StepReport:
         return self.certificate.ok and not self.instances
 
     @property
+    def kind(self) -> CertificateKind:
+        """The certificate's kind; ``false`` if an instance differs from its operator."""
+        return "false" if self.instances else self.certificate.kind
+
+    @property
     def counterexample(self) -> str | None:
         """What is wrong with the step."""
         return self.certificate.counterexample or next(iter(self.instances), None)
@@ -148,12 +153,13 @@ class Report:
 
     @property
     def kind(self) -> CertificateKind:
-        """The record's certificate: ``proved`` if every step is, or else the end is proved against the start."""
-        if not self.ok:
+        """The record's certificate: its weakest step's, unless the end is proved against the start."""
+        kinds = {self.whole.kind, *(step.kind for step in self.steps)}
+        if self.start is not None or "false" in kinds:
             return "false"
-        if self.whole.kind == "proved" or all(step.certificate.kind == "proved" for step in self.steps):
+        if self.whole.kind == "proved" or kinds - {self.whole.kind} == {"proved"}:
             return "proved"
-        return "exact"
+        return "unknown" if "unknown" in kinds else "exact"
 
     @property
     def counterexample(self) -> str | None:
@@ -181,12 +187,12 @@ class Report:
         needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
         how = ", ".join(filter(None, (self.whole.method, needed)))
         lines.append(f"start to end: {self.whole.kind} ({how})")
-        verdict = self.kind if self.ok else f"false: {self.counterexample}"
+        verdict = self.kind + (f": {self.counterexample}" if self.kind == "false" else "")
         return "\n".join([*lines, f"{self.source}: {verdict}"])
 
 
 def _result_text(step: StepReport) -> str:
-    kind = "false" if not step.ok else step.certificate.kind
+    kind = step.kind
     how = ", ".join(filter(None, (step.certificate.method, join_axioms([step.certificate.detail]))))
     return f"{kind} ({how})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")
 

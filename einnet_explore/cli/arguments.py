@@ -271,6 +271,9 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )
+    command.add_argument(
+        "--require", choices=("proved", "exact"), default="proved", help="the weakest verdict with exit code 0"
+    )
     _json_option(command)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.checker import check_record, load_json, read_record
-from einnet_explore.cli.errors import NO, OK
+from einnet_explore.cli.errors import NO, NOT_PROVED, OK
 from einnet_explore.cli.output import STDOUT, check_writable, write_json
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Return exit code 0 if every step holds, 1 if one is false (with its counterexample) or an evaluation differs."""
+    """Return exit code 0 if the record is proved, 1 if a step is false or an evaluation differs, else 3.
+
+    With ``--require exact``, 0 also if what is not proved is ``exact``.
+    """
     check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
     report = check_record(record, source=arguments.record)
@@ -27,4 +30,6 @@ def run_check(arguments: argparse.Namespace) -> int:
         print(report)
         if opinion is not None:
             print(f"start to end: {opinion}")
-    return OK if report.ok and (opinion is None or opinion.differs is None) else NO
+    if report.kind == "false" or (opinion is not None and opinion.differs is not None):
+        return NO
+    return OK if report.kind in ("proved", arguments.require) else NOT_PROVED

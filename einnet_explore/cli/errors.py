@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from einnet_explore.support.wording import printable
 
-OK, NO, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, NO, BAD_INPUT, NOT_PROVED, INTERRUPTED = 0, 1, 2, 3, 130
 
 _MAX_MESSAGE_CHARACTERS = 600
 """Longer messages are cut: some libraries put whole programs into theirs."""

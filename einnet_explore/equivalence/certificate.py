@@ -3,7 +3,8 @@
 Only changed equations are compared.  Equations are aligned by name and taken in order; an equation proved equal in both
 programs is a tensor for its readers.  Other equations that the two sides read are inlined, the outermost first, until
 both sides read the same tensors.  Inside an equation the smallest differing sub-scopes are compared first.  Scopes are
-compared as term multisets (``proved``); beyond that theory they are evaluated on random integers (``exact``).
+compared as term multisets (``proved``); beyond that theory they are evaluated on random inputs (``exact``, or
+``unknown`` where these leave a gap).
 
 A chain of certified steps has one certificate, since equality is transitive: a direct comparison of distant programs
 may have too many terms, even if every step between them is proved.
@@ -40,7 +41,7 @@ def certify(
     """Certify that *after* computes every output of *before*, and reads nothing beyond its reach.
 
     *exact_elements* bounds the grid points of an evaluation; larger programs are evaluated in slices.  If it is None,
-    programs are not evaluated and an unproved pair is ``false``.  *seed* draws the random inputs.
+    programs are not evaluated and an unproved pair is ``unknown``.  *seed* draws the random inputs.
     """
     if before == after:
         return Certificate("proved", "identical")
@@ -51,7 +52,7 @@ def certify(
         if equation not in known and (found := illegal_read(equation.scope)) is not None:
             return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
     result = _outputs(before, after, exact_elements, seed)
-    if result.kind == "exact":
+    if result.kind in ("exact", "unknown") and exact_elements is not None:
         # the evaluation read common equations as tensors; inlining them may give a proof (by a symmetry, say)
         proof = _outputs(before, after, None, seed)
         return proof if proof.kind == "proved" else result
@@ -76,9 +77,10 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
         if other != scope or not changed.isdisjoint(read_by(scope)):
             found = both.compare(name, number, known, whole=name in before.outputs)
             if found is not None and not found.ok:
-                if name in before.outputs:
+                if name not in before.outputs:
+                    continue
+                if found.kind == "false":
                     return found
-                continue
             results += [found] if found else []
         known.add(name)
         changed.discard(name)
@@ -137,8 +139,10 @@ def _certify_by_evaluation(
 ) -> Certificate:
     """Certify an unproved pair: by a decisive witness, or by evaluation unless *points* is None."""
     decisive = isinstance(why, Witness) and why.decisive
-    if points is None or decisive:
-        return Certificate("false", "term relation", str(number), 0, str(why), "" if decisive else UNDECIDED_TEXT)
+    if decisive:
+        return Certificate("false", "term relation", str(number), 0, str(why))
+    if points is None:
+        return Certificate("unknown", "term relation", str(number), 0, str(why), UNDECIDED_TEXT)
     hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
     sample = sampling.compare_on_samples(before, after, points, seed, *hints)
     if sample.error is not None:
@@ -147,6 +151,8 @@ def _certify_by_evaluation(
         element, expected, found = sample.differs
         told = f"element {list(element)} is {found}, expected {expected}"
         return Certificate("false", "evaluation", str(number), sample.elements, told, str(why))
+    if sample.gap:
+        return Certificate("unknown", "evaluation", str(number), sample.elements, None, sample.gap)
     return Certificate("exact", "evaluation", str(number), sample.elements, None, str(why))
 
 
@@ -171,7 +177,8 @@ def compose_certificates(chain: Sequence[Link]) -> Certificate:
     certificates = [certificate for _, _, certificate in chain]
     for n, found in enumerate(certificates):
         if not found.ok:
-            return Certificate("false", found.method, found.at, found.elements, f"step {n}: {found.counterexample}")
+            reason = found.counterexample and f"step {n}: {found.counterexample}"
+            return Certificate(found.kind, found.method, found.at, found.elements, reason, f"step {n}: {found.detail}")
     proved = sum(found.kind == "proved" for found in certificates)
     kind: CertificateKind = "proved" if proved == len(chain) else "exact"
     steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {proved} proved"
@@ -190,7 +197,7 @@ def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
         return chain[0][2] if chain else Certificate("proved", "identical")
     (start, _, _), (_, end, _) = chain[0], chain[-1]
     whole = certify(start, end, exact_elements=None)
-    if whole.detail != UNDECIDED_TEXT:
+    if whole.kind != "unknown":
         return whole
     steps = compose_certificates(chain)
     return steps if steps.kind == "proved" else certify(start, end, seed=seed)

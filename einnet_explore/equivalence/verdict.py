@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from einnet_explore.equivalence.assumptions import join_axioms
 from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_style
 
-CertificateKind: TypeAlias = Literal["proved", "exact", "false"]
+CertificateKind: TypeAlias = Literal["proved", "exact", "unknown", "false"]
 
 UNDECIDED_TEXT = "not proved, and not evaluated"
 """The text of a certificate that neither proves nor refutes equality."""
@@ -20,10 +20,11 @@ UNDECIDED_TEXT = "not proved, and not evaluated"
 class Certificate:
     """The result of a comparison of two programs.
 
-    *kind*: ``proved``, ``exact`` (equal on random integers, over *elements* output elements) or ``false`` (then
-    *counterexample* names an output element and what is wrong with it).  *method*: ``identical``, ``term relation``,
-    ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope that was compared,
-    in the first program (for an illegal read: the equation of the second).  *programs*: for a
+    *kind*: ``proved``; ``exact``: equal on random inputs that reach every piece of the functions, over *elements*
+    output elements; ``unknown``: not proved, and equal on random inputs that leave a gap, named by *detail*; or
+    ``false`` (then *counterexample* names an output element and what is wrong with it).  *method*: ``identical``,
+    ``term relation``, ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope
+    that was compared, in the first program (for an illegal read: the equation of the second).  *programs*: for a
     composition, the ``program_hash`` of each program in order.
     """
 
@@ -37,28 +38,33 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Whether the programs agree."""
-        return self.kind != "false"
+        """Whether the programs are known to agree: by proof, or on random inputs without a gap."""
+        return self.kind in ("proved", "exact")
 
     def __str__(self) -> str:
         match self.kind:
             case "proved" if self.programs:
                 return f"proved ({self.method} of {self.detail}): equal for every input, in exact arithmetic"
             case "exact" if self.programs:
-                return f"exact ({self.method} of {self.detail}): some were evaluated on random integers, not proved"
+                return f"exact ({self.method} of {self.detail}): some were evaluated on random inputs, not proved"
             case "proved":
                 needed = join_axioms([self.detail])
                 axioms = needed and f", {needed}"
                 return f"proved ({self.method}): equal for every input, in exact arithmetic{axioms}"
             case "exact":
-                return (
-                    f"exact ({self.method}): equal on random integers, {count_noun(self.elements, 'element')} compared"
-                )
+                return f"exact ({self.method}): equal on random inputs, {count_noun(self.elements, 'element')} compared"
+            case "unknown":
+                return f"unknown ({self.method}): {self.detail}"
             case _:
                 return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
 
     def _repr_html_(self) -> str:
-        sign, colour = {"proved": ("✓", GREEN), "exact": ("≈", AMBER), "false": ("✗", RED)}[self.kind]
+        sign, colour = {
+            "proved": ("✓", GREEN),
+            "exact": ("≈", AMBER),
+            "unknown": ("?", AMBER),
+            "false": ("✗", RED),
+        }[self.kind]
         kind, _, rest = str(self).partition(" ")
         return f"<b style='{hue_style(colour)}'>{sign} {kind}</b> {escape(rest)}"
 
@@ -75,8 +81,9 @@ class Certificate:
         for name, expected in fields.items():
             if not isinstance(data.get(name), expected):
                 raise ValueError(f"certificate: {name} is {data.get(name)!r}, expected {_type_names(expected)}")
-        if data["kind"] not in ("proved", "exact", "false"):
-            raise ValueError(f"certificate: kind is {data['kind']!r}, expected 'proved', 'exact' or 'false'")
+        if data["kind"] not in get_args(CertificateKind):
+            kinds = ", ".join(map(repr, get_args(CertificateKind)))
+            raise ValueError(f"certificate: kind is {data['kind']!r}, expected one of {kinds}")
         programs = data.get("programs", [])
         if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
@@ -88,9 +95,9 @@ def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
     """Combine the certificates of parts: the whole is as certain as its least certain part."""
     if not results:
         return Certificate("proved", "identical", detail="every equation means what it did")
-    exact = [c for c in results if c.kind == "exact"]
-    if exact:
-        return replace(exact[0], elements=sum(c.elements for c in exact))
+    for kind in ("unknown", "exact"):
+        if weak := [c for c in results if c.kind == kind]:
+            return replace(weak[0], elements=sum(c.elements for c in weak))
     return results[0] if len(results) == 1 else join_proofs(results, detail=f"{len(results)} equations")
 
 

@@ -1,4 +1,4 @@
-r"""Running error analysis of single precision, and error bounds of bilinear algorithms and blocked softmax.
+r"""Running error analysis, and error bounds of bilinear algorithms and blocked softmax, in single precision by default.
 
 Every value is a pair: the value in double precision and a bound on the error of the value in single precision.  The
 roundings are those of the scopes as written (N. Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.3).
@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.analysis.bilinear import Bilinear, Matrix
-from einnet_explore.interpreter.evaluation import Evaluation
+from einnet_explore.interpreter.evaluation import Evaluation, NumberDomain
 from einnet_explore.interpreter.exact_arrays import (
     ARRAYS,
     Array,
@@ -50,15 +50,17 @@ from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, ScalarFunc
 UNIT_ROUNDOFF = 2.0**-24
 """The unit roundoff of single precision."""
 
-_EXP_ERROR = 2.0**-22
-"""The relative error of an exponential in single precision: 2 units in the last place (Cephes, expf)."""
+EXP_ROUNDINGS = 4
+"""The relative error of an exponential, in unit roundoffs: 2 units in the last place (Cephes, expf)."""
+
+_EXP_ERROR = EXP_ROUNDINGS * UNIT_ROUNDOFF
 
 
-def gamma(roundings: int) -> float:
-    """Return :math:`\\gamma_t` in single precision; raises ValueError if no digit is left (t u ≥ 1)."""
-    if roundings * UNIT_ROUNDOFF >= 1:
-        raise ValueError(f"{roundings} roundings of {UNIT_ROUNDOFF:.0e} leave no digit")
-    return roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
+def gamma(roundings: int, unit: float = UNIT_ROUNDOFF) -> float:
+    """Return :math:`\\gamma_t` for the unit roundoff *unit*; raises ValueError if no digit is left (t u ≥ 1)."""
+    if roundings * unit >= 1:
+        raise ValueError(f"{roundings} roundings of {unit:.0e} leave no digit")
+    return roundings * unit / (1 - roundings * unit)
 
 
 def bilinear_growth(triple: Bilinear) -> Fraction:
@@ -116,8 +118,8 @@ def _float_matrix(matrix: Matrix) -> Array:
     return np.array([[float(x) for x in row] for row in matrix])
 
 
-_FUNCTION_ERROR = 2.0**-21
-"""The error of other library functions in single precision: relative, or absolute for functions bounded by 1."""
+FUNCTION_ROUNDINGS = 8
+"""The error of other library functions, in unit roundoffs: relative, or absolute for functions bounded by 1."""
 
 _DOUBLE_ERROR = 2.0**-50
 """The error of double precision itself when two sums are subtracted."""
@@ -135,40 +137,46 @@ class BoundedValue(NamedTuple):
         return np.asarray(np.abs(self.value) + self.error)
 
 
-def _apply(op: str, operands: Sequence[BoundedValue], args: tuple[Scalar, ...], rescalings: int) -> BoundedValue:
+def _apply(
+    op: str, operands: Sequence[BoundedValue], args: tuple[Scalar, ...], rescalings: int, unit: float
+) -> BoundedValue:
     """Apply one operation: propagate the arguments' errors and add the operation's rounding.
 
-    *rescalings* is as in ``running_error``.  Raises ValueError for an operation without a bound.
+    *rescalings* and *unit* are as in ``RunningErrors``.  Raises ValueError for an operation without a bound.
     """
     values, errors = [n.value for n in operands], [n.error for n in operands]
     match op, operands:
         case (("+" | "-"), _):
             value = reduce(np.subtract if op == "-" else np.add, values)
             most = reduce(np.add, [n.magnitude for n in operands])
-            return BoundedValue(value, _finite(value, reduce(np.add, errors) + gamma(len(operands) - 1) * most))
+            return BoundedValue(value, _finite(value, reduce(np.add, errors) + gamma(len(operands) - 1, unit) * most))
         case "*", _:
             value, most = reduce(np.multiply, values), reduce(np.multiply, [n.magnitude for n in operands])
             return BoundedValue(
-                value, _finite(value, most - np.abs(value) + (gamma(len(operands) - 1) + _DOUBLE_ERROR) * most)
+                value, _finite(value, most - np.abs(value) + (gamma(len(operands) - 1, unit) + _DOUBLE_ERROR) * most)
             )
         case "/", [a, b]:
             value, least = a.value / b.value, np.abs(b.value) - b.error
             error = (a.error + np.abs(value) * b.error) / least
-            return BoundedValue(value, np.where(least > 0, error + UNIT_ROUNDOFF * (np.abs(value) + error), np.inf))
+            return BoundedValue(value, np.where(least > 0, error + unit * (np.abs(value) + error), np.inf))
         case "neg", [a]:
             return BoundedValue(-a.value, a.error)
         case "abs", [a]:
             return BoundedValue(np.abs(a.value), a.error)
         case (("maximum" | "minimum"), [a, b]):
-            return BoundedValue((np.maximum if op == "maximum" else np.minimum)(*values), np.maximum(a.error, b.error))
-        case "pow", [a, _]:
-            return _power(a, args[1], values[1])
+            difference = a.value - b.value if op == "maximum" else b.value - a.value
+            chosen = np.where(difference > 0, a.error, b.error)
+            sure = np.abs(difference) > a.error + b.error
+            value = (np.maximum if op == "maximum" else np.minimum)(*values)
+            return BoundedValue(value, np.where(sure, chosen, np.maximum(a.error, b.error)))
+        case "pow", [a, b]:
+            return _power(a, args[1], b, unit)
         case _, [a] if (function := SCALAR_FUNCTIONS.get(op)) and function.is_monotone:
-            return _function(function, a, rescalings)
+            return _function(function, a, rescalings, unit)
     raise ValueError(f"{op} of {len(operands)} arguments has no error bound")
 
 
-def _function(function: ScalarFunction, a: BoundedValue, rescalings: int) -> BoundedValue:
+def _function(function: ScalarFunction, a: BoundedValue, rescalings: int, unit: float) -> BoundedValue:
     """Apply a monotone function: its change over the argument's interval, plus its own error."""
     assert function.compute is not None
     f = partial(function.compute, ARRAYS)
@@ -180,30 +188,31 @@ def _function(function: ScalarFunction, a: BoundedValue, rescalings: int) -> Bou
     if function.is_integral:
         own_error = np.zeros_like(value)
     elif function.name == "exp":
-        own_error = _EXP_ERROR + rescalings * (
-            _EXP_ERROR + UNIT_ROUNDOFF + np.expm1(2 * UNIT_ROUNDOFF * np.abs(a.value))
+        own_error = EXP_ROUNDINGS * unit + rescalings * (
+            (EXP_ROUNDINGS + 1) * unit + np.expm1(2 * unit * np.abs(a.value))
         )
         own_error = np.where(largest == 0, 0, own_error * largest)
     elif function.is_bounded:
-        own_error = np.full_like(value, _FUNCTION_ERROR)
+        own_error = np.full_like(value, FUNCTION_ROUNDINGS * unit)
     else:
-        own_error = _FUNCTION_ERROR * largest
+        own_error = FUNCTION_ROUNDINGS * unit * largest
     return BoundedValue(value, change + own_error)
 
 
-def _power(a: BoundedValue, exponent: Scalar, n: Array) -> BoundedValue:
-    """Raise to a constant power: monotone in the magnitude for whole exponents, else over positive numbers."""
+def _power(a: BoundedValue, exponent: Scalar, b: BoundedValue, unit: float) -> BoundedValue:
+    """Raise to a power: monotone in the magnitude for whole constants, else in both arguments over positive numbers."""
+    n = b.value
     value = np.power(a.value, n)
     match exponent:
         case Const(k) if k >= 0 and k == int(k):
             change = np.power(a.magnitude, n) - np.power(np.abs(a.value), n)
-        case Const():
-            ends = [np.power(a.value + sign * a.error, n) for sign in (-1, 1)]
-            change = np.maximum(*(np.abs(end - value) for end in ends))
-            change = np.where((a.value > a.error) | (a.error == 0), change, np.inf)
         case _:
-            change = np.full_like(value, np.inf)
-    return BoundedValue(value, change + _FUNCTION_ERROR * (np.abs(value) + change))
+            signs = [(i, j) for i in (-1, 1) for j in (-1, 1)]
+            ends = [np.power(a.value + i * a.error, n + j * b.error) for i, j in signs]
+            change = reduce(np.maximum, [np.abs(end - value) for end in ends])
+            exact = (a.error == 0) & (b.error == 0)
+            change = np.where((a.value > a.error) | exact, np.where(exact, 0, change), np.inf)
+    return BoundedValue(value, change + FUNCTION_ROUNDINGS * unit * (np.abs(value) + change))
 
 
 def _rounded_constant(value: Array) -> BoundedValue:
@@ -229,8 +238,13 @@ def running_error(scope: Scope, inputs: Mapping[str, Array], rescalings: int = 0
     ValueError for a tensor without array and sums too long for single precision, IllegalRead for reads beyond the
     padding.
     """
+    return evaluate_with_errors(RunningErrors(rescalings), scope, inputs)
+
+
+def evaluate_with_errors(numbers: NumberDomain, scope: Scope, inputs: Mapping[str, Array]) -> BoundedValue:
+    """Return every element of *scope* with its error bound in *numbers*, which are those of ``RunningErrors``."""
     exact = {name: _value(BoundedValue(np.asarray(a, np.float64), np.zeros(np.shape(a)))) for name, a in inputs.items()}
-    value, error = (part.array for part in Evaluation(RunningErrors(rescalings), exact, _MAX_ELEMENTS).scope(scope))
+    value, error = (part.array for part in Evaluation(numbers, exact, _MAX_ELEMENTS).scope(scope))
     return BoundedValue(value, np.where(np.isnan(error), np.inf, error))
 
 
@@ -247,18 +261,25 @@ class RunningErrors:
     """Numbers with running error bounds: the arrays of a value are the number and its bound.
 
     A sum has a third array, the sum of the magnitudes, until ``finish`` adds the bound of the sum's own roundings.
+    *rescalings* is as in ``running_error``; *unit* is the unit roundoff, that of single or of double precision.
     """
 
-    rescalings: int
+    rescalings: int = 0
+    unit: float = UNIT_ROUNDOFF
 
     def constant(self, value: float) -> Value:
-        return _value(_rounded_constant(np.asarray(value, np.float64)))
+        number = np.asarray(value, np.float64)
+        return _value(_rounded_constant(number) if self.unit == UNIT_ROUNDOFF else (number, np.zeros_like(number)))
 
     def table(self, table: Table) -> Value:
-        return _value(_rounded_constant(np.array([float(x) for x in table.entries]).reshape(table.shape)))
+        entries = np.array([float(x) for x in table.entries]).reshape(table.shape)
+        if self.unit == UNIT_ROUNDOFF:
+            return _value(_rounded_constant(entries))
+        inexact = np.array([Fraction(float(x)) != x for x in table.entries]).reshape(table.shape)
+        return _value(BoundedValue(entries, inexact * self.unit * np.abs(entries)))
 
     def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
-        return _value(_apply(op, [_bounded(v) for v in values], args, self.rescalings))
+        return _value(_apply(op, [_bounded(v) for v in values], args, self.rescalings, self.unit))
 
     def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
         bounded = _bounded(value)
@@ -269,7 +290,7 @@ class RunningErrors:
             return _value((np.asarray(best(bounded.value, axis=over, keepdims=True)), error))
         exponent = absent_extent(value[:1], axes, extents)
         product, most = (a.prod(axis=over, keepdims=True) ** exponent for a in (bounded.value, bounded.magnitude))
-        roundings = gamma(max(0, prod(extents[i] for i in axes) - 1)) + _DOUBLE_ERROR
+        roundings = gamma(max(0, prod(extents[i] for i in axes) - 1), self.unit) + _DOUBLE_ERROR
         return _value((product, most - np.abs(product) + roundings * most))
 
     def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
@@ -294,7 +315,7 @@ class RunningErrors:
         match reduced:
             case (value, error, most):
                 count = _sum_roundings(scope.body, prod(y.extent for y in scope.summations))
-                return value, Part(error.array + gamma(count) * most.array, 0)
+                return value, Part(error.array + gamma(count, self.unit) * most.array, 0)
         return reduced
 
 

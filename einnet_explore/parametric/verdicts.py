@@ -62,7 +62,7 @@ def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepV
         return found
     for sizes in _suspect_sizes(ground, unknowns):
         certificate = _certify_at(before, after, sizes)
-        if certificate is not None and not certificate.ok:
+        if certificate is not None and certificate.kind == "false":
             return replace(found, kind="refuted", sizes=tuple(ground.given(sizes).items()), certificate=certificate)
     return found
 

@@ -174,12 +174,12 @@ class Assembler:
         return self.together(pieces, proof) if form.is_joined else self.separate(pieces)
 
     def together(self, pieces: Sequence[Piece], proof: Proof = "required") -> tuple[PlanProgram, ...]:
-        """Join adjacent *pieces* and post-optimise them; those that are proved false stay separate."""
+        """Join adjacent *pieces* and post-optimise them; those with a step that is not known to hold stay separate."""
         out: list[PlanProgram] = []
         for piece in join_adjacent(self.model, pieces):
             derivation = self._optimised(piece.program)
             kind = self._verdict(piece.program) if proof == "required" else "none"
-            if kind == "false":
+            if kind in ("false", "unknown"):
                 out += self.separate(p for p in pieces if set(p.nodes) <= set(piece.nodes))
             else:
                 out.append(PlanProgram(replace(piece, program=derivation.end), derivation, kind))

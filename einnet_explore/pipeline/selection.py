@@ -205,7 +205,9 @@ class Selector:
         """Select the subprograms that pay in the whole model, by measurement."""
         winners = [n for n, part in enumerate(self.parts) if part.kept]
         contenders = [
-            n for n, p in enumerate(self.parts) if not p.kept and p.trial.contender and p.certificate != "false"
+            n
+            for n, p in enumerate(self.parts)
+            if not p.kept and p.trial.contender and p.certificate not in ("false", "unknown")
         ]
         groups = self._groups_by_gain(winners)
         # Joined programs are derived anew for every trial, so many groups are tried in a separate form.

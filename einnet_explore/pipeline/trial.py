@@ -127,10 +127,12 @@ def _discard(part: TunedSubprogram, why: str) -> TunedSubprogram:
 
 
 def certify_trial(nodes: tuple[str, ...], trial: Trial) -> TunedSubprogram:
-    """Keep the winner of *trial* unless one of its steps is false, however fast it is."""
+    """Keep the winner of *trial* unless one of its steps is false or unknown, however fast it is."""
     kind = "none" if trial.derivation is None else combined_verdict(step_certificates(trial.derivation))
-    if kind == "false":
-        return TunedSubprogram(nodes, trial, False, kind, "the fastest candidate's derivation has a false step")
+    if kind in ("false", "unknown"):
+        return TunedSubprogram(
+            nodes, trial, False, kind, f"the fastest candidate's derivation has a step that is {kind}"
+        )
     return TunedSubprogram(nodes, trial, trial.winner is not None, kind, trial.why)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.certificate import Certificate, CertificateKind
 from einnet_explore.ir import Equation, Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
@@ -66,12 +66,9 @@ class Candidate:
 
 
 def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
-    """Return the weakest kind among *certificates*: ``false``, ``exact``, ``proved``; ``none`` without any."""
+    """Return the weakest kind among *certificates*, ``none`` without any."""
     kinds = {c.kind for c in certificates}
-    for kind in ("false", "exact", "proved"):
-        if kind in kinds:
-            return kind
-    return "none"
+    return next((kind for kind in reversed(get_args(CertificateKind)) if kind in kinds), "none")
 
 
 def steps_to_json(derivation: Derivation) -> list[dict[str, Any]]:

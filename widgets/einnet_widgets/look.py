@@ -76,7 +76,9 @@ def certified(certificate: Certificate) -> str:
         case "proved":
             return f"proved ({certificate.method}): equal for every input"
         case "exact":
-            return f"exact: equal on random integers, {certificate.elements} elements"
+            return f"exact: equal on random inputs, {certificate.elements} elements"
+        case "unknown":
+            return f"unknown: {certificate.detail}"
         case "false":
             return f"false: {certificate.counterexample}"
 
