@@ -17,8 +17,10 @@ import pytest
 from onnx_building import build, node
 
 import einnet_explore as ee
+from einnet_explore.checker.replay import Report, StepReport
 from einnet_explore.cli import main
 from einnet_explore.cli.output import format_table, write_json
+from einnet_explore.equivalence.verdict import Certificate
 from einnet_explore.support.wording import format_seconds
 
 CASE = """
@@ -170,6 +172,18 @@ def test_derive_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = json.loads(capsys.readouterr().out)
     assert not any(c["operators"] for c in said["candidates"])
     assert main(["derive", str(path), "--target", "Matmul", "--max-depth", "1"]) == 1
+
+
+def test_a_record_with_one_exact_step_is_not_proved() -> None:
+    proved, exact = Certificate("proved", "identical"), Certificate("exact", "evaluation", elements=4)
+
+    def kind(whole: Certificate, *steps: Certificate) -> str:
+        return Report("r", None, tuple(StepReport("rule", "0", None, step) for step in steps), whole).kind
+
+    assert kind(exact, proved, exact) == "exact" and kind(exact, proved, proved) == "proved"
+    assert kind(proved, proved, exact) == "proved"
+    assert kind(exact, Certificate("unknown", "evaluation"), exact) == "unknown"
+    assert kind(exact, Certificate("false", "evaluation"), exact) == "false"
 
 
 def test_check_of_a_record_that_is_not_proved_has_its_own_exit_code(

@@ -14,6 +14,7 @@ from einnet_explore.equivalence.certificate import Certificate, CertificateKind,
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import term_difference
+from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import (
     VIEW,
     Access,
@@ -153,13 +154,11 @@ class Report:
 
     @property
     def kind(self) -> CertificateKind:
-        """The record's certificate: its weakest step's, unless the end is proved against the start."""
-        kinds = {self.whole.kind, *(step.kind for step in self.steps)}
-        if self.start is not None or "false" in kinds:
+        """The record's certificate: its weakest step's, or ``proved`` if the end is proved against the start."""
+        steps = weakest_kind(step.kind for step in self.steps)
+        if self.start is not None or "false" in (steps, self.whole.kind):
             return "false"
-        if self.whole.kind == "proved" or kinds - {self.whole.kind} == {"proved"}:
-            return "proved"
-        return "unknown" if "unknown" in kinds else "exact"
+        return "proved" if "proved" in (steps, self.whole.kind) else weakest_kind((steps, self.whole.kind))
 
     @property
     def counterexample(self) -> str | None:
@@ -192,9 +191,8 @@ class Report:
 
 
 def _result_text(step: StepReport) -> str:
-    kind = step.kind
     how = ", ".join(filter(None, (step.certificate.method, join_axioms([step.certificate.detail]))))
-    return f"{kind} ({how})" + ("" if step.claimed in (None, kind) else f", claimed {step.claimed}")
+    return f"{step.kind} ({how})" + ("" if step.claimed in (None, step.kind) else f", claimed {step.claimed}")
 
 
 def check_record(

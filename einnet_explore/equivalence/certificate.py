@@ -28,7 +28,13 @@ from einnet_explore.equivalence.program_diff import (
 )
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import Witness
-from einnet_explore.equivalence.verdict import UNDECIDED_TEXT, Certificate, CertificateKind, weakest_certificate
+from einnet_explore.equivalence.verdict import (
+    UNDECIDED_TEXT,
+    Certificate,
+    CertificateKind,
+    weakest_certificate,
+    weakest_kind,
+)
 from einnet_explore.ir import Program, Scope
 
 MAX_EXACT_POINTS = 20_000_000
@@ -177,10 +183,12 @@ def compose_certificates(chain: Sequence[Link]) -> Certificate:
     certificates = [certificate for _, _, certificate in chain]
     for n, found in enumerate(certificates):
         if not found.ok:
-            reason = found.counterexample and f"step {n}: {found.counterexample}"
-            return Certificate(found.kind, found.method, found.at, found.elements, reason, f"step {n}: {found.detail}")
+            where = f"step {n}: "
+            reason = where + str(found.counterexample) if found.kind == "false" else None
+            detail = where + found.detail if found.kind == "unknown" else ""
+            return Certificate(found.kind, found.method, found.at, found.elements, reason, detail)
     proved = sum(found.kind == "proved" for found in certificates)
-    kind: CertificateKind = "proved" if proved == len(chain) else "exact"
+    kind = weakest_kind(found.kind for found in certificates)
     steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {proved} proved"
     needed = join_axioms(found.detail for found in certificates)
     elements = sum(found.elements for found in certificates)

@@ -11,6 +11,10 @@ from einnet_explore.equivalence.assumptions import join_axioms
 from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_style
 
 CertificateKind: TypeAlias = Literal["proved", "exact", "unknown", "false"]
+"""The verdicts, from the strongest to the weakest."""
+
+UNSOUND_KINDS = ("unknown", "false")
+"""Kinds with which nothing is kept."""
 
 UNDECIDED_TEXT = "not proved, and not evaluated"
 """The text of a certificate that neither proves nor refutes equality."""
@@ -38,8 +42,8 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Whether the programs are known to agree: by proof, or on random inputs without a gap."""
-        return self.kind in ("proved", "exact")
+        """Whether the programs agree, by proof or on random inputs without a gap."""
+        return self.kind not in UNSOUND_KINDS
 
     def __str__(self) -> str:
         match self.kind:
@@ -91,13 +95,19 @@ class Certificate:
         return Certificate(**given, programs=tuple(programs))
 
 
+def weakest_kind(kinds: Iterable[CertificateKind]) -> CertificateKind:
+    """Return the weakest of *kinds*; ``proved`` if there are none."""
+    return max(kinds, key=get_args(CertificateKind).index, default="proved")
+
+
 def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
     """Combine the certificates of parts: the whole is as certain as its least certain part."""
     if not results:
         return Certificate("proved", "identical", detail="every equation means what it did")
-    for kind in ("unknown", "exact"):
-        if weak := [c for c in results if c.kind == kind]:
-            return replace(weak[0], elements=sum(c.elements for c in weak))
+    kind = weakest_kind(c.kind for c in results)
+    if kind != "proved":
+        weak = [c for c in results if c.kind == kind]
+        return replace(weak[0], elements=sum(c.elements for c in weak))
     return results[0] if len(results) == 1 else join_proofs(results, detail=f"{len(results)} equations")
 
 

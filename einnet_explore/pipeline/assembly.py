@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import VIEW, Equation, Program, Tensor, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
@@ -179,7 +180,7 @@ class Assembler:
         for piece in join_adjacent(self.model, pieces):
             derivation = self._optimised(piece.program)
             kind = self._verdict(piece.program) if proof == "required" else "none"
-            if kind in ("false", "unknown"):
+            if kind in UNSOUND_KINDS:
                 out += self.separate(p for p in pieces if set(p.nodes) <= set(piece.nodes))
             else:
                 out.append(PlanProgram(replace(piece, program=derivation.end), derivation, kind))

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
+from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.pipeline.assembly import Assembler, PlanForm, PlanProgram, Proof
 from einnet_explore.pipeline.backward_elimination import ELIMINATION_SECONDS, LeaveOneOut, eliminate_unprofitable
 from einnet_explore.pipeline.baseline import Baseline, MeasuredPlan
@@ -207,7 +208,7 @@ class Selector:
         contenders = [
             n
             for n, p in enumerate(self.parts)
-            if not p.kept and p.trial.contender and p.certificate not in ("false", "unknown")
+            if not p.kept and p.trial.contender and p.certificate not in UNSOUND_KINDS
         ]
         groups = self._groups_by_gain(winners)
         # Joined programs are derived anew for every trial, so many groups are tried in a separate form.

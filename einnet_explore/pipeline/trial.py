@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.error_report import ErrorReport, level_report
 from einnet_explore.rules import Derivation
@@ -129,7 +130,7 @@ def _discard(part: TunedSubprogram, why: str) -> TunedSubprogram:
 def certify_trial(nodes: tuple[str, ...], trial: Trial) -> TunedSubprogram:
     """Keep the winner of *trial* unless one of its steps is false or unknown, however fast it is."""
     kind = "none" if trial.derivation is None else combined_verdict(step_certificates(trial.derivation))
-    if kind in ("false", "unknown"):
+    if kind in UNSOUND_KINDS:
         return TunedSubprogram(
             nodes, trial, False, kind, f"the fastest candidate's derivation has a step that is {kind}"
         )

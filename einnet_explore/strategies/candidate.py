@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.equivalence.certificate import Certificate, CertificateKind
+from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import Equation, Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
@@ -67,8 +68,7 @@ class Candidate:
 
 def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
     """Return the weakest kind among *certificates*, ``none`` without any."""
-    kinds = {c.kind for c in certificates}
-    return next((kind for kind in reversed(get_args(CertificateKind)) if kind in kinds), "none")
+    return weakest_kind(c.kind for c in certificates) if certificates else "none"
 
 
 def steps_to_json(derivation: Derivation) -> list[dict[str, Any]]:
