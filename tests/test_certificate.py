@@ -462,6 +462,8 @@ def test_identities_that_hold_on_some_inputs_are_refuted(before: str, after: str
         ("sigmoid(v[i])", "1/(1 + exp(-v[i]))"),
         ("maximum(exp(v[i]), exp(w[i]))", "exp(maximum(v[i], w[i]))"),
         ("relu(exp(v[i]))", "exp(v[i])"),
+        ("rsqrt(v[i])", "1/sqrt(v[i])"),
+        ("-log(v[i])", "log(1/v[i])"),
     ],
 )
 def test_identities_of_functions_are_exact(before: str, after: str) -> None:

@@ -1,9 +1,9 @@
 """Pairs of programs, equal or with one mutation, whose verdicts are compared with evaluation to 300 digits.
 
-An item draws 50 pairs: element-wise functions and short sums over two tensors, with constants of all magnitudes.  The
+An item draws 50 pairs: element-wise functions of two tensors, with constants of all magnitudes.  The
 second program applies one true or false identity at a random place: a dropped ``relu`` or ``abs``, a cancelled root or
 quotient, a changed constant, function or summand, an equal form.  A pair that is called ``proved`` or ``exact`` and
-differs at some input, of any sign and magnitude, is a finding; so is an equal pair called ``false``.
+differs at some input, of any sign and magnitude, is a finding.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw(rng: random.Random, depth: int) -> Expression:
 
 
 ONE_ARGUMENT = ("relu", "abs", "tanh", "sigmoid", "exp", "sqrt", "neg")
-ONE, ZERO = ("const", "1"), ("const", "0")
+ONE = ("const", "1")
 
 
 def identities(e: Expression, rng: random.Random) -> Iterable[Expression]:
@@ -202,5 +202,3 @@ def examine(before: Expression, after: Expression, rng: random.Random, outcome: 
         outcome.found(
             f"a pair that differs is called {verdict.kind}", f"at A, B = {differs[0]}", text_of(before), text_of(after)
         )
-    if differs is None and verdict.kind == "false":
-        outcome.counts["false, no difference found"] += 1

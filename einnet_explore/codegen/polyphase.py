@@ -59,6 +59,7 @@ from einnet_explore.ir import (
     add,
     as_index,
     map_accesses,
+    subexpressions,
     tensors,
 )
 from einnet_explore.support.errors import Refused
@@ -144,14 +145,7 @@ def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
 
 def conditions_in(body: Scalar) -> Iterable[Compare]:
     """Yield the conditions in *body*."""
-    match body:
-        case Compare():
-            yield body
-        case Apply(_, args):
-            for a in args:
-                yield from conditions_in(a)
-        case Access() | Const():
-            pass
+    return (part for part in subexpressions(body) if isinstance(part, Compare))
 
 
 def _threshold(test: Compare, u: Iterator) -> int | None:

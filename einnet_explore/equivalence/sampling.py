@@ -14,21 +14,21 @@ and those of nested scopes to the elements that the window reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import isfinite, prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from einnet_explore.analysis.substitution import with_iterators
-from einnet_explore.equivalence.branch_coverage import BranchCoverage, kinks
-from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead, NumberDomain
-from einnet_explore.interpreter.exact_arrays import Array, Part, RealNumbers, Value
-from einnet_explore.interpreter.running_error import BoundedValue, RunningErrors, evaluate_with_errors
+from einnet_explore.equivalence.branch_coverage import BranchCoverage, Sides
+from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION, SMALLEST_PRECISE
+from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead
+from einnet_explore.interpreter.exact_arrays import Array, RealNumbers
+from einnet_explore.interpreter.running_error import BoundedValue, evaluate_with_errors
 from einnet_explore.ir import (
     REAL_FUNCTIONS,
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Box,
@@ -43,14 +43,12 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
     scopes,
+    subexpressions,
     tensors,
 )
 
 MAX_REAL_POINTS = 1 << 20
 """Grid points of one evaluation with error bounds."""
-
-SATURATED, SATURATED_ERROR = 1e-12, 1e-6
-"""Distance from 1 at which a bounded function tells nothing of its argument any more; its error is taken to be this."""
 
 ELEMENTS_PER_INPUT = 12
 """Single elements that are compared on each kind of inputs, while a side of a kink is not reached."""
@@ -62,6 +60,10 @@ MIN_DECISIVE_ROUNDS = 3
 """Rounds of samples that have to be decisive, of at least ``len(_REAL_INPUTS)``."""
 
 
+Difference: TypeAlias = "tuple[tuple[int, ...], float, float]"
+"""An element, and its values before and after."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleResult:
     """Number of compared output elements, and the first difference (index, expected, found) or an error.
@@ -70,7 +72,7 @@ class SampleResult:
     """
 
     elements: int
-    differs: tuple[tuple[int, ...], float, float] | None = None
+    differs: Difference | None = None
     error: str | None = None
     gap: str = ""
 
@@ -96,11 +98,10 @@ def compare_on_samples(
     a peak there, to expose a wrong maximum; some have one sign, to expose a maximum with a constant.
     """
     samples = _Samples((before, after), seed, element)
-    has_reals = any(map(_is_real, (before, after)))
     try:
-        found = samples.integers(budget, indices, has_reals)
-        if found is None and has_reals:
-            found = samples.reals(min(budget, MAX_REAL_POINTS))
+        found = samples.integers(budget, indices)
+        if found is None and samples.has_reals:
+            found = samples.reals(min(budget, MAX_REAL_POINTS)) or samples.single_elements()
     except (IllegalRead, OverflowError, ValueError) as error:
         return SampleResult(samples.elements, error=str(error))
     return SampleResult(samples.elements, found, gap="" if found else samples.gap())
@@ -116,13 +117,15 @@ class _Samples:
     windows: set[Box] = field(default_factory=set)
     holds_for_all_functions: bool = True
     """The scopes agreed for all interpretations of the functions that were tried."""
-    decisive_rounds: int = MIN_DECISIVE_ROUNDS
+    decisive_rounds: int = 0
 
     def __post_init__(self) -> None:
-        self.on_integers = [BranchCoverage(kinks(scope)) for scope in self.pair]
-        self.on_reals = [BranchCoverage(each.kinks) for each in self.on_integers]
+        self.has_reals = any(map(_is_real, self.pair))
+        self.coverage = tuple(map(BranchCoverage, self.pair))
+        self.integer_sides: tuple[Sides, Sides] = (set(), set())
+        self.real_sides: tuple[Sides, Sides] = (set(), set())
         self.points = sum(map(grid_points, self.pair))
-        self.constants = sorted({c for scope in self.pair for c in _constants(scope)})
+        self.constants = np.array(sorted({c for scope in self.pair for c in _constants(scope)}))
 
     @property
     def elements(self) -> int:
@@ -131,16 +134,14 @@ class _Samples:
 
     def gap(self) -> str:
         """Return what the samples leave open."""
-        if self.decisive_rounds < MIN_DECISIVE_ROUNDS:
+        if not self.holds_for_all_functions and self.decisive_rounds < MIN_DECISIVE_ROUNDS:
             return "too few samples were decisive: values are undefined, or lost to rounding or overflow"
-        for integers, reals in zip(self.on_integers, self.on_reals, strict=True):
-            if missing := reals.gap([integers] if self.holds_for_all_functions else []):
+        for coverage, on_integers, on_reals in zip(self.coverage, self.integer_sides, self.real_sides, strict=True):
+            if missing := coverage.gap(on_reals | on_integers if self.holds_for_all_functions else on_reals):
                 return missing
         return ""
 
-    def integers(
-        self, budget: int, indices: tuple[tuple[int, ...], ...], has_reals: bool
-    ) -> tuple[tuple[int, ...], float, float] | None:
+    def integers(self, budget: int, indices: tuple[tuple[int, ...], ...]) -> Difference | None:
         """Compare on random integers, with stand-ins for real functions; return a difference, if it is decisive."""
         for n in range(max(4, min(16, budget // max(1, self.points)))):
             random = np.random.default_rng((self.seed, n))
@@ -151,66 +152,68 @@ class _Samples:
             if n % 4 != 0:
                 _put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
             shift = int(random.integers(-1000, 1001))
-            values = []
-            for scope, coverage in zip(pair, self.on_integers, strict=True):
-                stand_in = interpret_reals(scope, shift) if has_reals else scope
-                values.append(_integer_values(stand_in, given, coverage))
-            left, right = values
+            left, right = (
+                _integer_values(interpret_reals(scope, shift) if self.has_reals else scope, given, coverage, sides)
+                for scope, coverage, sides in zip(pair, self.coverage, self.integer_sides, strict=True)
+            )
             agree = np.asarray(left == right) | (_is_nan(left) & _is_nan(right))
             if not np.all(agree):
                 self.holds_for_all_functions = False
-                if not has_reals:
-                    return _difference(agree, left, right, window)
-                break
+                return None if self.has_reals else _difference(agree, left, right, window)
             self.windows.add(window)
         return None
 
-    def reals(self, budget: int) -> tuple[tuple[int, ...], float, float] | None:
+    def reals(self, budget: int) -> Difference | None:
         """Compare in double precision with error bounds; return a difference beyond the bounds."""
-        decisive_rounds = 0
-        repeats = max(1, min(4, REPEATED_POINTS // max(1, self.points)))
-        for n, draw in enumerate(_REAL_INPUTS * repeats):
+        for n, draw in enumerate(_REAL_INPUTS * max(1, min(4, REPEATED_POINTS // max(1, self.points)))):
             random = np.random.default_rng((self.seed, 1, n))
             window, pair = self._slices(budget, random, n)
-            read = dict.fromkeys((*tensors(pair[0]), *tensors(pair[1])))
-            given = _draw_inputs(draw, read, random, self.constants)
-            left, right = (_bounded_values(_DOUBLES, scope, given) for scope in pair)
-            agree, decisive = _compare_bounded(left, right)
-            if not np.all(agree):
-                return _difference(agree, left.value, right.value, window)
+            given = _draw_inputs(draw, pair, random, self.constants)
+            found, decisive = self._compare_reals(pair, window, given, (set(), set()))
+            if found is not None:
+                return found
             self.windows.add(window)
-            decisive_rounds += bool(np.any(decisive))
-        if not self.holds_for_all_functions:
-            self.decisive_rounds = decisive_rounds
-        return self.single_elements()
+            self.decisive_rounds += bool(np.any(decisive))
+        return None
 
-    def single_elements(self) -> tuple[tuple[int, ...], float, float] | None:
+    def single_elements(self) -> Difference | None:
         """Compare single elements, so that the sides of kinks count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
-        slices: dict[Box, tuple[Scope, Scope]] = {}
+        box = self.pair[0].box
+        slices: list[tuple[Box, tuple[Scope, Scope]]] = []
         for n, draw in enumerate(_REAL_INPUTS * ELEMENTS_PER_INPUT):
             if not self.gap():
                 break
-            window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in self.pair[0].box))
             if len(slices) < ELEMENTS_PER_INPUT:
-                slices.setdefault(window, tuple(slice_scope(scope, window) for scope in self.pair))  # type: ignore[arg-type]
-            window, pair = list(slices.items())[n % len(slices)]
+                window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in box))
+                slices.append((window, (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))))
+            window, pair = slices[n % len(slices)]
             if sum(map(grid_points, pair)) > MAX_REAL_POINTS:
                 break
-            read = dict.fromkeys((*tensors(pair[0]), *tensors(pair[1])))
-            given = _draw_inputs(draw, read, random, self.constants)
-            reached = [BranchCoverage(each.kinks) for each in self.on_reals]
-            left, right = (
-                _bounded_values(coverage.recorder(_DOUBLES, scope), scope, given)
-                for scope, coverage in zip(pair, reached, strict=True)
-            )
-            agree, decisive = _compare_bounded(left, right)
-            if not np.all(agree):
-                return _difference(agree, left.value, right.value, window)
+            reached: tuple[Sides, Sides] = (set(), set())
+            given = _draw_inputs(draw, pair, random, self.constants)
+            found, decisive = self._compare_reals(pair, window, given, reached)
+            if found is not None:
+                return found
             if np.all(decisive):
-                for total, coverage in zip(self.on_reals, reached, strict=True):
-                    total.reached |= coverage.reached
+                for total, sides in zip(self.real_sides, reached, strict=True):
+                    total.update(sides)
         return None
+
+    def _compare_reals(
+        self, pair: tuple[Scope, Scope], window: Box, given: dict[str, Array], reached: tuple[Sides, Sides]
+    ) -> tuple[Difference | None, Array]:
+        """Compare *pair* on the inputs *given*; return a difference, and which elements are decisive.
+
+        The sides of kinks that occur are added to *reached*.
+        """
+        with np.errstate(all="ignore"):
+            left, right = (
+                evaluate_with_errors(coverage.recorder(DOUBLE_PRECISION, scope, sides), scope, given)
+                for scope, coverage, sides in zip(pair, self.coverage, reached, strict=True)
+            )
+        agree, decisive = _compare_bounded(left, right)
+        return None if np.all(agree) else _difference(agree, left.value, right.value, window), decisive
 
     def _slices(self, budget: int, random: np.random.Generator, n: int) -> tuple[Box, tuple[Scope, Scope]]:
         """Return the *n*-th window, and both scopes in it."""
@@ -222,14 +225,15 @@ class _Samples:
 
     def _magnitude(self, n: int) -> int:
         """Return the largest integer of the *n*-th inputs: small ones, and beyond the constants of the scopes."""
-        largest = max((abs(c) for c in self.constants), default=0)
+        largest = float(np.abs(self.constants).max(initial=0))
         return max(1000, int(min(2 * largest, 2.0**40))) if n % 2 else 4
 
 
-def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCoverage) -> Array:
+def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCoverage, reached: Sides) -> Array:
+    """Evaluate *scope* exactly; the sides of kinks that occur are added to *reached*."""
     numbers = RealNumbers()
     inputs = {name: numbers.input(name, array) for name, array in given.items()}
-    return Evaluation(coverage.recorder(numbers, scope), inputs, 1 << 25).scope(scope)[0].array
+    return Evaluation(coverage.recorder(numbers, scope, reached), inputs, 1 << 25).scope(scope)[0].array
 
 
 def _is_nan(array: Array) -> Array:
@@ -237,15 +241,11 @@ def _is_nan(array: Array) -> Array:
     return np.asarray(np.not_equal(array, array))
 
 
-def _difference(agree: Array, left: Array, right: Array, window: Box) -> tuple[tuple[int, ...], float, float]:
+def _difference(agree: Array, left: Array, right: Array, window: Box) -> Difference:
     """Return the first element that does not agree, and its values."""
     at = np.unravel_index(int(np.argmin(agree)), left.shape)
     element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
     return element, _as_float(left[at]), _as_float(right[at])
-
-
-_TINY = 1e-290
-"""Below it double precision loses digits."""
 
 
 def _compare_bounded(left: BoundedValue, right: BoundedValue) -> tuple[Array, Array]:
@@ -254,110 +254,29 @@ def _compare_bounded(left: BoundedValue, right: BoundedValue) -> tuple[Array, Ar
     known = np.isfinite(error)
     largest = np.maximum(np.abs(left.value), np.abs(right.value))
     with np.errstate(all="ignore"):
-        same = (left.value == right.value) | (np.abs(left.value - right.value) <= 4 * error + _TINY)
+        same = (left.value == right.value) | (np.abs(left.value - right.value) <= 4 * error + SMALLEST_PRECISE)
     undefined = np.isnan(left.value) & np.isnan(right.value)
-    decisive = known & same & np.isfinite(largest) & ((error <= 1e-9 * largest) & (largest > _TINY) | (error == 0))
+    decisive = (
+        known & same & np.isfinite(largest) & ((error <= 1e-9 * largest) & (largest > SMALLEST_PRECISE) | (error == 0))
+    )
     return ~known | undefined | same, decisive
-
-
-@dataclass(frozen=True, slots=True)
-class DoublePrecision:
-    """Double precision with running error bounds; results that overflowed or may be undefined have no bound.
-
-    A result that is certainly undefined or infinite, such as 1/0, is exact.
-    """
-
-    numbers: RunningErrors
-
-    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
-        operands = [BoundedValue(value[0].array, value[1].array) for value in values]
-        value, error = (part.array for part in self.numbers.apply(op, values, args))
-        unsure: Array = np.zeros((), np.bool_)
-        for operand in operands:
-            unsure = unsure | ~np.isfinite(operand.error)
-        defined = np.logical_and.reduce(np.broadcast_arrays(*(np.isfinite(operand.value) for operand in operands)))
-        pole = _at_pole(op, operands)
-        if op == "pow":  # of zero: a step, exact where the sign of the exponent is known
-            base, exponent = operands
-            step = (base.value == 0) & (base.error == 0)
-            step = step & ((np.abs(exponent.value) > exponent.error) | (exponent.error == 0))
-            error = np.where(step, 0, error)
-        error = error + _TINY * _may_underflow(op, operands, value)
-        lost = unsure | (defined & ~np.isfinite(value) & ~pole)
-        exact = np.where(np.isfinite(value), error, 0)
-        if (function := SCALAR_FUNCTIONS.get(op)) is not None and function.is_bounded:
-            saturated = (np.abs(np.abs(value) - 1) < SATURATED) & defined
-            exact = np.where(saturated, np.maximum(exact, SATURATED_ERROR), exact)
-        if op == "/" and args[1] != Const(0):
-            value = np.where(pole, np.nan, value)  # an infinity without a sign
-        return Part(value, 0), Part(np.where(lost | np.isnan(exact), np.inf, exact), 0)
-
-    def constant(self, value: float) -> Value:
-        return self.numbers.constant(value)
-
-    def table(self, table: Table) -> Value:
-        return self.numbers.table(table)
-
-    def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
-        return self.numbers.reduce(monoid, value, axes, extents)
-
-    def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
-        return self.numbers.contract(factors, axes, extents)
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self.numbers.add(a, b)
-
-    def negate(self, a: Value) -> Value:
-        return self.numbers.negate(a)
-
-    def finish(self, scope: Scope, reduced: Value) -> Value:
-        return self.numbers.finish(scope, reduced)
-
-
-def _may_underflow(op: str, operands: Sequence[BoundedValue], value: Array) -> Array:
-    """Return where *value* is too small for double precision, and not the exact result of a zero."""
-    if op not in ("exp", "sigmoid", "*", "/", "pow"):
-        return np.zeros((), np.bool_)
-    small: Array = np.abs(value) < _TINY
-    for operand in operands if op in ("*", "/", "pow") else ():
-        small = small & ((operand.value != 0) | (operand.error != 0))
-    return small
-
-
-def _at_pole(op: str, operands: Sequence[BoundedValue]) -> Array:
-    """Return where *op* certainly has no finite value."""
-    match op, operands:
-        case "/", [_, b]:
-            return np.asarray((b.value == 0) & (b.error == 0))
-        case "sqrt", [a]:
-            return np.asarray(a.value + a.error < 0)
-        case (("log" | "rsqrt"), [a]):
-            return np.asarray((a.value + a.error < 0) | ((a.value == 0) & (a.error == 0)))
-        case "pow", [a, b]:
-            root = (a.value + a.error < 0) & (b.value != np.floor(b.value))
-            return np.asarray(root | ((a.value == 0) & (a.error == 0) & (b.value < 0)))
-    return np.zeros((), np.bool_)
-
-
-_DOUBLES = DoublePrecision(RunningErrors(unit=2.0**-53))
-
-
-def _bounded_values(numbers: NumberDomain, scope: Scope, given: dict[str, Array]) -> BoundedValue:
-    with np.errstate(all="ignore"):
-        return evaluate_with_errors(numbers, scope, given)
 
 
 _Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
 
 
-def _signed_powers(low: float, high: float, negative: bool = True) -> _Draw:
-    """Draw magnitudes from 10^low to 10^high, log-uniform, of both signs unless they are not to be *negative*."""
+def _powers(low: float, high: float, signs: tuple[float, ...] = (-1.0, 1.0)) -> _Draw:
+    """Draw magnitudes from 10^low to 10^high, log-uniform, with one of *signs*."""
 
     def draw(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
-        sign = random.choice([-1.0, 1.0], shape) if negative else np.ones(shape)
-        return np.asarray(sign * 10.0 ** random.uniform(low, high, shape))
+        return np.asarray(random.choice(signs, shape) * 10.0 ** random.uniform(low, high, shape))
 
     return draw
+
+
+def _equal(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
+    """Draw one number for all elements."""
+    return np.full(shape, random.normal())
 
 
 def _near_constants(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
@@ -381,14 +300,14 @@ def _special(random: np.random.Generator, shape: tuple[int, ...], constants: Arr
 
 _REAL_INPUTS: tuple[_Draw, ...] = (
     lambda random, shape, _: np.asarray(random.uniform(1, 2, shape)),
-    _signed_powers(-1, 1),
-    _signed_powers(-2, 2, negative=False),
+    _powers(-1, 1),
+    _powers(-2, 2, (1.0,)),
     _special,
-    _signed_powers(1, 2.8),
-    _signed_powers(-6, -2),
+    _powers(1, 2.8),
+    _powers(-6, -2),
     lambda random, shape, _: np.asarray(-random.uniform(0.1, 3, shape)),
-    lambda random, shape, _: np.asarray(np.full(shape, random.normal())),
-    _signed_powers(2, 8),
+    _equal,
+    _powers(2, 8),
     lambda random, shape, _: np.asarray(random.normal(0, 2, shape) * (random.random(shape) < 0.6)),
     _near_constants,
     _near_constants,
@@ -399,36 +318,30 @@ _REAL_INPUTS: tuple[_Draw, ...] = (
 
 
 def _draw_inputs(
-    draw: _Draw, read: Iterable[Tensor], random: np.random.Generator, constants: Sequence[float]
+    draw: _Draw, pair: tuple[Scope, Scope], random: np.random.Generator, constants: Array
 ) -> dict[str, Array]:
-    """Draw an array for each tensor; equal operands are equal in all tensors."""
+    """Draw an array for each tensor that either scope reads; ``_equal`` draws the same number for all of them."""
     seed = int(random.integers(1 << 32))
-    shared = draw is _REAL_INPUTS[7]
     return {
-        t.name: draw(np.random.default_rng(seed if shared else (seed, n)), t.shape, np.array(constants))
-        for n, t in enumerate(read)
+        t.name: draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants)
+        for n, t in enumerate(_tensors(pair))
     }
+
+
+def _tensors(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
+    """Return the tensors that either scope reads, each once."""
+    return tuple(dict.fromkeys((*tensors(pair[0]), *tensors(pair[1]))))
 
 
 def _constants(scope: Scope) -> Iterable[float]:
     """Yield the finite constants of *scope* and its nested scopes."""
-
-    def of(body: Scalar) -> Iterable[float]:
-        match body:
-            case Const(value) if isfinite(value):
-                yield float(value)
-            case Apply(_, args):
-                for arg in args:
-                    yield from of(arg)
-
-    for _, each in scopes(scope):
-        yield from of(each.body)
+    parts = (part for _, each in scopes(scope) for part in subexpressions(each.body))
+    return (float(part.value) for part in parts if isinstance(part, Const) and isfinite(part.value))
 
 
 def random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
     """Draw random integers in [-most, most] for every tensor that either scope reads."""
-    read = dict.fromkeys((*tensors(before), *tensors(after)))
-    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in read}
+    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in _tensors((before, after))}
 
 
 def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
@@ -495,17 +408,13 @@ def _interpret_scalar(body: Scalar, shift: int) -> Scalar:
 
 
 def _is_real(scope: Scope) -> bool:
-    return any(_has_real(s.body) for _, s in scopes(scope))
-
-
-def _has_real(body: Scalar) -> bool:
-    match body:
-        case Apply(op, args):
-            return op in REAL_FUNCTIONS or any(map(_has_real, args))
-        case Const(value):
-            return isfinite(value) and value != int(value)
-        case Access() | Compare():
-            return False
+    """Whether *scope* has a function over the reals, or a constant that is no integer."""
+    parts = (part for _, each in scopes(scope) for part in subexpressions(each.body))
+    return any(
+        part.op in REAL_FUNCTIONS if isinstance(part, Apply) else isfinite(part.value) and part.value != int(part.value)
+        for part in parts
+        if isinstance(part, Apply | Const)
+    )
 
 
 def _window(

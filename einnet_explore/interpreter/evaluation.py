@@ -37,7 +37,7 @@ from einnet_explore.ir import (
     Tensor,
 )
 
-__all__ = ["Evaluation", "IllegalRead", "NumberDomain", "evaluate"]
+__all__ = ["DerivedNumbers", "Evaluation", "IllegalRead", "NumberDomain", "evaluate"]
 
 
 class NumberDomain(Protocol):
@@ -70,6 +70,37 @@ class NumberDomain(Protocol):
 
     def finish(self, scope: Scope, reduced: Value) -> Value:
         """Return the value of *scope*, given its reduction."""
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedNumbers:
+    """A number domain that computes as *numbers* does; its subclasses change some operations."""
+
+    numbers: NumberDomain
+
+    def constant(self, value: float) -> Value:
+        return self.numbers.constant(value)
+
+    def table(self, table: Table) -> Value:
+        return self.numbers.table(table)
+
+    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        return self.numbers.apply(op, values, args)
+
+    def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
+        return self.numbers.reduce(monoid, value, axes, extents)
+
+    def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
+        return self.numbers.contract(factors, axes, extents)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.numbers.add(a, b)
+
+    def negate(self, a: Value) -> Value:
+        return self.numbers.negate(a)
+
+    def finish(self, scope: Scope, reduced: Value) -> Value:
+        return self.numbers.finish(scope, reduced)
 
 
 @overload

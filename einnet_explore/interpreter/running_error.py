@@ -50,10 +50,10 @@ from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, ScalarFunc
 UNIT_ROUNDOFF = 2.0**-24
 """The unit roundoff of single precision."""
 
-EXP_ROUNDINGS = 4
+_EXP_ROUNDINGS = 4
 """The relative error of an exponential, in unit roundoffs: 2 units in the last place (Cephes, expf)."""
 
-_EXP_ERROR = EXP_ROUNDINGS * UNIT_ROUNDOFF
+_EXP_ERROR = _EXP_ROUNDINGS * UNIT_ROUNDOFF
 
 
 def gamma(roundings: int, unit: float = UNIT_ROUNDOFF) -> float:
@@ -118,7 +118,7 @@ def _float_matrix(matrix: Matrix) -> Array:
     return np.array([[float(x) for x in row] for row in matrix])
 
 
-FUNCTION_ROUNDINGS = 8
+_FUNCTION_ROUNDINGS = 8
 """The error of other library functions, in unit roundoffs: relative, or absolute for functions bounded by 1."""
 
 _DOUBLE_ERROR = 2.0**-50
@@ -188,14 +188,14 @@ def _function(function: ScalarFunction, a: BoundedValue, rescalings: int, unit: 
     if function.is_integral:
         own_error = np.zeros_like(value)
     elif function.name == "exp":
-        own_error = EXP_ROUNDINGS * unit + rescalings * (
-            (EXP_ROUNDINGS + 1) * unit + np.expm1(2 * unit * np.abs(a.value))
+        own_error = _EXP_ROUNDINGS * unit + rescalings * (
+            (_EXP_ROUNDINGS + 1) * unit + np.expm1(2 * unit * np.abs(a.value))
         )
         own_error = np.where(largest == 0, 0, own_error * largest)
     elif function.is_bounded:
-        own_error = np.full_like(value, FUNCTION_ROUNDINGS * unit)
+        own_error = np.full_like(value, _FUNCTION_ROUNDINGS * unit)
     else:
-        own_error = FUNCTION_ROUNDINGS * unit * largest
+        own_error = _FUNCTION_ROUNDINGS * unit * largest
     return BoundedValue(value, change + own_error)
 
 
@@ -212,7 +212,10 @@ def _power(a: BoundedValue, exponent: Scalar, b: BoundedValue, unit: float) -> B
             change = reduce(np.maximum, [np.abs(end - value) for end in ends])
             exact = (a.error == 0) & (b.error == 0)
             change = np.where((a.value > a.error) | exact, np.where(exact, 0, change), np.inf)
-    return BoundedValue(value, change + FUNCTION_ROUNDINGS * unit * (np.abs(value) + change))
+    error = change + _FUNCTION_ROUNDINGS * unit * (np.abs(value) + change)
+    # A power of zero is a step, exact where the sign of the exponent is known.
+    step = (a.value == 0) & (a.error == 0) & ((np.abs(n) > b.error) | (b.error == 0))
+    return BoundedValue(value, np.where(step, 0, error))
 
 
 def _rounded_constant(value: Array) -> BoundedValue:

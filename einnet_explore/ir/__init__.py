@@ -29,6 +29,7 @@ from einnet_explore.ir.path import (
     scope_at,
     scopes,
     show_path,
+    subexpressions,
     tensors,
 )
 from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, EOperatorKind, Equation, Instance, Program, program
@@ -95,6 +96,7 @@ __all__ = [
     "scopes",
     "show_path",
     "sub",
+    "subexpressions",
     "tensors",
     "terms",
 ]

@@ -17,6 +17,14 @@ from einnet_explore.ir.scalars import add, mul
 Path: TypeAlias = "tuple[int, ...]"
 
 
+def subexpressions(body: Scalar) -> Iterable[Scalar]:
+    """*body* and the arguments in it, each function before its arguments; not inside the scopes that it reads."""
+    yield body
+    if isinstance(body, Apply):
+        for arg in body.args:
+            yield from subexpressions(arg)
+
+
 def accesses(body: Scalar) -> Iterable[Access]:
     """The accesses of *body*, left to right; not those inside the scopes that it reads."""
     match body:

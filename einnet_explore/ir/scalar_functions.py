@@ -47,13 +47,20 @@ class ScalarFunction:
     """Integers map to integers, and no rounding happens."""
     is_monotone: bool = False
     """Monotone wherever it is defined, so that the ends of an interval bound its values there."""
-    is_bounded: bool = False
-    """No magnitude exceeds 1."""
+    image: tuple[float, float] = (-math.inf, math.inf)
+    """An interval that holds every value."""
+    has_kink: bool = False
+    """Analytic on two pieces, which meet where the argument, or the difference of the two arguments, is 0."""
     is_commutative: bool = False
     has_pole: bool = False
     """Some number has no value: constants are not folded."""
     assumed_finite: bool = False
     """Proofs take its values to be finite, also those of infinite arguments."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether no magnitude exceeds 1."""
+        return max(map(abs, self.image)) <= 1
 
     @property
     def finite_on_finite(self) -> bool:
@@ -104,7 +111,7 @@ def _quotient_derivatives(y: Scalar, _: Scalar, b: Scalar) -> tuple[Scalar, Scal
 
 
 ERF = ScalarFunction(
-    "erf", 1, lambda lib, x: lib.erf(x), onnx="Erf", c_name="erf", additions=24, is_monotone=True, is_bounded=True,
+    "erf", 1, lambda lib, x: lib.erf(x), onnx="Erf", c_name="erf", additions=24, is_monotone=True, image=(-1, 1),
     derivative=lambda y, x: (
         mul(Const(2 / math.sqrt(math.pi)), Apply("exp", (Apply("neg", (mul(x, x),)),))),
     ),
@@ -113,20 +120,20 @@ ERF = ScalarFunction(
 _FUNCTIONS = (
     ScalarFunction(
         "relu", 1, lambda lib, x: lib.maximum(x, 0), onnx="Relu", is_integral=True, is_monotone=True,
-        derivative=lambda y, x: (_positive(x),),
+        image=(0, math.inf), has_kink=True, derivative=lambda y, x: (_positive(x),),
     ),
     ScalarFunction(
         "tanh", 1, lambda lib, x: lib.tanh(x), latex=r"\tanh\left(%s\right)", onnx="Tanh", c_name="tanh", additions=24,
-        is_monotone=True, is_bounded=True, derivative=lambda y, x: (sub(_ONE, mul(y, y)),),
+        is_monotone=True, image=(-1, 1), derivative=lambda y, x: (sub(_ONE, mul(y, y)),),
     ),
     ScalarFunction(
         "sigmoid", 1, lambda lib, x: lib.expit(x), latex=r"\sigma\left(%s\right)", onnx="Sigmoid", additions=20,
         c_definition="T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
-        is_monotone=True, is_bounded=True, derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
+        is_monotone=True, image=(0, 1), derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
     ),
     ScalarFunction(
         "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
-        is_monotone=True, assumed_finite=True, derivative=lambda y, x: (y,),
+        is_monotone=True, image=(0, math.inf), assumed_finite=True, derivative=lambda y, x: (y,),
     ),
     ScalarFunction(
         "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
@@ -134,17 +141,19 @@ _FUNCTIONS = (
     ),
     ScalarFunction(
         "sqrt", 1, lambda lib, x: lib.sqrt(x), latex=r"\sqrt{%s}", onnx="Sqrt", c_name="sqrt", additions=4,
-        is_monotone=True, derivative=lambda y, x: (Apply("/", (Const(0.5), y)),),
+        is_monotone=True, image=(0, math.inf), derivative=lambda y, x: (Apply("/", (Const(0.5), y)),),
     ),
     ScalarFunction(
         "rsqrt", 1, lambda lib, x: 1 / lib.sqrt(x), latex=r"\frac{1}{\sqrt{%s}}", gpu_name="rsqrt", additions=6,
         c_definition="T rsqrt_N(T a) { return ONE / SQRT(a); }",
-        is_monotone=True, has_pole=True, assumed_finite=True, derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
+        is_monotone=True, image=(0, math.inf), has_pole=True, assumed_finite=True,
+        derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
     ),
     ScalarFunction(
         "abs", 1, lambda lib, x: lib.abs(x), latex=r"\left|%s\right|", onnx="Abs", c_name="fabs",
         c_definition="T abs_N(T a) { return a < 0 ? -a : a; }",
-        is_integral=True, derivative=lambda y, x: (sub(_positive(x), _positive(Apply("neg", (x,)))),),
+        is_integral=True, image=(0, math.inf), has_kink=True,
+        derivative=lambda y, x: (sub(_positive(x), _positive(Apply("neg", (x,)))),),
     ),
     ERF,
     ScalarFunction(
@@ -154,12 +163,12 @@ _FUNCTIONS = (
     ScalarFunction(
         "maximum", 2, lambda lib, x, y: lib.maximum(x, y), latex=r"\max\left(%s, %s\right)", onnx="Max",
         c_definition="T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
-        is_integral=True, is_commutative=True, derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
+        is_integral=True, is_commutative=True, has_kink=True, derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
     ),
     ScalarFunction(
         "minimum", 2, lambda lib, x, y: lib.minimum(x, y), latex=r"\min\left(%s, %s\right)", onnx="Min",
         c_definition="T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
-        is_integral=True, is_commutative=True, derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
+        is_integral=True, is_commutative=True, has_kink=True, derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
     ),
     ScalarFunction("where", 3, onnx="Where", is_integral=True),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from einnet_explore.codegen.fusion.operations import (
     read_name,
     whole_dimensions,
 )
-from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses
+from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses, subexpressions
 from einnet_explore.support.errors import Refused
 
 MAX_FACTORS = 4
@@ -201,11 +201,4 @@ def size_constants(found: tuple[FusedOperation, ...], sizes: AbstractSizes) -> t
 
 def body_constants(body: Scalar) -> Iterable[float]:
     """Yield the numbers in *body*, left to right."""
-    match body:
-        case Const(value):
-            yield value
-        case Apply(args=args):
-            for arg in args:
-                yield from body_constants(arg)
-        case Access() | Compare():
-            pass
+    return (part.value for part in subexpressions(body) if isinstance(part, Const))
