@@ -239,7 +239,7 @@ def test_programs_are_measured_in_turn() -> None:
 
 def test_a_program_that_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    real = measuring._compiled
+    real = measuring._compile
 
     def compiled(program: Any, threads: int, constants: Any) -> Any:
         if program == broken:
@@ -248,7 +248,7 @@ def test_a_program_that_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
     session = branched()
     broken = session.program
-    monkeypatch.setattr(measuring, "_compiled", compiled)
+    monkeypatch.setattr(measuring, "_compile", compiled)
     last = results(bench({"start": CONV, "broken": broken}, rounds=1))[-1]
     assert last.failures == {"broken": "equation Y: no engine"} and last.speedup("broken") is None
     assert last.iqr("broken") == 0 and "no engine" in repr(last.table())

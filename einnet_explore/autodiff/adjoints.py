@@ -107,7 +107,7 @@ def preimage(
     for t, i in zip(targets, index, strict=True):
         made.equations.append(made.linear(i) - t)
     made.solve(prefer)
-    return made.found(box)
+    return made.solution(box)
 
 
 class _Solver:
@@ -159,7 +159,7 @@ class _Solver:
                 self.guards += [Bound(e, 0, 1) for e in self.equations]
                 self.hard = any(x in self.unknowns for e in self.equations for x in e.iterators)
                 return
-            self._take(max(options, key=lambda o: self._rank(o, prefer)))
+            self._eliminate(max(options, key=lambda o: self._rank(o, prefer)))
 
     def _rank(self, option: _Elimination, prefer: Container[Iterator]) -> tuple[bool, bool, int]:
         # An equation with one unknown leaves no choice: it comes first.
@@ -177,20 +177,20 @@ class _Solver:
                     if u != v and (m := abs(k) // gcd(k, c)) > 1:
                         yield _Elimination(v.extent * u.extent // -(-u.extent // m), number, v, u)
 
-    def _take(self, option: _Elimination) -> None:
+    def _eliminate(self, option: _Elimination) -> None:
         e = self.equations.pop(option.number)
         v, k = option.v, e.coefficient(option.v)
         if option.u is not None:
-            e = self._stepped(e, option.u, v)
+            e = self._make_strided(e, option.u, v)
         rest = e - as_index(v) * k
         if k > 0:
             rest = -rest
         # |k|·v = rest
         if abs(k) > 1:
             self._guard(Bound(rest % abs(k), 0, 1))
-        self._put(v, rest // abs(k))
+        self._substitute(v, rest // abs(k))
 
-    def _stepped(self, e: Index, u: Iterator, v: Iterator) -> Index:
+    def _make_strided(self, e: Index, u: Iterator, v: Iterator) -> Index:
         """*e* with ``u = lo + m·j + p``, where *p* is the residue that makes *e* a multiple of *v*'s coefficient."""
         c, k = e.coefficient(u), abs(e.coefficient(v))
         g = gcd(k, c)
@@ -205,10 +205,10 @@ class _Solver:
         value = known % m + u.lo
         if count > 1:
             value = value + self._unknown(u.name.rstrip("0123456789") or "j", 0, count) * m
-        self._put(u, value)
+        self._substitute(u, value)
         return substitute_index(e, {u: value})
 
-    def _put(self, x: Iterator, value: Index) -> None:
+    def _substitute(self, x: Iterator, value: Index) -> None:
         to = {x: value}
         del self.unknowns[x]
         self.equations = [substitute_index(e, to) for e in self.equations]
@@ -219,15 +219,15 @@ class _Solver:
         if not holds_everywhere(bound):
             self.guards.append(bound)
 
-    def found(self, box: tuple[Iterator, ...]) -> Preimage:
+    def solution(self, box: tuple[Iterator, ...]) -> Preimage:
         """Return the solution for the iterators of *box*; a quotient's range follows from theirs."""
         ranges = [Bound(self.values[x], x.lo, x.hi) for x in box]
         ranges += [Bound(self.values[p], p.lo, p.hi) for _, p in self.pairs.values()]
         guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds_everywhere(b))
-        return Preimage({x: self.values[x] for x in box}, tuple(self.unknowns), _needed(guards), self.hard)
+        return Preimage({x: self.values[x] for x in box}, tuple(self.unknowns), _drop_implied(guards), self.hard)
 
 
-def _needed(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
+def _drop_implied(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
     """Drop the guards that follow from the others, where intervals suffice to show it."""
     kept = list(guards)
     for b in guards:
@@ -280,7 +280,7 @@ def gradient_contribution(
             direct = other
     if direct.hard:
         _refuse_long(scope, direct.scope, part.access)
-    return _as_conditions(direct)
+    return _bounds_to_conditions(direct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +309,11 @@ def _pull_back(
     plain = _unmark_iterators(found.free, into)
     stepped = any(y not in found.values for y in found.free)
 
-    def named(i: Index) -> Index:
+    def unmark(i: Index) -> Index:
         return i.substitute(lambda y: plain.get(y, y))
 
-    to = {x: named(found.values[marked[x]]) for x in own}
-    bounds = (*(Bound(named(b.index), b.lo, b.hi) for b in found.guards), *substitute_domain(scope.domain, to))
+    to = {x: unmark(found.values[marked[x]]) for x in own}
+    bounds = (*(Bound(unmark(b.index), b.lo, b.hi) for b in found.guards), *substitute_domain(scope.domain, to))
     conditions = tuple((substitute(c, to), holds) for c, holds in part.conditions)
     read = Access(above, tuple(to[x] for x in scope.traversals))
     made = Scope(into, tuple(plain.values()), mul(read, substitute(part.factor, to)))
@@ -395,7 +395,7 @@ def _finite(factor: Scalar) -> bool:
             return False
 
 
-def _as_conditions(pulled: _PulledScope) -> Contribution | None:
+def _bounds_to_conditions(pulled: _PulledScope) -> Contribution | None:
     """Turn the remaining bounds into conditions; None if they cannot be met."""
     body = pulled.scope.body
     for b in pulled.bounds:

@@ -55,11 +55,11 @@ class AvailableTensor:
             x: i for one, wanted in zip(self.use.at, use.at, strict=True) for x, i in _solve_for_iterator(one, wanted)
         }
         to = {x: found.get(x, as_index(x.lo)) for x in self.own}
-        if any(x not in found and x.extent > 1 for x in self.own) or self.use.moved(to).at != use.at:
+        if any(x not in found and x.extent > 1 for x in self.own) or self.use.substitute(to).at != use.at:
             return None
         return to
 
-    def read(self, use: Use, where: tuple[Bound, ...] = ()) -> Scalar | None:
+    def read_of(self, use: Use, where: tuple[Bound, ...] = ()) -> Scalar | None:
         """Return *use*, in the domain *where*, as a read of *tensor*; None if the tensor does not hold it."""
         index = self.index(use, where)
         if index is None:
@@ -149,7 +149,7 @@ class AvailableTensors:
         finally:
             self.domain = outer
 
-    def put(self, one: AvailableTensor) -> None:
+    def add(self, one: AvailableTensor) -> None:
         """Make *one* available to all later equations."""
         self._made.setdefault(one.use.value.number, []).append((BEFORE_ALL, one))
 
@@ -168,7 +168,7 @@ class AvailableTensors:
             self._touches[number] = number in self._stashed or any(map(self.touches, reads))
         return self._touches[number]
 
-    def stored(self, use: Use) -> Iterable[tuple[Index, ...]]:
+    def stored_indices(self, use: Use) -> Iterable[tuple[Index, ...]]:
         """Return the indices of reads of *use* from available tensors."""
         if use.value.kind == "leaf":
             yield use.at
@@ -176,17 +176,17 @@ class AvailableTensors:
             if (found := one.layout(use)) is not None:
                 yield tuple(found.values())
 
-    def look(self, use: Use, position: int) -> Scalar | None:
+    def find_read(self, use: Use, position: int) -> Scalar | None:
         """Read *use* from an available tensor."""
         number = use.value.number
         for one in self._stashed.get(number, ()):
-            if (found := one.read(use, self.domain)) is not None:
+            if (found := one.read_of(use, self.domain)) is not None:
                 return found
         if use.value.kind == "guard" and any(r.value.number in self._stashed for r in self.values.reads(use.value)):
             return None
         for at, one in self._made.get(number, ()):
             if at < position or use.value is not self.root:
-                found = one.read(use, self.domain)
+                found = one.read_of(use, self.domain)
                 if found is not None:
                     return found
         return None
@@ -199,7 +199,7 @@ class AvailableTensors:
         self.pads[name] = union_padding(known, padding), value
         return True
 
-    def padded(self, scope: Scope) -> Scope:
+    def pad_reads(self, scope: Scope) -> Scope:
         """Use the largest padding of each stashed tensor at all its reads in *scope*."""
 
         def wide(tensor: Tensor) -> Tensor:

@@ -67,13 +67,13 @@ def lift_scopes(program: Program) -> Program:
     out: list[Equation] = []
 
     def flat(scope: Scope) -> Scope:
-        return replace(scope, body=map_accesses(scope.body, read))
+        return replace(scope, body=map_accesses(scope.body, lift_access))
 
-    def read(access: Access) -> Access:
+    def lift_access(access: Access) -> Access:
         match access.source:
             case Scope() as inner:
                 if inner not in made:
-                    name = _fresh(names)
+                    name = _lifted_name(names)
                     made[inner] = Equation(name, flat(inner))
                     out.append(made[inner])
                 return Access(made[inner].tensor, access.index)
@@ -84,7 +84,7 @@ def lift_scopes(program: Program) -> Program:
     return replace(program, equations=tuple(out))
 
 
-def _fresh(names: set[str]) -> str:
+def _lifted_name(names: set[str]) -> str:
     name = next(name for n in range(1, len(names) + 2) if (name := f"T{n}") not in names)
     names.add(name)
     return name
@@ -104,54 +104,54 @@ def assert_linear(program: Program, names: Iterable[str]) -> None:
             raise ValueError(f"{name} does not depend on {', '.join(sorted(set(names)))} linearly: it has degree 0")
 
 
-def _scope(scope: Scope, degrees: Mapping[str, int | None], told: str) -> int | None:
-    degree = _degree(scope.body, degrees, told)
+def _scope(scope: Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
+    degree = _degree(scope.body, degrees, label)
     if degree == 1 and scope.summations and scope.reduce != "sum":
-        raise ValueError(f"{told}: {scope.reduce} of what is linear is not linear")
+        raise ValueError(f"{label}: {scope.reduce} of what is linear is not linear")
     if degree == 1 and scope.value and (scope.padding or scope.domain):
-        raise ValueError(f"{told} is {scope.value:g} outside, expected 0 of what is linear")
+        raise ValueError(f"{label} is {scope.value:g} outside, expected 0 of what is linear")
     return degree
 
 
-def _source(source: Tensor | Table | Scope, degrees: Mapping[str, int | None], told: str) -> int | None:
+def _source(source: Tensor | Table | Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
     match source:
         case Tensor(name):
             degree = degrees.get(name, 0)
             if degree == 1 and source.value and source.padding:
-                raise ValueError(f"{told}: {name} is {source.value:g} outside, expected 0 of what is linear")
+                raise ValueError(f"{label}: {name} is {source.value:g} outside, expected 0 of what is linear")
             return degree
         case Table():
             return 0
         case Scope():
-            return _scope(source, degrees, told)
+            return _scope(source, degrees, label)
 
 
-def _degree(body: Scalar, degrees: Mapping[str, int | None], told: str) -> int | None:
+def _degree(body: Scalar, degrees: Mapping[str, int | None], label: str) -> int | None:
     match body:
         case Access(source):
-            return _source(source, degrees, told)
+            return _source(source, degrees, label)
         case Compare():
             return 0
         case Const(value):
             return 0 if value else NONLINEAR
         case Apply("*", args):
-            each = [_degree(a, degrees, told) for a in args]
+            each = [_degree(a, degrees, label) for a in args]
             total = sum(d for d in each if d is not NONLINEAR)
             if total > 1:
-                raise ValueError(f"{told}: {body!r} has degree {total}, expected 1 at most")
+                raise ValueError(f"{label}: {body!r} has degree {total}, expected 1 at most")
             return NONLINEAR if NONLINEAR in each else total
         case Apply("/", (a, b)):
-            if _degree(b, degrees, told) == 1:
-                raise ValueError(f"{told}: {body!r} divides by what is linear")
-            return _degree(a, degrees, told)
+            if _degree(b, degrees, label) == 1:
+                raise ValueError(f"{label}: {body!r} divides by what is linear")
+            return _degree(a, degrees, label)
         case Apply("where", (_, *branches)) | Apply("+" | "-" | "neg", branches):
-            found = {d for a in branches if (d := _degree(a, degrees, told)) is not NONLINEAR}
+            found = {d for a in branches if (d := _degree(a, degrees, label)) is not NONLINEAR}
             if len(found) > 1:
-                raise ValueError(f"{told}: the terms of {body!r} have degrees 0 and 1")
+                raise ValueError(f"{label}: the terms of {body!r} have degrees 0 and 1")
             return found.pop() if found else NONLINEAR
         case Apply(op, args):
-            if any(_degree(a, degrees, told) == 1 for a in args):
-                raise ValueError(f"{told}: {op} of what is linear is not linear")
+            if any(_degree(a, degrees, label) == 1 for a in args):
+                raise ValueError(f"{label}: {op} of what is linear is not linear")
             return 0
 
 
@@ -225,7 +225,7 @@ class _GradientBuilder:
 
     def seed(self, name: str) -> None:
         """Add the gradient of output *name* as an input."""
-        self.seeds[name] = Tensor(self._new(GRADIENT_PREFIX + name), self._tensor(name).shape)
+        self.seeds[name] = Tensor(self._fresh_name(GRADIENT_PREFIX + name), self._tensor(name).shape)
 
     def through(self, equation: Equation, active: frozenset[str]) -> None:
         """Propagate the gradient of *equation* to its reads."""
@@ -237,7 +237,7 @@ class _GradientBuilder:
         ]
         if not wanted:
             return
-        above, scale = self._reduced(equation, above)
+        above, scale = self._reduction_gradient(equation, above)
         for part in wanted:
             source = part.access.source
             assert isinstance(source, Tensor)
@@ -265,18 +265,18 @@ class _GradientBuilder:
             # An input starts at 0, a result where its ranges do.
             parts.insert(0, Contribution((), self.seeds[name][tuple(t - t.lo for t in into)]))
         if len(parts) == 1:
-            return self._made(GRADIENT_PREFIX + name, Scope(into, parts[0].free, parts[0].body))
+            return self._add_equation(GRADIENT_PREFIX + name, Scope(into, parts[0].free, parts[0].body))
         each = [p.body if not p.free else Scope(into, p.free, p.body)[into] for p in parts]
-        return self._made(GRADIENT_PREFIX + name, Scope(into, (), sum_terms(each)))
+        return self._add_equation(GRADIENT_PREFIX + name, Scope(into, (), sum_terms(each)))
 
-    def _reduced(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
+    def _reduction_gradient(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
         """Return the gradient of each reduced value: (a tensor like *equation*'s, a factor over its iterators)."""
         scope = equation.scope
         if scope.reduce == "sum" or not scope.summations:
             return above, ONE
         x = scope.traversals
         if scope.reduce == "prod":
-            return above, self._others(scope)
+            return above, self._product_of_others(scope)
         result = equation.tensor[x]
         least, most = (scope.body, result) if scope.reduce == "max" else (result, scope.body)
         if not isinstance(scope.body, Access):
@@ -284,12 +284,12 @@ class _GradientBuilder:
             least, most = Apply("minimum", (least, most)), Apply("maximum", (least, most))
         gap = sub(most, least)
         attains = is_zero(gap)
-        ties = self._made("T", replace(scope, body=attains, reduce="sum", padding=(), value=0))
+        ties = self._add_equation("T", replace(scope, body=attains, reduce="sum", padding=(), value=0))
         shared = replace(scope, summations=(), reduce="sum", padding=(), value=0)
-        share = self._made(above.name, replace(shared, body=Apply("/", (above[x], ties.tensor[x]))))
+        share = self._add_equation(above.name, replace(shared, body=Apply("/", (above[x], ties.tensor[x]))))
         return share.tensor, attains
 
-    def _others(self, scope: Scope) -> Scalar:
+    def _product_of_others(self, scope: Scope) -> Scalar:
         """Return, for every factor of a product, the product of the others."""
         taken = {x.name for x in (*scope.traversals, *scope.summations)}
         again: dict[Iterator, Iterator] = {}
@@ -301,10 +301,10 @@ class _GradientBuilder:
         for y, z in again.items():
             others = Apply("where", (Compare("==", as_index(z), as_index(y)), others, body))
         at = (*scope.traversals, *scope.summations)
-        return self._made("T", Scope(at, tuple(again.values()), others, "prod", scope.domain)).tensor[at]
+        return self._add_equation("T", Scope(at, tuple(again.values()), others, "prod", scope.domain)).tensor[at]
 
-    def _made(self, stem: str, scope: Scope) -> Equation:
-        made = Equation(self._new(stem), scope)
+    def _add_equation(self, stem: str, scope: Scope) -> Equation:
+        made = Equation(self._fresh_name(stem), scope)
         self.equations.append(made)
         return made
 
@@ -313,7 +313,7 @@ class _GradientBuilder:
             e.tensor for e in self.program.equations if e.name == name
         )
 
-    def _new(self, stem: str) -> str:
+    def _fresh_name(self, stem: str) -> str:
         name = stem if stem not in self.names and stem != "T" else fresh_name(stem, self.names)
         self.names.add(name)
         return name

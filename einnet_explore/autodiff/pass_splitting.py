@@ -64,10 +64,10 @@ def _divides(body: Scalar) -> bool:
 
 
 def _scope(scope: Scope) -> Scope:
-    def read(access: Access) -> Access:
+    def invert_access(access: Access) -> Access:
         return Access(_scope(access.source), access.index) if isinstance(access.source, Scope) else access
 
-    return replace(scope, body=map_accesses(_invert_quotients(scope.body), read))
+    return replace(scope, body=map_accesses(_invert_quotients(scope.body), invert_access))
 
 
 def _invert_quotients(body: Scalar) -> Scalar:
@@ -123,11 +123,11 @@ def stash_layout(by: PassWriter, value: Value) -> tuple[int, ...]:
         use = waiting.pop()
         if use not in seen:
             seen.add(use)
-            for index in by.shelf.stored(use):
+            for index in by.available.stored_indices(use):
                 found = tuple(dict.fromkeys(params.index(x) for i in index if (x := i.single) in params))
                 best = found if len(found) > len(best) else best
             to = dict(zip(use.value.scope.traversals, use.at, strict=True))
-            waiting.extend(reversed([read.moved(to) for read in by.values.reads(use.value)]))
+            waiting.extend(reversed([read.substitute(to) for read in by.values.reads(use.value)]))
     return (*best, *(n for n in value.order if n not in best))
 
 
@@ -170,11 +170,11 @@ def with_stash(
     defined = [Equation(h.tensor.name, stash_definition(made, demand, end)) for demand, h in new]
     rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
     more = [
-        replace(e, scope=_with_padding(made.shelf.padded(e.scope), *made.shelf.pads.get(e.name, ((), 0))))
+        replace(e, scope=_with_padding(made.available.pad_reads(e.scope), *made.available.pads.get(e.name, ((), 0))))
         for e in defined
     ]
-    more += [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
-    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
+    more += [replace(e, scope=made.available.pad_reads(e.scope)) for e in made.lifted]
+    changed = {n: replace(e, scope=made.available.pad_reads(e.scope)) for n, e in rewritten.items()}
     outputs = (*program.outputs, *(h.tensor.name for h in out if h.tensor.name not in program.outputs))
     return exchange_equations(replace(program, outputs=outputs), changed, more), tuple(out)
 
@@ -194,13 +194,13 @@ def with_placeholders(
         raise ValueError(f"{', '.join(clash)} is an output of both passes, expected different names")
     # All are written before any is padded: how far a stash is read is known only then.
     rewritten = {e.name: made.equation(e, one.terms[e.name], n) for n, e in enumerate(program.equations)}
-    changed = {n: replace(e, scope=made.shelf.padded(e.scope)) for n, e in rewritten.items()}
+    changed = {n: replace(e, scope=made.available.pad_reads(e.scope)) for n, e in rewritten.items()}
     holders = {h.tensor.name: h.tensor for h in stashed}
     inputs = [t for t in program.inputs if t.name not in holders]
     for name, tensor in holders.items():
-        padding, value = made.shelf.pads.get(name, (tensor.padding, tensor.value))
+        padding, value = made.available.pads.get(name, (tensor.padding, tensor.value))
         inputs.append(replace(tensor, padding=padding, value=value))
-    lifted = [replace(e, scope=made.shelf.padded(e.scope)) for e in made.lifted]
+    lifted = [replace(e, scope=made.available.pad_reads(e.scope)) for e in made.lifted]
     rest = exchange_equations(replace(program, inputs=tuple(inputs)), changed, lifted)
     read = {t.name for e in rest.equations for t in tensors(e.scope)}
     rest = replace(rest, inputs=tuple(t for t in rest.inputs if t.name in read or t.name in rest.outputs))
@@ -231,7 +231,7 @@ def join_passes(forward: Program, backward: Program) -> Program:
     made = {e.name for e in forward.equations}
     fed = {t.name: t for t in backward.inputs if t.name in made}
     forward = rename_equations(
-        forward, fresh_names(forward, made & {e.name for e in backward.equations}, backward.names())
+        forward, unused_names(forward, made & {e.name for e in backward.equations}, backward.names())
     )
     ahead = [
         replace(e, scope=_with_padding(e.scope, fed[e.name].padding, fed[e.name].value)) if e.name in fed else e
@@ -247,7 +247,7 @@ def join_passes(forward: Program, backward: Program) -> Program:
     return exchange_equations(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
 
 
-def fresh_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
+def unused_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
     """Return a new name for each of *names*, not in *program* or *used*."""
     taken = {*used, *program.names()}
     new: dict[str, str] = {}
@@ -262,13 +262,14 @@ def rename_equations(program: Program, new: Mapping[str, str]) -> Program:
     if not new:
         return program
 
-    def read(tensor: Tensor) -> Tensor:
+    def rename_tensor(tensor: Tensor) -> Tensor:
         return replace(tensor, name=new[tensor.name]) if tensor.name in new else tensor
 
     return replace(
         program,
         equations=tuple(
-            replace(e, name=new.get(e.name, e.name), scope=map_tensors(e.scope, read)) for e in program.equations
+            replace(e, name=new.get(e.name, e.name), scope=map_tensors(e.scope, rename_tensor))
+            for e in program.equations
         ),
         outputs=tuple(new.get(o, o) for o in program.outputs),
     )

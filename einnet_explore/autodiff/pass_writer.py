@@ -62,7 +62,7 @@ def placements(use: Use, domain: tuple[Bound, ...]) -> Iterable[Placement]:
     there = tuple(lone_index(z) + x.lo for x, z in zip(own, shifted, strict=True))
     index = tuple(i - x.lo for i, x in zip(use.at, own, strict=True))
     yield Placement(shifted, (), Use(1, use.value, there), index)
-    standing, relevant = _standing(use, domain)
+    standing, relevant = _free_iterators(use, domain)
     to = {x: Iterator(x.name, 0, x.extent) + x.lo for x in standing}
     yield Placement(
         tuple(Iterator(x.name, 0, x.extent) for x in standing),
@@ -80,7 +80,7 @@ def fresh_iterators(names: Sequence[str], at: Sequence[Index], domain: tuple[Bou
     return tuple(Iterator(name, *index_span(i, domain)) for name, i in zip(taken, at, strict=True))
 
 
-def _standing(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...], tuple[Bound, ...]]:
+def _free_iterators(use: Use, domain: tuple[Bound, ...]) -> tuple[tuple[Iterator, ...], tuple[Bound, ...]]:
     """Return the iterators that *use* depends on, directly or through bounds of *domain*, and these bounds."""
     own = dict.fromkeys(x for i in use.at for x in i.iterators)
     linked: list[Bound] = []
@@ -110,7 +110,7 @@ class PassWriter:
         self.values = values
         self.parts = parts
         self.inputs = inputs
-        self.shelf = AvailableTensors(values, parts, stashed, made)
+        self.available = AvailableTensors(values, parts, stashed, made)
         self.lifted: list[Equation] = []
         """Reductions inside other expressions, which get equations of their own; none is called like one of *names*."""
         self._used = {*names, *inputs}
@@ -118,43 +118,43 @@ class PassWriter:
     def equation(self, equation: Equation, term: Term, position: int) -> Equation:
         """Rewrite *equation*, which computes *term*, to read stashed tensors; unchanged if its reads are."""
         try:
-            return self._rewritten(equation, term, position) if self.shelf.touches(term) else equation
+            return self._rewrite(equation, term, position) if self.available.touches(term) else equation
         except Refused:
             return equation
 
-    def _rewritten(self, equation: Equation, term: Term, position: int) -> Equation:
+    def _rewrite(self, equation: Equation, term: Term, position: int) -> Equation:
         assert isinstance(term, Use)
-        self.shelf.root = term.value
+        self.available.root = term.value
         scope = equation.scope
-        self.shelf.domain = scope.domain
-        if (found := self.shelf.look(term, position)) is not None:
+        self.available.domain = scope.domain
+        if (found := self.available.find_read(term, position)) is not None:
             new = replace(scope, summations=(), body=found, reduce="sum")
         elif term.value.kind == "reduction":
-            new = self._reduced(scope, term, position)
+            new = self._write_reduction(scope, term, position)
         else:
-            new = replace(scope, summations=(), body=self._written(term, position), reduce="sum")
+            new = replace(scope, summations=(), body=self._write_definition(term, position), reduce="sum")
         before, after = ({t.name for t in tensors(made)} for made in (scope, new))
         return equation if before == after else replace(equation, scope=new, via=None)
 
     def definition(self, value: Value, own: tuple[Iterator, ...], at: tuple[Index, ...], position: int) -> Scope:
         """Return *value*[*at*] over *own* by its definition; raises Refused if a part cannot be computed."""
-        self.shelf.root, self.shelf.domain = value, ()
+        self.available.root, self.available.domain = value, ()
         scope = Scope(own, (), Const(0))
         use = Use(1, value, at)
         if value.kind == "reduction":
-            return self._reduced(scope, use, position)
-        return replace(scope, body=self._written(use, position))
+            return self._write_reduction(scope, use, position)
+        return replace(scope, body=self._write_definition(use, position))
 
-    def term(self, term: Term, position: int) -> Scalar:
+    def write(self, term: Term, position: int) -> Scalar:
         """Return *term* as an expression."""
         if isinstance(term, Const):
             return term
-        found = self.shelf.look(term, position)
+        found = self.available.find_read(term, position)
         if found is not None:
             return found
-        return signed_body(self._written(replace(term, sign=1), position), term.sign)
+        return signed_body(self._write_definition(replace(term, sign=1), position), term.sign)
 
-    def _written(self, use: Use, position: int) -> Scalar:
+    def _write_definition(self, use: Use, position: int) -> Scalar:
         """Write *use* by its definition."""
         value = use.value
         to = dict(zip(value.scope.traversals, use.at, strict=True))
@@ -163,19 +163,19 @@ class PassWriter:
                 body = value.scope.body
                 assert isinstance(body, Access)
                 source = body.source
-                read = Access(source if isinstance(source, Table) else self.inputs[_name(source)], use.at)
+                read = Access(source if isinstance(source, Table) else self.inputs[_tensor_name(source)], use.at)
                 return signed_body(read, use.sign)
             case "function":
-                written: Scalar = self._function(substitute(value.scope.body, to), position)
+                written: Scalar = self._write_function(substitute(value.scope.body, to), position)
             case "sum" | "product":
                 entries = self._entries(use, position)
                 if value.kind == "sum":
-                    return self._sum(tuple((mark * use.sign, t) for mark, t in entries), position)
-                written = self._product(entries, position)
+                    return self._write_sum(tuple((mark * use.sign, t) for mark, t in entries), position)
+                written = self._write_product(entries, position)
             case "reduction":
-                written = self._lifted(use, position)
+                written = self._lift(use, position)
             case "guard":
-                written = self._guarded(use, position)
+                written = self._write_guard(use, position)
         return signed_body(written, use.sign)
 
     def _entries(self, use: Use, position: int) -> Entries:
@@ -183,14 +183,14 @@ class PassWriter:
         to = dict(zip(use.value.scope.traversals, use.at, strict=True))
         parts: list[EntryGroup] = []
         for part in self.parts.get(use.value.number, ()):
-            here = part.use.moved(to)
+            here = part.use.substitute(to)
             free = not any(part.taken & other.taken for other in parts)
-            if free and (self.shelf.touches(here) or self.shelf.look(here, position) is not None):
+            if free and (self.available.touches(here) or self.available.find_read(here, position) is not None):
                 parts.append(part)
         return tuple((mark, substitute_iterators(t, to)) for mark, t in grouped_entries(self.values, use.value, parts))
 
-    def _sum(self, entries: Entries, position: int) -> Scalar:
-        signed = [self._signed(t, mark, position) for mark, t in entries]
+    def _write_sum(self, entries: Entries, position: int) -> Scalar:
+        signed = [self._split_sign(t, mark, position) for mark, t in entries]
         plus, minus = ([body for sign, body in signed if sign == turn] for turn in (1, -1))
         if not plus:
             plus, minus = [Apply("neg", (minus[0],))], minus[1:]
@@ -199,9 +199,9 @@ class PassWriter:
             out = Apply("-", (out, body))
         return out
 
-    def _signed(self, term: Term, sign: int, position: int) -> tuple[int, Scalar]:
+    def _split_sign(self, term: Term, sign: int, position: int) -> tuple[int, Scalar]:
         """Return *term* as an expression without its sign, and the sign times *sign*."""
-        match self.term(term, position):
+        match self.write(term, position):
             case Apply("neg", (body,)):
                 return -sign, body
             case Const(value) if value < 0:
@@ -209,24 +209,24 @@ class PassWriter:
             case body:
                 return sign, body
 
-    def _product(self, entries: Entries, position: int) -> Scalar:
-        signed = [(mark, *self._signed(t, 1, position)) for mark, t in entries]
+    def _write_product(self, entries: Entries, position: int) -> Scalar:
+        signed = [(mark, *self._split_sign(t, 1, position)) for mark, t in entries]
         above, below = ([body for mark, _, body in signed if mark == way] for way in (1, -1))
         out = mul(*above)
         if below:
             out = Apply("/", (out, mul(*below)))
         return out if prod(sign for _, sign, _ in signed) > 0 else Apply("neg", (out,))
 
-    def _function(self, body: Scalar, position: int) -> Scalar:
+    def _write_function(self, body: Scalar, position: int) -> Scalar:
         match body:
             case Apply(op, args):
                 return Apply(
                     op,
-                    tuple(a if isinstance(a, Compare) else self.term(self.values.term(a), position) for a in args),
+                    tuple(a if isinstance(a, Compare) else self.write(self.values.term(a), position) for a in args),
                 )
         raise ValueError(f"{body!r} is no function")
 
-    def _reduced(self, scope: Scope, use: Use, position: int) -> Scope:
+    def _write_reduction(self, scope: Scope, use: Use, position: int) -> Scope:
         """Write the *use* of a reduction in the box of *scope*."""
         made = use.value.scope
         taken = {x.name for x in scope.traversals}
@@ -241,14 +241,14 @@ class PassWriter:
         inner = substitute_iterators(self.values.term(made.body), to)
         if use.sign < 0:
             inner = replace(inner, sign=-inner.sign) if isinstance(inner, Use) else Const(-inner.value)
-        return replace(scope, summations=tuple(sums), body=self.term(inner, position), reduce=made.reduce)
+        return replace(scope, summations=tuple(sums), body=self.write(inner, position), reduce=made.reduce)
 
-    def _lifted(self, use: Use, position: int) -> Scalar:
+    def _lift(self, use: Use, position: int) -> Scalar:
         """Write the *use* of a reduction as a read of a new equation."""
-        for place in placements(use, self.shelf.domain):
-            with self.shelf.within(place.domain):
-                scope = self._reduced(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
-            if (wrong := illegal_read(self.shelf.padded(scope))) is None:
+        for place in placements(use, self.available.domain):
+            with self.available.within(place.domain):
+                scope = self._write_reduction(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
+            if (wrong := illegal_read(self.available.pad_reads(scope))) is None:
                 break
         else:
             raise Refused(wrong)
@@ -256,30 +256,30 @@ class PassWriter:
         self._used.add(name)
         self.lifted.append(Equation(name, scope))
         one = AvailableTensor(self.lifted[-1].tensor, place.use, place.own, place.domain)
-        self.shelf.put(one)
+        self.available.add(one)
         return Access(one.tensor, place.index)
 
-    def _guarded(self, use: Use, position: int) -> Scalar:
+    def _write_guard(self, use: Use, position: int) -> Scalar:
         made = use.value.scope
         own = fresh_iterators(use.value.names, tuple(map(as_index, made.traversals)))
         to = {x: lone_index(y) for x, y in zip(made.traversals, own, strict=True)}
         domain = substitute_domain(made.domain, to)
-        with self.shelf.within(domain):
-            body = self.term(substitute_iterators(self.values.term(made.body), to), position)
+        with self.available.within(domain):
+            body = self.write(substitute_iterators(self.values.term(made.body), to), position)
         pads = {
             x: (max(0, x.lo - lo), max(0, hi - x.hi))
-            for x, (lo, hi) in zip(own, (index_span(i, self.shelf.domain) for i in use.at), strict=True)
+            for x, (lo, hi) in zip(own, (index_span(i, self.available.domain) for i in use.at), strict=True)
         }
         args = dict(zip(own, use.at, strict=True))
         match body:
-            case Access(Tensor(name) as tensor, index) if not domain and self.shelf.stashes(name):
+            case Access(Tensor(name) as tensor, index) if not domain and self.available.stashes(name):
                 order = tuple(x for i in index if (x := i.single) is not None)
                 plain = (
                     len(order) == len(index)
                     and set(order) == set(own)
                     and tensor.box == tuple((x.lo, x.hi) for x in order)
                 )
-                if plain and self.shelf.widen(name, tuple(pads[x] for x in order), made.value):
+                if plain and self.available.widen(name, tuple(pads[x] for x in order), made.value):
                     return Access(tensor, tuple(args[x] for x in order))
         ordered = tuple(own[n] for n in use.value.order)
         padding = tuple(pads[x] for x in ordered)
@@ -297,6 +297,6 @@ def signed_body(body: Scalar, sign: int) -> Scalar:
     return Apply("neg", (body,))
 
 
-def _name(source: Tensor | Table | Scope) -> str:
+def _tensor_name(source: Tensor | Table | Scope) -> str:
     assert isinstance(source, Tensor)
     return source.name

@@ -133,7 +133,7 @@ class _Reader:
         guarded = self.values.guard(inner, term)
         if name is not None:
             self.guarded[name] = guarded
-        return guarded.moved(to)
+        return guarded.substitute(to)
 
 
 def _without_fixed_iterators(index: Index) -> Index:

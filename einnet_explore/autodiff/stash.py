@@ -19,10 +19,10 @@ from einnet_explore.autodiff.common_parts import EntryGroups, common_parts, grou
 from einnet_explore.autodiff.pass_costs import ITEM_BYTES, Demand, demand_operations, demands
 from einnet_explore.autodiff.pass_splitting import (
     certify_passes,
-    fresh_names,
     pass_writer,
     rename_equations,
     stash_definition,
+    unused_names,
     with_placeholders,
     with_stash,
 )
@@ -89,7 +89,7 @@ def analyse_passes(forward: Program, backward: Program, factored: bool = False) 
     values = Values(factored)
     first = read_program(values, forward)
     both = {e.name for e in backward.equations} & forward.names() - set(backward.outputs)
-    second = read_program(values, rename_equations(backward, fresh_names(backward, both, forward.names())), first)
+    second = read_program(values, rename_equations(backward, unused_names(backward, both, forward.names())), first)
     parts = common_parts(
         values,
         reachable_values(_values(first), values.reads),
@@ -97,13 +97,13 @@ def analyse_passes(forward: Program, backward: Program, factored: bool = False) 
         [term.value for term in second.terms.values() if isinstance(term, Use)],
     )
 
-    def beside(value: Value) -> tuple[Use, ...]:
+    def reads_and_parts(value: Value) -> tuple[Use, ...]:
         return (*values.reads(value), *(part.use for part in parts[0].get(value.number, ())))
 
-    def instead(value: Value) -> tuple[Use, ...]:
+    def reads_by_parts(value: Value) -> tuple[Use, ...]:
         return grouped_reads(values, value, parts[1])
 
-    made, needed = demands(first, beside), demands(second, instead)
+    made, needed = demands(first, reads_and_parts), demands(second, reads_by_parts)
     by = pass_writer(values, first, parts[0], ())
     free = [one for _, one in shared_inputs(second, first)]
     common: dict[int, CommonValue] = {}
@@ -115,7 +115,7 @@ def analyse_passes(forward: Program, backward: Program, factored: bool = False) 
             found = _common(first, by, demand, own)
             if found is not None and illegal_read(found.scope) is None:
                 common[number], nbytes = found, found.nbytes
-        nodes[number] = ValueNode(own, tuple(use.value.number for use in instead(demand.value)), nbytes)
+        nodes[number] = ValueNode(own, tuple(use.value.number for use in reads_by_parts(demand.value)), nbytes)
     roots = tuple(dict.fromkeys(value.number for value in _values(second)))
     return StashAnalysis((forward, backward), first, second, values, parts, common, StashProblem(nodes, roots))
 

@@ -104,8 +104,8 @@ class StashProblem:
         best = self.cheapest()
         if budget is None or best.nbytes <= budget:
             return best
-        first = self._solved(budget, None)
-        return self._solved(budget, first.operations)
+        first = self._solve_milp(budget, None)
+        return self._solve_milp(budget, first.operations)
 
     def curve(self) -> tuple[StashPlan, ...]:
         """Return the Pareto-optimal plans in operations and bytes, most bytes first."""
@@ -114,7 +114,7 @@ class StashProblem:
             found.append(self.within(found[-1].nbytes - 1))
         return tuple(found)
 
-    def _solved(self, budget: int, most: int | None) -> StashPlan:
+    def _solve_milp(self, budget: int, most: int | None) -> StashPlan:
         """Minimise operations; if *most* is given, bytes with at most *most* operations."""
         numbers = list(self.nodes)
         place = {number: n for n, number in enumerate(numbers)}

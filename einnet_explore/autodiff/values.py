@@ -86,7 +86,7 @@ class Use:
     value: Value
     at: tuple[Index, ...]
 
-    def moved(self, to: dict[Iterator, Index]) -> Use:
+    def substitute(self, to: dict[Iterator, Index]) -> Use:
         """Replace iterators of the use."""
         return replace(self, at=tuple(substitute_index(i, to) for i in self.at))
 
@@ -112,7 +112,7 @@ def parameter_names(value: Value) -> Called:
 
 def substitute_iterators(term: Term, to: dict[Iterator, Index]) -> Term:
     """Replace iterators of *term*."""
-    return term.moved(to) if isinstance(term, Use) else term
+    return term.substitute(to) if isinstance(term, Use) else term
 
 
 def definition_scalar(term: Term) -> Scalar:
@@ -177,11 +177,11 @@ def _parameters(
     sums = {y: Iterator(f"s{n}", y.lo, y.hi) for n, y in enumerate(summations)}
     to: dict[Iterator, Iterator] = {**kept, **sums}
 
-    def read(access: Access) -> Access:
+    def rename_index(access: Access) -> Access:
         return Access(access.source, tuple(as_index(whole[i]) if i in whole else i for i in access.index))
 
     args = {p: i for i, p in whole.items()} | {p: as_index(x) for x, p in kept.items()}
-    return args, {p: y for y, p in sums.items()}, substitute(map_accesses(body, read), to)
+    return args, {p: y for y, p in sums.items()}, substitute(map_accesses(body, rename_index), to)
 
 
 class Values:
@@ -212,13 +212,13 @@ class Values:
     def function(self, op: str, args: Iterable[Term | Compare], own: Called) -> Use:
         """op(args); a comparison may be among them."""
         body = Apply(op, tuple(a if isinstance(a, Compare) else definition_scalar(a) for a in args))
-        return self._made("function", canonical(body), own)
+        return self._intern("function", canonical(body), own)
 
     def total(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
         """The sum of signed terms, flat; a sum and its negative are one value."""
         const: float = 0
         uses: list[tuple[int, Use]] = []
-        for sign, term in self._flat(entries, "sum"):
+        for sign, term in self._flatten(entries, "sum"):
             if isinstance(term, Const):
                 const = const + sign * term.value
             else:
@@ -234,14 +234,14 @@ class Values:
         written = 1 if sum(sign for sign, _ in uses) + (const > 0) - (const < 0) >= 0 else -1
         known = (turn for turn in (written, -written) if ("sum", ways[turn].key) in self._by_key)
         turn = next(known, written)
-        return replace(self._made("sum", ways[turn], own), sign=turn)
+        return replace(self._intern("sum", ways[turn], own), sign=turn)
 
     def product(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
         """The product of factors and inverted factors, flat; signs go outside."""
         sign = 1
         consts: dict[int, float] = {1: 1, -1: 1}
         uses: list[tuple[int, Use]] = []
-        for mark, term in self._flat(entries, "product"):
+        for mark, term in self._flatten(entries, "product"):
             if isinstance(term, Const):
                 consts[mark] = consts[mark] * term.value
             else:
@@ -257,7 +257,7 @@ class Values:
             return replace(uses[0][1], sign=sign)
         args = (*numbers, *(_factor_of(mark, definition_scalar(use)) for mark, use in uses))
         body = Apply("*", args) if len(args) > 1 else args[0]
-        return replace(self._made("product", canonical(body), own), sign=sign)
+        return replace(self._intern("product", canonical(body), own), sign=sign)
 
     def reduction(self, term: Term, summations: tuple[Iterator, ...], reduce: str, own: Called) -> Term:
         """*term* reduced over *summations*; over none it is itself."""
@@ -275,7 +275,7 @@ class Values:
         sign = term.sign if reduce == "sum" and isinstance(term, Use) else 1
         plain = replace(term, sign=term.sign * sign) if isinstance(term, Use) else term
         made = canonical(definition_scalar(plain), summations, reduce)
-        return replace(self._made("reduction", made, own), sign=sign)
+        return replace(self._intern("reduction", made, own), sign=sign)
 
     def guard(self, scope: Scope, term: Term) -> Use:
         """*term* in the box of *scope* where its domain holds, and its value elsewhere."""
@@ -301,15 +301,15 @@ class Values:
             case body:
                 raise ValueError(f"{use.value} is no sum and no product: {body!r}")
         to = dict(zip(use.value.scope.traversals, use.at, strict=True))
-        return tuple((mark, substitute_iterators(term, to)) for mark, term in (self._entry(op, a) for a in args))
+        return tuple((mark, substitute_iterators(term, to)) for mark, term in (self._signed_entry(op, a) for a in args))
 
     def reads(self, value: Value) -> tuple[Use, ...]:
         """What the definition of *value* reads; nothing for a leaf."""
         if value.kind == "leaf":
             return ()
-        return tuple(self._read(a) for a in accesses(value.scope.body))
+        return tuple(self._use_of(a) for a in accesses(value.scope.body))
 
-    def _read(self, access: Access) -> Use:
+    def _use_of(self, access: Access) -> Use:
         assert isinstance(access.source, Tensor)
         return Use(1, self.known[int(access.source.name[1:])], access.index)
 
@@ -319,12 +319,12 @@ class Values:
             case Const():
                 return body
             case Access():
-                return self._read(body)
+                return self._use_of(body)
             case Apply("neg", (Access() as access,)):
-                return replace(self._read(access), sign=-1)
+                return replace(self._use_of(access), sign=-1)
         raise ValueError(f"{body!r} is no term of a definition")
 
-    def _entry(self, op: str, arg: Scalar) -> tuple[int, Term]:
+    def _signed_entry(self, op: str, arg: Scalar) -> tuple[int, Term]:
         match arg:
             case Apply("/", (_, below)):
                 return -1, self.term(below)
@@ -332,7 +332,7 @@ class Values:
                 return -1, self.term(inner)
         return 1, self.term(arg)
 
-    def _flat(self, entries: Iterable[tuple[int, Term]], kind: ValueKind) -> Iterable[tuple[int, Term]]:
+    def _flatten(self, entries: Iterable[tuple[int, Term]], kind: ValueKind) -> Iterable[tuple[int, Term]]:
         for mark, term in entries:
             if isinstance(term, Use) and term.value.kind == kind:
                 if kind == "product" and term.sign < 0:
@@ -342,7 +342,7 @@ class Values:
             else:
                 yield mark, term
 
-    def _made(self, kind: ValueKind, made: Canonical, own: Called) -> Use:
+    def _intern(self, kind: ValueKind, made: Canonical, own: Called) -> Use:
         found = (kind, made.key)
         if found not in self._by_key:
             place = {x: n for n, x in enumerate(own)}

@@ -41,8 +41,8 @@ def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
     first = least_point(ground.ranges, ground.rows)
     if first is None:
         return None
-    for unknowns in chain([first], _near_least(ground), _powers_of_two(ground)):
-        if _allowed(ground, unknowns):
+    for unknowns in chain([first], _sizes_near_least(ground), _powers_of_two(ground)):
+        if _is_allowed(ground, unknowns):
             return unknowns
     unknown = f"whether any sizes fulfil it is not known: none of up to {2 * MAX_TRIED_SIZES} do"
     try:
@@ -52,12 +52,12 @@ def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
     if found is None:
         return None
     unknowns = tuple(found.get(p.unknown.symbol, p.first) for p in ground.parameters)
-    if not _allowed(ground, unknowns):
+    if not _is_allowed(ground, unknowns):
         raise Undecided(f"{unknown}, nor does what z3 found: {unknowns}")
     return unknowns
 
 
-def _allowed(ground: FamilyParameters, unknowns: Iterable[int]) -> bool:
+def _is_allowed(ground: FamilyParameters, unknowns: Iterable[int]) -> bool:
     try:
         ground.refuse(ground.sizes(unknowns))
     except Refused:
@@ -65,7 +65,7 @@ def _allowed(ground: FamilyParameters, unknowns: Iterable[int]) -> bool:
     return True
 
 
-def _near_least(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
+def _sizes_near_least(ground: FamilyParameters) -> Iterable[tuple[int, ...]]:
     """Yield unknowns by their total distance above the minimum values."""
     firsts = [p.first for p in ground.parameters]
     every = (more for total in count() for more in _compositions(total, len(firsts)))
@@ -122,7 +122,7 @@ def _assume_of_one(template: Template, a: Assumption, p: Parameter) -> Parameter
         case "<=":
             p = replace(p, most=a.number if p.most is None else min(p.most, a.number))
         case "%":
-            both = p.also(a.modulus, a.number)
+            both = p.with_congruence(a.modulus, a.number)
             if both is None:
                 guard = f"{a.name} % {p.modulus} == {p.residue}"
                 raise template.refuse(
@@ -157,10 +157,10 @@ def _assume_equal(
     """Eliminate a parameter that is alone on one side of an equation."""
     free = {p.name: p for p in ground.parameters}
     for one, other in ((right, left), (left, right)):
-        name, value = _lone_parameter(one), _over_free(ground, other)
+        name, value = _lone_parameter(one), _eliminate_tied(ground, other)
         if name in free and not (isinstance(value, Poly) and name in parameters_in(value)):
             return _tie(template, ground, a, free[name], TiedParameter(name, value, a.text))
-    if _over_free(ground, left - right) == 0:
+    if _eliminate_tied(ground, left - right) == 0:
         return ground
     raise template.refuse(a, f"found {a.text}, expected a parameter that stands alone on one side, and is not tied")
 
@@ -170,7 +170,7 @@ def _assume_multiple(
 ) -> FamilyParameters:
     """Replace a parameter by the product of *right* and a new natural number."""
     name, free = _lone_parameter(left), {p.name: p for p in ground.parameters}
-    if name not in free or name in parameters_in(_over_free(ground, right)):
+    if name not in free or name in parameters_in(_eliminate_tied(ground, right)):
         raise template.refuse(a, f"found {a.text}, expected one parameter, which is not tied, in front of %")
     quotient = next(q for n in range(len(template.text)) if (q := f"{name}_{n}") not in template.text)
     simple = polynomial_text(right).isidentifier()
@@ -190,7 +190,7 @@ def _tie(
         guard = f"{p.name} % {p.modulus} == {p.residue}"
         raise template.refuse(a, f"found {a.text} with {guard}, expected one of the two")
     if same is not None and (p.modulus > 1 or p.least > 1 or p.most is not None):
-        both = same.also(p.modulus, p.residue)
+        both = same.with_congruence(p.modulus, p.residue)
         tops = [n for n in (same.most, p.most) if n is not None]
         both = both and replace(both, least=max(same.least, p.least), most=min(tops, default=None))
         if both is None or both.empty:
@@ -202,7 +202,7 @@ def _tie(
     if same is not None:
         return ground
     gap = sum_of_monomials((((Unknown(p.name),), 1), ((), -p.least)))
-    ground = _with_relations(ground, Inequality(f"{p.name} >= {p.least}", gap)) if _may_fail(ground, gap) else ground
+    ground = _with_relations(ground, Inequality(f"{p.name} >= {p.least}", gap)) if _can_fail(ground, gap) else ground
     return (
         ground
         if p.most is None
@@ -212,11 +212,11 @@ def _tie(
     )
 
 
-def _may_fail(ground: FamilyParameters, gap: SizePolynomial) -> bool:
-    return not ground.surely(polynomial_form(substitute_sizes(gap, ground.values)))
+def _can_fail(ground: FamilyParameters, gap: SizePolynomial) -> bool:
+    return not ground.is_nonnegative(polynomial_form(substitute_sizes(gap, ground.values)))
 
 
-def _over_free(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
+def _eliminate_tied(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
     """Substitute the values of tied parameters in *n*."""
     ties = {t.name: t.value for t in ground.tied}
     while isinstance(n, Poly) and parameters_in(n) & ties.keys():

@@ -95,7 +95,7 @@ def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -
 def _holds_by_ranges(space: ParametricSpace, row: Form) -> bool:
     """Whether *row* holds by the ranges of its integers alone, without a solver."""
     try:
-        return space.ground.surely(space.span(row)[0])
+        return space.ground.is_nonnegative(space.span(row)[0])
     except Undecided:
         return False
 
@@ -155,12 +155,12 @@ class _Unification:
 
     def rows(self, term: Term) -> list[Form]:
         """Return the conditions of *term* and the equations at the solution."""
-        out = [self.put(row) for row in condition_rows(self.space, self.names, term.where)]
+        out = [self.substitute(row) for row in condition_rows(self.space, self.names, term.where)]
         for form, target in self.equations:
-            out += equality_rows(self.put(form), target)
+            out += equality_rows(self.substitute(form), target)
         return [row for row in out if any(k for v, k in row.items() if v) or row[""] < 0]
 
-    def put(self, form: Form) -> Form:
+    def substitute(self, form: Form) -> Form:
         """Substitute the known values in *form*."""
         return substitute_values(self.space, form, self.values)
 
@@ -169,7 +169,7 @@ class _Unification:
             if q not in self.values and q in self.space.divisions:
                 e, d = self.space.divisions[q]
                 if symbols_in(e) <= self.values.keys():
-                    self.values[q] = self.space.quotient(self.put(e), d)
+                    self.values[q] = self.space.quotient(self.substitute(e), d)
                     return True
         return False
 
@@ -184,7 +184,7 @@ class _Unification:
                 coefficient = "*".join(p for p in parts if p != unknown[0])
                 open_.setdefault(unknown[0], {"": 0})[coefficient] = k
             else:
-                rest = add_forms(rest, self.put({name: k, "": 0} if name else {"": k}), -1)
+                rest = add_forms(rest, self.substitute({name: k, "": 0} if name else {"": k}), -1)
         space = self.space
         for v, by in open_.items():
             if len(open_) == 1 and by in ({"": 1}, {"": -1}):
@@ -194,7 +194,7 @@ class _Unification:
             for u, factor in open_.items():
                 if u != v:
                     low = add_forms(low, space.times(factor, {u: 1, "": 0}))
-            if space.ground.surely(add_forms(by, {"": -1})) and space.digit(low, by):
+            if space.ground.is_nonnegative(add_forms(by, {"": -1})) and space.digit(low, by):
                 self.values[v] = space.quotient(rest, by)
                 return True
         return False
@@ -307,7 +307,7 @@ def multiply_by_unused_extents(space: ParametricSpace, term: Term) -> Term:
         if y not in used:
             lo, hi = space.limits[y]
             extent = add_forms(add_forms(hi, lo, -1), {"": 1})
-            if not space.ground.surely(extent):
+            if not space.ground.is_nonnegative(extent):
                 raise Undecided(f"whether the extent {form_text(extent)} is positive depends on the sizes")
             if set(extent) == {""}:
                 coefficient = coefficient * extent[""]
@@ -358,15 +358,15 @@ class _TermMultisets:
                 continue
             found: dict[Number, Any] = {}
 
-            def put(c: Number, points: Any, found: dict[Number, Any] = found) -> None:
+            def add_points(c: Number, points: Any, found: dict[Number, Any] = found) -> None:
                 if c and not points.is_empty():
                     found[c] = found[c] | points if c in found else points
 
             for c, old in total.items():
-                put(c, old - piece)
-                put(self.space.given.number(c + k) if self.counts else c, old & piece)
+                add_points(c, old - piece)
+                add_points(self.space.given.number(c + k) if self.counts else c, old & piece)
                 piece = piece - old
-            put(k, piece)
+            add_points(k, piece)
             total = found
         return total
 
@@ -387,12 +387,12 @@ class _TermMultisets:
         bare = {v for form in forms for v in form if v and len(form) == 2}
         if self.counts and (summed := [y for y in term.summed if y not in bare]):
             others = [v for v in hidden if v not in summed]
-            condition = f"{_exists(others)}{' and '.join(said)}"
+            condition = f"{_quantifier(others)}{' and '.join(said)}"
             points = isl.Map(f"{{ [{place}] -> [{', '.join(summed)}] : {condition} }}", self.context)
             if not points.is_single_valued():
                 raise Undecided("one term stands for several summation points, whose number integer sets do not hold")
-        return isl.Set(f"{{ [{place}] : {_exists(hidden)}{' and '.join(said)} }}", self.context)
+        return isl.Set(f"{{ [{place}] : {_quantifier(hidden)}{' and '.join(said)} }}", self.context)
 
 
-def _exists(names: list[str]) -> str:
+def _quantifier(names: list[str]) -> str:
     return f"exists {', '.join(names)} : " if names else ""

@@ -31,7 +31,7 @@ _SMALL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
+class ReplayStep:
     """A recorded step: its rule, place, parameters as JSON, and its result without integers."""
 
     rule: str
@@ -40,20 +40,20 @@ class RecordedStep:
     skeleton: Program
 
 
-def record_steps(derivation: Derivation) -> tuple[RecordedStep, ...]:
+def record_steps(derivation: Derivation) -> tuple[ReplayStep, ...]:
     """Record the steps of *derivation* for replay."""
     out = []
     for step in derivation.steps:
         document = step.match.to_json()
         params = {k: v for k, v in document["params"].items() if k != "attributes"}  # recomputed from the scope
         out.append(
-            RecordedStep(document["rule"], read_path(document["at"]), json.dumps(params), split_integers(step.after)[0])
+            ReplayStep(document["rule"], read_path(document["at"]), json.dumps(params), split_integers(step.after)[0])
         )
     return tuple(out)
 
 
 def replay_steps(
-    start: Program, steps: Sequence[RecordedStep], found: Mapping[str, int], sizes: Mapping[str, int]
+    start: Program, steps: Sequence[ReplayStep], found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> tuple[Program, ...]:
     """Replay *steps*, recorded at other sizes, from *start* at *sizes*; return the programs.  Raises Refused."""
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
@@ -64,7 +64,7 @@ def replay_steps(
 
 
 def _replay_step(
-    program: Program, rule: Rule[Any], step: RecordedStep, found: Mapping[str, int], sizes: Mapping[str, int], n: int
+    program: Program, rule: Rule[Any], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int], n: int
 ) -> Program:
     why = "it has another form there"
     try:
@@ -84,7 +84,7 @@ def _replay_step(
 
 
 def _candidate_parameters(
-    program: Program, rule: Rule[Any], step: RecordedStep, found: Mapping[str, int], sizes: Mapping[str, int]
+    program: Program, rule: Rule[Any], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Iterable[Any]:
     for text in dict.fromkeys((_scale_parameters(step.params, found, sizes), step.params)):
         yield lambda text=text: rule.decode(program, step.at, json.loads(text))
@@ -112,12 +112,12 @@ def _scale_parameters(params: str, found: Mapping[str, int], sizes: Mapping[str,
     for a, b in combinations_with_replacement(found, 2):
         known.setdefault(found[a] * found[b], sizes[a] * sizes[b])
 
-    def moved(number: re.Match[str]) -> str:
+    def scale_number(number: re.Match[str]) -> str:
         n = int(number[0])
         return str(known[n] if n >= _SMALL and n in known else n)
 
     # digits inside a name (``t11``) are no number
-    return re.sub(r"(?<![\w])\d+(?!\w)", moved, params)
+    return re.sub(r"(?<![\w])\d+(?!\w)", scale_number, params)
 
 
 DERIVATION_SIZES = (11, 17, 23, 31, 41, 53, 67, 83)
@@ -144,7 +144,7 @@ def default_sizes(ground: FamilyParameters) -> dict[str, int]:
     Sizes with an upper bound may be closer.  The primes are assigned so that inequalities hold at larger sizes, too.
     """
     if not ground.relations:
-        return ground.given(
+        return ground.declared_sizes(
             _assign_primes(ground, tuple(p for p, _ in zip(cycle(DERIVATION_SIZES), ground.parameters, strict=False)))
         )
     best: tuple[int, dict[str, int]] | None = None
@@ -156,8 +156,8 @@ def default_sizes(ground: FamilyParameters) -> dict[str, int]:
         if room >= MIN_RELATION_GAP:
             break
     if best is not None and best[0] >= 0:
-        return ground.given(best[1])
-    return ground.given(ground.sizes(ground.corner() or ()))
+        return ground.declared_sizes(best[1])
+    return ground.declared_sizes(ground.sizes(ground.corner() or ()))
 
 
 def _assign_primes(ground: FamilyParameters, primes: Sequence[int]) -> dict[str, int]:
@@ -167,13 +167,13 @@ def _assign_primes(ground: FamilyParameters, primes: Sequence[int]) -> dict[str,
         while any(abs(p.modulus * u + p.residue - n) < MIN_SIZE_DISTANCE for n in out.values()):
             u += 1
         out[p.name] = p.modulus * (u if p.last is None else min(u, p.last)) + p.residue
-    return ground.completed(out)
+    return ground.with_tied(out)
 
 
 def conjecture(
     ground: FamilyParameters,
     at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[RecordedStep],
+    steps: Sequence[ReplayStep],
     found: Mapping[str, int],
 ) -> Conjecture:
     """Interpolate the schemas of the programs from ``at(sizes)`` along *steps*, recorded at the sizes *found*.
@@ -194,7 +194,7 @@ def conjecture(
 def _with_remainder(
     ground: FamilyParameters,
     at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[RecordedStep],
+    steps: Sequence[ReplayStep],
     found: Mapping[str, int],
 ) -> FamilyParameters | None:
     """Restrict one parameter to the smallest modulus for which the derivation carries over to sampled sizes."""
@@ -204,7 +204,7 @@ def _with_remainder(
         for k in range(2, MAX_MODULUS + 1):
             m = k * p.modulus
             if m <= found[p.name] and _carries_over(ground, at, steps, found, p.name, (m, 2 * m, 3 * m)):
-                also = p.also(m, found[p.name] % m)
+                also = p.with_congruence(m, found[p.name] % m)
                 assert also is not None
                 return replace(ground, parameters=(*ground.parameters[:n], also, *ground.parameters[n + 1 :]))
     return None
@@ -213,7 +213,7 @@ def _with_remainder(
 def _carries_over(
     ground: FamilyParameters,
     at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[RecordedStep],
+    steps: Sequence[ReplayStep],
     found: Mapping[str, int],
     name: str,
     offsets: Iterable[int],
@@ -222,7 +222,7 @@ def _carries_over(
     seen: list[tuple[tuple[int, ...], ...]] = []
     for off in (0, *offsets):
         free = {p.name: found[p.name] + off * (p.name == name) for p in ground.parameters}
-        sizes = ground.completed(free)
+        sizes = ground.with_tied(free)
         try:
             seen.append(tuple(split_integers(p)[1] for p in replay_steps(at(sizes), steps, found, sizes)))
         except (Refused, TextError):
@@ -238,7 +238,7 @@ def _carries_over(
 def _schemas(
     ground: FamilyParameters,
     at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[RecordedStep],
+    steps: Sequence[ReplayStep],
     found: Mapping[str, int],
 ) -> tuple[Schema, ...]:
     base = tuple(p.unknown.of(found[p.name]) for p in ground.parameters)

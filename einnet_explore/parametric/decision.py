@@ -105,7 +105,7 @@ def find_solution_values(space: ParametricSpace, where: Sequence[Form]) -> str |
 
 def _never_holds(space: ParametricSpace, row: Form) -> bool:
     try:
-        return space.ground.surely(add_forms({"": -1}, space.span(row)[1], -1))
+        return space.ground.is_nonnegative(add_forms({"": -1}, space.span(row)[1], -1))
     except Undecided:
         return False
 

@@ -22,7 +22,7 @@ from einnet_explore.ir import Program
 from einnet_explore.operators.library import canonical_matches
 from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.assumptions import parse_assumptions
-from einnet_explore.parametric.conjecture import Conjecture, RecordedStep, conjecture, default_sizes, record_steps
+from einnet_explore.parametric.conjecture import Conjecture, ReplayStep, conjecture, default_sizes, record_steps
 from einnet_explore.parametric.interpolation import sizes_text
 from einnet_explore.parametric.operator_calls import operator_mismatch
 from einnet_explore.parametric.parameters import FamilyParameters
@@ -69,7 +69,7 @@ class Family:
 
     def written(self, sizes: Mapping[str, int]) -> Program:
         """Return the program at *sizes* without checking the assumptions."""
-        return self.template.at(self.ground.given(sizes))
+        return self.template.at(self.ground.declared_sizes(sizes))
 
     @property
     def schema(self) -> Schema:
@@ -112,7 +112,7 @@ class Family:
         self.ground.refuse(sizes)
         if derivation.start != self.written(sizes):
             raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
-        steps, sizes = record_steps(derivation), self.ground.full(sizes)
+        steps, sizes = record_steps(derivation), self.ground.with_quotients(sizes)
         made = conjecture(self.ground, self.written, steps, sizes)
         ground, proof = _prove_steps(self.template, made, sizes, steps)
         return FamilyDerivation(self, ground, made.schemas, proof, steps)
@@ -148,7 +148,7 @@ class FamilyDerivation:
     ground: FamilyParameters
     schemas: tuple[Schema, ...]
     proof: FamilyProof
-    steps: tuple[RecordedStep, ...]
+    steps: tuple[ReplayStep, ...]
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class FamilyDerivation:
         its operators compute.
         """
         self.ground.refuse(sizes)
-        start, end = (instantiate_schema(self.schemas[n], self.ground.full(sizes)) for n in (0, -1))
+        start, end = (instantiate_schema(self.schemas[n], self.ground.with_quotients(sizes)) for n in (0, -1))
         written = self.family.written(sizes)
         if written != start and not (same := certify(written, start)).ok:
             raise ValueError(f"the text at {sizes} is another program: {same}")
@@ -205,7 +205,7 @@ class FamilyDerivation:
 
 
 def _prove_steps(
-    template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[RecordedStep]
+    template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[ReplayStep]
 ) -> tuple[FamilyParameters, FamilyProof]:
     """Raise the minimum sizes until the steps can be proved; return the parameters and the verdicts."""
     ground, schemas = made.ground, made.schemas
@@ -259,7 +259,7 @@ def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> 
     for unknowns in filter(None, (ground.corner(), ground.corner(1))):
         sizes = ground.sizes(unknowns)
         try:
-            ground.refuse(ground.given(sizes))
+            ground.refuse(ground.declared_sizes(sizes))
         except Refused:
             continue
         made.written(sizes)

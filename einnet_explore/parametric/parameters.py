@@ -76,7 +76,7 @@ class Parameter:
             guard = f"{self.name} % {self.modulus} == {self.residue}"
             raise Refused(f"{self.name} = {n} breaks the guard {guard}: {n} % {self.modulus} is {n % self.modulus}")
 
-    def also(self, modulus: int, residue: int) -> Parameter | None:
+    def with_congruence(self, modulus: int, residue: int) -> Parameter | None:
         """Add n ≡ *residue* modulo *modulus*; return None if no number satisfies both congruences."""
         both = self.modulus * modulus // gcd(self.modulus, modulus)
         for n in range(both):
@@ -174,7 +174,7 @@ class FamilyParameters:
                 raise Refused(
                     f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: {polynomial_text(t.divisor)} is {divisor}"
                 )
-        given = self.full(sizes)
+        given = self.with_quotients(sizes)
         for t in self.tied:
             if (n := polynomial_value(t.value, given)) != sizes[t.name]:
                 raise Refused(f"{t.name} = {sizes[t.name]} breaks the guard {t.guard}: it has to be {n}")
@@ -185,18 +185,18 @@ class FamilyParameters:
                 at = ", ".join(f"{name} = {sizes[name]}" for name in names)
                 raise Refused(f"{at} breaks the guard {r.guard}")
 
-    def full(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def with_quotients(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return *sizes* with the auxiliary quotients added."""
         return {
             **sizes,
             **{t.quotient: sizes[t.name] // polynomial_value(t.divisor, sizes) for t in self.tied if t.quotient},
         }
 
-    def given(self, sizes: Mapping[str, int]) -> dict[str, int]:
+    def declared_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Restrict *sizes* to the declared parameters."""
         return {name: sizes[name] for name in self.names}
 
-    def completed(self, free: Mapping[str, int]) -> dict[str, int]:
+    def with_tied(self, free: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of the *free* parameters and the tied ones."""
         held = self.values
         return {**free, **{t.name: polynomial_value(held[t.name], free) for t in self.tied}}
@@ -204,7 +204,7 @@ class FamilyParameters:
     def sizes(self, unknowns: Iterable[int]) -> dict[str, int]:
         """Return all parameters for given values of the unknowns."""
         free = {p.name: p.modulus * u + p.residue for p, u in zip(self.parameters, unknowns, strict=True)}
-        return self.completed(free) if self.tied else free
+        return self.with_tied(free) if self.tied else free
 
     def corner(self, more: int = 0) -> tuple[int, ...] | None:
         """Return the first allowed unknowns, each at least *more* above its minimum; None if none are found."""
@@ -214,7 +214,7 @@ class FamilyParameters:
         ranges = {p.unknown.symbol: (first, p.last) for p, first in zip(self.parameters, firsts, strict=True)}
         return least_point(ranges, self.rows)
 
-    def surely(self, form: Form) -> bool:
+    def is_nonnegative(self, form: Form) -> bool:
         """Whether *form*, over the parameters' symbols, is provably ≥ 0.
 
         Sufficient: all coefficients over n - least are ≥ 0, or no allowed sizes make the form negative.  ``False`` does

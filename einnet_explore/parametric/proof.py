@@ -89,21 +89,21 @@ def _shape_fault(ground: FamilyParameters, before: Schema, after: Schema) -> str
         return f"input {strange[0]} is another one"
     for t in after.inputs:
         for n in t.shape:
-            if not ground.surely(polynomial_form(n - 1)):
+            if not ground.is_nonnegative(polynomial_form(n - 1)):
                 return f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes"
         for n in (n for pair in t.padding for n in pair):
-            if not ground.surely(polynomial_form(n)):
+            if not ground.is_nonnegative(polynomial_form(n)):
                 return f"{t.name}: whether the padding {n} is negative depends on the sizes"
     held = {t.name: t for t in after.inputs}
     for equation in after.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
-                if not ground.surely(polynomial_form(x.hi - x.lo - 1)):
+                if not ground.is_nonnegative(polynomial_form(x.hi - x.lo - 1)):
                     return (
                         f"{equation.name}: whether the range [{x.lo}, {x.hi}) of {x.name} is empty depends on the sizes"
                     )
             for edge in (n for pair in scope.padding for n in pair):
-                if not ground.surely(polynomial_form(edge)):
+                if not ground.is_nonnegative(polynomial_form(edge)):
                     return f"{equation.name}: whether the padding {edge} is negative depends on the sizes"
         for t in tensors(equation.scope):
             source = held.get(t.name)

@@ -193,20 +193,20 @@ class PrintedPolynomial(int):
         return ("" if self < 0 or spec != "+d" else "+") + str(self)
 
     def __abs__(self) -> Any:
-        return self._made(-self.held) if self < 0 else self
+        return self._with_value(-self.held) if self < 0 else self
 
     def __sub__(self, other: int) -> Any:
-        return self._made(self.held - (other.held if isinstance(other, PrintedPolynomial) else other))
+        return self._with_value(self.held - (other.held if isinstance(other, PrintedPolynomial) else other))
 
     def __add__(self, other: int) -> Any:
-        return self._made(self.held + (other.held if isinstance(other, PrintedPolynomial) else other))
+        return self._with_value(self.held + (other.held if isinstance(other, PrintedPolynomial) else other))
 
     def __rsub__(self, other: int) -> Any:
-        return self._made(-self.held + other)
+        return self._with_value(-self.held + other)
 
     __radd__ = __add__
 
-    def _made(self, n: SizePolynomial) -> int:
+    def _with_value(self, n: SizePolynomial) -> int:
         return PrintedPolynomial(n, self.style, self.role) if isinstance(n, Poly) else n
 
     def __eq__(self, other: object) -> bool:
@@ -224,7 +224,7 @@ TEXT_OPERATORS, LATEX_OPERATORS = ("*", "//"), (r"\,", "/")
 
 def schema_text(ground: FamilyParameters, schema: Schema) -> str:
     """Print *schema* in the text form, its ``param`` line first; ``ee.family`` reads it."""
-    printed = _printable(schema, TEXT_OPERATORS)
+    printed = _with_printed_integers(schema, TEXT_OPERATORS)
     # equations are printed without ``via``, which is appended with polynomial attributes
     bare = replace(printed, equations=tuple(replace(e, via=None) for e in printed.equations))
     lines = syntax.text(bare).splitlines()
@@ -238,12 +238,12 @@ def schema_text(ground: FamilyParameters, schema: Schema) -> str:
 
 def schema_latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
     """Print *schema* in LaTeX."""
-    return syntax.latex(_printable(schema, LATEX_OPERATORS), dialect, ranges="full")
+    return syntax.latex(_with_printed_integers(schema, LATEX_OPERATORS), dialect, ranges="full")
 
 
 def schema_align(schemas: Sequence[Schema], reasons: Sequence[str]) -> str:
     """Print *schemas* and the steps between them as an ``align*`` block."""
-    return syntax.align([_printable(schema, LATEX_OPERATORS) for schema in schemas], reasons)
+    return syntax.align([_with_printed_integers(schema, LATEX_OPERATORS) for schema in schemas], reasons)
 
 
 def _call_text(via: Instance) -> str:
@@ -259,7 +259,7 @@ def _attribute_text(value: Attribute) -> str:
     return str(value)
 
 
-def _printable(schema: Schema, style: tuple[str, str]) -> Program:
+def _with_printed_integers(schema: Schema, style: tuple[str, str]) -> Program:
     def change(n: SizePolynomial) -> int:
         return PrintedPolynomial(n, style) if isinstance(n, Poly) else n
 

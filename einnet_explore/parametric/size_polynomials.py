@@ -44,7 +44,7 @@ Monomial: TypeAlias = "tuple[Unknown, ...]"
 class Poly:
     """A polynomial that is not constant: sorted monomials with coefficients.  Build it with ``sum_of_monomials``.
 
-    Polynomials have no order: it may depend on the sizes; ``FamilyParameters.surely`` decides signs.
+    Polynomials have no order: it may depend on the sizes; ``FamilyParameters.is_nonnegative`` decides signs.
     """
 
     terms: tuple[tuple[Monomial, int], ...]

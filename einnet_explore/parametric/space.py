@@ -44,9 +44,9 @@ class ParametricSpace(TermSpace):
 
     def fresh(self, stem: str, lo: int, hi: int) -> str:
         """Name a new integer in the closed range [lo, hi], whose ends may be polynomials."""
-        return self._named(stem, polynomial_form(lo), polynomial_form(hi))
+        return self._add_integer(stem, polynomial_form(lo), polynomial_form(hi))
 
-    def _named(self, stem: str, lo: Form, hi: Form) -> str:
+    def _add_integer(self, stem: str, lo: Form, hi: Form) -> str:
         name = f"{stem}{len(self.limits)}"
         self.limits[name] = (lo, hi)
         return name
@@ -89,7 +89,7 @@ class ParametricSpace(TermSpace):
 
     def quotient(self, e: Form, d: Form) -> Form:
         """Return ⌊e / d⌋ without the digits that cancel; *d* is at least 1.  Raises Undecided."""
-        if not self.ground.surely(add_forms(d, {"": -1})):
+        if not self.ground.is_nonnegative(add_forms(d, {"": -1})):
             raise Undecided(f"whether the divisor {form_text(d)} is positive depends on the sizes")
         if d == {"": 1}:
             return e
@@ -112,13 +112,13 @@ class ParametricSpace(TermSpace):
         for name, (of, by) in self.divisions.items():
             if (form_key(of), form_key(by)) == known:
                 return {name: 1, "": 0}
-        name = self._named("q", *self._ends(e, d))
+        name = self._add_integer("q", *self._ends(e, d))
         self.divisions[name] = (e, d)
         return {name: 1, "": 0}
 
     def _ends(self, e: Form, d: Form) -> tuple[Form, Form]:
         """Return a closed interval around ⌊e / d⌋.  Raises Undecided if signs depend on the sizes."""
-        surely, ends = self.ground.surely, list[Form]()
+        surely, ends = self.ground.is_nonnegative, list[Form]()
         for end, sign in zip(self.span(e), (1, -1), strict=True):
             high, low = self._split(end, d)
             below = add_forms(high, {"": -1}), add_forms(low, d)
@@ -135,12 +135,14 @@ class ParametricSpace(TermSpace):
     def digit(self, low: Form, g: Form) -> bool:
         """Whether 0 ≤ low < g for all sizes."""
         least, most = self.span(low)
-        return self.ground.surely(least) and self.ground.surely(add_forms(add_forms(g, most, -1), {"": -1}))
+        return self.ground.is_nonnegative(least) and self.ground.is_nonnegative(
+            add_forms(add_forms(g, most, -1), {"": -1})
+        )
 
     def _split(self, e: Form, g: Form) -> tuple[Form, Form]:
         """Return (high, low) with e = g·high + low: multiples of g in *high*; the constant part by long division."""
         high, low = Form({"": 0}), Form({"": 0})
-        for v, part in self._grouped(e).items():
+        for v, part in self._group(e).items():
             whole = divide_form(part, g) if v else None
             if v and whole is not None:
                 accumulate_form(high, self.times(whole, {v: 1}), 1)
@@ -152,7 +154,7 @@ class ParametricSpace(TermSpace):
                 accumulate_form(low, rest, 1)
         return drop_zeros(high), drop_zeros(low)
 
-    def _grouped(self, e: Form) -> dict[str, Form]:
+    def _group(self, e: Form) -> dict[str, Form]:
         """Group by the integer that is no parameter: its coefficient as a form over parameters; the rest at ``""``."""
         out: dict[str, Form] = {"": {"": 0}}
         for name, k in e.items():
@@ -163,13 +165,13 @@ class ParametricSpace(TermSpace):
 
     def _factors(self, e: Form, d: Form) -> Iterable[Form]:
         """Yield divisors of *d* that a quotient of *e* may be divided by first: coefficients, common factors."""
-        for v, by in self._grouped(e).items():
+        for v, by in self._group(e).items():
             part = {"": gcd(by[""], d[""])} if set(by) == set(d) == {""} else by
             if (
                 v
                 and part != {"": 1}
                 and divide_form(d, part) is not None
-                and self.ground.surely(add_forms(part, {"": -1}))
+                and self.ground.is_nonnegative(add_forms(part, {"": -1}))
             ):
                 yield part
 
@@ -188,22 +190,22 @@ class ParametricSpace(TermSpace):
     def span(self, form: Form) -> tuple[Form, Form]:
         """Return a closed interval, over the parameters, around the values of *form*."""
         lo, hi = Form({"": 0}), Form({"": 0})
-        grouped = self._grouped(form)
+        grouped = self._group(form)
         for v in (v for v in grouped if v in self.divisions):
             for e, d in (self.divisions[v], *self.also.get(v, ())):
                 # the remainder e - d·v is in [0, d), its parts need not be
                 times = divide_form(add_forms({"": 0}, grouped[v], -1), d)
-                if times is not None and self.ground.surely(times):
+                if times is not None and self.ground.is_nonnegative(times):
                     others = add_forms(form, self.times(times, add_forms(e, self.times(d, {v: 1, "": 0}), -1)), -1)
-                    if len(self._grouped(others)) < len(grouped):
+                    if len(self._group(others)) < len(grouped):
                         least, most = self.span(others)
                         return least, add_forms(most, self.times(times, add_forms(d, {"": -1})))
         for v, part in grouped.items():
             if not v:
                 ends = part, part
-            elif self.ground.surely(part):
+            elif self.ground.is_nonnegative(part):
                 ends = self.times(part, self.limits[v][0]), self.times(part, self.limits[v][1])
-            elif self.ground.surely(add_forms({"": 0}, part, -1)):
+            elif self.ground.is_nonnegative(add_forms({"": 0}, part, -1)):
                 ends = self.times(part, self.limits[v][1]), self.times(part, self.limits[v][0])
             else:
                 raise Undecided(f"the sign of {form_text(part)} depends on the sizes")
@@ -213,7 +215,7 @@ class ParametricSpace(TermSpace):
 
     def within(self, forms: Iterable[Form], box: Iterable[tuple[int, int | None]]) -> tuple[Form, ...] | None:
         """Return the conditions for *forms* in the half-open *box* that may fail; None if they cannot all hold."""
-        surely = self.ground.surely
+        surely = self.ground.is_nonnegative
         rows: list[Form] = []
         for form, (lo, hi) in zip(forms, box, strict=True):
             least, most = self.span(form)

@@ -64,7 +64,7 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
                 made = _tensor(name_from_tree(name), extents, [c for c in clauses if isinstance(c, Tree)], sizes)
                 inputs[made.name] = made
             case Tree(data="equation", children=[name, Tree() as head, body, Tree() as clauses, *_]):
-                scope = _Reading(sizes, held).scope(head, body, clauses)
+                scope = _SchemaReader(sizes, held).scope(head, body, clauses)
                 equations[name_from_tree(name)] = Equation(name_from_tree(name), scope)
             case Tree(data="output", children=names):
                 outputs += map(name_from_tree, names)
@@ -74,18 +74,18 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
 
 def parse_polynomial(it: Node, names: Iterable[str]) -> SizePolynomial:
     """Return *it* as a polynomial of parameters by name; raises Undecided if it is none."""
-    return _Reading({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
+    return _SchemaReader({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
 
 def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, SizePolynomial]) -> Tensor:
-    reading = _Reading(sizes, {})
+    reading = _SchemaReader(sizes, {})
     padding, value = reading.clauses(clauses)
     weight = any(c.data == "weight" for c in clauses)
     return Tensor(name, tuple(map(reading.size, extents.children)), padding, value, weight)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _SchemaReader:
     """Environment of names: parameters and tensors."""
 
     sizes: Mapping[str, SizePolynomial]
@@ -140,11 +140,11 @@ class _Reading:
                 inner = self.scalar(a, own)
                 return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
             case Tree(data="access", children=[name, at]):
-                return self.read(self.tensors[name_from_tree(name)], at, own)
+                return self.access(self.tensors[name_from_tree(name)], at, own)
             case Tree(data="nested", children=[Tree(children=[Tree() as head, body, Tree() as clauses]), at]):
-                return self.read(self.scope(head, body, clauses), at, own)
+                return self.access(self.scope(head, body, clauses), at, own)
             case Tree(data="looked_up", children=[Tree() as table, at]):
-                return self.read(table_from_tree(table), at, own)
+                return self.access(table_from_tree(table), at, own)
             case Tree(data="call", children=[Token() as function, *args]):
                 return Apply(str(function), tuple(self.scalar(a, own) for a in args))
             case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
@@ -152,7 +152,7 @@ class _Reading:
                 return Apply("where", (condition, self.scalar(a, own), self.scalar(b, own)))
         raise AssertionError(f"{it} has been read before")
 
-    def read(self, source: Tensor | Table | Scope, at: Node, own: Mapping[str, Iterator]) -> Access:
+    def access(self, source: Tensor | Table | Scope, at: Node, own: Mapping[str, Iterator]) -> Access:
         assert isinstance(at, Tree)
         return Access(source, tuple(self.index(i, own) for i in at.children))
 

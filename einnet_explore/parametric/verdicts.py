@@ -63,7 +63,9 @@ def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepV
     for sizes in _suspect_sizes(ground, unknowns):
         certificate = _certify_at(before, after, sizes)
         if certificate is not None and certificate.kind == "false":
-            return replace(found, kind="refuted", sizes=tuple(ground.given(sizes).items()), certificate=certificate)
+            return replace(
+                found, kind="refuted", sizes=tuple(ground.declared_sizes(sizes).items()), certificate=certificate
+            )
     return found
 
 

@@ -65,7 +65,7 @@ def note(choices: tuple[Choice, ...]) -> str:
     return f"There is no CUDA GPU to measure on (missing: {gpu.missing}): take this CPU, or a profile recorded on one."
 
 
-def check_device(device: str) -> None:
+def check_measuring_device(device: str) -> None:
     """Raise ValueError, with what is missing, unless candidates can be measured on *device* or priced for it."""
     known = {choice.name: choice for choice in devices()}
     name = PREFIX if device.startswith(PREFIX) else device
@@ -90,17 +90,19 @@ def bench(
         raise ValueError("no programs to measure, expected at least one")
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    check_device(device)
+    check_measuring_device(device)
     if device == "cpu":
-        return _on_cpu(programs, rounds, threads, seed)
+        return _measure_on_cpu(programs, rounds, threads, seed)
     if device == "cuda":
         pass
 
         return on_gpu(programs, rounds, seed)
-    return _recorded(programs, device)
+    return _from_profile(programs, device)
 
 
-def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: int) -> Iterable[CandidateMeasurements]:
+def _measure_on_cpu(
+    programs: Mapping[str, Program], rounds: int, threads: int, seed: int
+) -> Iterable[CandidateMeasurements]:
     from einnet_explore.runtime.keys import device_name, library_versions
     from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.outputs import largest_error
@@ -118,7 +120,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
     for n, (name, program) in enumerate(programs.items(), 1):
         yield replace(known, errors=dict(errors), stage=f"compiling {name}, {n} of {len(programs)}")
         try:
-            compiled[name] = _compiled(program, threads, constants)
+            compiled[name] = _compile(program, threads, constants)
             got = compiled[name].run(feeds)
         except BackendError as error:
             if name == first:
@@ -143,7 +145,7 @@ def _on_cpu(programs: Mapping[str, Program], rounds: int, threads: int, seed: in
         )
 
 
-def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
+def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
     from einnet_explore.pipeline.devices import device_cost_model
 
     model = device_cost_model(device)
@@ -159,7 +161,7 @@ def _recorded(programs: Mapping[str, Program], device: str) -> Iterable[Candidat
     )
 
 
-def _compiled(program: Program, threads: int, constants: Mapping[str, Any]) -> CompiledProgram:
+def _compile(program: Program, threads: int, constants: Mapping[str, Any]) -> CompiledProgram:
     from einnet_explore.runtime.epilogues import compile_measured
     from einnet_explore.runtime.implementation_choice import ProfileStore
 

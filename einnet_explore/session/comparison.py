@@ -104,25 +104,25 @@ def changed_paths(before: Program, after: Program) -> tuple[Path, ...]:
         if old is None or old.via != equation.via:
             paths.append((n,))
         elif old.scope != equation.scope:
-            paths += [(n, *path) for path in _differing(old.scope, equation.scope)]
+            paths += [(n, *path) for path in _paths_of_changes(old.scope, equation.scope)]
     return tuple(paths)
 
 
-def _differing(old: Scope, new: Scope) -> Iterable[Path]:
-    if _outline(old) != _outline(new):
+def _paths_of_changes(old: Scope, new: Scope) -> Iterable[Path]:
+    if _without_sources(old) != _without_sources(new):
         yield ()
         return
     for n, (a, b) in enumerate(zip(accesses(old.body), accesses(new.body), strict=True)):
         match a.source, b.source:
             case Scope() as one, Scope() as other if one != other:
-                for path in _differing(one, other):
+                for path in _paths_of_changes(one, other):
                     yield (n, *path)
             case one, other if one != other:
                 yield ()
                 return
 
 
-def _outline(scope: Scope) -> Scope:
+def _without_sources(scope: Scope) -> Scope:
     """*scope* without what it reads."""
     return replace(scope, body=map_accesses(scope.body, lambda a: Access(_BLANK, a.index)))
 

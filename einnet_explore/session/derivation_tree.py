@@ -110,7 +110,7 @@ class DerivationTree:
             for step in derivation.steps:
                 so_far = Derivation(so_far.start, (*so_far.steps, step))
                 node = self._child(node, so_far)
-            self._changed()
+            self._notify()
             return node
 
     def certificate(self, node: int) -> Certificate:
@@ -140,8 +140,8 @@ class DerivationTree:
 
     def _go(self, node: int) -> None:
         self.here = node
-        self._changed()
+        self._notify()
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         for observer in tuple(self._observers):
             observer(self)

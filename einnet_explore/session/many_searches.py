@@ -41,7 +41,7 @@ def run_searches(
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
-    check(named, names, options)
+    check_options(named, names, options)
     asked = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
         return gather_results(submit_work(executor, run_search, *each) for each in asked)
@@ -49,7 +49,7 @@ def run_searches(
         return gather_results(submit_work(processes, run_search, *each) for each in asked)
 
 
-def check(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
+def check_options(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Say what is wrong with the options of searches of *programs* before anything starts: raises ValueError."""
     for program in list(programs.values())[:1]:
         Run(program, program_seconds, target=target, options=Options(**options))

@@ -172,7 +172,7 @@ class CandidateMeasurements:
             (
                 name,
                 format_seconds(program_seconds(p)[0]),
-                self.failures.get(name) or _measured(self.median(name), self.iqr(name), self.hows.get(name)),
+                self.failures.get(name) or _time_text(self.median(name), self.iqr(name), self.hows.get(name)),
                 "" if self.speedup(name) is None else f"{self.speedup(name):.2f}×",
                 f"{self.errors[name]:.1e}" if name in self.errors else "",
                 str(self.position(name) or ""),
@@ -217,7 +217,7 @@ def arrays(program: Program, seed: int) -> tuple[dict[str, Any], dict[str, Any]]
     return {n: a for n, a in made.items() if n not in weights}, {n: a for n, a in made.items() if n in weights}
 
 
-def _measured(middle: float | None, iqr: float, how: str | None) -> str:
+def _time_text(middle: float | None, iqr: float, how: str | None) -> str:
     if middle is None:
         return ""
     return f"{format_seconds(middle)}, {how}" if how else f"{format_seconds(middle)} ± {format_seconds(iqr)}"

@@ -159,7 +159,7 @@ class Quiz:
         step, known = self._step, self.rules.get(rule)
         if known is None:
             raise LookupError(f"no rule is called {rule!r}: there are {', '.join(self.rules)}")
-        answer = Answer(self.number, rule, *_judged(step, known))
+        answer = Answer(self.number, rule, *_judge(step, known))
         self.answers.append(answer)
         return answer
 
@@ -190,7 +190,7 @@ class Quiz:
         return f"<Quiz: {self.number - 1} of {steps} guessed, {guesses}>"
 
 
-def _judged(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
+def _judge(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
     """Whether *rule* makes *step*, and why (not)."""
     at = step.match.at
     if rule == step.match.rule:

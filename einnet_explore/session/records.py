@@ -61,7 +61,7 @@ def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, sour
     known = {rule.name: rule for rule in (every if rules is None else rules)}
     derivation = Derivation(held.start)
     for n, step in enumerate(held.steps):
-        derivation = _replayed(derivation, step, known, f"{source}: $.steps[{n}]")
+        derivation = _replay_step(derivation, step, known, f"{source}: $.steps[{n}]")
     return derivation
 
 
@@ -79,7 +79,7 @@ def load_record(path: str | PathLike[str]) -> dict[str, Any]:
     return data
 
 
-def _replayed(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[Any]], where: str) -> Derivation:
+def _replay_step(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[Any]], where: str) -> Derivation:
     if step.rule not in known:
         raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {', '.join(known)}")
     rule, program, at = known[step.rule], derivation.end, read_path(step.at)
@@ -88,10 +88,10 @@ def _replayed(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[
         longer = derivation.then(Match(rule, at, rule.decode(program, at, step.params)))
     except BAD_STEP_ERRORS as error:
         raise RecordError(f"{where}: {step.rule} at {step.at}: {error}") from None
-    if not _agree(longer.end, step.after):
+    if not _same_text(longer.end, step.after):
         raise RecordError(f"{where}.after: {step.rule} at {step.at} now gives another program:\n{text(longer.end)}")
     return longer
 
 
-def _agree(one: Program, other: Program) -> bool:
+def _same_text(one: Program, other: Program) -> bool:
     return one == other or text(one) == text(other)

@@ -31,9 +31,9 @@ class Run(RunningSearch):
 
     def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
         """A certificate for every step; steps that candidates share are proved once."""
-        return tuple(self._proof(step.before, step.after) for step in derivation.steps)
+        return tuple(self._prove(step.before, step.after) for step in derivation.steps)
 
-    def _proof(self, before: Program, after: Program) -> Certificate:
+    def _prove(self, before: Program, after: Program) -> Certificate:
         pair = (before, after)
         if pair not in self._proofs:
             self._proofs[pair] = certify(before, after)
@@ -47,7 +47,7 @@ class Run(RunningSearch):
         if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
             return combined_verdict(self.certificates(candidate.derivation))
         programs = [state.program for state in self.search.above(candidate.state)]
-        kinds = combined_verdict(tuple(self._proof(a, b) for a, b in pairwise(programs)))
+        kinds = combined_verdict(tuple(self._prove(a, b) for a, b in pairwise(programs)))
         return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
 
     def derivation(self, to: Candidate | int | None = None) -> Steps:
@@ -59,11 +59,11 @@ class Run(RunningSearch):
             case None:
                 raise LookupError("the search found no candidate")
             case int() as number:
-                return Steps(self.search.derivation(self._known(number)))
+                return Steps(self.search.derivation(self._check_state(number)))
             case candidate:
                 return Steps(candidate.derivation)
 
-    def _known(self, state: int) -> int:
+    def _check_state(self, state: int) -> int:
         if not 0 <= state < len(self.search.states):
             raise LookupError(f"state {state}: the search has states 0 to {len(self.search.states) - 1}")
         return state
@@ -73,7 +73,7 @@ class Run(RunningSearch):
 
         Raises LookupError where there is no such state.
         """
-        return search_explanations.pruning_reasons(self.search, self.pruned, self.refused, self._known(state))
+        return search_explanations.pruning_reasons(self.search, self.pruned, self.refused, self._check_state(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive`` at this moment, also while the search runs."""
@@ -126,7 +126,7 @@ class Run(RunningSearch):
 
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
         """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
-        return search_explanations.refusal_reason_at(self.search, name, self._known(state), at)
+        return search_explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """The record of one candidate: start, steps, certificates."""

@@ -64,7 +64,7 @@ class RunningSearch:
         self.seconds = 0.0
         self.events = 0
         self._door, self._event = threading.RLock(), threading.RLock()
-        self._behind: int | None = None
+        self._events_to_replay: int | None = None
         self._going: Any = None
         self.error: BaseException | None = None
         self._observers: list[Observer] = []
@@ -79,7 +79,7 @@ class RunningSearch:
 
     def _go(self, stopped: threading.Event) -> Generator[SearchEvent]:
         """Events until the end, a limit, or *stopped*, which is of this go alone."""
-        if self._behind is not None and not self._catch_up(self._behind, stopped):
+        if self._events_to_replay is not None and not self._catch_up(self._events_to_replay, stopped):
             return
         before, began = self.seconds, time.perf_counter()
         try:
@@ -122,7 +122,7 @@ class RunningSearch:
                     for kept, count in held:
                         del kept[count:]
                     self.first_found = first
-                    self.behind(events)
+                    self.require_replay(events)
                 raise
 
     @contextmanager
@@ -131,12 +131,12 @@ class RunningSearch:
         with self._door, self._event:
             yield
 
-    def behind(self, events: int) -> None:
+    def require_replay(self, events: int) -> None:
         """Say that what this run holds is what its search says in its first *events* events, and that it has to be run.
 
         So it is where the run was loaded, or broken off.
         """
-        self._going, self.events, self._behind = None, events, events
+        self._going, self.events, self._events_to_replay = None, events, events
 
     def _catch_up(self, events: int, stopped: threading.Event) -> bool:
         """Run the search again up to where it was, unless *stopped*; raises ValueError where it takes another way now.
@@ -159,7 +159,7 @@ class RunningSearch:
                 "another version, or another cost; it can be shown, but not gone on with"
             )
         with self._event:
-            self.search, self._going, self._behind = again, going, None
+            self.search, self._going, self._events_to_replay = again, going, None
         return True
 
     def _record(self, event: SearchEvent) -> None:

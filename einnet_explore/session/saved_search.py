@@ -34,10 +34,10 @@ R = TypeVar("R", bound=RunningSearch)
 def saved_search_to_json(run: RunningSearch) -> dict[str, Any]:
     """*run* as plain JSON values; one that runs in a thread waits meanwhile, so that all of it is of one moment."""
     with run.paused():
-        return _told(run)
+        return _search_to_json(run)
 
 
-def _told(run: RunningSearch) -> dict[str, Any]:
+def _search_to_json(run: RunningSearch) -> dict[str, Any]:
     search = run.search
     return {
         "format": FORMAT,
@@ -46,7 +46,7 @@ def _told(run: RunningSearch) -> dict[str, Any]:
         "target": list(run.target),
         "limit": run.limit,
         "most": run.most,
-        "options": _options(search.options),
+        "options": _options_to_json(search.options),
         "events": run.events,
         "seconds": run.seconds,
         "complete": search.complete,
@@ -55,12 +55,18 @@ def _told(run: RunningSearch) -> dict[str, Any]:
         "pruned": search.pruned,
         "first_found": run.first_found,
         "states": [
-            {"parent": s.parent, "depth": s.depth, "phase": s.phase, "distance": s.distance, "steps": _steps(s.matches)}
+            {
+                "parent": s.parent,
+                "depth": s.depth,
+                "phase": s.phase,
+                "distance": s.distance,
+                "steps": _steps_to_json(s.matches),
+            }
             for s in search.states
         ],
         "candidates": [{"state": c.state, "seconds": c.seconds, "how": c.how} for c in run.candidates],
         "prunings": [
-            {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": _steps(p.matches)} for p in run.pruned
+            {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": _steps_to_json(p.matches)} for p in run.pruned
         ],
         "refusals": [{"state": r.state, "at": show_path(r.at), "target": r.target, "why": r.why} for r in run.refused],
     }
@@ -84,7 +90,7 @@ def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str 
         found = f"{data['format']!r} version {data['version']}"
         raise RecordError(f"{source}: found {found}, expected {FORMAT!r} version {VERSION}")
     try:
-        return _read(kind, data, cost)
+        return _restore(kind, data, cost)
     except RecordError as error:
         raise RecordError(f"{source}: {error}") from None
     except KeyError as error:
@@ -93,12 +99,12 @@ def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str 
         raise RecordError(f"{source}: {error}") from None
 
 
-def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
+def _restore(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
     options = dict(data["options"])
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
     known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    options["rules"] = tuple(_named(known, name) for name in options["rules"])
+    options["rules"] = tuple(_find_rule(known, name) for name in options["rules"])
     options["fixed"] = frozenset(options["fixed"])
     limits = {"limit": data["limit"], "states": data.get("most")}  # older files do not say how many states at most
     run = kind(parse(data["start"]), cost, target=data["target"], options=Options(**options), **limits)
@@ -108,18 +114,18 @@ def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
         if not (0 <= each["parent"] < max(n, 1)):
             raise RecordError(f"state {n}: found parent {each['parent']}, expected an earlier state")
         before = search.states[each["parent"]].program if n else search.start
-        matches, program = _replayed(known, before, each["steps"], f"state {n}")
+        matches, program = _replay_steps(known, before, each["steps"], f"state {n}")
         search.states.append(State(n, each["parent"], matches, program, each["depth"], each["phase"], each["distance"]))
     there = range(len(search.states))
     for n, each in enumerate(data["candidates"]):
-        derivation = search.derivation(_state(each, "state", there, f"candidate {n}"))
+        derivation = search.derivation(_check_state(each, "state", there, f"candidate {n}"))
         run.candidates.append(Candidate(each["state"], derivation, float(each["seconds"]), each["how"]))
     for n, each in enumerate(data["prunings"]):
-        _state(each, "parent", there, f"pruning {n}")
-        matches, _ = _replayed(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
+        _check_state(each, "parent", there, f"pruning {n}")
+        matches, _ = _replay_steps(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
         run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
     for n, each in enumerate(data["refusals"]):
-        _state(each, "state", there, f"refusal {n}")
+        _check_state(each, "state", there, f"refusal {n}")
     run.refused = [MatchRefused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
     search.pruned, search.complete, search.ended = data["pruned"], data["complete"], data["ended"]
     search.expanded.update(data["expanded"])
@@ -127,38 +133,38 @@ def _read(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
     first = data["first_found"]
     run.first_found = None if first is None else (first[0], first[1])
     run.seconds = float(data["seconds"])
-    run.behind(data["events"])
+    run.require_replay(data["events"])
     return run
 
 
-def _state(entry: Mapping[str, Any], key: str, there: range, where: str) -> int:
+def _check_state(entry: Mapping[str, Any], key: str, there: range, where: str) -> int:
     if not isinstance(found := entry[key], int) or found not in there:
         raise RecordError(f"{where}: found {key} {found!r}, expected one of the {len(there)} states")
     return found
 
 
-def _options(options: Options) -> dict[str, Any]:
+def _options_to_json(options: Options) -> dict[str, Any]:
     """Every option but the targets, which the run names."""
     said: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
     return said | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
 
 
-def _steps(matches: Iterable[Match[Any]]) -> list[dict[str, Any]]:
+def _steps_to_json(matches: Iterable[Match[Any]]) -> list[dict[str, Any]]:
     return [match.to_json() for match in matches]
 
 
-def _named(known: Mapping[str, Rule[Any]], name: str) -> Rule[Any]:
+def _find_rule(known: Mapping[str, Rule[Any]], name: str) -> Rule[Any]:
     if name not in known:
         raise RecordError(f"found the rule {name!r}, expected one of {', '.join(known)}")
     return known[name]
 
 
-def _replayed(
+def _replay_steps(
     known: Mapping[str, Rule[Any]], program: Program, steps: Iterable[Mapping[str, Any]], where: str
 ) -> tuple[tuple[Match[Any], ...], Program]:
     matches: list[Match[Any]] = []
     for step in steps:
-        rule, at = _named(known, step["rule"]), read_path(step["at"])
+        rule, at = _find_rule(known, step["rule"]), read_path(step["at"])
         try:
             program.scope_at(at)
             match = Match(rule, at, rule.decode(program, at, step["params"]))

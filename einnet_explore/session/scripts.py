@@ -35,8 +35,11 @@ SUFFIX = ".eins"
 
 def script(derivation: Derivation, known: KnownObjects) -> str:
     """The steps of *derivation* as Python that repeats them on a new session that knows what is *known*."""
-    used = _used([derivation])
-    return "\n".join([*_opening(derivation.start, known, used), *(_apply(s.match) for s in derivation.steps)]) + "\n"
+    used = _rules_used([derivation])
+    return (
+        "\n".join([*_script_head(derivation.start, known, used), *(_apply_call(s.match) for s in derivation.steps)])
+        + "\n"
+    )
 
 
 def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, known: KnownObjects) -> str:
@@ -44,7 +47,7 @@ def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, 
 
     Files of old hold twins, which applying a rule makes no more: of such a tree each node gets its first twin's number.
     """
-    lines, at, number, made = _opening(nodes[0].end, known, _used(nodes)), 0, {0: 0}, 1
+    lines, at, number, made = _script_head(nodes[0].end, known, _rules_used(nodes)), 0, {0: 0}, 1
     for n in range(1, len(nodes)):
         parent = number[parents[n]]
         twin = next((k for k in range(1, n) if number[parents[k]] == parent and nodes[k] == nodes[n]), None)
@@ -53,7 +56,7 @@ def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, 
             continue
         if parent != at:
             lines.append(f"session.goto({parent})")
-        lines.append(_apply(nodes[n].steps[-1].match))
+        lines.append(_apply_call(nodes[n].steps[-1].match))
         number[n] = at = made
         made += 1
     if number[here] != at:
@@ -61,20 +64,20 @@ def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, 
     return "\n".join(lines) + "\n"
 
 
-def _used(derivations: Sequence[Derivation]) -> tuple[Rule[Any], ...]:
+def _rules_used(derivations: Sequence[Derivation]) -> tuple[Rule[Any], ...]:
     """The rules of all steps, but operator matching, which every session has."""
     rules = dict.fromkeys(step.match.rule for d in derivations for step in d.steps)
     return tuple(rule for rule in rules if rule.name != MATCHING)
 
 
-def _opening(program: Program, known: KnownObjects, used: tuple[Rule[Any], ...]) -> list[str]:
+def _script_head(program: Program, known: KnownObjects, used: tuple[Rule[Any], ...]) -> list[str]:
     held = text(program).replace("\\", "\\\\").replace('"""', r"\"\"\"")
     imports = list[str]()
     given = [
-        *_values(
+        *_argument(
             "rules", tuple(dict.fromkeys((*known.rules, *used))), {"RULES": RULES, "INTER_RULES": INTER_RULES}, imports
         ),
-        *_values("operators", known.operators, {"OPERATORS": OPERATORS}, imports),
+        *_argument("operators", known.operators, {"OPERATORS": OPERATORS}, imports),
     ]
     return [
         "import einnet_explore as ee",
@@ -85,7 +88,7 @@ def _opening(program: Program, known: KnownObjects, used: tuple[Rule[Any], ...])
     ]
 
 
-def _values(what: str, held: tuple[Any, ...], usual: Mapping[str, tuple[Any, ...]], imports: list[str]) -> list[str]:
+def _argument(what: str, held: tuple[Any, ...], usual: Mapping[str, tuple[Any, ...]], imports: list[str]) -> list[str]:
     """*held* as an argument, where it is not what a session has anyway; *imports* are added to."""
     if held == tuple(value for values in usual.values() for value in values):
         return []
@@ -122,7 +125,7 @@ def place(value: object) -> tuple[str, str]:
     return module, name
 
 
-def _apply(match: Match[Any]) -> str:
+def _apply_call(match: Match[Any]) -> str:
     done = match.to_json()
     given = {k: v for k, v in done["params"].items() if v is not None}
     if all(k.isidentifier() and not iskeyword(k) and k not in RESERVED_NAMES for k in given):
@@ -152,7 +155,7 @@ def tree_from_json(
             parent = step["parent"]
             if not 0 <= parent < len(nodes):
                 raise RecordError(f"{source}: {where}.parent: found {parent}, expected 0 to {len(nodes) - 1}")
-            nodes.append(nodes[parent].then(_match(step, known, nodes[parent].end)))
+            nodes.append(nodes[parent].then(_match_from_json(step, known, nodes[parent].end)))
             parents.append(parent)
         where = "$.here"
         if type(here := data["here"]) is not int or not 0 <= here < len(nodes):
@@ -166,7 +169,7 @@ def tree_from_json(
     return nodes, parents, here
 
 
-def _match(step: Mapping[str, Any], known: Mapping[str, Rule[Any]], program: Program) -> Match[Any]:
+def _match_from_json(step: Mapping[str, Any], known: Mapping[str, Rule[Any]], program: Program) -> Match[Any]:
     rule, at = known.get(step["rule"]), read_path(step["at"])
     if rule is None:
         raise LookupError(f"found the rule {step['rule']!r}, expected one of {', '.join(known)}")

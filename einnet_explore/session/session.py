@@ -181,7 +181,7 @@ class Session(RuleTree):
         run = Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
         with self._lock:
             self.runs.append(run)
-            self._changed()
+            self._notify()
         return run
 
     def check(self) -> Certificate:

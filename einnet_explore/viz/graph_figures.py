@@ -189,11 +189,11 @@ def draw_graph(drawn: Graph, title: str = "") -> Figure:
     """Return the figure of a graph, by Graphviz or the built-in layout."""
     own = layout_graph(drawn, title)
     if len(drawn.nodes) > MAX_GRAPHVIZ_NODES:
-        return figure_from_picture(own, _says(drawn, title))
+        return figure_from_picture(own, _description(drawn, title))
     try:
-        return Figure(_graphviz(dot_of(drawn, title)), _says(drawn, title), own)
+        return Figure(_graphviz(dot_of(drawn, title)), _description(drawn, title), own)
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
-        return figure_from_picture(own, _says(drawn, title))
+        return figure_from_picture(own, _description(drawn, title))
 
 
 def _graphviz(source: str) -> str:
@@ -201,7 +201,7 @@ def _graphviz(source: str) -> str:
     return drawn[drawn.index("<svg") :].replace("<svg ", "<svg style='max-width:100%;height:auto' ", 1)
 
 
-def _says(drawn: Graph, title: str) -> str:
+def _description(drawn: Graph, title: str) -> str:
     """Describe the graph as text, for readers who do not see the picture."""
     lines = [title or "computation graph"]
     for node in drawn.nodes:

@@ -163,10 +163,12 @@ def _names(axes: Iterable[Iterator]) -> str:
 
 
 def _step_text(fused: FusedKernel, step: FusedStep) -> str:
-    return f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_inlined(fused, step.body))}"
+    return (
+        f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_inline_constants(fused, step.body))}"
+    )
 
 
-def _inlined(fused: FusedKernel, body: Scalar) -> Scalar:
+def _inline_constants(fused: FusedKernel, body: Scalar) -> Scalar:
     """Return *body* with its constant arguments replaced by numbers."""
     numbers = {constant_argument(n): value for n, value in enumerate(fused.constants)}
 
