@@ -111,7 +111,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
         for n in range(40):
             key = profile_key(task.program, n + 1)
             began_put = time.perf_counter()
-            store.put(key, 1.0, "fleet")
+            store.record(key, 1.0, "fleet")
             began_get = time.perf_counter()
             store.get(key)
             keep("store put seconds", "sqlite", began_get - began_put)

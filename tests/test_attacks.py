@@ -364,7 +364,7 @@ def test_names_move_no_cursor(tmp_path: Path, capsys: Any) -> None:
 def test_times_that_are_none(value: str, tmp_path: Path) -> None:
     key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
     store = TimeStore(tmp_path / "p.sqlite")
-    store.put(key, 1.0, "measured")
+    store.record(key, 1.0, "measured")
     with closing(sqlite3.connect(tmp_path / "p.sqlite")) as connection, connection:
         connection.execute(f"UPDATE engine_profile SET seconds = {value}")
     with warnings.catch_warnings():
@@ -375,7 +375,7 @@ def test_times_that_are_none(value: str, tmp_path: Path) -> None:
 def test_flipped_bytes_of_the_store_cost_times_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
-    TimeStore(path).put(key, 1.0, "measured")
+    TimeStore(path).record(key, 1.0, "measured")
     good = path.read_bytes()
     at = good.rfind(b"Matmul")
     for n in range(-40, min(120, len(good) - at)):

@@ -75,10 +75,10 @@ def test_the_first_is_taken_unless_another_is_clearly_faster(tmp_path: Path) -> 
     store = TimeStore(tmp_path / "profiles.sqlite")
     key = profile_key(EQUATION)
     for engine, seconds in (("first", 1.0), ("hardly", 0.99), ("no", 1.2)):
-        store.put(replace(key, engine=engine), seconds, "measured")
+        store.record(replace(key, engine=engine), seconds, "measured")
     ways = [Fake("first"), Fake("hardly"), Fake("no")]
     assert choose(ways, store) is ways[0]
-    store.put(replace(key, engine="hardly"), 1 / implementation_choice.MIN_SPEEDUP - 0.01, "measured")
+    store.record(replace(key, engine="hardly"), 1 / implementation_choice.MIN_SPEEDUP - 0.01, "measured")
     assert choose(ways, store) is ways[1]
 
 
@@ -182,10 +182,10 @@ def test_the_cost_model_knows_the_best_engine(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     assert store.lookup()(EQUATION) is None
     for engine, seconds in (("a", 0.5), ("b", 0.25)):
-        store.put(replace(profile_key(EQUATION), engine=engine), seconds, "measured")
+        store.record(replace(profile_key(EQUATION), engine=engine), seconds, "measured")
     assert store.lookup()(EQUATION) == 0.25
     assert store.lookup(2)(EQUATION) is None
-    store.put(profile_key(EQUATION), 0.3, "measured")  # the equation as it is run goes before its engines alone
+    store.record(profile_key(EQUATION), 0.3, "measured")  # the equation as it is run goes before its engines alone
     assert store.lookup()(EQUATION) == 0.3
 
 
@@ -193,7 +193,7 @@ def test_a_store_in_memory_knows_too(tmp_path: Path) -> None:
     (tmp_path / "profiles.sqlite").write_bytes(b"no database" * 100)
     store = TimeStore(tmp_path / "profiles.sqlite")
     with pytest.warns(RuntimeWarning, match="kept in memory"):
-        store.put(replace(profile_key(EQUATION), engine="a"), 0.5, "measured")
+        store.record(replace(profile_key(EQUATION), engine="a"), 0.5, "measured")
     assert store.lookup()(EQUATION) == 0.5
 
 
@@ -212,7 +212,7 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
     for engine in ("onnxruntime", "tiled"):
         key = profile_key(made.equations[0], constant=constants)
         for other in ("onnxruntime", "tiled", "tvm"):
-            store.put(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
+            store.record(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
         compiled = compile_program(made, constants=constants, choose=implementation_choice.chooser(1, store))
         assert compiled.engines == {"Y": engine}
         results.append(compiled.run(given)["Y"])

@@ -63,8 +63,8 @@ def test_both_ways_agree(name: str, tmp_path: Path) -> None:
     key = profile_key(pair.both, constant=constants)
     store = TimeStore(tmp_path / "profiles.sqlite")
     for together, names in ((1.0, {"Y"}), (3.0, {"T", "Y"})):
-        store.put(replace(key, engine="tiled"), together, "measured")
-        store.put(replace(key, engine=UNFUSED_PAIR), 2.0, "measured")
+        store.record(replace(key, engine="tiled"), together, "measured")
+        store.record(replace(key, engine=UNFUSED_PAIR), 2.0, "measured")
         compiled = compile_measured(program, 1, constants, store)
         assert set(compiled.engines) == names
         np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=2e-6, atol=2e-6)
@@ -109,7 +109,7 @@ def test_epilogues_of_derived_programs_are_fused(operator: str, tmp_path: Path) 
             fused_calls.add(pair.first.via.operator)
             key = profile_key(pair.both, constant=known_at_compile_time(candidate.program))
             for engine, seconds in (("tiled", 1e-9), ("tvm", 1.0), ("c", 1.0), (UNFUSED_PAIR, 1.0)):
-                store.put(replace(key, engine=engine), seconds, "measured")
+                store.record(replace(key, engine=engine), seconds, "measured")
             compiled = compile_measured(candidate.program, 1, constants, store)
             assert compiled.engines["Y"] == "tiled" and pair.first.name not in compiled.engines
             np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=1e-5, atol=1e-5)
@@ -152,7 +152,7 @@ def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
     (pair,) = epilogue_pairs(program)
     for equation in (pair.first, pair.second):
         for engine, seconds in (("onnxruntime", 1.0), ("matmul", 1.0), ("tvm", 1.0), ("c", 1.0), ("tiled", 3.0)):
-            store.put(replace(profile_key(equation, constant=constants), engine=engine), seconds, "measured")
+            store.record(replace(profile_key(equation, constant=constants), engine=engine), seconds, "measured")
 
     def never(*_: object) -> dict[str, float]:
         raise AssertionError("measured")

@@ -134,7 +134,7 @@ def test_matrix_products_by_strides(name: str) -> None:
 )
 def test_other_scopes_are_no_matrix_products(text: str) -> None:
     program = parse(text)
-    assert matrix_products.matrix_product(program.equations[0].scope) is None
+    assert matrix_products.match_matrix_product(program.equations[0].scope) is None
     assert check(program).engines["Y"] == "tvm"
 
 

@@ -108,13 +108,13 @@ def test_what_a_killed_process_left_beside_a_file_goes_after_a_day(tmp_path: Pat
 def test_profiles_are_kept_by_the_whole_key() -> None:
     store = ProfileStore()
     assert store.get(KEY) is None
-    store.put(KEY, 2.0, "measured")
-    store.put(KEY, 1.5, "again")
+    store.record(KEY, 2.0, "measured")
+    store.record(KEY, 1.5, "again")
     found = ProfileStore().get(KEY)
     assert found is not None and (found.seconds, found.how) == (1.5, "again")
     assert store.get(replace(KEY, threads=2)) is None
     with pytest.raises(ValueError, match=r"-1.0 seconds"):
-        store.put(KEY, -1.0, "wrong")
+        store.record(KEY, -1.0, "wrong")
 
 
 @pytest.mark.parametrize("damage", ["garbage", "another table", "a directory"])
@@ -131,7 +131,7 @@ def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None
             path.mkdir()
     store = ProfileStore()
     with pytest.warns(RuntimeWarning, match="in memory only: ") as caught:
-        store.put(KEY, 1.0, "measured")
+        store.record(KEY, 1.0, "measured")
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -143,11 +143,11 @@ def test_what_is_known_stays_known_where_nothing_can_be_written(own_cache: Path)
     """A cache that others made may be mounted for reading only: its times are not to be measured again."""
     store = ProfileStore()
     old, new = replace(KEY, device=device_name(), library=library_versions()), replace(KEY, attributes="new")
-    store.put(old, 2.0, "measured")
+    store.record(old, 2.0, "measured")
     with sqlite3.connect(own_cache / "profiles.sqlite") as file:
         file.execute("CREATE TRIGGER t BEFORE INSERT ON engine_profile BEGIN SELECT RAISE(ABORT, 'read-only'); END")
     with pytest.warns(RuntimeWarning, match="in memory only: "):
-        store.put(new, 1.0, "measured")
+        store.record(new, 1.0, "measured")
     assert [found.seconds for key in (old, new) if (found := store.get(key))] == [2.0, 1.0]
     assert store.known(KEY.threads)[replace(old, engine="")] == 2.0 and not store.known(KEY.threads + 1)
 
@@ -155,14 +155,14 @@ def test_what_is_known_stays_known_where_nothing_can_be_written(own_cache: Path)
 def _writer(path: str, process: int) -> None:
     store = ProfileStore(Path(path))
     for n in range(20):
-        store.put(replace(KEY, attributes=f"{process}.{n}"), 1.0 + n, "measured")
+        store.record(replace(KEY, attributes=f"{process}.{n}"), 1.0 + n, "measured")
 
 
 def _endless(path: str) -> None:
     store = ProfileStore(Path(path))
     n = 0
     while True:
-        store.put(replace(KEY, attributes=f"endless.{n}"), 1.0, "measured")
+        store.record(replace(KEY, attributes=f"endless.{n}"), 1.0, "measured")
         n += 1
 
 
@@ -233,15 +233,15 @@ def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyP
     others = [replace(key, engine="tvm"), replace(key, engine="c", device="another"), called]
     store = ProfileStore()
     for known in (*ours, *others):
-        store.put(known, 2.0, "measured in turns")
+        store.record(known, 2.0, "measured in turns")
     found = [store.get(known) for known in (*ours, *others)]
     assert {profile and (profile.seconds, profile.how) for profile in found} == {(2.0, "measured in turns")}
     monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
-    store.put(replace(key, engine="tvm"), 3.0, "measured")
+    store.record(replace(key, engine="tvm"), 3.0, "measured")
     assert [store.get(known) for known in ours] == [None] * len(ours)
     assert None not in [store.get(known) for known in others]
     assert store.lookup()(made.equations[0]) == 3.0  # not what the old kernel took
-    store.put(ours[0], 1.0, "measured")
+    store.record(ours[0], 1.0, "measured")
     assert store.lookup()(made.equations[0]) == 1.0
     with sqlite3.connect(own_cache / "profiles.sqlite") as connection:  # as rows were before they said so
         connection.execute("UPDATE engine_profile SET how = 'measured'")
@@ -264,7 +264,7 @@ def test_times_of_templates_hold_for_their_version(monkeypatch: pytest.MonkeyPat
     def lost(what: str, made: Program) -> set[str]:
         """Which of its times another version of *what* loses."""
         for key in keys(made).values():
-            store.put(key, 1.0, "measured")
+            store.record(key, 1.0, "measured")
         assert None not in [store.get(key) for key in keys(made).values()]
         with monkeypatch.context() as patched:
             patched.setattr(versions, f"{what}_VERSION", 10**6)

@@ -104,7 +104,7 @@ def held(
     def engine(entered: Program, _: object) -> Any:
         measured.append(entered)
         seconds = won if nested(entered) else other
-        store.put(contest._key("program", entered), seconds, "recorded")
+        store.record(contest._key("program", entered), seconds, "recorded")
         return lambda feeds: result
 
     store = ProfileStore(cache / "p.sqlite")
@@ -112,7 +112,7 @@ def held(
     context = TuningContext(settings, store, program_seconds, engine)
     contest = TuningTask(program, lambda: (lambda: result, result), {}, context, variants=found)
     for name in ("onnxruntime", "onnxruntime alone"):
-        store.put(contest._key(name), before, "recorded")
+        store.record(contest._key(name), before, "recorded")
     return contest.run(1.0), measured
 
 
@@ -170,8 +170,8 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
     opened = lambda: (dict[str, Any], dict[str, Any]())  # noqa: E731
     store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
     contest = TuningTask(program, opened, {}, TuningContext(settings, store, program_seconds, engine))
-    store.put(contest._key("onnxruntime alone"), 1.0, "said")
-    store.put(contest._key("onnxruntime"), 1.0, "said")
+    store.record(contest._key("onnxruntime alone"), 1.0, "said")
+    store.record(contest._key("onnxruntime"), 1.0, "said")
     outcome = contest.run(1.0)
     assert outcome.winner is None and f"a candidate does not fit: {type(error).__name__}: {error}" in outcome.why
     assert outcome.memory_short

@@ -98,7 +98,7 @@ def test_a_profile_changes_what_is_ranked_first(conv: Path, tmp_path: Path) -> N
     # A device that is slow at what was first here and quick at another way.
     for candidate, seconds in ((usual[0], 1.0), (other, 1e-9)):
         for equation in candidate.operators:
-            store.put(recorded_key(equation, "CUDA Synthetic", "driver 1"), seconds, "made up")
+            store.record(recorded_key(equation, "CUDA Synthetic", "driver 1"), seconds, "made up")
     there = searched(device_cost(f"profile:{path}"), conv)
     assert operators_of(there[0]) == operators_of(other) != first
     assert min(c.seconds for c in there if operators_of(c) == first and c.program == usual[0].program) >= 1.0
@@ -132,7 +132,7 @@ def test_rates_make_the_roofline(tmp_path: Path) -> None:
     assert (seconds, how) == (pytest.approx(3e-6 + 2 * 4 * 4096**2 / 2e12), "bytes")
     assert seconds < program_seconds(program)[0]
     # A CPU's recording without rates has the usual ones.
-    TimeStore(path).put(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
+    TimeStore(path).record(recorded_key(program.equations[0], "Linux x86", "numpy 2"), 4e-3, "made up")
     assert device_cost(f"profile:{path}#Linux")(program) == (4e-3, "measured")
     other = parse("tensor A[4096, 2048]\nY[i:2048, j:4096] = A[j, i]")
     assert device_cost(f"profile:{path}#Linux")(other) == program_seconds(other)
@@ -148,8 +148,8 @@ def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
         ("Linux", "x", 1, 3.0),
         ("Linux", "x", 2, 4.0),
     ):
-        TimeStore(path).put(recorded_key(equation, device, library, threads), seconds, "made up")
-        TimeStore(path).put(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
+        TimeStore(path).record(recorded_key(equation, device, library, threads), seconds, "made up")
+        TimeStore(path).record(recorded_key(equation, device, library, threads, "tvm"), seconds / 2, "made up")
     found = {
         name: load_recorded_profile(f"{path}#{name}", n) for name, n in (("h100", None), ("A100", None), ("Linux", 2))
     }
@@ -193,7 +193,7 @@ def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.C
     assert "expected cpu or profile:" in capsys.readouterr().err
     with pytest.raises(ValueError, match="memory_bandwidth = missing"):
         record_rates(tmp_path / "n.sqlite", "d", "l", {"peak_flops": 1.0})
-    TimeStore(wrong).put(recorded_key(load_text(conv).equations[0], "CUDA X", "y"), 1.0, "made up")
+    TimeStore(wrong).record(recorded_key(load_text(conv).equations[0], "CUDA X", "y"), 1.0, "made up")
     with closing(sqlite3.connect(wrong)) as connection, connection:
         connection.execute("DELETE FROM device_rates")
         connection.execute("UPDATE engine_profile SET seconds = -1.0")

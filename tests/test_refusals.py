@@ -87,7 +87,7 @@ def test_what_was_the_fastest_may_be_refused_now(
     best: str, taken: str, store: TimeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("tvm", "c"):
-        store.put(replace(profile_key(MOVES.equations[-1]), engine=name), 1e-3 if name == best else 2e-3, "measured")
+        store.record(replace(profile_key(MOVES.equations[-1]), engine=name), 1e-3 if name == best else 2e-3, "measured")
 
     def refuse(*_: object) -> None:
         raise BackendError("it is refused")
@@ -100,7 +100,7 @@ def test_what_was_the_fastest_may_be_refused_now(
 def test_no_kernel_is_made_whose_time_is_known_to_be_long(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     equation = PRODUCTS["packed"].equations[-1]
     for name, seconds in (("onnxruntime", 1e-6), ("matmul", 1.0), ("tiled", 1.0), ("tvm", 1.0)):
-        store.put(replace(profile_key(equation), engine=name), seconds, "measured")
+        store.record(replace(profile_key(equation), engine=name), seconds, "measured")
     monkeypatch.setattr(tvm_cpu, "load_tvm_kernel", lambda _: pytest.fail("compiled"))
     assert engine(PRODUCTS["packed"], store) == "onnxruntime"
 

@@ -177,7 +177,7 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     plain, _ = find_variants(CONV, program_seconds, 3, 1.0, states=40)
     slow = plain[0].derivation().end.equations
     for equation in slow:
-        store.put(ee_key(equation), 1.0, "said")
+        store.record(ee_key(equation), 1.0, "said")
     model = CostModel(CPU_DEFAULT, store.lookup())
     here, states = find_variants(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
     assert [e.seconds for e in here] != [e.seconds for e in plain]
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_
     store = ProfileStore(tmp_path / "p.sqlite")
     context = TuningContext(Settings(states=20), store, program_seconds, lambda *_: pytest.fail("run"))
     contest = TuningTask(CONV, opened, {}, context)
-    store.put(contest._key("onnxruntime alone"), 1.0, "said")
+    store.record(contest._key("onnxruntime alone"), 1.0, "said")
     with limit_memory(nbytes - 1):
         outcome = contest.run(1.0)
     assert outcome.winner is None and outcome.states == 20 and outcome.memory_short

@@ -91,7 +91,7 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
     for name, other, taken in (("loses", 2e-4, "tvm"), ("wins", 5e-5, "tvm" + ONE_THREAD_SUFFIX)):
         store = TimeStore(tmp_path / f"{name}.sqlite")
         # The C kernel's time is known: what is compared with the best is the kernel by one thread.
-        store.put(replace(profile_key(EQUATION, 2), engine=C_ENGINE), 2e-4, "measured")
+        store.record(replace(profile_key(EQUATION, 2), engine=C_ENGINE), 2e-4, "measured")
         seconds[C_ENGINE] = other
         first = chosen(store)
         assert first.engine == taken and calls == [("tvm",), ("best", C_ENGINE)]
@@ -109,7 +109,7 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
 def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", C_ENGINE):
-        store.put(
+        store.record(
             replace(profile_key(EQUATION, 2), engine=engine), implementation_choice.SHORT_KERNEL_SECONDS, "measured"
         )
     monkeypatch.setattr(implementation_choice, "time_implementations", lambda *_: pytest.fail("compared"))
@@ -121,7 +121,7 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
         TimeStore(tmp_path / "profiles.sqlite"),
         replace(profile_key(EQUATION, 2), engine=C_ENGINE + ONE_THREAD_SUFFIX),
     )
-    store.put(key, 1e-4, "measured")
+    store.record(key, 1e-4, "measured")
     assert store.get(key) is not None
     monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
     assert store.get(key) is None
@@ -130,7 +130,7 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
 def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", C_ENGINE):
-        store.put(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
+        store.record(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")
 
     def refuse(way: Implementation) -> None:
         raise NoKernel("no kernel by one thread")

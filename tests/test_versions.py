@@ -193,7 +193,7 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         assert NativeSource(scope).key and tvm_cpu.tvm_source(scope).key and contracted.key
         store, key = ProfileStore(), profile_key(SCOPES["element-wise"].equations[0])
-        store.put(key, 1.0, "measured")
+        store.record(key, 1.0, "measured")
         assert store.get(key) is not None
         TuningHistory(store).put(1, "contest", "a")
         assert TuningHistory(store).get("contest", "a") == 1

@@ -174,7 +174,7 @@ def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.Mo
     record_rates(recording, "far away", "lib 1", rates | {"call_seconds": 1e-6})
     store = TimeStore(recording)
     product = next(e for e in session.program.equations if e.via and e.via.operator == "Matmul")
-    store.put(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
+    store.record(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
     face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": f"profile:{recording}"})
     until(lambda: not face.bench["running"] and face.bench["csv"])
     first, second = face.bench["rows"]

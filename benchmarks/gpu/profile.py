@@ -24,5 +24,5 @@ def convert(results: Path, out: Path) -> str:
     times = {key: one for key, one in found.items() if "seconds" in one}
     for one in times.values():
         operator, attributes, shapes, dtype = one["key"]
-        store.put(ProfileKey(operator, attributes, shapes, dtype, 1, name, library), one["seconds"], "events")
+        store.record(ProfileKey(operator, attributes, shapes, dtype, 1, name, library), one["seconds"], "events")
     return f"{out}: {len(times)} times of {name} ({library})"

@@ -204,7 +204,7 @@ def store(rng: random.Random, folder: Path, outcome: Outcome) -> None:
     def write() -> None:
         held = ProfileStore(path)
         for n in range(100_000):
-            held.put(key(n), n + 1.0, "measured")
+            held.record(key(n), n + 1.0, "measured")
             os.write(1, f"{n}\n".encode())
 
     children = [Child(folder, write, f"said{n}") for n in range(rng.choice([1, 1, 2]))]
@@ -221,7 +221,7 @@ def store(rng: random.Random, folder: Path, outcome: Outcome) -> None:
         if missing := [n for n in range(last + 1) if (found := again.get(key(n))) is None or found.seconds != n + 1.0]:
             outcome.found("store", f"{len(missing)} of {last + 1} acknowledged times are lost")
     held = ProfileStore(path)
-    held.put(replace(key(0), operator="Conv"), 1.0, "measured")
+    held.record(replace(key(0), operator="Conv"), 1.0, "measured")
     if ProfileStore(path).get(replace(key(0), operator="Conv")) is None:
         outcome.found("store", "nothing can be written any more")
 

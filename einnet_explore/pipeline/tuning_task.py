@@ -215,7 +215,7 @@ def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[]
     if known:
         return known.seconds
     measured = time_calls({"it": opened()}, rounds=5, min_seconds=0.02, settle=settle_seconds(key.threads))["it"].low
-    store.put(key, measured, "measured alone")
+    store.record(key, measured, "measured alone")
     return measured
 
 
@@ -231,7 +231,7 @@ def _times(
     base = timings["original"]
     measured = {name: base.low / times_faster(base, timing) for name, timing in timings.items()}
     for name, seconds in measured.items():
-        store.put(keys[name], seconds, "measured in turns")
+        store.record(keys[name], seconds, "measured in turns")
     return measured
 
 

@@ -182,7 +182,7 @@ def _is_faster(
         except (BackendError, MemoryError):
             return False
         for engine, seconds in times.items():
-            store.put(replace(key, engine=engine), seconds, "measured")
+            store.record(replace(key, engine=engine), seconds, "measured")
         return times["tiled"] < times[UNFUSED_PAIR]
     one, apart = (known.seconds for known in stored if known is not None)
     return one < apart
@@ -214,12 +214,12 @@ def _times(
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
 
-    def apart() -> None:
+    def run_unfused() -> None:
         first()
         second()
 
     one = _call(TiledCall(made, constants), arrays, out, constants, threads)
-    times = implementation_choice.time_implementations({"tiled": one, UNFUSED_PAIR: apart}, threads)
+    times = implementation_choice.time_implementations({"tiled": one, UNFUSED_PAIR: run_unfused}, threads)
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(
             times[UNFUSED_PAIR] - implementation_choice.session_overhead(), times[UNFUSED_PAIR] / 8

@@ -134,7 +134,7 @@ def fastest_implementation(
         _fill_random(free)
         times = _times({engine: call for engine, (_, _, call) in unknown.items()}, threads)
         for engine, seconds in times.items():
-            store.put(replace(key, engine=engine), seconds, "measured")
+            store.record(replace(key, engine=engine), seconds, "measured")
             n, way, _ = unknown[engine]
             found.append((seconds, n, way))
     if second is not None:
@@ -151,7 +151,7 @@ def fastest_implementation(
                 ratio = None  # it is not taken here: nothing to remember
             if ratio is not None:
                 seconds = min(least * ratio, UNUSABLE_SECONDS)
-                store.put(replace(key, engine=SECOND), seconds, "measured")
+                store.record(replace(key, engine=SECOND), seconds, "measured")
                 found.append((seconds, *second))
     seconds, way = _take_fastest(found, refusals)
     if threads == 1 or not NEGLIGIBLE_SECONDS < seconds < SHORT_KERNEL_SECONDS:
@@ -195,7 +195,7 @@ def _with_best_threads(
             return way
         if known is None:
             ratio = ratio_to(alone)
-            store.put(key, min(seconds * ratio, UNUSABLE_SECONDS), "measured")
+            store.record(key, min(seconds * ratio, UNUSABLE_SECONDS), "measured")
         else:
             ratio = known.seconds / seconds
         return load_implementation(alone) if ratio * MIN_SPEEDUP < 1 else way
@@ -298,7 +298,7 @@ class ProfileStore(TimeStore):
         if (known := self.get(key)) is not None:
             return known
         seconds = _measure(what, threads, operators, min_seconds, self)
-        self.put(key, seconds, "measured")
+        self.record(key, seconds, "measured")
         return StoredTime(seconds, "measured")
 
 

@@ -90,9 +90,9 @@ class KernelCall:
         source = self.kernel.source
         values = [writer.value(name) for name in self.reads]
         node = onnx_fragment.kernel_node(
-            source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
+            source.key, source.shapes, source.scope.shape, source.threads, values, writer.output_value(makes)
         )
-        return writer.put(node)
+        return writer.append(node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +114,9 @@ class NativeCall:
         assert source.function is not None
         values = [writer.value(name) for name in self.reads]
         node = onnx_fragment.kernel_node(
-            source.key, source.shapes, source.scope.shape, source.threads, values, writer.made(makes)
+            source.key, source.shapes, source.scope.shape, source.threads, values, writer.output_value(makes)
         )
-        return writer.put(node)
+        return writer.append(node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +141,9 @@ class TiledCall:
         if self._packed is not None:
             values.insert(1, writer.weight(self._packed, made.packed(self.constants[self._packed])))
         node = onnx_fragment.kernel_node(
-            made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.made(makes)
+            made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.output_value(makes)
         )
-        return writer.put(node)
+        return writer.append(node)
 
     @property
     def _packed(self) -> str | None:

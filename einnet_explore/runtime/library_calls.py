@@ -79,7 +79,7 @@ class LibraryCall:
         """Add the node, with its operands' reshapes and transposes, to *writer*."""
         values = []
         for name, shape, order in zip(self.reads, self.node.shapes, self.node.permutations, strict=True):
-            value = writer.shaped(name, shape)
+            value = writer.value_in_shape(name, shape)
             values.append(writer.add("Transpose", [value], perm=list(order)) if order else value)
         attributes: dict[str, Any] = dict(self.node.attributes)
         if self.node.output == self.shape:
@@ -167,7 +167,7 @@ def implementations_of(
         node = _node(equation, arrays, operators, threads, constants or {})
         if node is not None:
             yield node
-        product = matrix_products.matrix_product(equation.scope)
+        product = matrix_products.match_matrix_product(equation.scope)
         # BLAS would keep the program from being one session.
         if product is not None and out.size and (node is None or not onnx_fragment.custom_ops_available()):
             call = ProductCall(product)

@@ -23,7 +23,7 @@ from einnet_explore.support.errors import Refused
 Array = npt.NDArray[Any]
 
 
-def matrix_product(scope: Scope) -> TensorContraction | None:
+def match_matrix_product(scope: Scope) -> TensorContraction | None:
     """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
     try:
         product = TensorContraction.of(scope)

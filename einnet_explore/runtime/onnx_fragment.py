@@ -123,9 +123,9 @@ class FragmentWriter:
 
     def value(self, tensor: str) -> str:
         """The value of *tensor* in its own shape."""
-        return self.shaped(tensor, self.shapes[tensor])
+        return self.value_in_shape(tensor, self.shapes[tensor])
 
-    def shaped(self, tensor: str, shape: Shape) -> str:
+    def value_in_shape(self, tensor: str, shape: Shape) -> str:
         """The value of *tensor* seen in *shape*, which has as many elements."""
         name = self.names.get(tensor, f"{self.prefix}{tensor}")
         if tensor in self.constants:
@@ -136,11 +136,11 @@ class FragmentWriter:
 
     def add(self, op: str, values: Sequence[str], makes: str | None = None, **attributes: Any) -> str:
         """A node of *op* on *values*; it makes the tensor *makes*, or a value of its own whose name is returned."""
-        target = self.made(makes)
+        target = self.output_value(makes)
         self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
         return target
 
-    def put(self, node: onnx.NodeProto | None) -> bool:
+    def append(self, node: onnx.NodeProto | None) -> bool:
         """Add *node*; False where there is none."""
         if node is not None:
             self.nodes.append(node)
@@ -160,7 +160,7 @@ class FragmentWriter:
         zero = {"allowzero": 1} if 0 in shape else {}
         return self.add("Reshape", [value, sizes], makes, **zero)
 
-    def made(self, tensor: str | None) -> str:
+    def output_value(self, tensor: str | None) -> str:
         """The value that a node makes for *tensor*: a new one for None."""
         if tensor is None:
             return f"{self.prefix}{next(self._new)}"
@@ -171,7 +171,8 @@ class FragmentWriter:
 
         def infos(tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             return [
-                helper.make_tensor_value_info(self.made(t), TensorProto.FLOAT, list(self.shapes[t])) for t in tensors
+                helper.make_tensor_value_info(self.output_value(t), TensorProto.FLOAT, list(self.shapes[t]))
+                for t in tensors
             ]
 
         graph = helper.make_graph(

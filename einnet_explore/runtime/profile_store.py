@@ -51,7 +51,7 @@ class StoredTime:
 class TimeStore:
     """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
 
-    Every put is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
+    Every record is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
     written is replaced by a store in memory, with a warning; it holds what can be read of the file.
     """
 
@@ -64,14 +64,14 @@ class TimeStore:
         if self._memory is not None:
             return self._memory.get(key)
 
-        def read(connection: sqlite3.Connection) -> StoredTime | None:
+        def read_row(connection: sqlite3.Connection) -> StoredTime | None:
             row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
             how = _measured_how(key, str(row[1])) if row else None
             return None if how is None or not 0 < float(row[0]) < inf else StoredTime(float(row[0]), how)
 
-        return self._do(read, lambda memory: memory.get(key))
+        return self._do(read_row, lambda memory: memory.get(key))
 
-    def put(self, key: ProfileKey, seconds: float, how: str) -> None:
+    def record(self, key: ProfileKey, seconds: float, how: str) -> None:
         """Store a time; it replaces the one that was there.  Raises ValueError for a time that is not positive."""
         if not seconds > 0:
             raise ValueError(f"a time of {seconds} seconds cannot be stored: expected a positive number")

@@ -28,7 +28,7 @@ from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, 
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.emulated_blocks import gpu_launch
-from einnet_explore.runtime.matrix_products import matrices, matrix_product
+from einnet_explore.runtime.matrix_products import match_matrix_product, matrices
 from einnet_explore.support.errors import BackendError, Refused
 
 DTYPE = "float32"
@@ -92,7 +92,7 @@ class _Planner:
         return (step,) if step else self._kernel(equation)
 
     def _product(self, equation: Equation) -> CudaProduct | None:
-        found = matrix_product(equation.scope)
+        found = match_matrix_product(equation.scope)
         if found is None:
             return None
         held = [self.places[a.source.name] for a in (found.left, found.right) if isinstance(a.source, Tensor)]
