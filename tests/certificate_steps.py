@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from einnet_explore.analysis.substitution import substitute, with_iterators
+from einnet_explore.analysis.indices import substitute, with_iterators
 from einnet_explore.ir import (
     Access,
     Apply,

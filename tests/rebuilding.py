@@ -11,7 +11,7 @@ import numpy as np
 from certificate_steps import reread, scope_mutants
 
 from einnet_explore.analysis.equations import map_reads, read_by
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import (
     Access,

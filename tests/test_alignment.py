@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.alignment import Alignment, Reading, align_readings
+from einnet_explore.analysis.concatenation import Alignment, Reading, align_readings
 from einnet_explore.analysis.equations import (
     ancestors,
     constant_tensors,

@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.analysis.bilinear import POINTS, Bilinear, correlates, correlation, wrong_entry
+from einnet_explore.analysis.bilinear import (
+    POINTS,
+    Bilinear,
+    correlates,
+    correlation,
+    select_entry,
+    table_scope,
+    wrong_entry,
+)
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.tables import select_entry, table_scope
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Table, accesses, as_index, map_accesses

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from einnet_explore.analysis.canonical_keys import COMMUTATIVE, canonical_key, program_key
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import with_iterators
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     Access,

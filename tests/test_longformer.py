@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 
 import einnet_explore as ee
 from einnet_evaluation.models.longformer import DILATION, HEADS, layer
-from einnet_explore.analysis.row_nest import RowNest, match_row_nest
-from einnet_explore.analysis.row_nodes import BandNode, ReducedNode, RowNode
+from einnet_explore.analysis.row_nest import BandNode, ReducedNode, RowNest, RowNode, match_row_nest
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.rows.vector_products import vector_tile

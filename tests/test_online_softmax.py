@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from einnet_explore.analysis.online_softmax import OnlineSoftmax, match_online_softmax
-from einnet_explore.analysis.softmax_monoid import (
+from einnet_explore.analysis.online_softmax import (
     BASES,
     LISTS,
     Homomorphism,
     Monoid,
+    OnlineSoftmax,
     Triple,
     find_violated_law,
+    match_online_softmax,
     softmax_homomorphism,
 )
 from einnet_explore.codegen.machine import Machine, this_machine

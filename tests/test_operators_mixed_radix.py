@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.legality import excess
+from einnet_explore.analysis.padding import excess
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
 from einnet_explore.operators import OPERATORS, match_operator

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.substitution import holds_everywhere
+from einnet_explore.analysis.indices import holds_everywhere
 from einnet_explore.ir import (
     Access,
     Bound,

@@ -17,8 +17,8 @@ from itertools import accumulate
 from math import prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.indices import holds_everywhere
 from einnet_explore.analysis.regions import always_holds, find_collision, find_violation
-from einnet_explore.analysis.substitution import holds_everywhere
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
 
 Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"

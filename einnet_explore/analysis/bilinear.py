@@ -9,18 +9,17 @@ A triple (U, V, W) of rank *n* computes :math:`y_k = \sum_{i,j} T[k,i,j]\, x_i\,
 of :math:`m r`: :math:`T[k,i,j] = [i = k + j]`.  It is the transposed Toom-Cook algorithm: the product of polynomials of
 *m* and *r* coefficients is evaluated at :math:`m + r - 2` points and at infinity, and interpolated.
 
+The known algorithms of small products (matrices, polynomials, complex numbers) are triples too; ``nest_algorithms``
+composes them.  Matrices are numbered row by row: an (a, b, c) product :math:`C[i,k] = \sum_j A[i,j] B[j,k]` has `a·b`
+data, `b·c` numbers in the other operand and `a·c` outputs.
+
+Expressions read the triples as tables, at an index or expanded by cases.
+
 Sources: S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, Fast algorithms for
 convolutional neural networks, CVPR 2016 (nesting, scaling); B. Barabasz et al., Error analysis and improving the
-accuracy of Winograd convolution for deep neural networks, ACM TOMS 46(4), 2020 (points and their errors).
-
-Known bilinear algorithms of small products: matrices, polynomials, complex numbers; and their composition.
-
-Each is a triple of exact numbers for a form `T` (``algebra/bilinear.py``), guarded by
-:math:`\sum_p W[k,p]\,U[p,i]\,V[p,j] = T[k,i,j]`.  Matrices are read row by row: of an (a, b, c) product
-:math:`C[i,k] = \sum_j A[i,j] B[j,k]` the data are `a·b` numbers, the other operand `b·c`, the outputs `a·c`.
-
-Sources: V. Strassen, Gaussian elimination is not optimal, 1969; J. Laderman, A noncommutative algorithm for multiplying
-3×3 matrices using 23 multiplications, 1976; A. Karatsuba and Y. Ofman, 1962.
+accuracy of Winograd convolution for deep neural networks, ACM TOMS 46(4), 2020 (points and their errors); V. Strassen,
+Gaussian elimination is not optimal, 1969; J. Laderman, A noncommutative algorithm for multiplying 3×3 matrices using 23
+multiplications, 1976; A. Karatsuba and Y. Ofman, 1962.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import product
-from math import lcm
+from math import lcm, prod
 from typing import Any
 
-from einnet_explore.ir import Table
+from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, as_index
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 Form = Callable[[int, int, int], int]
@@ -258,3 +257,39 @@ def _row(text: str, size: int, columns: int) -> tuple[Fraction, ...]:
         row, column = map(int, word[-2:])
         out[row * columns + column] += -1 if word.startswith("-") else 1
     return tuple(out)
+
+
+def select_entry(table: Table, index: tuple[Index, ...]) -> Scalar:
+    """``table[index]`` as nested ``where`` over what of *index* is not known; equal branches are one."""
+    if not table.shape:
+        return Const(_plain(table.entries[0]))
+    first, *rest = index
+    lo, hi = first.bounds
+    rows = _rows(table)
+    found = [select_entry(rows[n], tuple(rest)) for n in range(lo, hi + 1)]
+    out = found[-1]
+    for n, value in reversed(list(enumerate(found[:-1], lo))):
+        if value != out:
+            out = Apply("where", (Compare("==", first, as_index(n)), value, out))
+    return out
+
+
+def table_scope(table: Table) -> Scope:
+    """*table* as a scope that lists it."""
+    at = tuple(Iterator(f"z{n + 1}", 0, extent) for n, extent in enumerate(table.shape))
+    return Scope(at, (), table[at])
+
+
+def table_entries(table: Table) -> dict[tuple[int, ...], Fraction]:
+    """The entries of *table* by their indices."""
+    return dict(zip(product(*map(range, table.shape)), table.entries, strict=True))
+
+
+def _rows(table: Table) -> tuple[Table, ...]:
+    count, *rest = table.shape
+    size = prod(rest)
+    return tuple(Table(tuple(rest), table.entries[n * size : (n + 1) * size]) for n in range(count))
+
+
+def _plain(x: Fraction) -> float:
+    return int(x) if x.denominator == 1 else float(x)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+from einnet_explore.analysis.indices import substitute_index
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.analysis.substitution import substitute_index
 from einnet_explore.ir import (
     Access,
     Box,

@@ -1,21 +1,26 @@
-r"""Constant propagation through padding (EinNet §4.1, boundary tightening).
+r"""Padding and ranges of scopes: legal reads, constant regions, changed ranges, sliding windows (EinNet §4.1).
 
-A body is *constant outside* some bounds: wherever one of them is violated, its value is one known number.
+**Legal reads.**  Every read lies in the box of its source or in its padding,
 
-.. math::  \neg(lo \le i < hi) \;\Rightarrow\; f = c
+.. math::  lo_d - before_d \le \tau_d(\vec x, \vec y) < hi_d + after_d
 
-A read outside a source's box is its padding's constant; a product is 0 where one factor is; a sum is constant where
-every term is.
+The padding of a nested scope is free, so it grows as needed; a tensor's padding is fixed, so a tensor that is read
+further out is first copied: :math:`\{L_z T[z]\}` with padding.
 
-Wider and narrower iteration spaces, where the difference only ever yields the constant (EinNet §4.1).
+**Constants.**  A body is constant outside some bounds if its value is one known number wherever one of them is
+violated: :math:`\neg(lo \le i < hi) \Rightarrow f = c`.  A read outside a source's box is its padding's constant; a
+product is 0 where one factor is; a sum is constant where every term is.
+
+**Ranges.**  Iteration spaces grow or shrink by points at which the body is that constant (boundary relaxing and
+tightening):
 
 .. math::
    \mathop{L}_{\vec x}^{X} f \iff \mathop{L}_{\vec x}^{X'} f, \qquad X \subset X',\ f = c \text{ on } X' \setminus X
 
 For a summation the constant is the neutral element of its monoid; for a traversal of a nested scope it is the scope's
-value, and what leaves the box becomes padding.
+value, and points that leave the box become padding.
 
-Summations whose terms are neutral outside a window that moves with other iterators.
+**Windows.**  Summations whose terms are neutral outside a window that moves with other iterators:
 
 .. math::  \sum_{h} f(\vec x, h) = \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
 
@@ -32,15 +37,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einnet_explore.analysis.bijection import show_point
-from einnet_explore.analysis.legality import fit_padding, trim_padding
-from einnet_explore.analysis.regions import always_holds, find_violation, never_holds
-from einnet_explore.analysis.substitution import (
+from einnet_explore.analysis.indices import (
     fresh_name,
     holds_everywhere,
     substitute,
     substitute_domain,
     with_iterators,
 )
+from einnet_explore.analysis.regions import always_holds, find_violation, index_reach, never_holds
 from einnet_explore.ir import (
     REDUCTIONS,
     SCALAR_FUNCTIONS,
@@ -50,12 +54,15 @@ from einnet_explore.ir import (
     Const,
     Index,
     Iterator,
+    Padding,
     Quotient,
     Scalar,
     Scope,
+    Table,
     Tensor,
     accesses,
     as_index,
+    map_accesses,
     padded,
 )
 
@@ -331,3 +338,93 @@ def _must_cover(scope: Scope, h: Iterator, base: Index, n: int) -> None:
         return
     point = find_violation(inside, (*bounds, *scope.domain))
     raise ValueError(f"window {h.name} = {base} - [0, {n}) misses the term at {show_point(point)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Access number *access* reads *source* in dimension *dimension* over [lo, hi], outside [allowed)."""
+
+    access: int
+    source: str
+    dimension: int
+    read: tuple[int, int]
+    allowed: tuple[int, int]
+
+    def __str__(self) -> str:
+        (lo, hi), (a, b) = self.read, self.allowed
+        return f"{self.source} is read at [{lo}, {hi}] in dimension {self.dimension}, outside [{a}, {b})"
+
+
+def excess(scope: Scope) -> tuple[Excess, ...]:
+    """Every read of *scope* itself (not of the scopes inside it) that goes beyond its source's padding."""
+    out: list[Excess] = []
+    for n, access in enumerate(accesses(scope.body)):
+        name = access.source.name if isinstance(access.source, Tensor) else f"scope {n}"
+        for d, (i, allowed) in enumerate(zip(access.index, access.source.reach, strict=True)):
+            if not always_holds(Bound(i, *allowed), scope.domain):
+                read = index_reach(i, scope.domain)
+                if read[0] <= read[1]:  # a domain that holds nowhere reads nothing
+                    out.append(Excess(n, name, d, read, allowed))
+    return tuple(out)
+
+
+def fit_padding(scope: Scope, value: float, wrap: bool = True) -> Scope:
+    """*scope* with every read made legal by padding nested scopes, and by copying tensors if *wrap* is set.
+
+    New padding holds *value* unless the source has padding already.  Raises ValueError where a tensor would have
+    to be copied and must not be.
+    """
+    beyond = excess(scope)
+    if not beyond:
+        return scope
+    numbers = {e.access for e in beyond}
+    tensors = [e for e in beyond if isinstance(list(accesses(scope.body))[e.access].source, Tensor)]
+    if tensors and not wrap:
+        raise ValueError(str(tensors[0]))
+    count = iter(range(len(list(accesses(scope.body)))))
+
+    def fit(access: Access) -> Access:
+        return _fit(access, scope, value) if next(count) in numbers else access
+
+    return replace(scope, body=map_accesses(scope.body, fit))
+
+
+def _fit(access: Access, reader: Scope, value: float) -> Access:
+    source = access.source
+    spans = [index_reach(i, reader.domain) for i in access.index]
+    need = tuple(
+        (max(lo - first, before, 0), max(last + 1 - hi, after, 0))
+        for (lo, hi), (first, last), (before, after) in zip(source.box, spans, _padding(source), strict=True)
+    )
+    match source:
+        case Scope():
+            kept = source.value if source.padding or source.domain else value
+            return Access(padded(replace(source, value=kept), need), access.index)
+        case Tensor() | Table():
+            z = tuple(Iterator(f"z{n + 1}", lo, hi) for n, (lo, hi) in enumerate(source.box))
+            kept = source.value if source.padding else value
+            return Access(Scope(z, (), source[z], padding=need, value=kept), access.index)
+
+
+def _padding(source: Tensor | Table | Scope) -> Padding:
+    return source.padding or ((0, 0),) * len(source.box)
+
+
+def trim_padding(scope: Scope) -> Scope:
+    """*scope* with the padding of the scopes that it reads cut back to what is read; 0 where none is left."""
+
+    def trim(access: Access) -> Access:
+        match access.source:
+            case Scope(padding=held) as source if held:
+                spans = [index_reach(i, scope.domain) for i in access.index]
+                need = tuple(
+                    (min(before, max(lo - first, 0)), min(after, max(last + 1 - hi, 0)))
+                    for (lo, hi), (first, last), (before, after) in zip(source.box, spans, held, strict=True)
+                )
+                less = padded(source, need)
+                if isinstance(less, Scope) and not less.padding and not less.domain:
+                    less = replace(less, value=0)
+                return Access(less, access.index)
+        return access
+
+    return replace(scope, body=map_accesses(scope.body, trim))

@@ -20,9 +20,8 @@ from itertools import combinations
 from math import isfinite, prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.indices import iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.analysis.substitution import rename_iterators, substitute
 from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, accesses, factors
 from einnet_explore.support.errors import Refused
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import islpy as isl
 
-from einnet_explore.analysis.substitution import holds_everywhere
+from einnet_explore.analysis.indices import holds_everywhere
 from einnet_explore.ir import Bound, Index, Iterator, Quotient, Remainder
 
 Domain: TypeAlias = "tuple[Bound, ...]"

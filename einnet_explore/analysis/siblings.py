@@ -17,11 +17,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
-from einnet_explore.analysis.alignment import Reading, align_readings, inline_unit_iterators
-from einnet_explore.analysis.concatenation import Member, Sibling, Slots, Span, Spans, digit_strides
-from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.legality import excess
-from einnet_explore.analysis.substitution import fresh_name
+from einnet_explore.analysis.concatenation import (
+    Member,
+    Reading,
+    Sibling,
+    Slots,
+    Span,
+    Spans,
+    align_readings,
+    digit_strides,
+    inline_unit_iterators,
+)
+from einnet_explore.analysis.indices import fresh_name, iterators_of
+from einnet_explore.analysis.padding import excess
 from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, factors, mul
 
 

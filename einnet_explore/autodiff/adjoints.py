@@ -32,15 +32,15 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, isfinite, prod
 
-from einnet_explore.analysis.legality import excess, fit_padding
-from einnet_explore.analysis.regions import always_holds, index_reach
-from einnet_explore.analysis.substitution import (
+from einnet_explore.analysis.indices import (
     fresh_name,
     holds_everywhere,
     substitute,
     substitute_domain,
     substitute_index,
 )
+from einnet_explore.analysis.padding import excess, fit_padding
+from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.autodiff.scalar_derivatives import Partial
 from einnet_explore.ir import (
     SCALAR_FUNCTIONS,

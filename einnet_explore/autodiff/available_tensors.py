@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.equations import union_padding
+from einnet_explore.analysis.indices import substitute_domain
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.autodiff.common_parts import EntryGroups
 from einnet_explore.autodiff.program_values import ProgramValues
 from einnet_explore.autodiff.values import Term, Use, Value, Values, lone_index

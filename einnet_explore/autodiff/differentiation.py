@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from einnet_explore.analysis.equations import exchange_equations
-from einnet_explore.analysis.substitution import fresh_name, substitute
+from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.autodiff.adjoints import Contribution, gradient_contribution, target_iterators
 from einnet_explore.autodiff.scalar_derivatives import ONE, partials, sum_terms
 from einnet_explore.ir import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from einnet_explore.analysis.substitution import substitute_domain, substitute_index
+from einnet_explore.analysis.indices import substitute_domain, substitute_index
 from einnet_explore.autodiff.common_parts import EntryGroups, Reads, grouped_entries, reachable_values
 from einnet_explore.autodiff.program_values import ProgramValues
 from einnet_explore.autodiff.values import Use, Value, Values, index_span

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain, substitute_index
+from einnet_explore.analysis.indices import fresh_name, substitute, substitute_domain, substitute_index
 from einnet_explore.autodiff.available_tensors import AvailableTensor, AvailableTensors
 from einnet_explore.autodiff.common_parts import EntryGroup, EntryGroups, grouped_entries
 from einnet_explore.autodiff.values import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from einnet_explore.analysis.indices import substitute_domain
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.autodiff.values import Term, Use, Values, lone_index, substitute_iterators
 from einnet_explore.ir import (
     Access,

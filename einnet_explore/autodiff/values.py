@@ -23,9 +23,8 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from einnet_explore.analysis.canonical_keys import canonical_key, numbering
-from einnet_explore.analysis.indices import compared_iterators
+from einnet_explore.analysis.indices import compared_iterators, substitute, substitute_index, with_iterators
 from einnet_explore.analysis.regions import index_reach
-from einnet_explore.analysis.substitution import substitute, substitute_index, with_iterators
 from einnet_explore.ir import (
     Access,
     Apply,

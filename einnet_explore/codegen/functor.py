@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language import F16, F32, I32, I64, U8, U16, U32, Type, type_of
 from einnet_explore.codegen.memory_access import flat_index
 from einnet_explore.ir import (

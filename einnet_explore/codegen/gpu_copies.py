@@ -16,8 +16,7 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import guard
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import guard, substitute
 from einnet_explore.codegen.language import (
     F32,
     I32,

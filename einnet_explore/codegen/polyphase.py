@@ -18,8 +18,7 @@ from itertools import count, pairwise, product
 from math import lcm, prod
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.analysis.indices import guard, read_indices
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import guard, read_indices, substitute
 from einnet_explore.codegen.language import (
     F32,
     I64,

@@ -16,10 +16,9 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
+from einnet_explore.analysis.bilinear import select_entry
 from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, guard
-from einnet_explore.analysis.substitution import fresh_name, substitute
-from einnet_explore.analysis.tables import select_entry
+from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, substitute
 from einnet_explore.ir import (
     REAL_FUNCTIONS,
     Access,

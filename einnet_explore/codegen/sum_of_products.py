@@ -15,9 +15,8 @@ from functools import cached_property, partial
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.indices import compared_iterators, period
+from einnet_explore.analysis.indices import compared_iterators, fresh_name, period, substitute
 from einnet_explore.analysis.products import two_reads
-from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.codegen.preparation import narrowest_window
 from einnet_explore.ir import (
     Access,

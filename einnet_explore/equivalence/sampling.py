@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import with_iterators
 from einnet_explore.equivalence.branch_coverage import BranchCoverage, Sides
 from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION, SMALLEST_PRECISE
 from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead

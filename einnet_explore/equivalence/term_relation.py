@@ -20,8 +20,8 @@ from itertools import product
 from math import isfinite, prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.bilinear import table_entries
 from einnet_explore.analysis.products import open_reduction
-from einnet_explore.analysis.tables import table_entries
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,

@@ -15,24 +15,38 @@ from einnet_explore.ir.expression import (
     Scope,
     Table,
     Tensor,
+    accesses,
+    add,
+    combined,
+    factors,
+    is_zero,
+    map_accesses,
+    mul,
     padded,
+    sub,
+    subexpressions,
+    terms,
 )
 from einnet_explore.ir.index import Atom, Index, IndexLike, Iterator, Quotient, Remainder, as_index
-from einnet_explore.ir.path import (
+from einnet_explore.ir.program import (
+    EOPERATOR,
+    VIEW,
+    Attribute,
+    EOperatorKind,
+    Equation,
+    Instance,
     Path,
-    accesses,
+    Program,
     describe_source,
-    map_accesses,
     map_tensors,
+    program,
     read_path,
     replace_at,
     scope_at,
     scopes,
     show_path,
-    subexpressions,
     tensors,
 )
-from einnet_explore.ir.program import EOPERATOR, VIEW, Attribute, EOperatorKind, Equation, Instance, Program, program
 from einnet_explore.ir.scalar_functions import (
     ASSUMED_FINITE,
     ERF,
@@ -41,7 +55,6 @@ from einnet_explore.ir.scalar_functions import (
     SCALAR_FUNCTIONS,
     ScalarFunction,
 )
-from einnet_explore.ir.scalars import add, combined, factors, is_zero, mul, sub, terms
 
 __all__ = [
     "ASSUMED_FINITE",

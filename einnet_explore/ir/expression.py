@@ -15,9 +15,10 @@ A read further out than the padding is illegal.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
+from functools import reduce
 from math import prod
 from typing import Any, TypeAlias
 
@@ -219,3 +220,92 @@ def _reach(box: Box, padding: Padding) -> Box:
     if not padding:
         return box
     return tuple((lo - before, hi + after) for (lo, hi), (before, after) in zip(box, padding, strict=True))
+
+
+def mul(*args: Scalar) -> Scalar:
+    """The product of *args*, flattened; constants are collected in front, 1 is dropped."""
+    return _flat("*", args, 1)
+
+
+def add(*args: Scalar) -> Scalar:
+    """The sum of *args*, flattened; constants are collected in front, 0 is dropped."""
+    return _flat("+", args, 0)
+
+
+def sub(a: Scalar, b: Scalar) -> Scalar:
+    """a - b."""
+    return Apply("-", (a, b))
+
+
+def is_zero(u: Scalar) -> Scalar:
+    """1 where *u*, which must not be negative, is 0, and 0 elsewhere: 0 to the *u*."""
+    return Apply("pow", (Const(0), u))
+
+
+def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
+    """*parts* (one at least) reduced by *monoid*, written out."""
+    match JOINS[monoid]:
+        case "+":
+            return add(*parts)
+        case "*":
+            return mul(*parts)
+        case op:
+            return reduce(lambda a, b: Apply(op, (a, b)), parts)
+
+
+def factors(body: Scalar) -> tuple[Scalar, ...]:
+    """The factors of a product; a body that is no product is its own only factor."""
+    return body.args if isinstance(body, Apply) and body.op == "*" else (body,)
+
+
+def terms(body: Scalar) -> tuple[Scalar, ...]:
+    """The terms of a sum; a body that is no sum is its own only term."""
+    return body.args if isinstance(body, Apply) and body.op == "+" else (body,)
+
+
+def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
+    flat: list[Scalar] = []
+    const = neutral
+    for arg in args:
+        for part in arg.args if isinstance(arg, Apply) and arg.op == op else (arg,):
+            if isinstance(part, Const):
+                const = const + part.value if op == "+" else const * part.value
+            else:
+                flat.append(part)
+    if const != neutral or not flat:
+        flat.insert(0, Const(const))
+    return flat[0] if len(flat) == 1 else Apply(op, tuple(flat))
+
+
+def subexpressions(body: Scalar) -> Iterable[Scalar]:
+    """*body* and the arguments in it, each function before its arguments; not inside the scopes that it reads."""
+    yield body
+    if isinstance(body, Apply):
+        for arg in body.args:
+            yield from subexpressions(arg)
+
+
+def accesses(body: Scalar) -> Iterable[Access]:
+    """The accesses of *body*, left to right; not those inside the scopes that it reads."""
+    match body:
+        case Access():
+            yield body
+        case Apply(args=args):
+            for arg in args:
+                yield from accesses(arg)
+        case Const() | Compare():
+            pass
+
+
+def map_accesses(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
+    """*body* with every access *a* replaced by ``change(a)``, left to right; products and sums stay flat."""
+    match body:
+        case Access():
+            return change(body)
+        case Apply(op, args):
+            new = tuple(map_accesses(a, change) for a in args)
+            if new == args:
+                return body
+            return mul(*new) if op == "*" else add(*new) if op == "+" else Apply(op, new)
+        case Const() | Compare():
+            return body

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from einnet_explore.ir.expression import Apply, Const, Scalar
-from einnet_explore.ir.scalars import add, is_zero, mul, sub
+from einnet_explore.ir.expression import Apply, Const, Scalar, add, is_zero, mul, sub
 
 
 @dataclass(frozen=True, slots=True)

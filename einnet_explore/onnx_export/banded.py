@@ -19,10 +19,9 @@ from math import prod
 
 import numpy as np
 
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.analysis.online_softmax import OnlineSoftmax
-from einnet_explore.analysis.row_nest import RowNest, RowProduct
-from einnet_explore.analysis.row_nodes import BandNode, ColumnNode, ReducedNode, RowNode, node_name
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.row_nest import BandNode, ColumnNode, ReducedNode, RowNest, RowNode, RowProduct, node_name
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
 from einnet_explore.onnx_export.node_builder import NodeBuilder
 

@@ -20,9 +20,9 @@ from math import isfinite, prod
 
 import numpy as np
 
+from einnet_explore.analysis.indices import fresh_name, substitute, substitute_domain
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
-from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.ir import (
     REDUCTIONS,

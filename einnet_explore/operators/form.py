@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
 from einnet_explore.operators.layout import find_read_outside_box, split_digits
 from einnet_explore.operators.operator import Operator

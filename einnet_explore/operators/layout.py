@@ -18,7 +18,7 @@ from math import gcd
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.legality import fit_padding
+from einnet_explore.analysis.padding import fit_padding
 from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, as_index, padded
 
 

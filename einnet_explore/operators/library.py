@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import with_iterators
 from einnet_explore.ir import VIEW, Equation, Iterator, Scope, accesses
 from einnet_explore.operators.layout import strides_of
 from einnet_explore.operators.operator import Attributes, OnnxNode, Operator

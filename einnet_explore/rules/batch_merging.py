@@ -27,7 +27,7 @@ from einnet_explore.analysis.equations import (
     resolve_access,
     whole_equation,
 )
-from einnet_explore.analysis.substitution import fresh_name
+from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.ir import (
     Access,
     Box,

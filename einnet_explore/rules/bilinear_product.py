@@ -32,11 +32,10 @@ from einnet_explore.analysis.bilinear import (
     laderman,
     matrix_product,
     strassen,
+    table_entries,
     wrong_entry,
 )
-from einnet_explore.analysis.indices import iterator_by_name, iterators_of
-from einnet_explore.analysis.substitution import fresh_name, substitute
-from einnet_explore.analysis.tables import table_entries
+from einnet_explore.analysis.indices import fresh_name, iterator_by_name, iterators_of, substitute
 from einnet_explore.ir import (
     Access,
     Const,

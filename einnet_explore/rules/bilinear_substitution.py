@@ -38,10 +38,9 @@ from einnet_explore.analysis.bilinear import (
     correlation,
     wrong_entry,
 )
-from einnet_explore.analysis.indices import iterator_by_name
-from einnet_explore.analysis.legality import fit_padding
+from einnet_explore.analysis.indices import fresh_name, iterator_by_name
+from einnet_explore.analysis.padding import fit_padding
 from einnet_explore.analysis.regions import index_reach
-from einnet_explore.analysis.substitution import fresh_name
 from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused

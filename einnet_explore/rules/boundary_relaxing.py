@@ -18,11 +18,9 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from einnet_explore.analysis.access_structure import residue_divisors, windows
-from einnet_explore.analysis.indices import parse_ranges
-from einnet_explore.analysis.legality import excess, fit_padding
-from einnet_explore.analysis.padding import change_ranges, constancy, reduced_constant
+from einnet_explore.analysis.indices import parse_ranges, substitute_domain
+from einnet_explore.analysis.padding import change_ranges, constancy, excess, fit_padding, reduced_constant
 from einnet_explore.analysis.regions import always_holds, index_reach
-from einnet_explore.analysis.substitution import substitute_domain
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,

@@ -18,8 +18,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from einnet_explore.analysis.equations import exchange_equations, fresh_names, is_generated, whole_equation
-from einnet_explore.analysis.indices import iterator_by_name, join_names
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import iterator_by_name, join_names, with_iterators
 from einnet_explore.ir import (
     Access,
     Equation,

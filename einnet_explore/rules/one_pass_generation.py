@@ -6,7 +6,7 @@ r"""One-pass generation: a softmax-weighted sum becomes a kernel that meets its 
    h(a ⧺ b) = h(a) \oplus h(b)
 
 The scope says what is computed, before and after.  That it may be computed in blocks is the law of
-``analysis/softmax_monoid.py``: (m, s, v) is a homomorphism into a monoid.  The law is checked when the rule is applied.
+``analysis/online_softmax.py``: (m, s, v) is a homomorphism into a monoid.  The law is checked when the rule is applied.
 Eoperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.
 
 Source: T. Dao et al., FlashAttention, 2022.
@@ -14,8 +14,7 @@ Source: T. Dao et al., FlashAttention, 2022.
 
 from __future__ import annotations
 
-from einnet_explore.analysis.online_softmax import match_online_softmax
-from einnet_explore.analysis.softmax_monoid import softmax_is_broken
+from einnet_explore.analysis.online_softmax import match_online_softmax, softmax_is_broken
 from einnet_explore.ir import EOperatorKind, Instance, Path, Program
 from einnet_explore.rules.base import generation_rule
 from einnet_explore.support.errors import Refused

@@ -17,8 +17,7 @@ from typing import Any
 
 from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, read_by, whole_equation
-from einnet_explore.analysis.indices import parse_index_over
-from einnet_explore.analysis.substitution import substitute, substitute_domain
+from einnet_explore.analysis.indices import parse_index_over, substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused

@@ -32,7 +32,7 @@ from typing import Any
 from einnet_explore.analysis.access_structure import roles
 from einnet_explore.analysis.canonical_keys import numbering
 from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
-from einnet_explore.analysis.legality import excess
+from einnet_explore.analysis.padding import excess
 from einnet_explore.analysis.products import split_factors
 from einnet_explore.ir import Iterator, Scope, accesses, mul
 from einnet_explore.rules.base import accepted, refusing, scope_rule

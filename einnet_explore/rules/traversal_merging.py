@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from einnet_explore.analysis.indices import rename_iterators, substitute, substitute_domain
 from einnet_explore.analysis.regions import always_holds, index_reach
-from einnet_explore.analysis.substitution import rename_iterators, substitute, substitute_domain
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, describe_source, factors, map_accesses, mul
 from einnet_explore.rules.base import accepted, access_of, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused

@@ -29,8 +29,14 @@ from einnet_explore.analysis.access_structure import (
     windows,
 )
 from einnet_explore.analysis.bijection import Bijection, bijection, hull
-from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over
-from einnet_explore.analysis.substitution import fresh_name, substitute, substitute_domain
+from einnet_explore.analysis.indices import (
+    fresh_name,
+    iterator_by_name,
+    join_names,
+    parse_index_over,
+    substitute,
+    substitute_domain,
+)
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from einnet_explore.analysis.equations import resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.analysis.substitution import fresh_name, substitute
 from einnet_explore.ir import (
     EOPERATOR,
     VIEW,

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from einnet_explore.analysis.substitution import fresh_name, substitute
+from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.body_structure import moved_elements
 from einnet_explore.codegen.fusion import fuse_program

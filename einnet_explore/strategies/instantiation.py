@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from einnet_explore.analysis.bilinear import table_scope
 from einnet_explore.analysis.flattening import view_strides
-from einnet_explore.analysis.substitution import fresh_name
-from einnet_explore.analysis.tables import table_scope
+from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.ir import (
     VIEW,
     Access,

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from einnet_explore.analysis.access_structure import Window, window_of, windows
 from einnet_explore.analysis.bilinear import correlation
 from einnet_explore.analysis.counts import intensity
-from einnet_explore.analysis.substitution import fresh_name
+from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.layout import overlaps
 from einnet_explore.rules import (

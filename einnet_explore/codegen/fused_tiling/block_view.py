@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.memory_access import flat_index
 from einnet_explore.ir import Access, Index, Iterator, Scalar, Table, Tensor, accesses, as_index, map_accesses
 

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.analysis.substitution import substitute
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling import product as products
 from einnet_explore.codegen.fused_tiling import writer as turning
 from einnet_explore.codegen.fused_tiling.block_sizes import ChainPart

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.indices import read_indices
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import read_indices, with_iterators
 from einnet_explore.ir import (
     SCALAR_FUNCTIONS,
     Access,

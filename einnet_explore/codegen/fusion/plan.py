@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from einnet_explore.analysis.indices import substitute, substitute_domain
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.analysis.substitution import substitute, substitute_domain
 from einnet_explore.codegen.fusion.operations import FusedOperation, operation_cost, program_operations, read_name
 from einnet_explore.codegen.fusion.sizes import (
     AbstractSizes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 
-from einnet_explore.analysis.substitution import with_iterators
+from einnet_explore.analysis.indices import with_iterators
 from einnet_explore.codegen.fusion.operations import (
     FusedOperation,
     composite_iterators,

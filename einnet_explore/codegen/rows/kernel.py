@@ -16,8 +16,16 @@ from math import prod
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.analysis.row_nest import RowNest, RowProduct
-from einnet_explore.analysis.row_nodes import BandNode, ColumnNode, ReducedNode, RowNode, node_name, read_nodes
+from einnet_explore.analysis.row_nest import (
+    BandNode,
+    ColumnNode,
+    ReducedNode,
+    RowNest,
+    RowNode,
+    RowProduct,
+    node_name,
+    read_nodes,
+)
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
 from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split

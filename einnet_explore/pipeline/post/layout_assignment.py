@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from einnet_explore.analysis.bijection import bijection
-from einnet_explore.analysis.substitution import fresh_name
+from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Access, Equation, Index, Iterator, Program, Scope, Tensor, accesses, as_index, scopes
