@@ -68,7 +68,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     from einnet_explore.pipeline.request import make_settings
     from einnet_explore.pipeline.variants import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
-    from einnet_explore.runtime.keys import profile_key
+    from einnet_explore.runtime.profile_store import profile_key
 
     rows: list[tuple[str, str, float]] = []
 

@@ -25,13 +25,12 @@ from einnet_explore.ir import Program
 from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import fused
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.execution import set_blas_threads
-from einnet_explore.runtime.fused import FusedProgram
+from einnet_explore.runtime.fused import FusedProgram, bind_unfused
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.program import set_blas_threads
 from einnet_explore.runtime.tvm_cpu import compile_scope
-from einnet_explore.runtime.unfused import bind_unfused
 
 Arrays = Mapping[str, Any]
 EPSILON = np.float32(1e-5)

@@ -22,7 +22,7 @@ from einnet_explore.ir import Program
 from einnet_explore.pipeline.post.chaining import chain_in_blocks
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.variants import find_variants, variants_by_algorithm
-from einnet_explore.runtime.device_rates import peak_flops
+from einnet_explore.runtime.device_profile import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 

@@ -24,9 +24,9 @@ from einnet_explore.pipeline.trial import certify_trial
 from einnet_explore.pipeline.tuning_context import Implementations, OriginalOpener, Settings
 from einnet_explore.pipeline.tuning_task import TuningTask
 from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.outputs import Arrays
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.wording import count_noun
 

@@ -30,7 +30,7 @@ from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import load_text

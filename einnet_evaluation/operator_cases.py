@@ -31,7 +31,7 @@ from einnet_explore.operators import expressions as ops
 from einnet_explore.operators import find_operators
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import from_record, to_record
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.engine import Search

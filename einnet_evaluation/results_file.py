@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from einnet_explore.runtime.keys import device_name, library_versions
+from einnet_explore.runtime.profile_store import device_name, library_versions
 from einnet_explore.support.storage import write_atomically
 
 E = TypeVar("E")

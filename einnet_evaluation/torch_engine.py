@@ -18,8 +18,8 @@ import numpy as np
 
 from einnet_evaluation.torch_operators import step
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.measurement import time_calls
-from einnet_explore.runtime.outputs import Arrays
 
 TRIAL_SECONDS = 0.3
 """Seconds of measurement of each variant."""

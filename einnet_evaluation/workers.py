@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from einnet_evaluation.engines import Engine, Task, prepare
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
 
 
 @dataclass(frozen=True, slots=True)

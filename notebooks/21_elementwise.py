@@ -44,7 +44,7 @@ from einnet_explore.codegen.language import F16, F32, F64, I8, emit
 from einnet_explore.ir import Apply
 from einnet_explore.runtime import opencl
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.elementwise import Elementwise
+from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.kernels import kernel_texts
 from einnet_explore.viz.tables import ResultTable

@@ -34,9 +34,8 @@ from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TA
 from einnet_explore.codegen.language import emit
 from einnet_explore.runtime import opencl
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
-from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.unfused import compare_with_unfused
+from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
+from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
 from einnet_explore.viz.graph_figures import draw_graph
 from einnet_explore.viz.kernels import stage_graph, stage_summary
 

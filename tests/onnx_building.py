@@ -9,9 +9,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 
 Dims = Sequence[int | str | None]
 

@@ -23,7 +23,7 @@ from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 
 FIELDS = {
     "model", "device", "seconds_before", "seconds_after", "speedup", "max_abs_error", "max_rel_error",

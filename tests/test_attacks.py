@@ -26,8 +26,7 @@ from einnet_explore.checker import RecordError, check_file, check_record
 from einnet_explore.equivalence.assumptions import ROUNDING_AXIOM as FOLDED
 from einnet_explore.equivalence.certificate import program_hash
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import ProfileKey, TimeStore
 from einnet_explore.syntax import TextError, parse
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,8 +13,7 @@ from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.keys import profile_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import C_ENGINE, TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
 from einnet_explore.syntax import parse
@@ -101,7 +100,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
 
     store, times = (
         TimeStore(tmp_path / "profiles.sqlite"),
-        {"tvm": 0.002, "best": 0.002, implementation_choice.SECOND: 0.0002},
+        {"tvm": 0.002, "best": 0.002, C_ENGINE: 0.0002},
     )
     monkeypatch.setattr(
         implementation_choice, "time_implementations", lambda calls, _: {name: times[name] for name in calls}
@@ -110,13 +109,13 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
     def choices() -> list[tuple[str, list[bool]]]:
         """What is taken, and which ways were run for it, twice."""
         found = []
-        for ways in ([Zeros("tvm"), Zeros(implementation_choice.SECOND)] for _ in range(2)):
+        for ways in ([Zeros("tvm"), Zeros(C_ENGINE)] for _ in range(2)):
             found.append((choose(ways, store).engine, [bool(way.bound) for way in ways]))
         return found
 
-    assert choices() == [(implementation_choice.SECOND, [True, True]), (implementation_choice.SECOND, [False, False])]
+    assert choices() == [(C_ENGINE, [True, True]), (C_ENGINE, [False, False])]
     monkeypatch.setattr(versions, "C_KERNEL_VERSION", "another")
-    times[implementation_choice.SECOND] = 0.02
+    times[C_ENGINE] = 0.02
     assert choices() == [("tvm", [True, True]), ("tvm", [False, False])]
 
 
@@ -130,7 +129,7 @@ def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypat
             raise self.error("no kernel")
 
     def asked(error: type[BackendError], store: TimeStore) -> bool:
-        ways = [Fake("tvm"), Refusing(implementation_choice.SECOND, error=error)]
+        ways = [Fake("tvm"), Refusing(C_ENGINE, error=error)]
         assert choose(ways, store) is ways[0]
         return bool(ways[1].bound)
 

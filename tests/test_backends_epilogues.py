@@ -13,8 +13,7 @@ from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, epilogue_pairs, fuse_epilogues
-from einnet_explore.runtime.keys import profile_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.runtime.execution import ALIGNMENT, Buffer, plan_arena
+from einnet_explore.runtime.program import ALIGNMENT, Buffer, plan_arena
 
 
 @st.composite

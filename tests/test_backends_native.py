@@ -31,11 +31,10 @@ from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.elementwise import Elementwise
+from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse

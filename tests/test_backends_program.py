@@ -10,8 +10,8 @@ import pytest
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import execution, matrix_products, onnx_fragment
-from einnet_explore.runtime.program import CompiledProgram, compile_program
+from einnet_explore.runtime import matrix_products, onnx_fragment
+from einnet_explore.runtime.program import CompiledProgram, compile_program, set_blas_threads
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -248,4 +248,4 @@ def test_views_of_inputs_may_be_outputs() -> None:
 
 
 def test_blas_threads_can_be_set() -> None:
-    assert execution.set_blas_threads(1) in (True, False)
+    assert set_blas_threads(1) in (True, False)

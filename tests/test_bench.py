@@ -12,7 +12,7 @@ from einnet_evaluation import bench, engines, workers
 from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, NUMPY, ORT, OURS, TORCH, Engine, Task, prepare
 from einnet_evaluation.workers import Worker
 from einnet_explore.cli import main
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
 
 
 class Here:

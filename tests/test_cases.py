@@ -21,8 +21,8 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import expressions as ops
 from einnet_explore.pipeline import tuning_task
 from einnet_explore.pipeline.exported import program_model
-from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.profile_store import ProfileKey
 from einnet_explore.syntax import text
 
 FEW = ops.conv2d(H=40, W=40, C=16, F=1, R=5, S=5, layout="NCHW")

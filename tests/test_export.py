@@ -33,14 +33,15 @@ from einnet_explore.ir import (
     program,
     tensors,
 )
-from einnet_explore.onnx_export.export import Replacement, rewrite_model
-from einnet_explore.onnx_export.nodes import (
+from einnet_explore.onnx_export.export import (
     EXPORT_OPSET,
     FUNCTION_DOMAIN,
     IR_VERSION,
     MIN_OPSET,
     ExportedNodes,
+    Replacement,
     function_of,
+    rewrite_model,
     to_onnx,
 )
 from einnet_explore.operators import OPERATORS

@@ -20,11 +20,10 @@ from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TA
 from einnet_explore.codegen.language import F32, I32, I64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.runtime import compiled, emulated_blocks, fused, opencl
+from einnet_explore.runtime import compiled, fused, gpu_emulation, opencl
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.emulated_blocks import gpu_launch, run_blocks
-from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.unfused import bind_unfused, compare_with_unfused, split_operations
+from einnet_explore.runtime.fused import FusedProgram, bind_unfused, compare_with_unfused, split_operations
+from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.graph_figures import draw_graph
@@ -128,7 +127,7 @@ def test_temporaries_share_memory_unless_they_live_together() -> None:
     assert {n: made.spaces[n].slot for n in "ABCD"} == {"A": 0, "B": 1, "C": 0, "D": 1} and made.slots == 2
     assert [s.barrier for s in made.stages] == [True] * 4 + [False]
     flat = lay_out(made, {"X": (4, 6)}, {"X": (6, 1), "E": (1,)})
-    assert emulated_blocks.slot_sizes(flat) == (4, 6)
+    assert gpu_emulation.slot_sizes(flat) == (4, 6)
 
 
 def test_a_reduction_of_what_is_read_elsewhere_waits() -> None:
@@ -430,7 +429,7 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int) -> Non
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
     given_arrays = {n: a.astype(np.float64).reshape(-1) for n, a in arrays.items()}
-    passed = emulated_blocks.arguments(flat, kernel, given_arrays, outs, np.dtype(np.float64))
+    passed = gpu_emulation.arguments(flat, kernel, given_arrays, outs, np.dtype(np.float64))
     named = {p.name: a for p, a in zip(kernel.params, passed, strict=True)}
     if blocks := gpu_blocks(flat, threads):
         kernel_machine.run(kernel, named, (blocks, 1, 1))

@@ -19,7 +19,7 @@ from einnet_explore.codegen.rows.vector_products import vector_tile
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
-from einnet_explore.onnx_export.nodes import to_onnx
+from einnet_explore.onnx_export.export import to_onnx
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.row_subprograms import derive_by_rows

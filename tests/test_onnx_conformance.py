@@ -12,10 +12,9 @@ from onnx import numpy_helper
 
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program
-from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 
 LARGEST = 4_000_000
 """Multiply-accumulates that are worth evaluating in a test."""

@@ -14,9 +14,8 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
-from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
 from einnet_explore.pipeline.post.layout_assignment import (
     LayoutAssignment,

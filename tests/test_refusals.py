@@ -11,8 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime import compiled, implementation_choice, onnx_fragment, tvm_cpu
-from einnet_explore.runtime.keys import profile_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -156,7 +155,7 @@ def test_arrays_that_do_not_fit_when_it_runs_are_refused(monkeypatch: pytest.Mon
         raise MemoryError("Unable to allocate 12.1 GiB for an array")
 
     made = compile_program(MOVES)
-    monkeypatch.setattr("einnet_explore.runtime.execution.aligned_empty", full)
+    monkeypatch.setattr("einnet_explore.runtime.program.aligned_empty", full)
     with pytest.raises(BackendError, match=r"a run of the program: out of memory: Unable to allocate 12.1 GiB"):
         made.run({"A": np.ones((300, 200))})
     with pytest.raises(BackendError, match=r"the arrays of the program: out of memory: Unable to allocate 12.1 GiB"):

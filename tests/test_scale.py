@@ -211,7 +211,7 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
 
 
 def ee_key(equation: Any) -> Any:
-    from einnet_explore.runtime.keys import profile_key
+    from einnet_explore.runtime.profile_store import profile_key
 
     return profile_key(equation)
 

@@ -18,9 +18,8 @@ from einnet_explore.runtime.implementations import (
     TiledCall,
     single_threaded_variant,
 )
-from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX, profile_key
-from einnet_explore.runtime.native import C_ENGINE, NativeSource
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, TimeStore, profile_key
 from einnet_explore.support.errors import NoKernel
 from einnet_explore.syntax import parse
 

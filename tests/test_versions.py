@@ -31,8 +31,8 @@ from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.generated import choose_tile, tiled_contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import profile_key
 from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.profile_store import profile_key
 from einnet_explore.session.many_searches import run_search
 from einnet_explore.syntax import parse
 from tests.test_backends_native import GATHERED, OVERLAP

@@ -22,7 +22,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.runtime.outputs import differences, largest_error
+from einnet_explore.runtime.arrays import differences, largest_error
 from einnet_explore.support.errors import Refused
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-models.md"

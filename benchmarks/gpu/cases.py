@@ -17,8 +17,8 @@ from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch
 from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan
-from einnet_explore.runtime.keys import profile_key
-from einnet_explore.runtime.unfused import split_operations
+from einnet_explore.runtime.fused import split_operations
+from einnet_explore.runtime.profile_store import profile_key
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
@@ -101,7 +101,7 @@ def moving(name: str, n: int, m: int) -> Case:
 def by_tvm(program: Program, label: str) -> dict[str, CudaPlan]:
     """*program*, of one equation, by TVM's CUDA text, as the plan *label*; none without TVM, or where it fails."""
     try:
-        from einnet_explore.runtime.tvm_cuda import tvm_launch
+        from benchmarks.gpu.tvm_text import tvm_launch
     except ImportError:
         return {}
     if len(program.equations) != 1:

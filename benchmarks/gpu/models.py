@@ -20,10 +20,9 @@ from einnet_evaluation.models import MODELS, write
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.cost.counted_work import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
-from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.subprogram import anonymize

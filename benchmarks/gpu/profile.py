@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.profile_store import TimeStore
-from einnet_explore.runtime.recorded_profile import record_rates
+from einnet_explore.runtime.device_profile import record_rates
+from einnet_explore.runtime.profile_store import ProfileKey, TimeStore
 
 
 def convert(results: Path, out: Path) -> str:

@@ -23,7 +23,7 @@ from benchmarks.soak.outcome import Outcome
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.runtime.outputs import largest_error
+from einnet_explore.runtime.arrays import largest_error
 from einnet_explore.support.errors import Refused
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")

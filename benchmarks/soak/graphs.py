@@ -38,10 +38,9 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
-from einnet_explore.runtime.profile_store import StoredTime
+from einnet_explore.runtime.profile_store import ProfileKey, StoredTime
 
 Arrays = Mapping[str, Any]
 

@@ -36,9 +36,9 @@ from benchmarks.soak.outcome import Outcome
 from einnet_explore.checker import check_file
 from einnet_explore.cli import main
 from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import ProfileKey
-from einnet_explore.runtime.outputs import largest_error
+from einnet_explore.runtime.profile_store import ProfileKey
 from einnet_explore.session import records
 
 KIND = ("derive", "derive", "derive", "derive", "store", "store", "store", "optimize", "optimize", "two")

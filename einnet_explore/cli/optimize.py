@@ -19,7 +19,7 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.request import make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.trial import step_certificates
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import SerialExecutor, executor
 from einnet_explore.support.limits import format_bytes, limit_memory

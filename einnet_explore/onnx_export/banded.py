@@ -23,7 +23,7 @@ from einnet_explore.analysis.indices import substitute
 from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, ReducedNode, RowNest, RowNode, RowProduct, node_name
 from einnet_explore.ir import Access, Apply, Const, Iterator, Scalar, Scope, Tensor, factors, map_accesses, mul
-from einnet_explore.onnx_export.node_builder import NodeBuilder
+from einnet_explore.onnx_export.value_grid import NodeBuilder
 
 Lower = Callable[[Scope, Mapping[str, str]], str]
 """Function that lowers a scope without bands, given the values of its tensors."""

@@ -43,8 +43,14 @@ from einnet_explore.ir import (
     as_index,
 )
 from einnet_explore.onnx_export import banded
-from einnet_explore.onnx_export.node_builder import NodeBuilder
-from einnet_explore.onnx_export.value_grid import GridValue, ValueGrid, emit_access, emit_comparison, required_padding
+from einnet_explore.onnx_export.value_grid import (
+    GridValue,
+    NodeBuilder,
+    ValueGrid,
+    emit_access,
+    emit_comparison,
+    required_padding,
+)
 
 
 def split_divided_iterators(scope: Scope) -> Scope:

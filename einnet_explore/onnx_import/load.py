@@ -15,15 +15,21 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper, helper, inliner, numpy_helper, version_converter
 
-from einnet_explore.onnx_import.checks import (
+from einnet_explore.onnx_import.model import (
+    Array,
+    Model,
+    ModelError,
+    Shape,
     check_header,
     check_memory,
     check_names,
     check_sizes,
     check_weights,
+    list_nodes,
+    make_identifiers,
+    opset,
     topological_order,
 )
-from einnet_explore.onnx_import.model import Array, Model, ModelError, Shape, list_nodes, make_identifiers, opset
 from einnet_explore.onnx_import.shapes import fold_constants, fold_shape_computations, graph_values, set_input_shapes
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"

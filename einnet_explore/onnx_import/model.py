@@ -1,11 +1,16 @@
-"""ONNX model as an immutable value: ordered nodes, known shapes, weights, an identifier for every value."""
+"""ONNX model as an immutable value: ordered nodes, known shapes, weights, an identifier for every value.
+
+Checks of graphs raise ModelError, which names the node, the value found and the value expected.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -180,3 +185,143 @@ def _captured(proto: onnx.NodeProto) -> Iterable[str]:
             for node in graph.node:
                 yield from (name for name in (*node.input, *_captured(node)) if name and name not in inner)
             yield from (v.name for v in graph.output if v.name not in inner)
+
+
+def check_header(file: str, proto: onnx.ModelProto) -> None:
+    """Raise ModelError unless *proto* is an ONNX model of a supported version."""
+    if not proto.ir_version or not proto.HasField("graph"):
+        raise ModelError(f"{file}: found no ONNX graph, expected an ONNX model")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(f"{file}: found IR version {proto.ir_version}, expected at most {onnx.IR_VERSION}")
+    version, newest = opset(proto), onnx.defs.onnx_opset_version()
+    if not version and any(not node.domain for node in proto.graph.node):
+        raise ModelError(f"{file}: found no opset import for the default domain, expected a version up to {newest}")
+    if version > newest:
+        raise ModelError(f"{file}: found opset {version}, expected at most {newest}")
+    if not proto.graph.node:
+        raise ModelError(f"{file}: found a graph without nodes, expected at least one")
+    if not proto.graph.output:
+        raise ModelError(f"{file}: found a graph without outputs, expected at least one")
+
+
+def check_names(file: str, graph: onnx.GraphProto, nodes: Iterable[ModelNode]) -> None:
+    """Raise ModelError if a name is defined twice, or read and never defined."""
+    nodes = tuple(nodes)
+    inputs = [v.name for v in graph.input]
+    weights = [w.name for w in graph.initializer] + [w.values.name for w in graph.sparse_initializer]
+    for kind, names in (("graph input", inputs), ("weight", weights), ("graph output", [v.name for v in graph.output])):
+        if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
+            raise ModelError(f"{file}: {kind} {twice}: found twice, expected one of that name")
+    defined: dict[str, str] = {**dict.fromkeys(inputs, "a graph input"), **dict.fromkeys(weights, "a weight")}
+    for node in nodes:
+        for name in node.results:
+            if name in defined:
+                raise ModelError(
+                    f"{file}: {node}: found output {name} which is also {defined[name]}, expected a new name"
+                )
+            defined[name] = f"an output of {node}"
+    for node in nodes:
+        for name in node.reads:
+            if name not in defined:
+                raise ModelError(
+                    f"{file}: {node}: found input {name} that nothing computes, "
+                    "expected a graph input, a weight or another node's output"
+                )
+    for value in graph.output:
+        if value.name not in defined:
+            raise ModelError(f"{file}: graph output {value.name}: found no node that computes it, expected one")
+
+
+def topological_order(file: str, nodes: tuple[ModelNode, ...]) -> tuple[ModelNode, ...]:
+    """Sort *nodes* topologically with few changes of their order; raise ModelError for a cycle."""
+    maker = {name: n for n, node in enumerate(nodes) for name in node.results}
+    before = [sorted({maker[name] for name in node.reads if name in maker}) for node in nodes]
+    done: set[int] = set()
+    order: list[int] = []
+    for first in range(len(nodes)):
+        # Depth-first search with an explicit stack: graphs are deeper than Python's recursion limit.
+        path = [first] if first not in done else []
+        while path:
+            waiting = next((n for n in before[path[-1]] if n not in done), None)
+            if waiting is None:
+                done.add(path[-1])
+                order.append(path.pop())
+            elif waiting in path:
+                cycle = [*path[path.index(waiting) :], waiting]
+                names = " <- ".join(nodes[n].name for n in cycle)
+                raise ModelError(f"{file}: {nodes[waiting]}: found a cycle {names}, expected an acyclic graph")
+            else:
+                path.append(waiting)
+    return tuple(nodes[n] for n in order)
+
+
+_PRODUCTS = ("Conv", "ConvTranspose", "Div", "Einsum", "Gemm", "MatMul", "Mul", "PRelu")
+_MULTIPLY = frozenset((*_PRODUCTS, "BatchNormalization", "InstanceNormalization", "LayerNormalization"))
+_MAY_BE_EMPTY = frozenset(("Resize", "Upsample"))
+
+
+def check_weights(file: str, nodes: Iterable[ModelNode], weights: Mapping[str, Array]) -> None:
+    """Raise ModelError for a weight that is read and contains NaN, has no elements, or is multiplied and infinite.
+
+    Masks and limits may be infinite, since nodes that add, select or compare handle infinities.  Unread weights are not
+    checked.
+    """
+    readers: dict[str, list[ModelNode]] = {}
+    for node in nodes:
+        for name in node.reads:
+            readers.setdefault(name, []).append(node)
+    for name, array in weights.items():
+        using = readers.get(name)
+        if not using or array.dtype.kind != "f":
+            continue
+        where = f"{file}: {using[0]}: weight {name}"
+        if not array.size and any(node.op not in _MAY_BE_EMPTY for node in using):
+            raise ModelError(f"{where}: found shape {array.shape}, expected no dimension of size 0")
+        if n := int(np.isnan(array).sum()):
+            raise ModelError(f"{where}: found NaN in {n} of {array.size} elements, expected finite numbers")
+        if n := int(np.isinf(array).sum()):
+            bad = next((node for node in using if node.op in _MULTIPLY), None)
+            if bad is not None:
+                raise ModelError(
+                    f"{file}: {bad}: weight {name}: found an infinity in {n} of {array.size} elements, "
+                    "expected finite numbers"
+                )
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(file: str, values: Iterable[ModelValue], max_bytes: int | None = None) -> None:
+    """Raise ModelError if a single value needs more than *max_bytes* (default: this machine's memory)."""
+    limit = machine_memory() if max_bytes is None else max_bytes
+    for value in values:
+        if value.shape is None or value.dtype is None:
+            continue
+        size = prod(value.shape) * value.dtype.itemsize
+        if size > limit:
+            raise ModelError(
+                f"{file}: value {value.name}: found shape {_dims(value)}, {size / 2**30:,.1f} GiB, "
+                f"expected at most the {limit / 2**30:,.1f} GiB of memory here"
+            )
+
+
+def check_sizes(
+    file: str, inputs: Iterable[ModelValue], nodes: Iterable[ModelNode], values: Mapping[str, ModelValue]
+) -> None:
+    """Raise ModelError if an input or a computed floating-point tensor has no elements."""
+    for value in inputs:
+        if value.shape is not None and 0 in value.shape:
+            raise ModelError(f"{file}: input {value.name}: found shape {_dims(value)}, expected no dimension of size 0")
+    for node in nodes:
+        for name in node.results:
+            value = values[name]
+            if value.shape is not None and 0 in value.shape and value.dtype is not None and value.dtype.kind == "f":
+                raise ModelError(
+                    f"{file}: {node}: found output {name} of shape {_dims(value)}, expected no dimension of size 0"
+                )
+
+
+def _dims(value: ModelValue) -> str:
+    return "x".join(map(str, value.shape or ()))

@@ -1,23 +1,35 @@
-"""Canonical expressions of ONNX nodes (EinNet §3, §5.1): the table of supported operators, and its lookup."""
+"""Canonical expressions of ONNX nodes (EinNet §3, §5.1): the table of operators, its lookup, and whole programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 from onnx import helper
 
-from einnet_explore.ir import Equation
-from einnet_explore.onnx_import.attention import ATTENTION
+from einnet_explore.ir import (
+    Access,
+    Box,
+    Equation,
+    Iterator,
+    Padding,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    map_accesses,
+    tensors,
+)
 from einnet_explore.onnx_import.contraction import CONTRACTIONS
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
 from einnet_explore.onnx_import.layout import LAYOUT, RESIZE
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator
-from einnet_explore.onnx_import.normalization import NORMALIZATION
+from einnet_explore.onnx_import.normalization import ATTENTION, NORMALIZATION
 from einnet_explore.onnx_import.reduction import REDUCTIONS_ONNX
 from einnet_explore.support.errors import Refused
 
@@ -86,3 +98,71 @@ def express(
         return NotUnderstood(str(why))
     except (ArithmeticError, ValueError, IndexError) as error:  # malformed attributes that ONNX's checker accepts
         return NotUnderstood(f"its attributes are malformed: {str(error).splitlines()[0]}")
+
+
+PaddedWith: TypeAlias = "tuple[Padding, float]"
+"""Padding of a tensor and its value."""
+
+
+def assemble(equations: Iterable[Equation], outputs: tuple[str, ...]) -> Program:
+    """Return the program of *equations*; its inputs are the tensors that no equation computes.
+
+    All readers of a tensor share its widest padding.  If they expect different values in the padding (0 for a
+    convolution, -inf for a maximum), readers of the rarer value read a scope that copies the tensor and is padded with
+    that value.
+    """
+    equations = tuple(equations)
+    made = {e.name: e.scope for e in equations}
+    reads: dict[str, list[Tensor]] = {}
+    for e in equations:
+        for tensor in tensors(e.scope):
+            reads.setdefault(tensor.name, []).append(tensor)
+    common = {name: _common(found) for name, found in reads.items()}
+    out = []
+    for e in equations:
+        scope = _unified(e.scope, common)
+        padding, value = common.get(e.name, ((), 0.0))
+        out.append(replace(e, scope=replace(scope, padding=padding, value=value) if padding else scope))
+    inputs = (replace(found[0], padding=common[name][0], value=common[name][1]) for name, found in reads.items())
+    return Program(tuple(t for t in inputs if t.name not in made), tuple(out), outputs)
+
+
+def _common(found: list[Tensor]) -> PaddedWith:
+    """The padding that most readers agree on: the widest of those with the commonest value."""
+    padded = [t for t in found if t.padding]
+    if not padded:
+        return (), 0.0
+    value = Counter(t.value for t in padded).most_common(1)[0][0]
+    return _widest(t.padding for t in padded if t.value == value), value
+
+
+def _widest(paddings: Iterable[Padding]) -> Padding:
+    return tuple(
+        (max(before for before, _ in dimension), max(after for _, after in dimension))
+        for dimension in zip(*paddings, strict=True)
+    )
+
+
+def _unified(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
+    """Return *scope* with every tensor in its common padding, or read through a copy with another padding value."""
+
+    def change(access: Access) -> Access:
+        match access.source:
+            case Table():
+                return access
+            case Scope() as inner:
+                return Access(_unified(inner, common), access.index)
+            case Tensor(name=name) as tensor:
+                padding, value = common[name]
+                shared = replace(tensor, padding=padding, value=value if padding else 0)
+                if tensor.padding and tensor.value != value:
+                    return Access(_copy(shared, tensor.padding, tensor.value), access.index)
+                return Access(shared, access.index)
+
+    return replace(scope, body=map_accesses(scope.body, change))
+
+
+def _copy(tensor: Tensor, padding: Padding, value: float) -> Scope:
+    box: Box = tensor.box
+    xs = tuple(Iterator(f"i{n}", lo, hi) for n, (lo, hi) in enumerate(box))
+    return Scope(xs, (), tensor[xs], padding=padding, value=value)

@@ -27,8 +27,8 @@ from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.trial import step_certificates
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import Derivation
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.epilogues import compile_measured
-from einnet_explore.runtime.outputs import Array, Arrays
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json

@@ -17,7 +17,7 @@ from einnet_explore.pipeline.history import TuningHistory
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_timing import plan_speedup
 from einnet_explore.pipeline.trial import TunedSubprogram
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 
 MAX_LOSING_SPEEDUP = 0.99
 """Subprograms leave the plan if it runs with them, twice, at less than this part of its speed without."""

@@ -18,8 +18,8 @@ from einnet_explore.pipeline.plan_timing import (
     measurement_rounds,
     time_against_original,
 )
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, differences
 from einnet_explore.runtime.measurement import Timing, all_rounds
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, differences
 
 
 @dataclass(frozen=True, slots=True)

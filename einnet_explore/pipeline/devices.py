@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.runtime.recorded_profile import PROFILE_PREFIX, RATES, RecordedProfile, load_recorded_profile
+from einnet_explore.runtime.device_profile import PROFILE_PREFIX, RATES, RecordedProfile, load_recorded_profile
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 

@@ -22,7 +22,7 @@ from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope,
 from einnet_explore.pipeline.numerics import LEVELS, derivation_level, rule_level
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import Derivation, Match
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.support.errors import BackendError
 
 MAX_EVALUATED_WORK = 200_000_000

@@ -9,13 +9,12 @@ from onnx import TensorProto, helper
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.onnx_export.export import Replacement, rewrite_model
-from einnet_explore.onnx_export.nodes import EXPORT_OPSET, IR_VERSION, to_onnx
+from einnet_explore.onnx_export.export import EXPORT_OPSET, IR_VERSION, Replacement, rewrite_model, to_onnx
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.plan import ExecutionPlan, Segment
 from einnet_explore.pipeline.submodels import open_session, run_session
-from einnet_explore.runtime.outputs import Array, Arrays
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from einnet_explore.pipeline.baseline import Baseline
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_timing import plan_speedup
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 
 PlanMaker: TypeAlias = "Callable[[Sequence[int]], ExecutionPlan]"
 """Makes the plan with the derivations of some subprograms, by number; raises ValueError if that is impossible."""

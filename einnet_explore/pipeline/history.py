@@ -14,7 +14,7 @@ from typing import Any
 
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import device_name, library_versions, package_version
+from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 

@@ -22,9 +22,8 @@ from math import prod
 import numpy as np
 
 from einnet_explore.ir import Equation, tensors
-from einnet_explore.onnx_import.assembly import assemble
 from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
 from einnet_explore.pipeline.row_subprograms import join_rows
 from einnet_explore.pipeline.subprogram import Subprogram

@@ -10,8 +10,8 @@ import numpy as np
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.measurement import NOTHING, Timing, all_rounds, settle_seconds, time_calls, times_faster
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.support.errors import Refused
 
 Effort: TypeAlias = Literal["full", "brief"]

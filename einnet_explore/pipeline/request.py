@@ -14,7 +14,7 @@ from einnet_explore.pipeline.exported import library_forms, program_model
 from einnet_explore.pipeline.numerics import check_level
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.cuda import execution
-from einnet_explore.runtime.recorded_profile import PROFILE_PREFIX
+from einnet_explore.runtime.device_profile import PROFILE_PREFIX
 from einnet_explore.support.errors import BackendError
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from einnet_explore.ir import Access, Program, Scope, accesses, scopes
-from einnet_explore.onnx_import.assembly import assemble
+from einnet_explore.onnx_import.operator_table import assemble
 from einnet_explore.pipeline.node_groups import NodeGroups
 from einnet_explore.pipeline.post.steps import apply_rule, equation_index, generate_equation, readers_by_name
 from einnet_explore.rules import (

@@ -34,8 +34,8 @@ from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.plan_timing import MIN_SPEEDUP, Effort, measurement_rounds
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import TunedSubprogram, count_fusions
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, largest_error
 
 MIN_SELECTION_SECONDS = 10.0
 """Seconds that selection may take, however small the budget is: without trials nothing that was found is used."""

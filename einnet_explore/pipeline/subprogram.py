@@ -13,7 +13,7 @@ from einnet_explore.ir import Equation, Program, map_tensors
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.submodels import random_inputs, subgraph_session
 from einnet_explore.pipeline.tuning_context import OriginalOpener
-from einnet_explore.runtime.outputs import Arrays
+from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.syntax import text
 
 

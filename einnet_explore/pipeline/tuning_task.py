@@ -24,10 +24,10 @@ from einnet_explore.pipeline.variants import (
     variants_by_algorithm,
 )
 from einnet_explore.rules import Derivation
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.keys import ProfileKey, profile_key
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
-from einnet_explore.runtime.outputs import MAX_RELATIVE_ERROR, Arrays, largest_error
+from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.closure import compute_bound
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.limits import MemoryWatch

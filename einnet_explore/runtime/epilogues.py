@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,14 +39,11 @@ from einnet_explore.ir import (
 )
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime import generated, implementation_choice, library_calls
-from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.arrays import Array, aligned_empty
 from einnet_explore.runtime.implementations import Implementation, TiledCall, bind_in_session
-from einnet_explore.runtime.keys import UNFUSED_PAIR, profile_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import UNFUSED_PAIR, TimeStore, profile_key
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.support.errors import BackendError
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

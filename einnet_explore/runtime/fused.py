@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.fusion import check_served, fuse_program
+from einnet_explore.codegen.fusion import check_served, fuse_program, program_operations
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.memory_access import FIRST_BLOCK
-from einnet_explore.ir import Program
+from einnet_explore.ir import Equation, Program, tensors
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
 from einnet_explore.runtime.compiled import c_compiler_errors, c_library
+from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.support.errors import BackendError, Refused
-
-Array = npt.NDArray[Any]
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 
@@ -263,3 +263,42 @@ def _check_no_overlap(arrays: Mapping[str, Array], outs: Mapping[str, Array]) ->
                 raise BackendError(f"output {name} overlaps {other}")
         if not out.flags.writeable:
             raise BackendError(f"output {name} cannot be written")
+
+
+def split_operations(program: Program) -> tuple[Program, ...]:
+    """A program for each operation of *program*, in order; together they compute what it does."""
+    made = []
+    for operation in program_operations(program):
+        equation = Equation(operation.name, operation.scope)
+        made.append(Program(tuple(dict.fromkeys(tensors(operation.scope))), (equation,), (operation.name,)))
+    return tuple(made)
+
+
+def bind_unfused(
+    program: Program, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1
+) -> Callable[[], None]:
+    """A call that computes *program* by a kernel an operation; temporaries are allocated here."""
+    held = dict(arrays)
+    calls = []
+    for one in split_operations(program):
+        (name,) = one.outputs
+        kernel = FusedProgram(one, next(iter(arrays.values())).dtype if arrays else "float32", threads)
+        given = {t.name: held[t.name] for t in one.inputs}
+        held[name] = outs[name] if name in outs else np.empty(one.equations[0].scope.shape, kernel.dtype)
+        calls.append(kernel.bind(given, {name: held[name]}))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def compare_with_unfused(
+    program: Program, arrays: Mapping[str, Array], threads: int = 1, rounds: int = 7, seconds: float = 0.1
+) -> Mapping[str, Timing]:
+    """Times of ``fused`` and ``apart`` for *arrays*, run in turn: the smaller one is what to take here."""
+    kernel = FusedProgram(program, next(iter(arrays.values())).dtype if arrays else "float32", threads)
+    outs = kernel(arrays)
+    calls = {"fused": kernel.bind(arrays, outs), "apart": bind_unfused(program, arrays, dict(outs), threads)}
+    return time_calls(calls, rounds=rounds, min_seconds=seconds)

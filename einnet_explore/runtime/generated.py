@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
 from einnet_explore.codegen import versions
@@ -25,7 +24,7 @@ from einnet_explore.codegen.tvm.contraction import contraction_function
 from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, plan_contraction
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.arrays import ALIGNMENT, aligned_empty
+from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
@@ -65,8 +64,6 @@ def _read_parameters(path: Path) -> TileParameters | None:
     )
     return TileParameters(*numbers) if whole else None
 
-
-Array = npt.NDArray[Any]
 
 MAX_ELEMENTS = 1 << 28
 """Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""

@@ -10,14 +10,14 @@ from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import measurement, native, onnx_fragment
+from einnet_explore.runtime import measurement, onnx_fragment
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementations import (
     Implementation,
     SingleThreaded,
@@ -25,13 +25,17 @@ from einnet_explore.runtime.implementations import (
     load_implementation,
     single_threaded_variant,
 )
-from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.measurement import stop_after, time_calls
-from einnet_explore.runtime.profile_store import StoredTime, TimeStore
+from einnet_explore.runtime.profile_store import (
+    C_ENGINE,
+    ONE_THREAD_SUFFIX,
+    ProfileKey,
+    StoredTime,
+    TimeStore,
+    profile_key,
+)
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
-
-Array = npt.NDArray[Any]
 
 SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
 """So many samples of each way, and again as many as the next stage says of those whose least is within so many times
@@ -56,9 +60,6 @@ NEAR_BOUND_RATIO = 1.25
 
 SHORT_KERNEL_SECONDS = 3e-4
 """Seconds of a kernel by several threads from which on waking them is nothing."""
-
-SECOND = native.C_ENGINE
-"""The engine that is measured only against the best of the others, and only where it may pay."""
 
 UNUSABLE_SECONDS = 1e9
 """Seconds that stand for a way that is not to be taken: none is written, or it comes to something else."""
@@ -114,7 +115,7 @@ def fastest_implementation(
         known = store.get(replace(key, engine=way.engine))
         if known is not None:
             found.append((known.seconds, n, way))
-        elif way.engine == SECOND:
+        elif way.engine == C_ENGINE:
             second = n, way
         else:
             try:
@@ -151,7 +152,7 @@ def fastest_implementation(
                 ratio = None  # it is not taken here: nothing to remember
             if ratio is not None:
                 seconds = min(least * ratio, UNUSABLE_SECONDS)
-                store.record(replace(key, engine=SECOND), seconds, "measured")
+                store.record(replace(key, engine=C_ENGINE), seconds, "measured")
                 found.append((seconds, *second))
     seconds, way = _take_fastest(found, refusals)
     if threads == 1 or not NEGLIGIBLE_SECONDS < seconds < SHORT_KERNEL_SECONDS:
@@ -220,8 +221,8 @@ def _time_ratio(best: Callable[[], object], other: Callable[[], object], out: Ar
             stacklevel=2,
         )
         return float("inf")
-    times = _times({"best": best, SECOND: other}, threads)
-    return times[SECOND] / times["best"]
+    times = _times({"best": best, C_ENGINE: other}, threads)
+    return times[C_ENGINE] / times["best"]
 
 
 def _fill_random(arrays: Iterable[Array]) -> None:

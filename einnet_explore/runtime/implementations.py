@@ -6,22 +6,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Scope, Tensor, accesses, tensors
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
-from einnet_explore.runtime.arrays import bind_function
-from einnet_explore.runtime.keys import ONE_THREAD_SUFFIX
-from einnet_explore.runtime.native import C_ENGINE, NativeSource
+from einnet_explore.runtime.arrays import Array, bind_function
+from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
+from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX
 
-Array = npt.NDArray[Any]
 Call = Callable[[], object]
 W = TypeVar("W", bound="Implementation")
 

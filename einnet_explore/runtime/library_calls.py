@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from einnet_explore.analysis.flattening import view_strides
@@ -21,7 +20,7 @@ from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors
 from einnet_explore.operators import OnnxNode, Operator
 from einnet_explore.runtime import generated, matrix_products, onnx_fragment
-from einnet_explore.runtime.arrays import ALIGNMENT
+from einnet_explore.runtime.arrays import ALIGNMENT, Array
 from einnet_explore.runtime.implementations import (
     Implementation,
     KernelCall,
@@ -33,8 +32,6 @@ from einnet_explore.runtime.implementations import (
 )
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, onnx_session
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

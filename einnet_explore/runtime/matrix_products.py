@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Access, Iterator, Scope, Tensor
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.support.errors import Refused
-
-Array = npt.NDArray[Any]
 
 
 def match_matrix_product(scope: Scope) -> TensorContraction | None:

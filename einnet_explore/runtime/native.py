@@ -36,9 +36,6 @@ from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
-C_ENGINE = "c"
-"""What these kernels are called among the engines."""
-
 MAX_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import SPIN_SECONDS
 
 DOMAIN = "einnet"
@@ -97,7 +97,6 @@ def _custom_op_library() -> Path | None:
     return path
 
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 OPSET, IR_VERSION = 21, 10

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 PREFIX = "profile:"
-"""As in ``runtime.recorded_profile``, which is imported only when a device is looked at: with it come the compilers."""
+"""As in ``runtime.device_profile``, which is imported only when a device is looked at: with it come the compilers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ ALWAYS = (Choice("cpu", "this CPU"), Choice(PREFIX, f"a recorded profile ({PREFI
 def devices() -> tuple[Choice, ...]:
     """List the devices: this CPU, a GPU (or why there is none), and recorded profiles."""
     from einnet_explore.runtime.cuda import execution
-    from einnet_explore.runtime.keys import device_name
+    from einnet_explore.runtime.profile_store import device_name
 
     lacking = ", ".join(execution.missing_for_cuda())
     gpu = "a CUDA GPU" if lacking else f"this GPU: {execution.cuda_device().name}"
@@ -103,9 +103,9 @@ def bench(
 def _measure_on_cpu(
     programs: Mapping[str, Program], rounds: int, threads: int, seed: int
 ) -> Iterable[CandidateMeasurements]:
-    from einnet_explore.runtime.keys import device_name, library_versions
+    from einnet_explore.runtime.arrays import largest_error
     from einnet_explore.runtime.measurement import time_calls
-    from einnet_explore.runtime.outputs import largest_error
+    from einnet_explore.runtime.profile_store import device_name, library_versions
 
     first = next(iter(programs))
     feeds, constants = arrays(programs[first], seed)
@@ -174,9 +174,9 @@ def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[
 
     Raises ValueError where the first program does not run.
     """
+    from einnet_explore.runtime.arrays import largest_error
     from einnet_explore.runtime.cuda import execution
     from einnet_explore.runtime.cuda.plan import cuda_plan
-    from einnet_explore.runtime.outputs import largest_error
     from einnet_explore.session.measured_candidates import program_work
 
     first = next(iter(programs))

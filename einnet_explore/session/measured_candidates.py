@@ -80,7 +80,7 @@ def position(done: Work, seconds: float, roof: Roof) -> Position:
 @lru_cache(64)
 def cpu_roof(threads: int, nbytes: int) -> Roof:
     """The ceilings of this CPU for a working set of *nbytes*, measured now: about half a second."""
-    from einnet_explore.runtime.device_rates import peak_flops, stream_bandwidth
+    from einnet_explore.runtime.device_profile import peak_flops, stream_bandwidth
 
     return Roof(peak_flops(threads), stream_bandwidth(threads, nbytes))
 

@@ -22,7 +22,7 @@ from einnet_explore.codegen.language import Kernel, Type, emit, type_of
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, cpu_hardware, tile_contraction
 from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, accesses, map_accesses, tensors
-from einnet_explore.runtime.emulated_blocks import gpu_launch
+from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
 from einnet_explore.syntax.printer import scalar_text as said

@@ -27,7 +27,7 @@ from einnet_explore.codegen.tiling import Hardware, tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
-from einnet_explore.runtime.emulated_blocks import gpu_launch
+from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.runtime.matrix_products import match_matrix_product, matrices
 from einnet_explore.support.errors import BackendError, Refused
 

@@ -1,4 +1,4 @@
-"""Profiles of another machine: times that a store there holds, and its device's rates, in one SQLite file."""
+"""Rates of a device: the host's by measurement, another machine's with its times from an SQLite file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,47 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from time import time
 
-from einnet_explore.ir import Equation
-from einnet_explore.runtime.keys import ProfileKey, profile_key
+import numpy as np
+
+from einnet_explore.ir import Const, Equation, Iterator, Scope, Tensor, add, mul
+from einnet_explore.runtime import generated, tvm_cpu
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import count_noun
+
+
+@lru_cache(maxsize=16)
+def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
+    """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
+    lane = 1024
+    rows = max(1, nbytes // (3 * 4 * lane))
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
+    b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
+    kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
+    arrays = [aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
+    call = kernel.bind(arrays, aligned_empty((rows, lane)))
+    return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
+
+
+@lru_cache(maxsize=16)
+def peak_flops(threads: int = 1) -> float:
+    """Multiplications and additions a second of a product that stays in the first-level caches."""
+    rows, depth, columns = 16 * threads, 256, 64
+    m, n, k = Iterator("m", 0, rows), Iterator("n", 0, columns), Iterator("k", 0, depth)
+    scope = Scope((m, n), (k,), mul(Tensor("A", (rows, depth))[m, k], Tensor("B", (depth, columns))[k, n]))
+    arrays = {name: aligned(np.ones(s, np.float32)) for name, s in (("A", (rows, depth)), ("B", (depth, columns)))}
+    made = generated.tiled_contraction(scope, {"A"}, 1)
+    assert made is not None
+    call = made.bind(arrays, aligned_empty((rows, columns)))
+    samples = time_calls({"product": call}, rounds=15, min_seconds=0.02)["product"].samples
+    return threads * 2 * rows * depth * columns / min(samples)
+
 
 PROFILE_PREFIX = "profile:"
 """What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
