@@ -63,7 +63,7 @@ found.table
 # %%
 total = ee.parse("tensor A[8, 32, 32]\ntensor B[8, 32, 32]\nY[c:8, x:32, y:32] = A[c, x, y] + B[c, x, y]")
 print(flatten_scope(total.equations[0].scope, "Y"))
-print(flatten_scope(total.equations[0].scope, "Y").squashed())
+print(flatten_scope(total.equations[0].scope, "Y").merge_neighbours())
 
 # %% [markdown]
 # ## The cost of a tile size

@@ -31,7 +31,7 @@ import einnet_explore as ee
 from einnet_explore.analysis.bilinear import (
     correlates,
     correlation,
-    matrix_product,
+    matrix_product_form,
     nest_algorithms,
     strassen,
     wrong_entry,
@@ -208,7 +208,7 @@ for p in range(seven.rank):
     print(f"m{p} = ({total(seven.u[p], entry('a'))})({total(seven.v[p], entry('b'))})")
 for k in range(4):
     print(f"{entry('c')(k)} = {total(seven.w[k], lambda p: f'm{p}')}")
-assert wrong_entry(seven, matrix_product((2, 2, 2))) is None
+assert wrong_entry(seven, matrix_product_form((2, 2, 2))) is None
 
 # %% [markdown]
 # The numbers may be matrix blocks. The rule then cuts both matrices into four blocks and computes seven products of

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from certificate_steps import reread, scope_mutants
 
-from einnet_explore.analysis.equations import map_reads, read_by
+from einnet_explore.analysis.equations import map_reads, tensor_names
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import (
@@ -183,7 +183,7 @@ def reordered(program: Program, random: Random) -> Program:
     left, have = list(program.equations), {t.name for t in program.inputs}
     placed: list[Equation] = []
     while left:
-        placed.append(random.choice([e for e in left if have.issuperset(read_by(e.scope))]))
+        placed.append(random.choice([e for e in left if have.issuperset(tensor_names(e.scope))]))
         have.add(placed[-1].name)
         left.remove(placed[-1])
     return replace(program, equations=tuple(placed))
@@ -219,7 +219,7 @@ def another_read(program: Program, random: Random) -> Program:
     """One reader reads something else, in one place or in all."""
     n = random.randrange(len(program.equations))
     held = _held(program, n)
-    read = [t for t in held if t.name in read_by(program.equations[n].scope)]
+    read = [t for t in held if t.name in tensor_names(program.equations[n].scope)]
     if not read:
         return program
     old = random.choice(read)
@@ -231,7 +231,7 @@ def another_read(program: Program, random: Random) -> Program:
 def another_index(program: Program, random: Random) -> Program:
     """One reader reads at another place."""
     n = random.randrange(len(program.equations))
-    old = random.choice(read_by(program.equations[n].scope) or ("",))
+    old = random.choice(tensor_names(program.equations[n].scope) or ("",))
     first = random.choice((lambda i: i + 1, lambda i: 2 - i, lambda i: i // 2, lambda i: as_index(0)))
 
     def change(access: Access) -> Access:
@@ -322,7 +322,7 @@ def _held(program: Program, n: int) -> list[Tensor]:
 
 
 def _reading(equation: Equation, name: str, change: Callable[[Access], Scalar]) -> Equation:
-    if name not in read_by(equation.scope):
+    if name not in tensor_names(equation.scope):
         return equation
     return replace(equation, scope=map_reads(equation.scope, name, change))
 
@@ -356,5 +356,5 @@ def _needed(program: Program) -> Program:
     for e in program.equations[::-1]:
         if e.name in need:
             kept.append(e)
-            need.update(read_by(e.scope))
+            need.update(tensor_names(e.scope))
     return replace(program, equations=tuple(kept[::-1]))

@@ -16,7 +16,7 @@ from einnet_explore.analysis.bilinear import (
     gauss,
     karatsuba,
     laderman,
-    matrix_product,
+    matrix_product_form,
     nest_algorithms,
     strassen,
     wrong_entry,
@@ -46,8 +46,8 @@ def nested_form(outer: Form, inner: Form, shape: Sizes) -> Form:
 
 TWO, THREE = (2, 2, 2), (3, 3, 3)
 ALGORITHMS: list[tuple[Bilinear, Form, int]] = [
-    (strassen(), matrix_product(TWO), 7),
-    (laderman(), matrix_product(THREE), 23),
+    (strassen(), matrix_product_form(TWO), 7),
+    (laderman(), matrix_product_form(THREE), 23),
     (karatsuba(), multiplies_polynomials, 3),
     (gauss(), multiplies_complex, 3),
     (
@@ -55,7 +55,11 @@ ALGORITHMS: list[tuple[Bilinear, Form, int]] = [
         nested_form(multiplies_polynomials, multiplies_polynomials, (3, 2, 2)),
         9,
     ),
-    (nest_algorithms(strassen(), strassen()), nested_form(matrix_product(TWO), matrix_product(TWO), (4, 4, 4)), 49),
+    (
+        nest_algorithms(strassen(), strassen()),
+        nested_form(matrix_product_form(TWO), matrix_product_form(TWO), (4, 4, 4)),
+        49,
+    ),
 ]
 MATMUL = "tensor A[{m}, {k}]\ntensor B[{k}, {n}]\nY[m:{m}, n:{n}] = sum[k:{k}] A[m, k] * B[k, n]"
 
@@ -135,7 +139,7 @@ def test_twice_is_a_level_deeper() -> None:
 
 @pytest.mark.parametrize(
     ("triple", "form"),
-    [(karatsuba(), multiplies_polynomials), (gauss(), multiplies_complex), (strassen(), matrix_product(TWO))],
+    [(karatsuba(), multiplies_polynomials), (gauss(), multiplies_complex), (strassen(), matrix_product_form(TWO))],
 )
 def test_a_form_that_is_written_as_a_table(triple: Bilinear, form: Form) -> None:
     before = of_table(form, triple.shape)

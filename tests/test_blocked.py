@@ -160,7 +160,7 @@ def test_every_cut_gives_the_same(along: str, size: int, threads: int) -> None:
     scope = after.equations[-1].scope
     found = find_chain(scope)
     own = {x.name: x for x in found.result.scope.traversals}
-    cuts = (found.cut(own["n"], 1, 1), found.cut(own[along], 2, size)) if size else ()
+    cuts = (found.make_cut(own["n"], 1, 1), found.make_cut(own[along], 2, size)) if size else ()
     np.testing.assert_array_equal(run(scope, cuts, {**arrays, **known}, threads), convolved(arrays, 1))
 
 
@@ -173,10 +173,10 @@ def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: in
     arrays |= transformed(in_blocks(program).end, arrays["K"])
     ((first, second),) = split_chain(find_chain(scope))
     rows = next(x for x in first.chain.result.scope.traversals if x.extent >= threads)
-    first = replace(first, cuts=(first.chain.cut(rows, 1, -(-rows.extent // threads)),))
+    first = replace(first, cuts=(first.chain.make_cut(rows, 1, -(-rows.extent // threads)),))
     own = {x.name: x for x in second.chain.result.scope.traversals}
-    channels = second.chain.cut(own["f"], 16, -(-f // (16 * threads)))
-    second = replace(second, cuts=(channels, second.chain.cut(own["h"], 2, 3)))
+    channels = second.chain.make_cut(own["f"], 16, -(-f // (16 * threads)))
+    second = replace(second, cuts=(channels, second.chain.make_cut(own["h"], 2, 3)))
     assert first.blocks > 1 and second.blocks > 1
     np.testing.assert_array_equal(run_parts(scope, (first, second), arrays, threads), convolved(arrays, 1))
 
@@ -190,7 +190,7 @@ def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
     arrays = integers(program)
     arrays |= transformed(in_blocks(program).end, arrays["K"])
     f = found.result.scope.traversals[1]
-    cuts = (found.cut(f, period, size),)
+    cuts = (found.make_cut(f, period, size),)
     np.testing.assert_array_equal(run(scope, cuts, arrays, 2), convolved(arrays, 1))
 
 
@@ -240,7 +240,7 @@ def test_a_region_is_what_a_block_reads(size: int) -> None:
     """Every element that is read for some block lies in the region, and one on each of its faces that moves."""
     found = find_chain(in_blocks(convolution(1, 16, 16, 9, 8)).end.equations[-1].scope)
     h = found.result.scope.traversals[2]
-    cut = found.cut(h, 2, size)
+    cut = found.make_cut(h, 2, size)
     regions = found.regions((cut,))
     for stage in found.stages:
         scope, region = stage.scope, regions[stage.name]
@@ -275,9 +275,9 @@ def test_cuts_are_those_that_do_no_product_twice() -> None:
     whole = found.multiplications()
     assert whole == 16 * 2 * 5 * 4 * 16 * 32
     h = found.result.scope.traversals[2]
-    assert found.multiplications((found.cut(h, 2, 1),)) == whole
-    assert found.multiplications((found.cut(h, 1, 1),)) > whole  # a row of tiles for each row, if not for each all
-    assert found.multiplications((found.cut(h, 2, 2),)) == 6 * whole // 5  # the last block overlaps
+    assert found.multiplications((found.make_cut(h, 2, 1),)) == whole
+    assert found.multiplications((found.make_cut(h, 1, 1),)) > whole  # a row of tiles for each row, if not for each all
+    assert found.multiplications((found.make_cut(h, 2, 2),)) == 6 * whole // 5  # the last block overlaps
 
 
 def test_what_is_done_for_all_channels_is_not_cut_by_channels() -> None:

@@ -11,7 +11,7 @@ import einnet_explore as ee
 from einnet_explore.ir import Program
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.strategies.events import State
-from einnet_explore.syntax.computation_graph import Graph, GraphNode, graph
+from einnet_explore.syntax.computation_graph import Graph, GraphNode, computation_graph
 from einnet_explore.viz import views
 from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure, layout_graph, tree_figure
 from einnet_explore.viz.pictures import text_width
@@ -81,7 +81,7 @@ def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
 
 
 def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
-    svg = layout_graph(graph(TWO), "a < b & 'c'").svg()
+    svg = layout_graph(computation_graph(TWO), "a < b & 'c'").svg()
     shown = texts(svg)
     assert shown[0] == "a < b & 'c'" and "w<&>'1" in shown and "3×5" in shown
     classes = {it.get("class") for it in read(svg).iter(f"{SVG}g")}

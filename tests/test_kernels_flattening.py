@@ -101,9 +101,9 @@ def test_shown_as_latex_and_html() -> None:
 
 def test_squashing_merges_what_goes_together_and_keeps_constraints_apart() -> None:
     matmul = table_of("tensor A[4, 5, 6]\ntensor B[4, 5, 6]\nY[n:4, h:5, w:6] = A[n, h, w] + B[n, h, w]")
-    assert matmul.squashed().ranges == (120,)
+    assert matmul.merge_neighbours().ranges == (120,)
     conv = flatten_scope(ops.conv2d(N=2, H=5, W=6, C=3, F=4, R=3, S=3).equations[0].scope)
-    names = {r.name for r in conv.squashed().rows}
+    names = {r.name for r in conv.merge_neighbours().rows}
     assert {x.name for c in conv.constraints for x in c.index.iterators} <= names
 
 
@@ -127,14 +127,17 @@ def test_the_table_gives_every_address(scope: Scope) -> None:
 @given(scopes_(depth=1, quotients=False, domains=False, functions=()))
 def test_squashing_agrees_with_the_backends(scope: Scope) -> None:
     assume(scope.traversals)
-    before, after = flatten_scope(scope).squashed(), flatten_scope(collapse_dimensions(scope)).squashed()
+    before, after = (
+        flatten_scope(scope).merge_neighbours(),
+        flatten_scope(collapse_dimensions(scope)).merge_neighbours(),
+    )
     assert sorted(before.ranges) == sorted(after.ranges)
 
 
 @given(st.integers(2, 5), st.integers(2, 5), st.integers(2, 5), st.data())
 def test_squashed_tables_reach_the_same_addresses(a: int, b: int, c: int, data: st.DataObject) -> None:
     text = f"tensor A[{a}, {b}, {c}]\ntensor B[{b}, {c}]\nY[x:{a}] = sum[y:{b}, z:{c}] A[x, y, z] * B[y, z]"
-    full, small = table_of(text), table_of(text).squashed()
+    full, small = table_of(text), table_of(text).merge_neighbours()
     assert len(small.rows) == 2
 
     def addresses(table: FlattenedScope, column: int) -> list[int]:

@@ -106,7 +106,7 @@ def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) 
     """The longest chains made of *pairs* (a, b) whose flattened stride of a is extent(b) times that of b everywhere."""
     after: dict[Iterator, Iterator] = {}
     for a, b in pairs:
-        if a not in after and b not in after.values() and _contiguous(scope, a, b):
+        if a not in after and b not in after.values() and _are_contiguous(scope, a, b):
             after[a] = b
     chains: list[Group] = []
     for head in after:
@@ -118,7 +118,7 @@ def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) 
     return tuple(chains)
 
 
-def ordered_by_role(scope: Scope, last: Iterator) -> Group:
+def order_by_role(scope: Scope, last: Iterator) -> Group:
     """The traversals of *scope* grouped by the accesses in which they occur, so that operators find their dimensions.
 
     The group shared by all accesses comes first (it is a batch), the group of *last* comes last (the reader's fastest
@@ -130,7 +130,7 @@ def ordered_by_role(scope: Scope, last: Iterator) -> Group:
     first: dict[frozenset[int], int] = {}
     for n, x in enumerate(scope.traversals):
         first.setdefault(role[x], n)
-    stored = _stored_order(scope)
+    stored = _storage_order(scope)
 
     def key(x: Iterator) -> tuple[bool, bool, int, tuple[int, int], int]:
         group = role[x]
@@ -140,7 +140,7 @@ def ordered_by_role(scope: Scope, last: Iterator) -> Group:
     return tuple(sorted(scope.traversals, key=key))
 
 
-def _stored_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
+def _storage_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
     """(access, dimension) of each iterator's first use in a source that is no weight."""
     at: dict[Iterator, tuple[int, int]] = {}
     for n, access in enumerate(accesses(scope.body)):
@@ -164,29 +164,29 @@ def _parts(index: Index, group: Group) -> Iterable[Index]:
     terms = [(x, k) for x, k in index.terms if isinstance(x, Iterator) and x in group]
     whole = len(terms) == len(index.terms)
     if len(terms) > 1 and any(abs(k) == 1 for _, k in terms):
-        yield _total(terms) + (index.const if whole else 0)
+        yield _sum_terms(terms) + (index.const if whole else 0)
     for common in sorted({abs(k) for _, k in terms} - {1}):
         shared = [(x, k // common) for x, k in terms if k % common == 0]
         if len(shared) > 1:
-            yield _total(shared)
+            yield _sum_terms(shared)
 
 
-def _total(terms: Iterable[tuple[Iterator, int]]) -> Index:
+def _sum_terms(terms: Iterable[tuple[Iterator, int]]) -> Index:
     total = Index()
     for x, k in terms:
         total = total + x * k
     return total
 
 
-def _contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:
+def _are_contiguous(scope: Scope, a: Iterator, b: Iterator) -> bool:
     for access in accesses(scope.body):
         touched = [d for d, i in enumerate(access.index) if a in i.iterators or b in i.iterators]
-        if touched and not _walks(access, touched, a, b):
+        if touched and not _walks_contiguously(access, touched, a, b):
             return False
     return all(a not in bound.index.iterators and b not in bound.index.iterators for bound in scope.domain)
 
 
-def _walks(access: Access, dimensions: list[int], a: Iterator, b: Iterator) -> bool:
+def _walks_contiguously(access: Access, dimensions: list[int], a: Iterator, b: Iterator) -> bool:
     box = access.source.box
     if not all(holds_everywhere(Bound(access.index[d], *box[d])) for d in dimensions):
         return False
@@ -212,7 +212,7 @@ class Window:
     backwards: bool
 
     @property
-    def beside(self) -> tuple[Iterator, ...]:
+    def start_iterators(self) -> tuple[Iterator, ...]:
         """The iterators that *start* depends on."""
         return self.start.iterators
 
@@ -255,7 +255,7 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
     order = sorted(range(len(data.index)), key=lambda d: (not moving & set(data.index[d].iterators), d))
     own = {x for i in taps.index for x in i.iterators} - moving
     inner = replace(scope, traversals=tuple(sorted(scope.traversals, key=lambda x: x in own)), padding=(), value=0)
-    return _turned(inner, window, order)
+    return _transpose_data(inner, window, order)
 
 
 def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
@@ -276,10 +276,10 @@ def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Win
     order.insert(order.index(others[-1]), window.d)
     beside = [x for x in scope.traversals if x != h]
     beside.insert(min(n for n, x in enumerate(beside) if x in index[others[-1]].iterators), h)
-    return _turned(replace(inner, traversals=tuple(beside)), window, order)
+    return _transpose_data(replace(inner, traversals=tuple(beside)), window, order)
 
 
-def _turned(scope: Scope, window: Window, order: list[int]) -> tuple[Scope, Window, Scope | None]:
+def _transpose_data(scope: Scope, window: Window, order: list[int]) -> tuple[Scope, Window, Scope | None]:
     """*scope* reading its data with the dimensions in *order*, and what turns them; None where they lie so already."""
     data = window.data
     if order == sorted(order):

@@ -123,7 +123,7 @@ def _invert(
     pending = [(f, as_index(z)) for f, z in zip(forward, target, strict=True) if not f.single]
     joined: set[tuple[Index, int]] = set()
     while any(x not in known for x in source):
-        reduced = [_reduced(left, right, known) for left, right in pending]
+        reduced = [_move_known_right(left, right, known) for left, right in pending]
         # Equations with one unknown first: a sum is only read as digits where nothing else determines its parts.
         for unknowns, right in sorted((e for e in reduced if e[0]), key=lambda e: len(e[0])):
             if (found := _read_digits(unknowns, right)) is not None:
@@ -140,7 +140,7 @@ def _invert(
     return tuple(known[x] for x in source)
 
 
-def _reduced(left: Index, right: Index, known: Mapping[Atom, Index]) -> tuple[Terms, Index]:
+def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) -> tuple[Terms, Index]:
     """*left = right* with what is known moved to the right."""
     unknowns: list[tuple[Atom, int]] = []
     right = right - left.const

@@ -185,7 +185,7 @@ _LADERMAN = (
 
 
 @cache
-def matrix_product(sizes: Sizes) -> Form:
+def matrix_product_form(sizes: Sizes) -> Form:
     """The form of an (a, b, c) product of matrices, row by row; one value a size, so an algorithm is checked once."""
     _, b, c = sizes
 
@@ -198,13 +198,13 @@ def matrix_product(sizes: Sizes) -> Form:
 @cache
 def strassen() -> Bilinear:
     """The (2, 2, 2) product of matrices by 7 multiplications."""
-    return _read("Strassen", (2, 2, 2), _STRASSEN)
+    return _parse_products("Strassen", (2, 2, 2), _STRASSEN)
 
 
 @cache
 def laderman() -> Bilinear:
     """The (3, 3, 3) product of matrices by 23 multiplications."""
-    return _read("Laderman", (3, 3, 3), _LADERMAN)
+    return _parse_products("Laderman", (3, 3, 3), _LADERMAN)
 
 
 @cache
@@ -240,18 +240,18 @@ def _kronecker(a: Matrix, b: Matrix) -> Matrix:
     return tuple(tuple(x * y for x, y in product(row, other)) for row, other in product(a, b))
 
 
-def _read(name: str, sizes: Sizes, lines: tuple[tuple[str, str, str], ...]) -> Bilinear:
+def _parse_products(name: str, sizes: Sizes, lines: tuple[tuple[str, str, str], ...]) -> Bilinear:
     """The triple that *lines* write: ``a01`` is row 0, column 1 of the first matrix."""
     m, n, q = sizes
     shapes = ((m, n), (n, q), (m, q))
     sides = []
     for side, (rows, columns) in enumerate(shapes):
-        sides.append(tuple(_row(line[side], rows * columns, columns) for line in lines))
+        sides.append(tuple(_parse_sum(line[side], rows * columns, columns) for line in lines))
     u, v, w = sides
     return Bilinear(name, u, v, tuple(zip(*w, strict=True)))
 
 
-def _row(text: str, size: int, columns: int) -> tuple[Fraction, ...]:
+def _parse_sum(text: str, size: int, columns: int) -> tuple[Fraction, ...]:
     out = [Fraction(0)] * size
     for word in text.split():
         row, column = map(int, word[-2:])
@@ -262,7 +262,7 @@ def _row(text: str, size: int, columns: int) -> tuple[Fraction, ...]:
 def select_entry(table: Table, index: tuple[Index, ...]) -> Scalar:
     """``table[index]`` as nested ``where`` over what of *index* is not known; equal branches are one."""
     if not table.shape:
-        return Const(_plain(table.entries[0]))
+        return Const(_as_number(table.entries[0]))
     first, *rest = index
     lo, hi = first.bounds
     rows = _rows(table)
@@ -291,5 +291,5 @@ def _rows(table: Table) -> tuple[Table, ...]:
     return tuple(Table(tuple(rest), table.entries[n * size : (n + 1) * size]) for n in range(count))
 
 
-def _plain(x: Fraction) -> float:
+def _as_number(x: Fraction) -> float:
     return int(x) if x.denominator == 1 else float(x)

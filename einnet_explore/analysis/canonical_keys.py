@@ -96,7 +96,7 @@ def scope_code(scope: Scope, names: Names) -> Code:
     body = _body(scope, names)
     fixed = {x: n for n, x in enumerate(scope.traversals)}
 
-    def read(colours: Colours) -> Code:
+    def encode(colours: Colours) -> Code:
         return body(colours), _domain(scope.domain, colours)
 
     return (
@@ -105,7 +105,7 @@ def scope_code(scope: Scope, names: Names) -> Code:
         scope.reduce,
         _padding(scope.padding),
         scope.value,
-        _smallest(read, fixed, _by((y, (y.lo, y.hi)) for y in scope.summations))[0],
+        _smallest(encode, fixed, _by((y, (y.lo, y.hi)) for y in scope.summations))[0],
     )
 
 

@@ -84,9 +84,9 @@ def align_readings(first: Reading, second: Reading) -> Alignment:
     if len(first.index) != len(second.index):
         raise ValueError(f"one reads {len(first.index)} dimensions, the other {len(second.index)}")
     for pairs in _matchings(first, second, 0, {}):
-        if (found := _solved(first, second, pairs)) is not None:
+        if (found := _solve_shifts(first, second, pairs)) is not None:
             return found
-    raise ValueError(_why(first, second))
+    raise ValueError(_explain_mismatch(first, second))
 
 
 def inline_unit_iterators(index: Index) -> Index:
@@ -112,13 +112,13 @@ def _terms(ours: Terms, theirs: Terms, first: Reading, second: Reading, pairs: P
         return
     (atom, k), rest = theirs[0], theirs[1:]
     for term in sorted(ours, key=lambda t: _size(t[0]) != _size(atom)):  # equal extents first
-        if term[1] == k and (more := _paired(term[0], atom, first, second, pairs)) is not None:
+        if term[1] == k and (more := _pair_iterators(term[0], atom, first, second, pairs)) is not None:
             yield from _terms(tuple(t for t in ours if t != term), rest, first, second, more)
     if isinstance(atom, Iterator) and atom in second.summed and atom not in pairs:
         yield from _terms(ours, rest, first, second, pairs)
 
 
-def _paired(a: Atom, b: Atom, first: Reading, second: Reading, pairs: Pairs) -> Pairs | None:
+def _pair_iterators(a: Atom, b: Atom, first: Reading, second: Reading, pairs: Pairs) -> Pairs | None:
     """*pairs* with the iterators of two atoms matched in order; None where they cannot be."""
     ours, theirs = _iterators(a), _iterators(b)
     if a.__class__ is not b.__class__ or len(ours) != len(theirs):
@@ -131,7 +131,7 @@ def _paired(a: Atom, b: Atom, first: Reading, second: Reading, pairs: Pairs) -> 
     return out
 
 
-def _solved(first: Reading, second: Reading, pairs: Pairs) -> Alignment | None:
+def _solve_shifts(first: Reading, second: Reading, pairs: Pairs) -> Alignment | None:
     """The shifts and values that make the constants agree as well; None where none do."""
     shift = {y: y.lo - x.lo for y, x in pairs.items()}
     held: dict[Iterator, int] = {}
@@ -162,14 +162,14 @@ def _solved(first: Reading, second: Reading, pairs: Pairs) -> Alignment | None:
 def _gap(i: Index, j: Index, found: Alignment) -> int:
     """The constant by which the first exceeds the second; what the first alone sums counts as 0 until it is held."""
     partners = {x for x, _ in found.shift.values()}
-    return i.substitute(lambda x: x if x in partners else found.held.get(x, 0)).const - _moved(j, found).const
+    return i.substitute(lambda x: x if x in partners else found.held.get(x, 0)).const - _to_first(j, found).const
 
 
 def _agree(i: Index, j: Index, found: Alignment) -> bool:
-    return i.substitute(lambda x: found.held.get(x, x)) == _moved(j, found)
+    return i.substitute(lambda x: found.held.get(x, x)) == _to_first(j, found)
 
 
-def _moved(j: Index, found: Alignment) -> Index:
+def _to_first(j: Index, found: Alignment) -> Index:
     """*j*, of the second, as a function of the first's iterators."""
 
     def to(y: Iterator) -> IndexLike:
@@ -181,17 +181,17 @@ def _moved(j: Index, found: Alignment) -> Index:
     return j.substitute(to)
 
 
-def _why(first: Reading, second: Reading) -> str:
+def _explain_mismatch(first: Reading, second: Reading) -> str:
     """The first dimension that cannot agree by itself; else that they cannot together."""
     for d, (i, j) in enumerate(zip(first.index, second.index, strict=True)):
         ours, theirs = Reading((i,), first.summed), Reading((j,), second.summed)
-        if all(_solved(ours, theirs, pairs) is None for pairs in _matchings(ours, theirs, 0, {})):
-            return f"dimension {d} is read at {_shown(i, first)} and at {_shown(j, second)}"
+        if all(_solve_shifts(ours, theirs, pairs) is None for pairs in _matchings(ours, theirs, 0, {})):
+            return f"dimension {d} is read at {_describe_index(i, first)} and at {_describe_index(j, second)}"
     both = [", ".join(map(repr, reading.index)) for reading in (first, second)]
     return f"no matching of iterators makes [{both[0]}] and [{both[1]}] one"
 
 
-def _shown(index: Index, reading: Reading) -> str:
+def _describe_index(index: Index, reading: Reading) -> str:
     ranges = (f"{x.name} ∈ [{x.lo}, {x.hi}){' summed' if x in reading.summed else ''}" for x in index.iterators)
     told = ", ".join(ranges)
     return f"{index} ({told})" if told else f"{index}"
@@ -220,7 +220,7 @@ class Sibling:
     own: Scalar
 
     @property
-    def tied(self) -> tuple[Index, ...]:
+    def tied_indices(self) -> tuple[Index, ...]:
         """What the own factors are read at that moves along with the shared one, such as a window."""
         return tuple(
             i for i in map(inline_unit_iterators, read_indices(self.own)) if len(i.iterators) > 1 and self._follows(i)
@@ -237,7 +237,7 @@ class Sibling:
     @property
     def reading(self) -> Reading:
         """What has to agree with the others': where the shared factor is read, and what moves along with it."""
-        return Reading.of(self.scope, (*self.read.index, *self.tied))
+        return Reading.of(self.scope, (*self.read.index, *self.tied_indices))
 
     def _follows(self, i: Index) -> bool:
         return not self._bound().isdisjoint(i.iterators)
@@ -333,12 +333,12 @@ class Slots:
         free = member.sibling.free
         if any(x in free for x in i.iterators) and all(x in free for x in inline_unit_iterators(i).iterators):
             return None, 0
-        moved = self._moved(member, i)
+        moved = self._to_merged(member, i)
         if len(moved.iterators) == 1 and moved.affine:
             return as_index(moved.iterators[0]), moved.const
         return moved - moved.const, moved.const
 
-    def _moved(self, member: Member, i: Index) -> Index:
+    def _to_merged(self, member: Member, i: Index) -> Index:
         """*i* in the merged iterators; a free traversal beside others has one value."""
         to = {x: as_index(x.lo) for x in member.sibling.free} | member.to
         return i.substitute(lambda x: to[x].substitute(lambda z: self.now[z]))
@@ -356,7 +356,7 @@ class Slots:
                 return as_index(const)
             if form.single is None:
                 return own[form] + (const - self.offset[form])
-            return self._moved(member, i).substitute(lambda _: own[form])
+            return self._to_merged(member, i).substitute(lambda _: own[form])
 
         return map_indices(member.sibling.own, change)
 
@@ -375,7 +375,7 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
     box = row[0].box
     z = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(box))
     padding = ((0, 0), *row[0].padding) if row[0].padding else ()
-    index = _evenly_spaced([resolve_access(program, source[z]) for source in row], b)
+    index = _strided_index([resolve_access(program, source[z]) for source in row], b)
     if index is not None:
         body: Access = Access(resolve_access(program, row[0][z]).source, index)
         return Scope((b, *z), (), body, padding=padding, value=row[0].value)
@@ -387,7 +387,7 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
     return Scope((b, *z), (), add(*parts), padding=padding, value=row[0].value)
 
 
-def _evenly_spaced(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
+def _strided_index(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
     """The index of one read that is the n-th of *reads* at b = n; None where there is none."""
     first, second = reads[:2]
     steps = [j - i for i, j in zip(first.index, second.index, strict=False)]

@@ -41,7 +41,7 @@ def flops(scope: Scope) -> int:
     m × n × k costs 2·m·n·k.  Sums with coefficients from a table cost one operation a coefficient that is not 0.
     """
     nested = dict.fromkeys(inner for _, inner in scopes(scope))
-    return sum(map(_own, nested))
+    return sum(map(_scope_operations, nested))
 
 
 def elements(scope: Scope) -> int:
@@ -70,7 +70,7 @@ def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
     return itemsize * (sum(read.values()) + prod(scope.shape))
 
 
-def _own(scope: Scope) -> int:
+def _scope_operations(scope: Scope) -> int:
     points = prod(x.extent for x in (*scope.traversals, *scope.summations))
     tables = [a.source for a in accesses(scope.body) if isinstance(a.source, Table)]
     if tables and scope.summations:
@@ -110,8 +110,8 @@ def is_transposed_for(source: Equation, *readers: Equation) -> bool:
 
     A library's operator is none of them: it packs what it reads.
     """
-    return _turns(source.scope) and any(
-        _again(scope, access, prod(source.scope.shape))
+    return _is_transposed_view(source.scope) and any(
+        _rereads(scope, access, prod(source.scope.shape))
         for reader in readers
         if reader.via is None or reader.via.is_eoperator
         for _, scope in scopes(reader.scope)
@@ -121,7 +121,7 @@ def is_transposed_for(source: Equation, *readers: Equation) -> bool:
 
 
 @lru_cache(1 << 12)
-def _turns(scope: Scope) -> bool:
+def _is_transposed_view(scope: Scope) -> bool:
     """Whether *scope* is a tensor whose memory runs along another dimension than the last."""
     found = view_strides(scope)
     if found is None:
@@ -130,7 +130,7 @@ def _turns(scope: Scope) -> bool:
     return 1 in strides[:-1] and strides[-1] != 1
 
 
-def _again(scope: Scope, access: Access, elements: int) -> bool:
+def _rereads(scope: Scope, access: Access, elements: int) -> bool:
     """Whether *scope* sums what *access* reads, of so many *elements*, several times, its vectors along the last."""
     moving = [x for x in scope.traversals if x.extent > 1]
     last = next((i for i in reversed(access.index) if i.iterators), None)

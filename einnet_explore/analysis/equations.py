@@ -149,14 +149,14 @@ def resolve_access(program: Program, access: Access) -> Access:
 
 
 @lru_cache(1 << 14)
-def read_by(scope: Scope) -> tuple[str, ...]:
+def tensor_names(scope: Scope) -> tuple[str, ...]:
     """The names of the tensors that *scope* reads, each once."""
     return tuple(dict.fromkeys(t.name for t in tensors(scope)))
 
 
 def readers(program: Program, name: str) -> tuple[int, ...]:
     """The numbers of the equations that read the tensor called *name*."""
-    return tuple(n for n, e in enumerate(program.equations) if name in read_by(e.scope))
+    return tuple(n for n, e in enumerate(program.equations) if name in tensor_names(e.scope))
 
 
 def equation_number(program: Program, name: str) -> int:
@@ -189,7 +189,7 @@ def redirect_reads(program: Program, old: str, new: Tensor) -> Program:
         program,
         equations=tuple(
             replace(e, scope=map_reads(e.scope, old, lambda access: Access(new, access.index)))
-            if old in read_by(e.scope)
+            if old in tensor_names(e.scope)
             else e
             for e in program.equations
         ),
@@ -210,7 +210,7 @@ def widen_padding(program: Program, name: str, padding: Padding, value: float) -
     if wide == held.padding:
         return program, held
     value = value if padding else held.value
-    if isinstance(found := _made(program, name), Equation):
+    if isinstance(found := _find_producer(program, name), Equation):
         if found.scope.domain and found.scope.value != value:
             raise ValueError(f"{name} is {found.scope.value:g} outside its domain, expected {value:g}")
         made = replace(found, scope=replace(found.scope, padding=wide, value=value))
@@ -235,7 +235,7 @@ def whole_equation(program: Program, at: tuple[int, ...]) -> Equation:
     return program.equations[at[0]]
 
 
-def _made(program: Program, name: str) -> Equation | None:
+def _find_producer(program: Program, name: str) -> Equation | None:
     return next((e for e in program.equations if e.name == name), None)
 
 

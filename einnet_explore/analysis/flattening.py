@@ -112,7 +112,7 @@ class FlattenedScope:
         """For each column, the rows on which its address depends."""
         return tuple(tuple(n for n, c in enumerate(column.coefficients) if c) for column in self.columns)
 
-    def squashed(self) -> FlattenedScope:
+    def merge_neighbours(self) -> FlattenedScope:
         """The table with rows merged that every column has as neighbours, the inner one whole: dimension squashing.
 
         Rows of one kind only, results or summations, and none on which a constraint depends.
@@ -131,7 +131,7 @@ class FlattenedScope:
                     del c[y]
                 del rows[y]
                 made = tuple(replace(c, coefficients=tuple(k)) for c, k in zip(self.columns, columns, strict=True))
-                return FlattenedScope(tuple(rows), made, self.constraints).squashed()
+                return FlattenedScope(tuple(rows), made, self.constraints).merge_neighbours()
         return self
 
     @property
@@ -155,11 +155,11 @@ class FlattenedScope:
 
     def latex(self) -> str:
         """The table as a LaTeX array, and the constraints below it."""
-        cells = [" & ".join(_word(c) for c in line) for line in (self.head, *self.lines)]
+        cells = [" & ".join(_latex_word(c) for c in line) for line in (self.head, *self.lines)]
         body = NEXT.join(cells[1:])
         right = "r" * (len(self.head) - 1)
         table = rf"\begin{{array}}{{l{right}}} {cells[0]} \\ \hline {body} \end{{array}}"
-        said = [rf"{c.lo} \le {_index(c.index)} < {c.hi}" for c in self.constraints]
+        said = [rf"{c.lo} \le {_latex_address(c.index)} < {c.hi}" for c in self.constraints]
         return table if not said else rf"\begin{{gathered}} {NEXT.join((table, *said))} \end{{gathered}}"
 
     def _repr_latex_(self) -> str:
@@ -194,10 +194,10 @@ def flatten_scope(scope: Scope, name: str = "O") -> FlattenedScope:
     for access in dict.fromkeys(accesses(scope.body)):
         flat = flat_address(access)
         if not flat.affine:
-            raise ValueError(f"{flat!r}, where {_called(access)} is read, is no polynomial of the iterators")
+            raise ValueError(f"{flat!r}, where {_source_label(access)} is read, is no polynomial of the iterators")
         steps = tuple(flat.coefficient(x) for x in iterators)
         start = flat.evaluate(lambda x: x.lo)
-        columns.append(AddressColumn(_fresh(_called(access), columns), steps, start))
+        columns.append(AddressColumn(_fresh_column_name(_source_label(access), columns), steps, start))
         constraints |= dict.fromkeys(bounds_inside_source(access))
     constraints |= dict.fromkeys(scope.domain)
     return FlattenedScope(rows, tuple(columns), tuple(constraints))
@@ -211,7 +211,7 @@ def bounds_inside_source(access: Access) -> Iterable[Bound]:
             yield bound
 
 
-def _called(access: Access) -> str:
+def _source_label(access: Access) -> str:
     match access.source:
         case Tensor(name):
             return name
@@ -221,17 +221,17 @@ def _called(access: Access) -> str:
             return "scope"
 
 
-def _fresh(name: str, columns: list[AddressColumn]) -> str:
+def _fresh_column_name(name: str, columns: list[AddressColumn]) -> str:
     used = {c.name for c in columns}
     return next(n for k in range(1, len(used) + 2) if (n := name if k == 1 else f"{name}.{k}") not in used)
 
 
-def _word(cell: str) -> str:
+def _latex_word(cell: str) -> str:
     if cell.lstrip("-").isdigit() or not cell:
         return cell
     plain = "".join(c if c.isalnum() else rf"\{c}" if c in "_#$%&{}" else c for c in cell)
     return rf"\mathrm{{{plain}}}"
 
 
-def _index(index: Index) -> str:
+def _latex_address(index: Index) -> str:
     return repr(index).replace("*", r"\,").replace("_", r"\_")

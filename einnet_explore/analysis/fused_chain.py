@@ -113,14 +113,14 @@ class Chain:
         """What a block needs of every stage, by name."""
         held = {c.traversal: c for c in cuts}
         blocks = frozenset(c.at for c in held.values())
-        found: dict[str, Region] = {self.result.name: _whole(self.result.scope, held)}
+        found: dict[str, Region] = {self.result.name: _result_region(self.result.scope, held)}
         for stage in reversed(self.stages):
             scope, region = stage.scope, found[stage.name]
             to = local_indices(scope, region)
             for access in accesses(scope.body):
                 match access.source:
                     case Tensor(name) as source if name.startswith("#"):
-                        asked = _asked(source, tuple(substitute_index(i, to) for i in access.index), blocks)
+                        asked = _needed_region(source, tuple(substitute_index(i, to) for i in access.index), blocks)
                         found[name] = _union(found[name], asked, source) if name in found else asked
         return found
 
@@ -131,7 +131,7 @@ class Chain:
             regions[s.name].points * prod(y.extent for y in s.scope.summations) for s in self.stages if s.product
         )
 
-    def cut(self, x: Iterator, period: int, size: int) -> Cut:
+    def make_cut(self, x: Iterator, period: int, size: int) -> Cut:
         """The cut of *x* into blocks of so many periods."""
         last = -(-x.extent // period) - size
         return Cut(x, period, size, Iterator(f"@{x.name}", 0, last + 1))
@@ -144,7 +144,7 @@ class Chain:
             for period in PERIODS:
                 if period >= x.extent:
                     break
-                cuts = (*out, self.cut(x, period, 1))
+                cuts = (*out, self.make_cut(x, period, 1))
                 if self.multiplications(cuts) <= whole * prod(
                     Fraction(c.periods * c.period, c.traversal.extent) for c in cuts
                 ):
@@ -169,12 +169,12 @@ def find_chain(scope: Scope) -> Chain:
                 raise Refused(f"a stage has the domain {', '.join(map(repr, scope.domain))}")
             if scope.summations and scope.reduce != "sum":
                 raise Refused(f"a stage is reduced by {scope.reduce}, expected sum")
-            body = map_accesses(scope.body, put)
+            body = map_accesses(scope.body, replace_source)
             stages.append(Stage(f"#{len(stages)}", replace(scope, body=body)))
             done[scope] = stages[-1].tensor
         return done[scope]
 
-    def put(access: Access) -> Access:
+    def replace_source(access: Access) -> Access:
         match access.source:
             case Scope() as inner:
                 return Access(visit(inner), access.index)
@@ -203,7 +203,7 @@ def _copy(tensor: Tensor) -> Scope:
                  padding=tensor.padding, value=tensor.value)  # fmt: skip
 
 
-def _whole(scope: Scope, cuts: Mapping[Iterator, Cut]) -> Region:
+def _result_region(scope: Scope, cuts: Mapping[Iterator, Cut]) -> Region:
     origin, extent = [], []
     for x in scope.traversals:
         cut = cuts.get(x)
@@ -212,16 +212,16 @@ def _whole(scope: Scope, cuts: Mapping[Iterator, Cut]) -> Region:
     return Region(tuple(origin), tuple(extent))
 
 
-def _asked(source: Tensor, index: tuple[Index, ...], blocks: frozenset[Iterator]) -> Region:
-    split = [_split(i, blocks) or _all(reach) for i, reach in zip(index, source.reach, strict=True)]
+def _needed_region(source: Tensor, index: tuple[Index, ...], blocks: frozenset[Iterator]) -> Region:
+    split = [_split_index(i, blocks) or _whole_reach(reach) for i, reach in zip(index, source.reach, strict=True)]
     return Region(tuple(o + lo for o, lo, _ in split), tuple(hi - lo + 1 for _, lo, hi in split))
 
 
-def _all(reach: tuple[int, int]) -> tuple[Index, int, int]:
+def _whole_reach(reach: tuple[int, int]) -> tuple[Index, int, int]:
     return as_index(0), reach[0], reach[1] - 1
 
 
-def _split(index: Index, blocks: frozenset[Iterator]) -> tuple[Index, int, int] | None:
+def _split_index(index: Index, blocks: frozenset[Iterator]) -> tuple[Index, int, int] | None:
     """(what moves with the block, least, most of the rest); None where an atom has both in it."""
     moving, rest = [], []
     for atom, k in index.terms:

@@ -109,7 +109,7 @@ def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Tri
         one, other = power(a.largest, top), power(b.largest, top)
         return Triple(top, one * a.total + other * b.total, one * a.weighted + other * b.weighted)
 
-    def whole(pairs: Sequence[Pair]) -> Triple:
+    def triple_of(pairs: Sequence[Pair]) -> Triple:
         if not pairs:
             return neutral
         top = max(z for z, _ in pairs)
@@ -118,7 +118,7 @@ def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Tri
         return Triple(top, sum(powers, start=Fraction(0)), weighted)
 
     neutral = Triple(None, Fraction(0), Fraction(0))
-    return Homomorphism(Monoid("softmax", neutral, combine), lambda e: Triple(e[0], Fraction(1), e[1]), whole)
+    return Homomorphism(Monoid("softmax", neutral, combine), lambda e: Triple(e[0], Fraction(1), e[1]), triple_of)
 
 
 def not_neutral(monoid: Monoid[M], values: Iterable[M]) -> str | None:
@@ -189,37 +189,37 @@ class OnlineSoftmax:
 def row_work(scope: Scope) -> OnlineSoftmax | RowNest | None:
     """*scope* as a softmax-weighted sum, else as other work on rows; None where it is neither."""
     found = match_row_nest(scope)
-    weighted = _weighted(scope, found)
+    weighted = _match_weighted_sum(scope, found)
     return weighted if isinstance(weighted, OnlineSoftmax) else found
 
 
 def match_online_softmax(scope: Scope) -> OnlineSoftmax | str:
     """*scope* as a softmax-weighted sum; where it is none, why."""
-    return _weighted(scope, match_row_nest(scope))
+    return _match_weighted_sum(scope, match_row_nest(scope))
 
 
-def _weighted(scope: Scope, rows: RowNest | None) -> OnlineSoftmax | str:
+def _match_weighted_sum(scope: Scope, rows: RowNest | None) -> OnlineSoftmax | str:
     found = match_dense_product(scope) if rows is None or rows.product is None else rows
     if found is None or found.product is None:
         return "no row values, of a band or of every column, are summed with a matrix over the columns"
-    match _whole(found, found.result):
+    match _inline_rows(found, found.result):
         case Apply("exp", (Apply("-", (score, Access(Tensor(called), ()))),)) if called.startswith("#"):
-            return _checked(found, score, called)
+            return _check_reductions(found, score, called)
     return "what is summed is no exponential of the difference to a maximum"
 
 
-def _checked(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax | str:
+def _check_reductions(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax | str:
     reductions = {node_name(n): node for n, node in enumerate(nest.nodes) if isinstance(node, ReducedNode)}
     largest = reductions.pop(called, None)
-    if largest is None or largest.reduce != "max" or _whole(nest, largest.body) != score:
+    if largest is None or largest.reduce != "max" or _inline_rows(nest, largest.body) != score:
         return f"{called} is not the largest of what the exponential is of"
     if any(n in (called, *reductions) for n in _names(score)):
         return "what the exponential is of waits for another reduction"
     if called in _names(nest.scale):
         return "the result is scaled by the maximum, which depends on nothing but rounding"
-    power = _whole(nest, nest.result)
+    power = _inline_rows(nest, nest.result)
     for other, node in reductions.items():
-        if node.reduce != "sum" or _whole(nest, node.body) != power:
+        if node.reduce != "sum" or _inline_rows(nest, node.body) != power:
             return f"{other} is not the sum of the exponentials"
     if len(reductions) > 1:
         return f"{len(reductions)} sums are taken, expected one"
@@ -230,14 +230,14 @@ def _names(body: Scalar) -> Iterable[str]:
     return tuple(node_name(n) for n in read_nodes(body))
 
 
-def _whole(nest: RowNest, body: Scalar) -> Scalar:
-    """*body* with the rows that it reads put in."""
+def _inline_rows(nest: RowNest, body: Scalar) -> Scalar:
+    """*body* with the rows that it reads inline in."""
 
-    def put(access: Access) -> Scalar:
+    def inline(access: Access) -> Scalar:
         match access.source:
             case Tensor(called) if called.startswith("#"):
                 node = nest.nodes[int(called[1:])]
-                return _whole(nest, node.body) if isinstance(node, RowNode) else access
+                return _inline_rows(nest, node.body) if isinstance(node, RowNode) else access
         return access
 
-    return map_accesses(body, put)
+    return map_accesses(body, inline)

@@ -90,14 +90,14 @@ def constancy(body: Scalar) -> Constancy | None:
         case Apply("*", args):
             # 0 times a padding of -inf is no number: then nothing is known of the product.
             finite = all(math.isfinite(a.source.value) for a in accesses(body))
-            return _product([constancy(a) for a in args]) if finite else None
+            return _product_constancy([constancy(a) for a in args]) if finite else None
         case Apply("+", args):
-            return _together([constancy(a) for a in args], lambda *v: sum(v))
+            return _join_constancies([constancy(a) for a in args], lambda *v: sum(v))
         case Apply("where", (_, a, b)):
             pair = [constancy(a), constancy(b)]
-            return _together(pair, lambda v, w: v if v == w else math.nan)
+            return _join_constancies(pair, lambda v, w: v if v == w else math.nan)
         case Apply(op, args) if (f := SCALAR_FUNCTIONS.get(op)) and f.compute and not f.has_pole:
-            return _together([constancy(a) for a in args], f.of_numbers)
+            return _join_constancies([constancy(a) for a in args], f.of_numbers)
         case _:
             return None
 
@@ -116,7 +116,7 @@ def reduced_constant(scope: Scope, value: float) -> float:
 
 def confined_range(bound: Bound, x: Iterator) -> tuple[int, int] | None:
     """The half-open range of *x* outside which *bound* is violated whatever other iterators do; None if unknown."""
-    while (inner := _opened(bound)) is not None:
+    while (inner := _undo_quotient(bound)) is not None:
         bound = inner
     k = bound.index.coefficient(x)
     rest = bound.index - as_index(x) * k
@@ -136,7 +136,7 @@ def constant_region(scope: Scope, value: float) -> bool:
     return known.bounds is None or any(map(never_holds, known.bounds))
 
 
-def _opened(bound: Bound) -> Bound | None:
+def _undo_quotient(bound: Bound) -> Bound | None:
     """``lo <= e // d + c < hi`` as a bound of e."""
     match bound.index.terms:
         case ((Quotient(numerator, d), 1),):
@@ -145,16 +145,16 @@ def _opened(bound: Bound) -> Bound | None:
     return None
 
 
-def _product(parts: list[Constancy | None]) -> Constancy | None:
+def _product_constancy(parts: list[Constancy | None]) -> Constancy | None:
     zeros = [p for p in parts if p is not None and p.value == 0]
     if not zeros:
-        return _together(parts, lambda *v: math.prod(v))
+        return _join_constancies(parts, lambda *v: math.prod(v))
     if any(p.bounds is None for p in zeros):
         return Constancy(None, 0)
     return Constancy(tuple(dict.fromkeys(b for p in zeros for b in p.bounds or ())), 0)
 
 
-def _together(parts: list[Constancy | None], combine: Callable[..., float]) -> Constancy | None:
+def _join_constancies(parts: list[Constancy | None], combine: Callable[..., float]) -> Constancy | None:
     """Constant where every part is: the bounds that all parts share."""
     if any(p is None for p in parts):
         return None
@@ -223,7 +223,7 @@ def _must_be_constant(scope: Scope, original: Scope, x: Iterator, lo: int, hi: i
     known = constancy(part)
     where = f"{x.name} ∈ [{lo}, {hi})"
     if x in scope.traversals:
-        return _traversed(scope, original, x, region, where, verb)
+        return _with_outer_value(scope, original, x, region, where, verb)
     neutral = REDUCTIONS[scope.reduce]
     if not constant_region(replace(scope, body=part), neutral):
         wrong = known is not None and known.value != neutral and constant_region(replace(scope, body=part), known.value)
@@ -232,12 +232,12 @@ def _must_be_constant(scope: Scope, original: Scope, x: Iterator, lo: int, hi: i
     return scope
 
 
-def _traversed(scope: Scope, original: Scope, x: Iterator, region: Iterator, where: str, verb: str) -> Scope:
+def _with_outer_value(scope: Scope, original: Scope, x: Iterator, region: Iterator, where: str, verb: str) -> Scope:
     d = scope.traversals.index(x)
     first, last = original.reach[d]
     if verb == "adds" and (region.hi <= first or region.lo >= last):
         return scope  # it could not be read before: nobody does
-    if any(never_holds(b) for b in _violable(scope, x, region)):
+    if any(never_holds(b) for b in _restricted_domain(scope, x, region)):
         return scope  # the domain yields the value there
     part = substitute(scope.body, {x: region})
     known = constancy(part)
@@ -249,7 +249,7 @@ def _traversed(scope: Scope, original: Scope, x: Iterator, region: Iterator, whe
     return replace(scope, value=value)
 
 
-def _violable(scope: Scope, x: Iterator, region: Iterator) -> tuple[Bound, ...]:
+def _restricted_domain(scope: Scope, x: Iterator, region: Iterator) -> tuple[Bound, ...]:
     return substitute_domain(scope.domain, {x: region})
 
 

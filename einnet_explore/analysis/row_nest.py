@@ -100,7 +100,7 @@ class RowPlaces:
         """The names that nothing else may have."""
         return {self.row.name, self.along.name, self.column.name}
 
-    def moved(self, body: Scalar) -> Scalar:
+    def over_columns(self, body: Scalar) -> Scalar:
         """*body* over *column*; raises Refused where it depends on more of a row and a place in it."""
         to = {self.along: as_index(self.column)} if self.dense else {self.row: as_index(self.column) - self.along}
         moved = substitute(body, to)
@@ -125,15 +125,15 @@ class RowNodes:
     def _access(self, access: Access) -> Scalar:
         match access.source:
             case Tensor():
-                return self._read(access)
+                return self._column_or_access(access)
             case Table():
                 raise Refused("coefficients of an algorithm are read")
             case Scope() as inner:
                 return guard(access.index, inner.box, self._scope(inner, access.index), inner.value)
 
-    def _read(self, access: Access) -> Scalar:
+    def _column_or_access(self, access: Access) -> Scalar:
         try:
-            return self._node(ColumnNode(self.places.moved(access)))
+            return self._node(ColumnNode(self.places.over_columns(access)))
         except Refused:
             return access
 
@@ -168,7 +168,7 @@ class RowNodes:
         right, left = split_factors(body, (self.places.along,))
         if started := [s for s in sums if s.lo]:
             raise Refused(f"the summation {started[0].name} starts at {started[0].lo}, expected 0")
-        moved = self.places.moved(mul(*map(inline_scopes, right)))
+        moved = self.places.over_columns(mul(*map(inline_scopes, right)))
         return self._node(
             BandNode(sums, mul(*map(inline_scopes, left)), moved, column_support(moved, self.places.column))
         )
@@ -342,11 +342,11 @@ def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> RowNest:
     right, left = split_factors(scope.body, (n,))
     if not right:
         raise Refused(f"no factor is {n.name}'s")
-    moved = places.moved(mul(*map(inline_scopes, right)))
+    moved = places.over_columns(mul(*map(inline_scopes, right)))
     rows = RowNodes(places)
     product = RowProduct(n, moved, column_support(moved, places.column))
     result = rows.scalar(mul(*left))
-    return _finished(RowNest(scope, batch, row, along, places.column, (), result, Const(1), product, dense), rows)
+    return _assemble(RowNest(scope, batch, row, along, places.column, (), result, Const(1), product, dense), rows)
 
 
 def _band(scope: Scope, row: Iterator) -> RowNest:
@@ -355,7 +355,7 @@ def _band(scope: Scope, row: Iterator) -> RowNest:
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     rows = RowNodes(RowPlaces(row, along, _column(row, along)))
     result = rows.band(scope.summations, scope.body)
-    return _finished(RowNest(scope, batch, row, along, rows.places.column, (), result, Const(1)), rows)
+    return _assemble(RowNest(scope, batch, row, along, rows.places.column, (), result, Const(1)), rows)
 
 
 def _rows(scope: Scope, row: Iterator) -> RowNest:
@@ -364,7 +364,7 @@ def _rows(scope: Scope, row: Iterator) -> RowNest:
         raise Refused(f"rows have {along.extent} elements")
     batch = tuple(x for x in scope.traversals[:-1] if x != row)
     rows = RowNodes(RowPlaces(row, along, _column(row, along)))
-    return _finished(RowNest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)
+    return _assemble(RowNest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)
 
 
 def _column(row: Iterator, along: Iterator) -> Iterator:
@@ -375,22 +375,22 @@ def _dense_column(along: Iterator) -> Iterator:
     return Iterator("u", 0, -(-along.extent // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
-def _finished(nest: RowNest, rows: RowNodes) -> RowNest:
+def _assemble(nest: RowNest, rows: RowNodes) -> RowNest:
     """*nest* with the nodes of *rows*, less those rows that are read once: their reader computes them itself."""
     result, nodes = nest.result, list(rows.nodes)
     for n, node in enumerate(nodes):
         often = [m for body in (*map(_body, nodes), result) for m in read_nodes(body)].count(n)
         if isinstance(node, RowNode) and often == 1:
-            nodes = [_with_body(other, _put(_body(other), n, node.body)) for other in nodes]
-            result = _put(result, n, node.body)
-    used = _used(nodes, result)
+            nodes = [_with_body(other, _inline_node(_body(other), n, node.body)) for other in nodes]
+            result = _inline_node(result, n, node.body)
+    used = _needed_nodes(nodes, result)
     number = {n: k for k, n in enumerate(used)}
-    nodes = [_with_body(nodes[n], _renumbered(_body(nodes[n]), number)) for n in used]
-    result, scale = _apart(_renumbered(result, number), nest.along)
+    nodes = [_with_body(nodes[n], _renumber(_body(nodes[n]), number)) for n in used]
+    result, scale = _split_scale(_renumber(result, number), nest.along)
     return replace(nest, nodes=tuple(nodes), result=result, scale=scale)
 
 
-def _used(nodes: Sequence[Node], result: Scalar) -> list[int]:
+def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:
     """The nodes that the result needs, in order."""
     found: set[int] = set()
     waiting = list(read_nodes(result))
@@ -415,13 +415,13 @@ def _with_body(node: Node, body: Scalar) -> Node:
     return replace(node, body=body) if isinstance(node, RowNode | ReducedNode) else node
 
 
-def _put(body: Scalar, n: int, new: Scalar) -> Scalar:
+def _inline_node(body: Scalar, n: int, new: Scalar) -> Scalar:
     """*body* with what it reads of node *n* replaced; products stay flat."""
     called = node_name(n)
-    return _mapped(body, lambda a: new if isinstance(a.source, Tensor) and a.source.name == called else a)
+    return _map_factors(body, lambda a: new if isinstance(a.source, Tensor) and a.source.name == called else a)
 
 
-def _renumbered(body: Scalar, number: Mapping[int, int]) -> Scalar:
+def _renumber(body: Scalar, number: Mapping[int, int]) -> Scalar:
     def change(access: Access) -> Scalar:
         match access.source:
             case Tensor(called, shape) if called.startswith("#"):
@@ -431,12 +431,12 @@ def _renumbered(body: Scalar, number: Mapping[int, int]) -> Scalar:
     return map_accesses(body, change)
 
 
-def _mapped(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
+def _map_factors(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
     parts = factors(body)
     return mul(*(map_accesses(part, change) for part in parts)) if len(parts) > 1 else map_accesses(body, change)
 
 
-def _apart(body: Scalar, along: Iterator) -> tuple[Scalar, Scalar]:
+def _split_scale(body: Scalar, along: Iterator) -> tuple[Scalar, Scalar]:
     """(the factors of *body* that depend on *along*, the product of the others)."""
     inside: list[Scalar] = []
     outside: list[Scalar] = []
@@ -446,7 +446,7 @@ def _apart(body: Scalar, along: Iterator) -> tuple[Scalar, Scalar]:
             continue
         match factor:
             case Apply("/", (a, b)) if along not in iterators_of(b):
-                more, scale = _apart(a, along)
+                more, scale = _split_scale(a, along)
                 inside.append(more)
                 outside += [scale, Apply("/", (Const(1), b))]
             case _:

@@ -66,7 +66,7 @@ def merge_siblings(siblings: Iterable[Sibling], operand: str, whole: str) -> Mer
     merging = _Merging(base)
     for other in others:
         merging.take_in(other)
-    return merging.built(operand, whole)
+    return merging.build(operand, whole)
 
 
 def source_name(access: Access) -> str:
@@ -109,7 +109,7 @@ class _Merging:
         moved = {y: x for y, (x, _) in found.shift.items()}
         for y in (*other.scope.traversals, *other.scope.summations):
             if y in found.extra:
-                moved[y] = self._joined(y)
+                moved[y] = self._add_iterator(y)
                 self.lacking[moved[y].name] = (found.extra[y], found.extra[y] + 1)
                 member.to[y], member.span[moved[y].name] = as_index(moved[y]), (y.lo, y.hi)
             elif y in found.shift:
@@ -118,10 +118,10 @@ class _Merging:
             elif y not in other.free:
                 member.to[y] = as_index(y.lo)
         if found.extra:
-            self.reading = self._wider(other.reading, found.extra, moved)
+            self.reading = self._widen(other.reading, found.extra, moved)
         self.members.append(member)
 
-    def _wider(self, other: Reading, extra: Mapping[Iterator, int], moved: Mapping[Iterator, Iterator]) -> Reading:
+    def _widen(self, other: Reading, extra: Mapping[Iterator, int], moved: Mapping[Iterator, Iterator]) -> Reading:
         """The reading with the windows that *other* alone has; the members so far are where they have these values."""
         index = []
         for i, j in zip(self.reading.index, other.index, strict=True):
@@ -131,7 +131,7 @@ class _Merging:
             index.append(i + window)
         return Reading(tuple(index), self.reading.summed | set(self.more))
 
-    def _joined(self, y: Iterator) -> Iterator:
+    def _add_iterator(self, y: Iterator) -> Iterator:
         name = y.name
         if name in (taken := {*self.iterators, *(x.name for x in self.base.free)}):
             name = fresh_name(name, taken)
@@ -140,7 +140,7 @@ class _Merging:
         self.more.append(made)
         return made
 
-    def built(self, operand: str, whole: str) -> MergedSiblings:
+    def build(self, operand: str, whole: str) -> MergedSiblings:
         """The equations, once every sibling has its place."""
         count = 0
         for member in self.members:

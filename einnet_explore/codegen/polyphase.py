@@ -58,8 +58,8 @@ from einnet_explore.ir import (
     add,
     as_index,
     map_accesses,
-    subexpressions,
     tensors,
+    walk_scalar,
 )
 from einnet_explore.support.errors import Refused
 
@@ -144,7 +144,7 @@ def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
 
 def conditions_in(body: Scalar) -> Iterable[Compare]:
     """Yield the conditions in *body*."""
-    return (part for part in subexpressions(body) if isinstance(part, Compare))
+    return (part for part in walk_scalar(body) if isinstance(part, Compare))
 
 
 def _threshold(test: Compare, u: Iterator) -> int | None:

@@ -46,12 +46,12 @@ def work(scope: Scope) -> Work:
 
 def _flops(scope: Scope) -> int:
     outputs = prod(scope.shape)
-    terms = prod(_counted(scope, s) for s in scope.summations)
+    terms = prod(_counted_terms(scope, s) for s in scope.summations)
     reduced = 1 if scope.summations else 0
     return outputs * terms * (_operations(scope.body) + reduced)
 
 
-def _counted(scope: Scope, s: Iterator) -> int:
+def _counted_terms(scope: Scope, s: Iterator) -> int:
     if scope.reduce != "sum":
         return s.extent
     return min((s.extent, *_windows(scope.body, s)))

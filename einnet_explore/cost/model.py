@@ -193,7 +193,7 @@ class CostModel:
         if not any(e.via for e in program.equations):
             written = sum(prod(e.scope.shape) for e in rest if e.name in program.outputs)
         best = max(self.device.cache_bandwidth, self.device.memory_bandwidth)
-        moved = written * ELEMENT_BYTES / best if any(map(_computes, rest)) else 0.0
+        moved = written * ELEMENT_BYTES / best if any(map(_is_computation, rest)) else 0.0
         return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:
@@ -206,7 +206,7 @@ class CostModel:
         return max(device.library * utilisation(equation.scope, device.lanes), tiled)
 
 
-def _computes(equation: Equation) -> bool:
+def _is_computation(equation: Equation) -> bool:
     """Whether *equation* does more than move elements, which a view may do at no cost."""
     scope = equation.scope
     return not isinstance(scope.body, Access) or any(y.extent > 1 for y in scope.summations)

@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_explore.interpreter.evaluation import DerivedNumbers, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Value
-from einnet_explore.ir import SCALAR_FUNCTIONS, Access, Apply, Const, Scalar, Scope, Table, scopes, subexpressions
+from einnet_explore.ir import SCALAR_FUNCTIONS, Access, Apply, Const, Scalar, Scope, Table, scopes, walk_scalar
 
 Kink: TypeAlias = "tuple[str, tuple[Scalar, ...]]"
 """A piecewise function and its arguments."""
@@ -45,7 +45,7 @@ def _has_kink(part: Apply) -> bool:
 @lru_cache(1 << 12)
 def kinks(scope: Scope) -> tuple[Kink, ...]:
     """Return the distinct kinks of *scope* and its nested scopes, in order of occurrence."""
-    parts = (part for _, each in scopes(scope) for part in subexpressions(each.body))
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
     return tuple(dict.fromkeys((part.op, part.args) for part in parts if isinstance(part, Apply) and _has_kink(part)))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence, Set
 from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.equations import read_by
+from einnet_explore.analysis.equations import tensor_names
 from einnet_explore.equivalence import sampling
 from einnet_explore.equivalence.assumptions import infinite_results, join_axioms
 from einnet_explore.equivalence.program_diff import (
@@ -80,7 +80,7 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
         name, scope, other = equation.name, equation.scope, others.get(equation.name)
         if other is None or other.box != scope.box:
             continue
-        if other != scope or not changed.isdisjoint(read_by(scope)):
+        if other != scope or not changed.isdisjoint(tensor_names(scope)):
             found = both.compare(name, number, known, whole=name in before.outputs)
             if found is not None and not found.ok:
                 if name not in before.outputs:
@@ -112,7 +112,7 @@ class _AlignedPrograms:
             one, other = self._left.scope(name, kept), self._right.scope(name, kept)
             if one == other:
                 return None
-            mine, theirs = set(read_by(one)), set(read_by(other))
+            mine, theirs = set(tensor_names(one)), set(tensor_names(other))
             if hiding := kept & self._hiding(mine, theirs):
                 kept -= hiding
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Set
 from dataclasses import replace
 from functools import lru_cache
 
-from einnet_explore.analysis.equations import read_by
+from einnet_explore.analysis.equations import tensor_names
 from einnet_explore.equivalence.assumptions import Assumptions
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.term_multiset import Witness, term_difference
@@ -180,7 +180,7 @@ class EquationDefinitions:
         return self._made_of.get(name, frozenset())
 
     def _reads(self, name: str) -> Iterable[str]:
-        return read_by(self._program.equations[self._numbers[name]].scope)
+        return tensor_names(self._program.equations[self._numbers[name]].scope)
 
 
 def outermost_names(names: Set[str], *sides: tuple[EquationDefinitions, Set[str]]) -> Set[str]:

@@ -43,8 +43,8 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
     scopes,
-    subexpressions,
     tensors,
+    walk_scalar,
 )
 
 MAX_REAL_POINTS = 1 << 20
@@ -335,7 +335,7 @@ def _tensors(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
 
 def _constants(scope: Scope) -> Iterable[float]:
     """Yield the finite constants of *scope* and its nested scopes."""
-    parts = (part for _, each in scopes(scope) for part in subexpressions(each.body))
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
     return (float(part.value) for part in parts if isinstance(part, Const) and isfinite(part.value))
 
 
@@ -409,7 +409,7 @@ def _interpret_scalar(body: Scalar, shift: int) -> Scalar:
 
 def _is_real(scope: Scope) -> bool:
     """Whether *scope* has a function over the reals, or a constant that is no integer."""
-    parts = (part for _, each in scopes(scope) for part in subexpressions(each.body))
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
     return any(
         part.op in REAL_FUNCTIONS if isinstance(part, Apply) else isfinite(part.value) and part.value != int(part.value)
         for part in parts

@@ -24,8 +24,8 @@ from einnet_explore.ir.expression import (
     mul,
     padded,
     sub,
-    subexpressions,
     terms,
+    walk_scalar,
 )
 from einnet_explore.ir.index import Atom, Index, IndexLike, Iterator, Quotient, Remainder, as_index
 from einnet_explore.ir.program import (
@@ -109,7 +109,7 @@ __all__ = [
     "scopes",
     "show_path",
     "sub",
-    "subexpressions",
     "tensors",
     "terms",
+    "walk_scalar",
 ]

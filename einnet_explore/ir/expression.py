@@ -277,12 +277,12 @@ def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
     return flat[0] if len(flat) == 1 else Apply(op, tuple(flat))
 
 
-def subexpressions(body: Scalar) -> Iterable[Scalar]:
+def walk_scalar(body: Scalar) -> Iterable[Scalar]:
     """*body* and the arguments in it, each function before its arguments; not inside the scopes that it reads."""
     yield body
     if isinstance(body, Apply):
         for arg in body.args:
-            yield from subexpressions(arg)
+            yield from walk_scalar(arg)
 
 
 def accesses(body: Scalar) -> Iterable[Access]:

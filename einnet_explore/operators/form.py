@@ -58,8 +58,8 @@ class ScopeForm:
 
     def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
         """Where *x* occurs: the operands in the order given, the output last."""
-        if (known := self._grouped.get(operands)) is None:
-            known = self._grouped[operands] = {
+        if (known := self._groupings.get(operands)) is None:
+            known = self._groupings[operands] = {
                 y: "".join("Y" if y in self.occurring[a] else "N" for a in operands)
                 + ("Y" if y in self.traversals else "N")
                 for y in self.iterators
@@ -67,7 +67,7 @@ class ScopeForm:
         return known[x]
 
     @cached_property
-    def _grouped(self) -> dict[tuple[int, ...], dict[Iterator, str]]:
+    def _groupings(self) -> dict[tuple[int, ...], dict[Iterator, str]]:
         return {}
 
     @cached_property
@@ -116,12 +116,12 @@ def read_form(scope: Scope) -> ScopeForm | str:
         case _:
             return f"the body is no single operation over accesses: {body!r}"
     reads = [open_views(read) for read in reads]
-    traversals, back = _keep(scope.traversals), dict[Iterator, Index]()
-    summations = _keep(scope.summations)
-    while (found := _divided(reads, (*traversals, *summations))) is not None:
+    traversals, back = _without_units(scope.traversals), dict[Iterator, Index]()
+    summations = _without_units(scope.summations)
+    while (found := _find_divided(reads, (*traversals, *summations))) is not None:
         x, d = found
         high, low = Iterator(f"{x.name}/{d}", 0, x.extent // d), Iterator(f"{x.name}%{d}", 0, d)
-        reads = [_halved(read, x, high * d + low) for read in reads]
+        reads = [_split_iterator(read, x, high * d + low) for read in reads]
         was = back.pop(x, as_index(x))
         back |= {high: was // d, low: was % d}
         traversals = tuple(y for x_ in traversals for y in ((high, low) if x_ == x else (x_,)))
@@ -136,7 +136,7 @@ def windowed_form(scope: Scope) -> ScopeForm | str:
     return form if isinstance(form, str) else replace(form, reads=tuple(map(split_digits, form.reads)))
 
 
-def _keep(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+def _without_units(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     return tuple(x for x in iterators if x.extent != 1)
 
 
@@ -149,11 +149,11 @@ def open_views(read: Access) -> Access:
     return read
 
 
-def _halved(read: Access, x: Iterator, halves: Index) -> Access:
+def _split_iterator(read: Access, x: Iterator, halves: Index) -> Access:
     return Access(read.source, tuple(i.substitute(lambda y: halves if y == x else y) for i in read.index))
 
 
-def _divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Iterator, int] | None:
+def _find_divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Iterator, int] | None:
     """An iterator that occurs divided by a divisor of its extent: it is two iterators in one."""
     for read in reads:
         for index in read.index:
@@ -169,7 +169,7 @@ def _divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Iterator, 
 def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
     """What an iterator map of *scope* is about: its iterators of extent other than 1, divided ones as two."""
     form = read_form(scope)
-    return _keep((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
+    return _without_units((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
 
 
 def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:

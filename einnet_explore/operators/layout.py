@@ -114,7 +114,7 @@ def split_digits(read: Access) -> Access:
     inner = tuple(make(found) for found, (_, _, make) in zip(names, parts, strict=True))
     value = read.source.value
     view = Scope(tuple(x for found in names for x in found), (), read.source[inner], value=value)
-    padding = tuple(map(_beyond, outer, view.box))
+    padding = tuple(map(_padding_beyond, outer, view.box))
     return Access(padded(fit_padding(view, value), padding), outer)
 
 
@@ -170,6 +170,6 @@ def _digits(index: Index, box: tuple[int, int]) -> Digits:
     )
 
 
-def _beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:
+def _padding_beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:
     (lo, hi), (first, last) = box, index.bounds
     return max(0, lo - first), max(0, last + 1 - hi)

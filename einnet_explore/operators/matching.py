@@ -22,7 +22,7 @@ from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, 
 from einnet_explore.operators.form import ScopeForm, comparable_form, read_form, tensor_maps
 from einnet_explore.operators.layout import flatten, overlaps
 from einnet_explore.operators.operator import Attributes, Operator
-from einnet_explore.operators.solving import Assignment, Layout, iterator_names, laid_out, read_back, solve
+from einnet_explore.operators.solving import Assignment, Layout, iterator_names, lay_out_operand, locate_result, solve
 from einnet_explore.support.errors import Refused
 
 Fixed = Mapping[str, "Iterator | None"]
@@ -51,7 +51,7 @@ def iterator_maps(form: ScopeForm, operator: Operator, operands: tuple[int, ...]
                     or f"{operator.name} takes {len(own)} iterators in group {key}, left over: {iterator_names(rest)}"
                 )
                 break
-            choices.append([cut for order in _orders(form, rest) for cut in _cuts(order, merged)])
+            choices.append([cut for order in _merge_orders(form, rest) for cut in _divide_order(order, merged)])
         else:
             why = "nothing"
             for choice in product(*choices):
@@ -105,7 +105,7 @@ def _constant(read: Access) -> bool:
             return all(t.weight for t in tensors(scope))
 
 
-def _orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
+def _merge_orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
     """The orders of *group* by falling stride in each tensor where it occurs."""
     orders = [tuple(x for x in form.traversals if x in group)]
     for rank in form.ranks:
@@ -113,7 +113,7 @@ def _orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator, ...]
     return list(dict.fromkeys(order for order in orders if len(order) == len(group)))
 
 
-def _cuts(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict[str, tuple[Iterator, ...]]]:
+def _divide_order(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict[str, tuple[Iterator, ...]]]:
     """Ways to give consecutive iterators to consecutive names; spare names come first and stay empty."""
     if len(order) <= len(into):
         yield {name: (x,) for name, x in zip(into[len(into) - len(order) :], order, strict=True)}
@@ -121,7 +121,7 @@ def _cuts(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict[str, tu
         yield {into[0]: order}
     else:
         for n in range(1, len(order) - len(into) + 2):
-            for rest in _cuts(order[n:], into[1:]):
+            for rest in _divide_order(order[n:], into[1:]):
                 yield {into[0]: order[:n], **rest}
 
 
@@ -155,12 +155,12 @@ class OperatorMatch:
         )
 
     @property
-    def solved(self) -> int:
+    def composite_iterators(self) -> int:
         """How many of the iterators stand in composite indices."""
         return sum(len(xs) for name, xs in self.iterators if name not in self.operator.pattern.merged)
 
     @property
-    def kept(self) -> frozenset[int]:
+    def free_accesses(self) -> frozenset[int]:
         """The numbers of the accesses (-1 for the result) that need no eOperator."""
         free = {a for a, layout in zip(self.operands, self.layouts, strict=True) if layout.free}
         return frozenset((*free, -1) if self.output_free else free)
@@ -191,7 +191,7 @@ def match_operator(
                 if direct and (why := _indirect(form, way)):
                     reasons.setdefault(why)
                     continue
-                if not way.composite and len(way.kept) <= len(operands):
+                if not way.composite and len(way.free_accesses) <= len(operands):
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
                     continue
                 found.setdefault((way.operands, way.iterators), way)
@@ -199,10 +199,10 @@ def match_operator(
             reasons.setdefault(str(reason))
     if not found:
         raise Refused(f"no {operator.name}: " + ("; ".join(reasons) or "no dimension can be its composite index"))
-    solved = max(w.solved for w in found.values())
-    best = [w for w in found.values() if w.solved == solved]
-    ways = [w for w in best if not any(w.kept < other.kept for other in best)]
-    return tuple(sorted(ways, key=lambda w: -len(w.kept))[:limit])
+    solved = max(w.composite_iterators for w in found.values())
+    best = [w for w in found.values() if w.composite_iterators == solved]
+    ways = [w for w in best if not any(w.free_accesses < other.free_accesses for other in best)]
+    return tuple(sorted(ways, key=lambda w: -len(w.free_accesses))[:limit])
 
 
 def fit_operator(
@@ -220,7 +220,7 @@ def fit_operator(
     form, pattern = comparable_form(scope, operator), operator.pattern
     if sorted(operands) != list(range(len(form.reads))):
         raise Refused(f"the tensor map {list(operands)} does not number the {len(form.reads)} operands")
-    _assigned(form, operator, operands, iterators)
+    _check_assignment(form, operator, operands, iterators)
     numbers = {f"|{name}|": prod(x.extent for x in iterators.get(name, ())) for name in pattern.iterators}
     windows = solve(form, operator, operands, iterators, numbers)
     if (divisor := pattern.divisor.value(numbers)) != form.divisor:
@@ -232,10 +232,10 @@ def fit_operator(
     for p, a in enumerate(operands):
         own = tuple((name, tuple(iterators.get(name, ()))) for name in pattern.operands[p].names)
         wanted = None if flags is None else tuple((f, flags.get(f, 0)) for f, _ in pattern.operands[p].variants)
-        layout, chosen = laid_out(operator, p, windows.get(p, form.reads[a]), own, numbered, wanted)
+        layout, chosen = lay_out_operand(operator, p, windows.get(p, form.reads[a]), own, numbered, wanted)
         layouts.append(layout)
         attributes |= chosen
-    index, free = read_back(form, operator, iterators, attributes)
+    index, free = locate_result(form, operator, iterators, attributes)
     return OperatorMatch(
         operator,
         tuple(operands),
@@ -267,7 +267,7 @@ def _indirect(form: ScopeForm, way: OperatorMatch) -> str:
     return ""
 
 
-def _assigned(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
+def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
     """Every iterator is given once, to an iterator of its own group."""
     given = [x for xs in iterators.values() for x in xs]
     if sorted(given, key=repr) != sorted(form.iterators, key=repr):

@@ -107,7 +107,7 @@ class Operator:
         own = {name: Iterator(name, 0, numbers[f"|{name}|"]) for name in present}
         reads = list[Scalar]()
         for p, operand in enumerate(pattern.operands):
-            index, shape, padding = self._read(self.dimensions(p, attributes), numbers, own)
+            index, shape, padding = self._read_index(self.dimensions(p, attributes), numbers, own)
             neutral = REDUCTIONS[pattern.reduce]
             source = operands[p] if operands else Tensor(operand.name, shape, padding, neutral)
             if source.shape != shape or any(lo for lo, _ in source.box):
@@ -160,11 +160,11 @@ class Operator:
         if all(d.single is not None for d in dimensions):
             return ()
         numbers = self.numbers(attributes)
-        padding = tuple(_beyond(d, numbers) for d in dimensions)
+        padding = tuple(_padding_beyond(d, numbers) for d in dimensions)
         return padding if any(map(any, padding)) else ()
 
     @staticmethod
-    def _read(
+    def _read_index(
         dimensions: tuple[Dimension, ...], numbers: Mapping[str, int], own: Mapping[str, Iterator]
     ) -> tuple[tuple[Index, ...], tuple[int, ...], Padding]:
         index: list[Index] = []
@@ -183,7 +183,7 @@ class Operator:
         return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
 
 
-def _beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:
+def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:
     """How far an index reaches before and behind its dimension."""
     if d.single is not None:
         return 0, 0

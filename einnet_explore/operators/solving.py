@@ -63,7 +63,7 @@ def solve(
                 f"{dimension!r} of {operator.name} is one affine dimension of its own, "
                 f"{iterator_names(own.values())} stand in {where}"
             )
-        start, stop = _given(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
+        start, stop = _given_range(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
         here = "{} against {}", (dimension, index)
         todo += [Equality(dimension.coefficient(name), index.coefficient(x), *here) for name, x in own.items()]
         todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, *here))
@@ -89,7 +89,7 @@ def iterator_names(iterators: Iterable[Iterator]) -> str:
     return ", ".join(f"{x.name}:{x.extent}" for x in iterators) or "none"
 
 
-def _given(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
+def _given_range(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
     """The part of the source's dimension that the operator is given: the box without what is never read.
 
     Less than a stride may stay unread at the end, as library operators allow.
@@ -147,7 +147,7 @@ class Layout:
 
 
 @lru_cache(maxsize=1 << 13)
-def laid_out(
+def lay_out_operand(
     operator: Operator,
     operand: int,
     read: Access,
@@ -164,7 +164,7 @@ def laid_out(
     if flags is not None:
         orders = [o for o in orders if all(value == o.get(f, 0) for f, value in flags)][:1]
     tried = list[tuple[Layout, dict[str, Attribute]]]()
-    own, read = _renamed(operator, operand, read, dict(iterators), attributes)
+    own, read = _rename_iterators(operator, operand, read, dict(iterators), attributes)
     for order in orders:
         tried.append((_gather(operator, operand, read, own, {**attributes, **order}), order))
         if tried[-1][0].same:
@@ -177,7 +177,7 @@ def laid_out(
     return best, chosen
 
 
-def _renamed(
+def _rename_iterators(
     operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
 ) -> tuple[dict[Dimension, Iterator], Access]:
     """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
@@ -242,7 +242,7 @@ def _merge(parts: tuple[Iterator, ...]) -> Index:
     return total
 
 
-def read_back(
+def locate_result(
     form: ScopeForm, operator: Operator, iterators: Assignment, attributes: Attributes
 ) -> tuple[tuple[Index, ...], bool]:
     """Where the scope's value stands in the call's result, and whether reading it there is free."""

@@ -30,7 +30,7 @@ from einnet_explore.analysis.bilinear import (
     gauss,
     karatsuba,
     laderman,
-    matrix_product,
+    matrix_product_form,
     strassen,
     table_entries,
     wrong_entry,
@@ -142,7 +142,7 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
     m, k, n, (a, b, c) = params.rows, params.between, params.columns, params.sizes
     if m == n or m not in scope.traversals or n not in scope.traversals or k not in scope.summations:
         raise Refused(f"{m.name}, {k.name}, {n.name}: expected a traversal, a summation and another traversal")
-    _checked(params.algorithm, matrix_product(params.sizes), (a * c, a * b, b * c))
+    _checked(params.algorithm, matrix_product_form(params.sizes), (a * c, a * b, b * c))
     for x, parts in ((m, a), (k, b), (n, c)):
         if x.lo or x.extent % parts:
             raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) cannot be cut into {parts} equal blocks from 0")

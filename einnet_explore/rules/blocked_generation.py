@@ -32,7 +32,7 @@ def _instance(program: Program, at: Path) -> Instance:
         raise Refused("the result is one number: there is no traversal to share")
     if not found.cuts():
         x = max(found.result.scope.traversals, key=lambda x: x.extent)
-        cut = found.cut(x, 1, 1)
+        cut = found.make_cut(x, 1, 1)
         again, whole = found.multiplications((cut,)), found.multiplications()
         raise Refused(f"cut along {x.name} it does {again} products, uncut {whole}: no traversal is shared")
     return BLOCKED

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.analysis.bijection import Bijection, bijection
-from einnet_explore.analysis.equations import map_reads, read_by, whole_equation
+from einnet_explore.analysis.equations import map_reads, tensor_names, whole_equation
 from einnet_explore.analysis.indices import parse_index_over, substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
@@ -50,7 +50,7 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
         if equation.name in program.outputs:
             raise Refused(f"{equation.name} is an output, its layout is the caller's")
         return _read_there(program, equation, replace(equation, scope=with_layout(scope, phi), via=None), phi, None)
-    read = {e.name for e in program.equations if equation.name in read_by(e.scope)}
+    read = {e.name for e in program.equations if equation.name in tensor_names(e.scope)}
     if strange := [name for name in params.readers if name not in read]:
         raise Refused(f"{', '.join(strange)} does not read {equation.name}, which {', '.join(sorted(read))} read")
     back = tuple(phi.to_target[x] for x in scope.traversals)
@@ -83,7 +83,7 @@ def _read_there(
     for e in program.equations:
         if e is old:
             out.extend([new] if readers is None else [old, new])
-        elif old.name in read_by(e.scope) and (readers is None or e.name in readers):
+        elif old.name in tensor_names(e.scope) and (readers is None or e.name in readers):
             out.append(replace(e, scope=map_reads(e.scope, old.name, there), via=None))
         else:
             out.append(e)

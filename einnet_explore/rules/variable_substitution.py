@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from einnet_explore.analysis.access_structure import (
     contiguous_groups,
     digits,
-    ordered_by_role,
+    order_by_role,
     residue_divisors,
     skews,
     windows,
@@ -184,7 +184,7 @@ def _by_role(scope: Scope, params: Substitution) -> Substitution:
         return params
     to = dict(params.phi)
     last = next((z for z in inner.traversals if scope.traversals[-1] in to[z.name].iterators), inner.traversals[-1])
-    return Substitution(tuple((z.name, to[z.name]) for z in ordered_by_role(inner, last)))
+    return Substitution(tuple((z.name, to[z.name]) for z in order_by_role(inner, last)))
 
 
 def _inner(scope: Scope) -> Iterable[Scope]:

@@ -47,7 +47,7 @@ class Graph:
     edges: tuple[tuple[str, str, str], ...]
 
 
-def graph(program: Program) -> Graph:
+def computation_graph(program: Program) -> Graph:
     """The graph of *program*: an edge for every tensor that an equation reads, labelled with its shape."""
     nodes = [GraphNode(t.name, "weight" if t.weight else "input", t.name) for t in program.inputs]
     edges: dict[tuple[str, str, str], None] = {}
@@ -70,7 +70,7 @@ def graph(program: Program) -> Graph:
 
 def dot(program: Program, title: str = "") -> str:
     """*program*'s graph in Graphviz's language."""
-    return dot_of(graph(program), title)
+    return dot_of(computation_graph(program), title)
 
 
 def dot_of(drawn: Graph, title: str = "") -> str:

@@ -22,7 +22,7 @@ class TextError(ValueError):
 
 def error_at(node: Tree[Token] | Token, message: str) -> TextError:
     """Return the error at *node* of a syntax tree; ``located`` adds the name of the source."""
-    return TextError("", *_place(node), message)
+    return TextError("", *_locate(node), message)
 
 
 @contextmanager
@@ -33,12 +33,12 @@ def locate_errors(source: str, text: str) -> Generator[None, None, None]:
     except TextError as error:
         raise TextError(error.source or source, error.line, error.column, error.message) from None
     except UnexpectedInput as error:
-        raise _translated(source, text, error) from None
+        raise _translate_error(source, text, error) from None
     except RecursionError:
         raise TextError(source, 1, 1, "the expressions nest too deeply, expected fewer levels") from None
 
 
-def _place(node: Tree[Token] | Token) -> tuple[int, int]:
+def _locate(node: Tree[Token] | Token) -> tuple[int, int]:
     match node:
         case Token(line=int(line), column=int(column)):
             return line, column
@@ -48,7 +48,7 @@ def _place(node: Tree[Token] | Token) -> tuple[int, int]:
             return 1, 1
 
 
-def _translated(source: str, text: str, error: UnexpectedInput) -> TextError:
+def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextError:
     """Lark's error in words."""
     match error:
         case UnexpectedToken(token=Token(type="$END")) | UnexpectedEOF():
@@ -58,11 +58,11 @@ def _translated(source: str, text: str, error: UnexpectedInput) -> TextError:
             found, line, column = repr(str(token)), error.line, error.column
         case _:
             found, line, column = repr(text[error.pos_in_stream or 0]), error.line, error.column
-    expected = _expected(error)
+    expected = _describe_expected(error)
     return TextError(source, line, column, f"found {found}, expected {expected}")
 
 
-def _expected(error: UnexpectedInput) -> str:
+def _describe_expected(error: UnexpectedInput) -> str:
     match error:
         case UnexpectedToken(accepts=set(names)) if names:
             pass

@@ -134,13 +134,13 @@ def find_read_outside(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -
         return None
     if index.affine and not domain:
         return index.bounds
-    reach = _clipped(index, domain)
+    reach = _clip(index, domain)
     boxes = [(index, tuple(domain))]
     for _ in range(MAX_CHECKED_POINTS):
         if not boxes:
             return None
         here, bounds = boxes.pop()
-        first, last = _clipped(here, bounds)
+        first, last = _clip(here, bounds)
         if last < first or (lo <= first and last < hi):
             continue
         if any(b.index.bounds[1] < b.lo or b.hi <= b.index.bounds[0] for b in bounds):
@@ -151,11 +151,11 @@ def find_read_outside(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -
         x = max(wide, key=lambda x: (x.extent, x.name))
         middle = x.lo + x.extent // 2
         for half in (Iterator(x.name, x.lo, middle), Iterator(x.name, middle, x.hi)):
-            boxes.append(_narrowed(here, bounds, x, half))
+            boxes.append(_narrow(here, bounds, x, half))
     return reach
 
 
-def _clipped(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
+def _clip(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
     """The interval of *index*, cut by the bounds that speak of it up to sign and an offset."""
     lo, hi = index.bounds
     for b, sign in product(domain, (1, -1)):
@@ -166,7 +166,7 @@ def _clipped(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
     return lo, hi
 
 
-def _narrowed(index: Index, bounds: tuple[Bound, ...], x: Iterator, half: Iterator) -> tuple[Index, tuple[Bound, ...]]:
+def _narrow(index: Index, bounds: tuple[Bound, ...], x: Iterator, half: Iterator) -> tuple[Index, tuple[Bound, ...]]:
     def to(y: Iterator) -> Iterator:
         return half if y == x else y
 
@@ -203,9 +203,9 @@ def scalar_from_tree(tree: Node, names: Names) -> Scalar:
         case Tree(data="number"):
             return Const(number_from_tree(tree))
         case Tree(data="plus", children=[a, b]):
-            return _joined(tree, add(scalar_from_tree(a, names), scalar_from_tree(b, names)))
+            return _refuse_overflow(tree, add(scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="times", children=[a, b]):
-            return _joined(tree, mul(scalar_from_tree(a, names), scalar_from_tree(b, names)))
+            return _refuse_overflow(tree, mul(scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="minus", children=[a, b]):
             return Apply("-", (scalar_from_tree(a, names), scalar_from_tree(b, names)))
         case Tree(data="over", children=[a, b]):
@@ -214,13 +214,13 @@ def scalar_from_tree(tree: Node, names: Names) -> Scalar:
             inner = scalar_from_tree(a, names)
             return Const(-inner.value) if isinstance(inner, Const) else Apply("neg", (inner,))
         case Tree(data="access", children=[name, _]):
-            return _read(_tensor(name, names), tree, names)
+            return _access_from_tree(_tensor(name, names), tree, names)
         case Tree(data="nested", children=[Tree() as scope, _]):
-            return _read(scope_from_tree(scope, names), tree, names)
+            return _access_from_tree(scope_from_tree(scope, names), tree, names)
         case Tree(data="looked_up", children=[Tree() as table, _]):
-            return _read(table_from_tree(table), tree, names)
+            return _access_from_tree(table_from_tree(table), tree, names)
         case Tree(data="call", children=[Token() as function, *args]):
-            _call(function, args)
+            _check_arity(function, args)
             return Apply(str(function), tuple(scalar_from_tree(a, names) for a in args))
         case Tree(data="choice", children=[Tree(children=[left, Token() as op, right]), a, b]):
             condition = Compare(str(op), index_from_tree(left, names), index_from_tree(right, names))
@@ -233,7 +233,7 @@ def scalar_from_tree(tree: Node, names: Names) -> Scalar:
     raise error_at(tree, f"found {tree}, expected an expression")
 
 
-def _joined(tree: Node, made: Scalar) -> Scalar:
+def _refuse_overflow(tree: Node, made: Scalar) -> Scalar:
     """*made*, whose constants were put together in front, as long as they are a number still."""
     match made:
         case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
@@ -281,9 +281,9 @@ def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[P
     return (padding if any(map(any, padding)) else ()), value, "weight" in given
 
 
-def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
+def _access_from_tree(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
     given = [(node, index_from_tree(node, names)) for node in child_trees(tree)[-1].children]
-    what = _called(source)
+    what = _describe_source(source)
     if len(given) != len(source.box):
         raise error_at(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
     for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
@@ -292,7 +292,7 @@ def _read(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Ac
     return Access(source, tuple(index for _, index in given))
 
 
-def _called(source: Tensor | Table | Scope) -> str:
+def _describe_source(source: Tensor | Table | Scope) -> str:
     match source:
         case Tensor(name):
             return name
@@ -302,7 +302,7 @@ def _called(source: Tensor | Table | Scope) -> str:
             return "the scope"
 
 
-def _call(function: Token, args: list[Node]) -> None:
+def _check_arity(function: Token, args: list[Node]) -> None:
     arity = FUNCTIONS.get(str(function))
     if arity is None:
         raise error_at(function, f"found function {function}, expected one of {', '.join(FUNCTIONS)}")

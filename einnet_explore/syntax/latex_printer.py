@@ -94,9 +94,9 @@ def latex(
 def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
     match it:
         case Program(equations=equations):
-            return _stacked([_equation(e, place.below(n)) for n, e in enumerate(equations)], place.dialect)
+            return _stack_lines([_equation(e, place.below(n)) for n, e in enumerate(equations)], place.dialect)
         case Scope():
-            return _whole(it, place)
+            return _outer_scope(it, place)
         case Index():
             return latex_index(it)
         case _:
@@ -129,7 +129,7 @@ def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect 
     return "\\begin{align*}\n" + " \\\\\n".join(lines) + "\n\\end{align*}"
 
 
-def _stacked(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
+def _stack_lines(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
     if len(equations) == 1 or dialect == "mathtext":
         return "\n".join(map(" = ".join, equations))
     return "\\begin{aligned}\n" + " \\\\\n".join(map(" &= ".join, equations)) + "\n\\end{aligned}"
@@ -137,29 +137,29 @@ def _stacked(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
     via = rf" \qquad \triangleright~{_instance(equation.via)}" if equation.via else ""
-    return latex_name(equation.name), _whole(equation.scope, place) + via
+    return latex_name(equation.name), _outer_scope(equation.scope, place) + via
 
 
-def _whole(scope: Scope, place: _Place) -> str:
+def _outer_scope(scope: Scope, place: _Place) -> str:
     """A scope that is not read by another: its braces are left out where there is no padding to note on them."""
-    return _wrapped(_braced(scope, place) if scope.padding or scope.value else _inside(scope, place), place)
+    return _wrap_marks(_brace_scope(scope, place) if scope.padding or scope.value else _scope_body(scope, place), place)
 
 
-def _wrapped(shown: str, place: _Place) -> str:
+def _wrap_marks(shown: str, place: _Place) -> str:
     if colour := place.marks.get(place.path):
         shown = rf"\underline{{{shown}}}" if place.dialect == "mathtext" else rf"\textcolor{{{colour}}}{{{shown}}}"
     return rf"\htmlData{{p={show_path(place.path)}}}{{{shown}}}" if place.dialect == "katex" else shown
 
 
-def _braced(scope: Scope, place: _Place) -> str:
+def _brace_scope(scope: Scope, place: _Place) -> str:
     edges = r",\,".join(str(lo) if lo == hi else f"({lo},{hi})" for lo, hi in scope.padding)
     notes = [rf"\mathrm{{pad}}~{edges}"] if scope.padding else []
     notes += [rf"\mathrm{{value}}~{latex_number(scope.value)}"] if scope.value else []
     note = r",~".join(notes)
-    return rf"\left\{{{_inside(scope, place)}\right\}}" + (f"^{{{note}}}" if note else "")
+    return rf"\left\{{{_scope_body(scope, place)}\right\}}" + (f"^{{{note}}}" if note else "")
 
 
-def _inside(scope: Scope, place: _Place) -> str:
+def _scope_body(scope: Scope, place: _Place) -> str:
     domain = r",~".join(_bound(b) for b in scope.domain)
     head = _operator(None, scope.traversals, domain, place)
     plain = not scope.summations and scope.reduce == "sum"
@@ -200,20 +200,22 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Access():
             return _access(body, place)
         case Const(value):
-            return _closed(latex_number(value), value < 0 and level > SUM)
+            return _parenthesise(latex_number(value), value < 0 and level > SUM)
         case Compare(op, left, right):
             return f"{latex_index(left)} {_COMPARE[op]} {latex_index(right)}"
         case Apply("+" | "-" as op, (first, *rest)):
             shown = f" {op} ".join((_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest)))
-            return _closed(shown, level > SUM)
+            return _parenthesise(shown, level > SUM)
         case Apply("*", (Const(value), *rest)) if value < 0:
-            return _closed(r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), level > SUM)
+            return _parenthesise(
+                r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), level > SUM
+            )
         case Apply("*", args):
-            return _closed(r"\,".join(_scalar(a, place, ATOM) for a in args), level > PRODUCT)
+            return _parenthesise(r"\,".join(_scalar(a, place, ATOM) for a in args), level > PRODUCT)
         case Apply("/", (above, below)):
             return rf"\frac{{{_scalar(above, place)}}}{{{_scalar(below, place)}}}"
         case Apply("neg", (inner,)):
-            return _closed(f"-{_scalar(inner, place, PRODUCT)}", level > SUM)
+            return _parenthesise(f"-{_scalar(inner, place, PRODUCT)}", level > SUM)
         case Apply(op, args):
             return latex_function(op, [_scalar(a, place) for a in args], place.dialect)
 
@@ -223,7 +225,7 @@ def _access(access: Access, place: _Place) -> str:
     at = ", ".join(latex_index(i) for i in access.index)
     match access.source:
         case Scope() as scope:
-            return f"{_wrapped(_braced(scope, inside), inside)}[{at}]"
+            return f"{_wrap_marks(_brace_scope(scope, inside), inside)}[{at}]"
         case Table() as table:
             return f"{latex_matrix(table, place.dialect)}[{at}]"
         case Tensor() as tensor:
@@ -237,5 +239,5 @@ def _instance(via: Instance) -> str:
     return rf"\mathrm{{{escape_latex(via.operator)}}}({', '.join(shown)})"
 
 
-def _closed(shown: str, parentheses: bool) -> str:
+def _parenthesise(shown: str, parentheses: bool) -> str:
     return rf"\left({shown}\right)" if parentheses else shown

@@ -64,7 +64,7 @@ def latex_index(it: Index) -> str:
     match it:
         case Index(((Remainder(numerator, d), 1),), 0):
             return _modulo(numerator, d)
-    parts = [(k, _times(abs(k), atom)) for atom, k in it.terms]
+    parts = [(k, _product(abs(k), atom)) for atom, k in it.terms]
     parts += [(it.const, str(abs(it.const)))] if it.const or not parts else []
     if parts[0][0] < 0:
         parts.sort(key=lambda part: part[0] < 0)
@@ -72,7 +72,7 @@ def latex_index(it: Index) -> str:
     return ("-" if first[0] < 0 else "") + first[1] + "".join(f"{'-' if k < 0 else '+'}{shown}" for k, shown in rest)
 
 
-def _times(k: int, atom: Atom) -> str:
+def _product(k: int, atom: Atom) -> str:
     factor = "" if k == 1 else str(k)
     match atom:
         case Iterator(text):

@@ -58,7 +58,7 @@ class Template:
         """The program where the parameters have *sizes*; raises TextError, which names them, where there is none."""
         try:
             with locate_errors(self.source, self.text):
-                return program_from_tree(_put(self.tree, sizes))
+                return program_from_tree(_insert_sizes(self.tree, sizes))
         except TextError as error:
             at = ", ".join(f"{name} = {n}" for name, n in sizes.items())
             raise TextError(error.source, error.line, error.column, f"{error.message} (at {at})") from None
@@ -91,18 +91,18 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
     meta = node.meta
     written = " ".join(text[meta.start_pos : meta.end_pos].split())
 
-    def made(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
+    def make(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
         return Assumption(name, op, number, modulus, meta.line, meta.column, written, names, *sides)
 
     match node.children:
         case [Tree(data="iterator", children=[Token() as name])]:
-            return made(str(name), "")
+            return make(str(name), "")
         case [
             Tree(data="iterator", children=[Token() as name]),
             Token(value=">=" | "<=" as op),
             Tree(data="integer", children=[Token() as n]),
         ]:
-            return made(str(name), op, integer_literal(n))
+            return make(str(name), op, integer_literal(n))
         case [
             Tree(data="index_modulo", children=[left, right]),
             Token(value="=="),
@@ -120,16 +120,16 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
                         raise error_at(
                             n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}"
                         )
-                    return made(str(name), "%", number, modulus)
+                    return make(str(name), "%", number, modulus)
             if number:
                 raise error_at(n, f"found the remainder {number} by several parameters, expected 0")
-            return made("", "%", 0, 1, left, right)
+            return make("", "%", 0, 1, left, right)
         case [Tree() as left, Token(value=op), Tree() as right]:
-            return made("", str(op), 0, 1, left, right)
+            return make("", str(op), 0, 1, left, right)
     raise error_at(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
 
 
-def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
+def _insert_sizes(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
     """*tree* with numbers in place of polynomials."""
     match tree:
         case Tree(data=data, children=children) if data in _SIZED:
@@ -140,7 +140,7 @@ def _put(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
             return _integer(tree, _value(tree, sizes))
         case Tree(data=data) if data in _ARITHMETIC and not _iterators(tree, sizes):
             return _integer(tree, _value(tree, sizes))
-    children = [_put(child, sizes) if isinstance(child, Tree) else child for child in tree.children]
+    children = [_insert_sizes(child, sizes) if isinstance(child, Tree) else child for child in tree.children]
     return Tree(tree.data, list(children), tree.meta)
 
 

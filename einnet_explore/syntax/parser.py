@@ -23,7 +23,7 @@ from einnet_explore.syntax.literals import integer_literal, name_from_tree, sign
 
 
 @dataclass(slots=True)
-class _Sofar:
+class _Definitions:
     """What the statements read so far have defined."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -35,29 +35,29 @@ class _Sofar:
 
 def program_from_tree(tree: Tree[Token]) -> Program:
     """The program of a list of statements; outputs are, unless named, the results that nothing reads."""
-    sofar = _Sofar()
+    known = _Definitions()
     for statement in tree.children:
         match statement:
             case Tree(data="declaration"):
-                tensor = _declared(statement)
-                _unused(statement, tensor.name, sofar)
-                sofar.inputs[tensor.name] = sofar.readable[tensor.name] = tensor
+                tensor = _tensor_from_tree(statement)
+                _refuse_redefinition(statement, tensor.name, known)
+                known.inputs[tensor.name] = known.readable[tensor.name] = tensor
             case Tree(data="equation"):
-                equation = _equation(statement, sofar)
-                _unused(statement, equation.name, sofar)
-                sofar.equations[equation.name], sofar.readable[equation.name] = equation, equation.tensor
+                equation = _equation(statement, known)
+                _refuse_redefinition(statement, equation.name, known)
+                known.equations[equation.name], known.readable[equation.name] = equation, equation.tensor
             case Tree(data="output", children=names):
                 for node in names:
-                    if (name := name_from_tree(node)) in sofar.outputs:
+                    if (name := name_from_tree(node)) in known.outputs:
                         raise error_at(node, f"found output {name} twice, expected it once")
-                    sofar.outputs[name] = node
-    if not sofar.equations:
+                    known.outputs[name] = node
+    if not known.equations:
         raise error_at(tree, "found no equation, expected at least one")
-    for name, node in sofar.outputs.items():
-        if name not in sofar.equations and name not in sofar.inputs:
-            raise error_at(node, f"found unknown output {name}, expected one of {', '.join(sofar.readable)}")
-    equations = tuple(sofar.equations.values())
-    return Program(tuple(sofar.inputs.values()), equations, tuple(sofar.outputs) or unread_equations(equations))
+    for name, node in known.outputs.items():
+        if name not in known.equations and name not in known.inputs:
+            raise error_at(node, f"found unknown output {name}, expected one of {', '.join(known.readable)}")
+    equations = tuple(known.equations.values())
+    return Program(tuple(known.inputs.values()), equations, tuple(known.outputs) or unread_equations(equations))
 
 
 def unread_equations(equations: tuple[Equation, ...]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def unread_equations(equations: tuple[Equation, ...]) -> tuple[str, ...]:
     return tuple(e.name for e in equations if e.name not in read)
 
 
-def _declared(tree: Tree[Token]) -> Tensor:
+def _tensor_from_tree(tree: Tree[Token]) -> Tensor:
     name, sizes, *clauses = (child for child in tree.children if isinstance(child, Tree))
     shape = tuple(integer_literal(size) for size in sizes.children)
     if 0 in shape:
@@ -75,15 +75,15 @@ def _declared(tree: Tree[Token]) -> Tensor:
     return Tensor(name_from_tree(name), shape, padding, value, weight)
 
 
-def _equation(tree: Tree[Token], sofar: _Sofar) -> Equation:
+def _equation(tree: Tree[Token], known: _Definitions) -> Equation:
     name, head, body, clauses, *via = tree.children
     assert isinstance(head, Tree) and isinstance(clauses, Tree)
-    scope = scope_from_clauses(head, body, clauses, Names(sofar.readable))
+    scope = scope_from_clauses(head, body, clauses, Names(known.readable))
     return Equation(name_from_tree(name), scope, _instance(via[0]) if via else None)
 
 
-def _unused(tree: Tree[Token], name: str, sofar: _Sofar) -> None:
-    if name in sofar.inputs or name in sofar.equations:
+def _refuse_redefinition(tree: Tree[Token], name: str, known: _Definitions) -> None:
+    if name in known.inputs or name in known.equations:
         raise error_at(tree.children[0], f"found a second definition of {name}, expected another name")
 
 

@@ -97,7 +97,7 @@ def _program(it: Program) -> str:
     for equation in it.equations:
         for tensor in tensors(equation.scope):
             if known.get(tensor.name) != tensor:
-                raise ValueError(_unfit(equation.name, tensor, known.get(tensor.name)))
+                raise ValueError(_describe_mismatch(equation.name, tensor, known.get(tensor.name)))
         known[equation.name] = equation.tensor
     lines = [_declaration(t) for t in it.inputs]
     lines += [text(e) for e in it.equations]
@@ -107,7 +107,7 @@ def _program(it: Program) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _unfit(reader: str, tensor: Tensor, known: Tensor | None) -> str:
+def _describe_mismatch(reader: str, tensor: Tensor, known: Tensor | None) -> str:
     if known is None:
         return f"{reader} reads {tensor.name}, which is neither an input nor an earlier equation"
     fields = ("shape", "padding", "value", "weight", "origin")

@@ -18,7 +18,7 @@ from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
 from einnet_explore.support.wording import count_noun
-from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, dot_of, graph
+from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, computation_graph, dot_of
 from einnet_explore.viz.figure import Figure, figure_from_picture
 from einnet_explore.viz.pictures import (
     Curve,
@@ -182,7 +182,7 @@ _TREE_PIXELS, _TREE_ROW_PIXELS = 840.0, 60.0
 
 def graph_figure(program: Program, title: str = "") -> Figure:
     """Return the figure of the computation graph of *program*."""
-    return draw_graph(graph(program), title)
+    return draw_graph(computation_graph(program), title)
 
 
 def draw_graph(drawn: Graph, title: str = "") -> Figure:

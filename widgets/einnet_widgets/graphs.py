@@ -8,8 +8,7 @@ import graphviz
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, read_path
-from einnet_explore.syntax.computation_graph import NODE_COLOURS, dot
-from einnet_explore.syntax.computation_graph import graph as graph_of
+from einnet_explore.syntax.computation_graph import NODE_COLOURS, computation_graph, dot
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.look import Shown
 
@@ -19,7 +18,7 @@ DRAWN = 50
 
 def graph(program: Program, at: str) -> Shown:
     """Return the graph of *program* as SVG, the paths of its nodes' expressions, and the node selected by *at*."""
-    nodes = graph_of(program).nodes
+    nodes = computation_graph(program).nodes
     if len(nodes) > DRAWN:
         says = f"{len(nodes)} nodes: too many to be drawn here; session.graph() draws them all"
         return {"svg": "", "says": says, "paths": {}, "at": "", "kinds": {}}

@@ -147,12 +147,12 @@ def choose_cuts(chain: Chain, threads: int, machine: Machine) -> tuple[Cut, ...]
 def _column_cuts(chain: Chain, cut: Cut, threads: int, machine: Machine) -> Iterable[tuple[Cut, ...]]:
     """Yield cuts of the traversal of *cut* into at most *threads* blocks that keep products vectorised."""
     x, period = cut.traversal, machine.lanes
-    while 2 * period <= x.extent and not _keeps_vectors(chain, (chain.cut(x, period, 1),), machine):
+    while 2 * period <= x.extent and not _keeps_vectors(chain, (chain.make_cut(x, period, 1),), machine):
         period *= 2
     periods = x.extent // period
     if x.extent % period == 0:
         for size in (n for n in range(1, periods) if periods % n == 0 and periods // n <= threads):
-            if _keeps_vectors(chain, cuts := (chain.cut(x, period, size),), machine):
+            if _keeps_vectors(chain, cuts := (chain.make_cut(x, period, size),), machine):
                 yield cuts
 
 
@@ -183,7 +183,7 @@ def _candidate_cuts(
             # Of the parts that an index counts in, a block may be one; one of several periods lies across them.
             shapes = ((cut.period, size), (cut.period * size, 1))
             for period, count in shapes if often and cut.periods % size == 0 else shapes[:1]:
-                cuts = (*outer, chain.cut(x, period, count))
+                cuts = (*outer, chain.make_cut(x, period, count))
                 if not often or _computed_points(chain, cuts) <= MAX_REPEATED_WORK * whole:
                     yield cuts
                     break

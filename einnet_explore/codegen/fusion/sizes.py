@@ -19,7 +19,7 @@ from einnet_explore.codegen.fusion.operations import (
     read_name,
     whole_dimensions,
 )
-from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses, subexpressions
+from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, Tensor, map_accesses, walk_scalar
 from einnet_explore.support.errors import Refused
 
 MAX_FACTORS = 4
@@ -201,4 +201,4 @@ def size_constants(found: tuple[FusedOperation, ...], sizes: AbstractSizes) -> t
 
 def body_constants(body: Scalar) -> Iterable[float]:
     """Yield the numbers in *body*, left to right."""
-    return (part.value for part in subexpressions(body) if isinstance(part, Const))
+    return (part.value for part in walk_scalar(body) if isinstance(part, Const))

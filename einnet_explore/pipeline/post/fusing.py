@@ -18,13 +18,12 @@ from typing import Any
 
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import is_transposed_for, reads_once
-from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.equations import is_generated, weight_only
 from einnet_explore.ir import VIEW, Access, Equation, Scope, Tensor, accesses, scopes
 from einnet_explore.pipeline.post.steps import (
     apply_rule,
     equation_named,
     generate_equation,
-    is_generated,
     merge_scopes,
     readers_by_name,
 )

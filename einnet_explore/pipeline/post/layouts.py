@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 
 from einnet_explore.analysis.bijection import Bijection, bijection
-from einnet_explore.analysis.equations import map_reads, weight_only
+from einnet_explore.analysis.equations import is_generated, map_reads, weight_only
 from einnet_explore.ir import VIEW, Access, Equation, Program, Scope, Tensor, tensors
 from einnet_explore.pipeline.post.layout_assignment import (
     Mode,
@@ -27,7 +27,6 @@ from einnet_explore.pipeline.post.steps import (
     apply_rule,
     equation_named,
     generate_equation,
-    is_generated,
     match_library_again,
     merge_scopes,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from einnet_explore.analysis.equations import read_by
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, accesses
+from einnet_explore.analysis.equations import is_generated, tensor_names
+from einnet_explore.ir import VIEW, Equation, Program, Scope, accesses
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import (
     BLOCKED_GENERATION,
@@ -19,9 +19,6 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import places
 from einnet_explore.strategies.instantiation import matching_rule
-
-GENERATED = (EOPERATOR, VIEW)
-"""Operators of equations that run as a generated kernel or as none."""
 
 
 def equation_index(program: Program, name: str) -> int:
@@ -43,14 +40,9 @@ def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
     """Return the equations that read each tensor, by name."""
     found: dict[str, tuple[str, ...]] = {}
     for e in program.equations:
-        for name in read_by(e.scope):
+        for name in tensor_names(e.scope):
             found[name] = (*found.get(name, ()), e.name)
     return found
-
-
-def is_generated(e: Equation) -> bool:
-    """Whether *e* is an eOperator or a view."""
-    return e.via is not None and e.via.operator in GENERATED
 
 
 def merge_scopes(derivation: Derivation, name: str) -> Derivation:
