@@ -26,9 +26,9 @@ from onnx import TensorProto, helper
 from benchmarks.longformer import SETTLE, Graph, Sizes, near
 from benchmarks.longformer import expression as banded
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.pipeline.submodels import open_session
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse
 
 Array = npt.NDArray[Any]
@@ -80,7 +80,7 @@ def calls(s: Sizes, full: bool, threads: int) -> Calls:
     mask = None if full else near(at, at, s)
 
     def ours() -> Callable[[], Array]:
-        found = derive_by_rows(expression(s) if full else banded(s))
+        found = fuse_vertically(expression(s) if full else banded(s))
         assert found is not None
         constants = {} if full else {"outside": np.pad(np.zeros(s.rows, np.float32), s.reach, constant_values=-1e9)}
         compiled = compile_program(found.end, threads, constants=constants)

@@ -154,7 +154,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def residues(program: Program) -> Program:
-    """Return *program*, a dilated band, with row residues as a batch, as ``pipeline.row_subprograms`` derives it."""
+    """Return *program*, a dilated band, with row residues as a batch, as ``strategies.vertical_fusion`` derives it."""
     for match in VARIABLE_SUBSTITUTION.matches(program, (0,)):
         longer = Derivation(program).then(match)
         inner = [a.source for a in accesses(longer.end.equations[0].scope.body)]

@@ -22,7 +22,7 @@ import numpy as np
 
 from einnet_evaluation import fused_programs
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
+from einnet_explore.rules import REDUCTION_GENERATION
 from einnet_explore.runtime import fused
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.fused import FusedProgram, bind_unfused
@@ -31,6 +31,7 @@ from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import set_blas_threads
 from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 
 Arrays = Mapping[str, Any]
 EPSILON = np.float32(1e-5)
@@ -143,7 +144,7 @@ def processor_times(calls: Mapping[str, Callable[[], object]], rounds: int = 9) 
 
 def generators(program: Program, arrays: Arrays, threads: int) -> dict[str, Callable[[], object]]:
     """Return *program* as one expression, compiled by each generator of a plan's kernels."""
-    derived = derive_in_one_kernel(program)
+    derived = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert derived is not None
     scope = derived.end.equations[0].scope
     placed = {name: aligned(a) for name, a in arrays.items()}

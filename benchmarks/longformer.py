@@ -24,9 +24,9 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import to_onnx
 from einnet_explore.operators import expressions as ops
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.pipeline.submodels import open_session
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse
 
 Array = npt.NDArray[Any]
@@ -210,7 +210,7 @@ def expression(s: Sizes) -> Program:
 
 def ours(s: Sizes, feeds: Mapping[str, Array], threads: int) -> dict[str, Callable[[], Array]]:
     """Return the derived kernel, and its export run by ONNX Runtime."""
-    found = derive_by_rows(expression(s))
+    found = fuse_vertically(expression(s))
     assert found is not None
     constants = {"outside": np.pad(np.zeros(s.rows, np.float32), s.reach, constant_values=FAR)}
     compiled = compile_program(found.end, threads, constants=constants)

@@ -41,7 +41,6 @@ from einnet_explore.analysis.online_softmax import softmax_homomorphism
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.running_error import bilinear_error_bound, bilinear_growth, run_bilinear
 from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import (
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,
@@ -50,6 +49,7 @@ from einnet_explore.rules import (
     VARIABLE_SUBSTITUTION,
     Derivation,
 )
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 
 # %% [markdown]
 # ## F(2, 3), as in a lecture
@@ -294,6 +294,6 @@ P[m:64, w:96] = E[m, w] / T[m]
 Y[m:64, n:16] = sum[w:96] P[m, w] * V[w, n]
 output Y
 """)
-found = derive_by_rows(attention)
+found = fuse_vertically(attention)
 print([done.match.rule.name for done in found.steps])
 print(found.end.equations[-1].via, "·", certify(attention, found.end).kind)

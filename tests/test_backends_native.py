@@ -26,7 +26,6 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
-from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
 from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
@@ -36,6 +35,7 @@ from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests import kernel_machine
@@ -140,7 +140,7 @@ def test_no_regions(text: str, why: str) -> None:
 )
 def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
-    found = derive_in_one_kernel(program)
+    found = fuse_vertically(program, (REDUCTION_GENERATION,))
     scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
     source = NativeSource(scope, threads)
     rng = np.random.default_rng(0)
@@ -301,7 +301,7 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
     monkeypatch.setattr(implementation_choice, "fastest_implementation", lambda _, ways, *__: list(ways)[-1])
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
-    found = derive_in_one_kernel(program)
+    found = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert found is not None
     chosen = implementation_choice.chooser(threads, TimeStore(tmp_path / "profiles.sqlite"))
     made = compile_program(found.end, threads, choose=chosen)
@@ -319,7 +319,7 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("make", [known.batch_norm, known.instance_norm])
 def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
     program = make(4, 3, 5, 6)
-    found = derive_in_one_kernel(program)
+    found = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert found is not None and len(found.end.equations) == 1
     assert found.end.equations[0].via == Instance(EOPERATOR, (("kind", "reductions"),))
     assert certify(program, found.end).kind in ("proved", "exact")
@@ -337,7 +337,7 @@ def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
     ],
 )
 def test_other_programs_are_not(text: str) -> None:
-    assert derive_in_one_kernel(parse(text)) is None
+    assert fuse_vertically(parse(text), (REDUCTION_GENERATION,)) is None
 
 
 def test_reduction_generation_refuses() -> None:
@@ -348,7 +348,7 @@ def test_reduction_generation_refuses() -> None:
     with pytest.raises(Refused, match="120 points for 30 elements at most"):
         REDUCTION_GENERATION.rewrite(product, (0,), REDUCTION_GENERATION.decode(product, (0,), {}))
     assert "used again" in REDUCTION_GENERATION.explain(product, (0,))
-    found = derive_in_one_kernel(known.softmax(4, 9))
+    found = fuse_vertically(known.softmax(4, 9), (REDUCTION_GENERATION,))
     assert found is not None
     with pytest.raises(Refused, match="instantiated already"):
         REDUCTION_GENERATION.rewrite(found.end, (0,), found.steps[-1].match.params)
@@ -370,4 +370,4 @@ def test_a_normalisation_alone_is_a_subprogram() -> None:
         graph = helper.make_graph([*given_nodes, last], "norm", info[:1], out, [scale])
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         (found,) = split_model(load_model(model))
-        assert derive_in_one_kernel(found.program) is not None
+        assert fuse_vertically(found.program, (REDUCTION_GENERATION,)) is not None

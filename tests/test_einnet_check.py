@@ -31,7 +31,6 @@ from einnet_check.text import Parser
 from einnet_evaluation import cases
 from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -47,6 +46,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.session import records
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -327,7 +327,7 @@ output Y
 
 
 def test_attention_in_one_pass_is_proved_step_by_step() -> None:
-    found = derive_by_rows(ee.parse(ATTENTION))
+    found = fuse_vertically(ee.parse(ATTENTION))
     assert found is not None and found.steps[-1].match.rule.name == "one_pass_generation"
     record = json.loads(json.dumps(records.to_record(found)))
     proof = certificate(record, ATTENTION)

@@ -16,17 +16,19 @@ from einnet_explore.analysis.row_nest import BandNode, ReducedNode, RowNest, Row
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.kernel import block_rows
 from einnet_explore.codegen.rows.vector_products import vector_tile
+from einnet_explore.cost.model import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
 from einnet_explore.onnx_export.export import to_onnx
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.pipeline.subprogram import Subprogram
+from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.strategies.vertical_fusion import fuse_vertically, vertical_fusions
 from einnet_explore.syntax import parse
 
 ATTENTION = """
@@ -122,7 +124,7 @@ def test_what_is_no_band(text: str) -> None:
 
 
 def test_the_nodes_of_attention() -> None:
-    derivation = derive_by_rows(attention(2, 12, 4, 4, 2))
+    derivation = fuse_vertically(attention(2, 12, 4, 4, 2))
     assert derivation is not None
     found = fits(derivation.end.equations[0].scope)
     assert [type(node) for node in found.nodes] == [BandNode, RowNode, ReducedNode, RowNode, ReducedNode]
@@ -147,7 +149,7 @@ def test_columns_that_are_zero_are_known() -> None:
     half=st.integers(1, 20), threads=st.integers(1, 2),
 )  # fmt: skip
 def test_attention_in_one_kernel(b: int, m: int, k: int, n: int, half: int, threads: int) -> None:
-    derivation = derive_by_rows(attention(b, m, k, n, half))
+    derivation = fuse_vertically(attention(b, m, k, n, half))
     assert derivation is not None
     scope = only(derivation.end)
     arrays = arrays_of(scope)
@@ -200,7 +202,7 @@ def test_a_block_of_rows_stays_in_the_cache() -> None:
 def test_residues_become_a_batch_and_every_step_is_proved() -> None:
     start = attention(1, 24, 3, 4, 2, d=4)
     assert match_row_nest(start.equations[0].scope) is None
-    derivation = derive_by_rows(start)
+    derivation = fuse_vertically(start)
     assert derivation is not None
     assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
     assert certify(start, derivation.end).kind == "proved"
@@ -213,16 +215,41 @@ def test_residues_become_a_batch_and_every_step_is_proved() -> None:
     close(compile_program(derivation.end).run(arrays)["Y"], evaluate(start, arrays, np.float64)["Y"])
 
 
+@pytest.mark.parametrize("sizes", [(1, 21, 3, 4, 2, 4), (2, 61, 5, 7, 4, 3), (1, 40, 4, 4, 3, 5), (3, 10, 2, 3, 1, 7)])
+def test_any_dilation_of_any_number_of_rows_is_one_kernel(sizes: tuple[int, int, int, int, int, int]) -> None:
+    """Residues that do not fill a box read guarded rows beyond the last, and nobody reads their results."""
+    start = attention(*sizes)
+    derivation = fuse_vertically(start)
+    assert derivation is not None and len(derivation.end.equations) == 2
+    assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
+    assert certify(start, derivation.end).kind == "proved"
+    arrays = {t.name: np.random.default_rng(1).standard_normal(t.shape).astype(np.float32) for t in start.inputs}
+    close(compile_program(derivation.end).run(arrays)["Y"], evaluate(start, arrays, np.float64)["Y"])
+
+
+def test_vertical_fusion_substitutes_what_saves_most_traffic_first() -> None:
+    start = attention(1, 64, 4, 4, 8)
+    found = [fused.end for fused in vertical_fusions(start)]
+    assert any(len(program.equations) == 1 for program in found) and len(found) > 3
+    first = next(iter(vertical_fusions(start)))
+    assert first.steps[0].match.params.tensor in ("S", "Z", "E", "P")  # bands of 64 x 17, rather than rows of 64
+
+
+def test_fused_variants_compete_with_the_others() -> None:
+    found, _ = find_variants(attention(1, 61, 8, 8, 4, 3), program_seconds, 2, 1.0, states=30)
+    kinds = {variant.kind for variant in found}
+    assert (0, "rows") in kinds and any("rows" not in kind for kind in kinds)
+
+
 @pytest.mark.parametrize(
     "start",
     [
         ee.ops.matmul(8, 8, 8),
         ee.ops.g2bmm(1, 8, 1, 4),
-        attention(1, 21, 3, 4, 2, d=4),  # residues of 21 rows are no box
     ],
 )
 def test_no_work_on_rows(start: Program) -> None:
-    assert derive_by_rows(start) is None
+    assert fuse_vertically(start) is None
 
 
 def test_row_generation_refuses() -> None:
@@ -295,7 +322,7 @@ def test_each_head_is_one_subprogram(heads: list[Subprogram]) -> None:
 
 def test_the_windows_are_read_where_they_lie(heads: list[Subprogram]) -> None:
     """A dilated band, recognised from Pad, Gather and MatMul by its indices alone, made dense by residues."""
-    derivation = derive_by_rows(heads[0].program)
+    derivation = fuse_vertically(heads[0].program)
     assert derivation is not None and certify(heads[0].program, derivation.end).kind == "proved"
     found = fits(derivation.end.equations[0].scope)
     assert [type(node) for node in found.nodes] == [BandNode, RowNode, ReducedNode, RowNode, ReducedNode]
@@ -328,7 +355,7 @@ def exported(scope: Scope) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("sizes", [(2, 50, 8, 16, 6), (1, 33, 5, 7, 9), (1, 4, 3, 3, 6)])
 def test_rows_are_exported_in_chunks(sizes: tuple[int, int, int, int, int]) -> None:
-    derivation = derive_by_rows(attention(*sizes))
+    derivation = fuse_vertically(attention(*sizes))
     assert derivation is not None
     scope = only(derivation.end)
     arrays = arrays_of(scope)

@@ -57,7 +57,6 @@ from einnet_explore.pipeline.numerics import (
 )
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.request import make_settings as asked
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.variants import Variant, find_variants
@@ -74,6 +73,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.support.errors import BackendError
 from tests.test_online_softmax import attention
 
@@ -150,7 +150,7 @@ def test_every_rule_has_a_level() -> None:
     assert allowed_rules(ALL_RULES, "approximate") == ALL_RULES
     exact = {rule.name for rule in allowed_rules(RULES, "exact")}
     assert "summation_splitting" not in exact and "traversal_merging" in exact
-    derivation = derive_by_rows(attention(1, 5, 7, 3, 4))
+    derivation = fuse_vertically(attention(1, 5, 7, 3, 4))
     assert derivation is not None and derivation_level(derivation) == "approximate"
     assert derivation_level(Derivation(derivation.start)) == "exact"
 
@@ -309,7 +309,7 @@ def test_badges_of_matrix_products() -> None:
 
 
 def test_a_softmax_in_one_pass_is_rescaled() -> None:
-    derivation = derive_by_rows(attention(1, 5, 40, 3, 4))
+    derivation = fuse_vertically(attention(1, 5, 40, 3, 4))
     assert derivation is not None
     found = badged(derivation)
     assert found.level == "approximate" and "one pass generation" in found.rules

@@ -27,11 +27,11 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
-from einnet_explore.pipeline.row_subprograms import derive_by_rows
-from einnet_explore.rules import ONE_PASS_GENERATION
+from einnet_explore.rules import ONE_PASS_GENERATION, Derivation
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import TvmKernel, tvm_source
+from einnet_explore.strategies.vertical_fusion import FusionState, fuse_vertically, substitute_intermediate
 from einnet_explore.syntax import parse
 from tests.rules_kit import refuses
 from tests.test_longformer import attention as banded
@@ -62,7 +62,7 @@ def attention(b: int, m: int, w: int, k: int, n: int, score: str = PLAIN) -> Pro
 
 
 def derived(program: Program) -> Scope:
-    derivation = derive_by_rows(program)
+    derivation = fuse_vertically(program)
     assert derivation is not None
     (equation,) = derivation.end.equations
     return equation.scope
@@ -141,7 +141,7 @@ def test_a_broken_law_is_told() -> None:
 @pytest.mark.parametrize("score", [PLAIN, MASKED, CAUSAL, "tanh(S[b, m, w]) * bias[w]"])
 def test_the_derivation_ends_in_one_equation(score: str) -> None:
     start = attention(2, 6, 9, 4, 3, score)
-    derivation = derive_by_rows(start)
+    derivation = fuse_vertically(start)
     assert derivation is not None and derivation.end.equations[0].via == Instance(EOPERATOR, (("kind", "one_pass"),))
     assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
     assert certify(start, derivation.end).kind == "proved"
@@ -177,15 +177,13 @@ def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
     text = ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN)
     assert old in text
     wrong = parse(text.replace(old, new))
-    assert derive_by_rows(wrong) is None
-    from einnet_explore.pipeline.row_subprograms import _merge_reindexings, substitute_into_readers
-    from einnet_explore.rules import Derivation
-
-    merged = _merge_reindexings(substitute_into_readers(Derivation(wrong)))
-    assert merged is not None
-    refuses(ONE_PASS_GENERATION, merged.end, (0,), why)
-    assert why in explained(ONE_PASS_GENERATION, merged.end)
-    assert not list(ONE_PASS_GENERATION.propose(merged.end, (0,)))
+    state = FusionState(Derivation(wrong))
+    for equation in wrong.equations[:-1]:
+        state = substitute_intermediate(state, equation.name)
+    fused = state.derivation.end
+    refuses(ONE_PASS_GENERATION, fused, (0,), why)
+    assert why in explained(ONE_PASS_GENERATION, fused)
+    assert not list(ONE_PASS_GENERATION.propose(fused, (0,)))
 
 
 def test_one_pass_generation_refuses() -> None:
@@ -194,7 +192,7 @@ def test_one_pass_generation_refuses() -> None:
     refuses(ONE_PASS_GENERATION, product, (0,), "takes no parameters, found block", block=4)
     pool = parse("tensor A[4, 5]\nY[m:4] = max[w:5] A[m, w]")
     refuses(ONE_PASS_GENERATION, pool, (0,), "no row values, of a band or of every column")
-    derivation = derive_by_rows(attention(1, 5, 7, 3, 4))
+    derivation = fuse_vertically(attention(1, 5, 7, 3, 4))
     assert derivation is not None
     refuses(ONE_PASS_GENERATION, derivation.end, (0,), "instantiated already, by eOperator")
     before = derivation.steps[-1].before
@@ -269,7 +267,7 @@ def model(m: int, w: int, features: int, mask: bool) -> onnx.ModelProto:
 def test_a_model_is_one_subprogram_and_one_kernel(mask: bool) -> None:
     made = model(20, 30, 8, mask)
     (part,) = split_model(load_model(made))
-    derivation = derive_by_rows(part.program)
+    derivation = fuse_vertically(part.program)
     assert derivation is not None and len(derivation.end.equations) == 1
     rng = np.random.default_rng(1)
     feeds = {name: rng.standard_normal((1, 2, 20 if name == "q" else 30, 8)).astype(np.float32) for name in "qkv"}

@@ -27,13 +27,14 @@ from einnet_explore.codegen.register_tiles import best_tile
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Program, Scope, tensors
 from einnet_explore.pipeline.history import TuningHistory
-from einnet_explore.pipeline.row_subprograms import derive_in_one_kernel
+from einnet_explore.rules import REDUCTION_GENERATION
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.generated import choose_tile, tiled_contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import profile_key
 from einnet_explore.session.many_searches import run_search
+from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse
 from tests.test_backends_native import GATHERED, OVERLAP
 from tests.test_blocked import convolution, in_blocks
@@ -97,7 +98,7 @@ def _last(program: Program) -> Scope:
 
 
 def _in_one(program: Program) -> Scope:
-    found = derive_in_one_kernel(program)
+    found = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert found is not None
     return _last(found.end)
 

@@ -9,6 +9,9 @@ Contractions that may merge (horizontal fusion, Fig. 3 and Fig. 15) are joined i
 parts: siblings, which read one value in a way that sibling merging accepts, and their followers in parallel, with equal
 sizes and no activation in between.
 
+Two contractions are joined with the work on rows between them (a softmax between scores and values) if vertical fusion
+finds one kernel for all of it.
+
 Every subprogram is convex, and so are all together: with each as one node the graph stays acyclic.
 """
 
@@ -16,19 +19,68 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from math import prod
 
 import numpy as np
 
-from einnet_explore.ir import Equation, tensors
+from einnet_explore.analysis.counts import intensity
+from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 from einnet_explore.pipeline.node_groups import NodeGroups, work_kind
-from einnet_explore.pipeline.row_subprograms import join_rows
-from einnet_explore.pipeline.subprogram import Subprogram
+from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
+from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.sibling_merging import Siblings
+from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
+
+ROW_WORK_KINDS = ("elementwise", "activation", "layout", "reduction")
+"""Kinds of work on rows that may stand between two contractions."""
+
+
+def join_rows(units: NodeGroups) -> None:
+    """Join two contractions and the nodes between them if all of it is work on rows."""
+    for last in units.understood:
+        if units.kind(last) == "contraction":
+            group = _between(units, last)
+            if sum(units.kind(n) == "contraction" for n in group) == 2 and _by_rows(units, group):
+                for n in sorted(group):
+                    for source in sorted(units.before[n] & group):
+                        units.join(source, n)
+
+
+def _by_rows(units: NodeGroups, group: set[int]) -> bool:
+    equations = tuple(e for n in sorted(group) for e in units.understood[n])
+    return fuses_into_one(anonymize(assemble(equations, (equations[-1].name,))).program)
+
+
+@lru_cache(256)  # layers of one model are often equal
+def fuses_into_one(program: Program) -> bool:
+    """Whether vertical fusion leaves one compute-bound kernel and nothing open."""
+    finished = (done for fused in vertical_fusions(program) if (done := generate_rest(fused)) is not None)
+    return any(sum(intensity(e.scope) >= COMPUTE_BOUND for e in done.end.equations) == 1 for done in finished)
+
+
+def _between(units: NodeGroups, last: int) -> set[int]:
+    """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either."""
+    group, waiting = {last}, [last]
+    while waiting:
+        n = waiting.pop()
+        for source in sorted(units.before[n] - group):
+            front = n == last or units.kind(n) in ROW_WORK_KINDS
+            kinds = (*ROW_WORK_KINDS, "contraction") if front and not _first(units, group) else ("layout",)
+            alone = units.after[source] <= group and len(units.model.nodes[source].results) == 1
+            if alone and units.kind(source) in kinds and len(units.members[units.of[source]]) == 1:
+                group.add(source)
+                waiting.append(source)
+    return group
+
+
+def _first(units: NodeGroups, group: set[int]) -> bool:
+    """Whether *group* holds both contractions."""
+    return sum(units.kind(n) == "contraction" for n in group) > 1
 
 
 def join_siblings(units: NodeGroups) -> None:

@@ -12,15 +12,15 @@ from functools import partial
 from math import inf
 
 from einnet_explore.analysis.counts import intensity
-from einnet_explore.ir import EOPERATOR, VIEW, Program, Table, accesses
+from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.numerics import allowed_rules, derivation_level, is_within
-from einnet_explore.pipeline.row_subprograms import derive_by_rows, derive_in_one_kernel
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.strategies.closure import Limits, candidates, compute_bound
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 from einnet_explore.support.limits import MemoryWatch, WorkClock
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
@@ -31,6 +31,15 @@ FIRST_VARIANT_TIME_FACTOR = 10
 
 MAX_ESTIMATE_RATIO = 3.0
 """A variant is worth measuring if its estimate is below this multiple of the original's measured time."""
+
+MAX_ESTIMATE_SPREAD = 10.0
+"""A finalist's estimate is below this multiple of the cheapest variant's: a larger gap is no error of the model."""
+
+MAX_FUSED = 4
+"""Vertical fusions of a subprogram that become variants, the cheapest of each kind."""
+
+NESTED_SUM_KINDS = (EOperatorKind.ROWS, EOperatorKind.ONE_PASS, EOperatorKind.REDUCTIONS)
+"""The kinds of generated kernels that compute several reductions of one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +94,10 @@ def find_variants(
 ) -> tuple[list[Variant], int]:
     """Return the variants of a subprogram, cheapest first, and the number of states seen (0: not counted).
 
-    Several compute-bound expressions are searched one by one and merged where possible (Algorithm 1).  A program that
-    runs by rows in one kernel has no other variant.
+    Intermediates are computed inside their readers where that can be generated (vertical fusion).  Several
+    compute-bound expressions are searched one by one and merged where possible (Algorithm 1).
     """
-    if (rows := derive_by_rows(program)) is not None and is_within(derivation_level(rows), numerics):
-        return [_made(cost(rows.end)[0], rows)], 0
-    whole = derive_in_one_kernel(program)
-    also = (
-        [_made(cost(whole.end)[0], whole)] if whole is not None and is_within(derivation_level(whole), numerics) else []
-    )
+    also = fused_variants(program, cost, numerics)
     seen = 0
     if len(compute_bound(program)) > 1:
         limits = Limits(
@@ -111,6 +115,17 @@ def find_variants(
     return sorted((*found, *also), key=lambda v: v.seconds), seen
 
 
+def fused_variants(program: Program, cost: Cost, numerics: str = "approximate") -> tuple[Variant, ...]:
+    """Return the cheapest vertical fusion of *program* of each kind that leaves no equation open, cheapest first."""
+    best: dict[Hashable, Variant] = {}
+    for fused in vertical_fusions(program):
+        done = generate_rest(fused)
+        if done is not None and is_within(derivation_level(done), numerics):
+            found = _made(cost(done.end)[0], done)
+            best[found.kind] = min(found, best.get(found.kind, found), key=lambda v: v.seconds)
+    return tuple(sorted(best.values(), key=lambda v: v.seconds))[:MAX_FUSED]
+
+
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
     return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
@@ -121,14 +136,20 @@ def _made(seconds: float, derivation: Derivation) -> Variant:
 
 
 def _kind(program: Program) -> Hashable:
-    """Return the library operators that *program* calls, with repeats, and the number of sums with coefficients."""
-    vias = [e.via.operator for e in program.equations if e.via]
+    """Return the library operators and kernels of nested sums, and the number of sums with coefficients."""
     tables = sum(any(isinstance(a.source, Table) for a in accesses(e.scope.body)) for e in program.equations)
-    return tables, *sorted(name for name in vias if name not in (EOPERATOR, VIEW))
+    vias = [e.via for e in program.equations if e.via]
+    nested = [via.eoperator_kind for via in vias if via.eoperator_kind in NESTED_SUM_KINDS]
+    return tables, *sorted([*(via.operator for via in vias if via.is_library_call), *nested])
 
 
 def select_finalists(ranked: Iterable[Variant], most: int, below: float) -> tuple[Variant, ...]:
-    """Return at most *most* of *ranked*, estimated below *below* seconds: the best of each kind, then the next best."""
+    """Return at most *most* of *ranked*, estimated below *below* seconds: the best of each kind, then the next best.
+
+    Those far above the cheapest are left out: they would only take time to measure.
+    """
+    ranked = tuple(ranked)
+    below = min(below, MAX_ESTIMATE_SPREAD * min((variant.seconds for variant in ranked), default=inf))
     promising = [variant for variant in ranked if variant.seconds < below]
     first: dict[Hashable, Variant] = {}
     for variant in promising:

@@ -1,0 +1,177 @@
+r"""Vertical fusion as a search: intermediates are computed inside the kernels that read them.
+
+.. code-block:: text
+
+    Q = {program}; while Q: take the state with the least traffic
+        substitute one intermediate into all its readers (expression fusion, inlining), merge re-indexings
+        yield it if each equation that has taken an intermediate in can be generated: element by element, by rows, in
+        one pass, with its reductions; as it stands, or after a variable substitution (residues of a dilated window)
+
+Traffic is the bytes that equations read and write if each is one kernel.  Activations between two contractions (a
+softmax between scores and values, EinNet Fig. 14) end the reach of rules on one expression; here their intermediates
+are never written.  Equations that have taken nothing in stay open: the search of single expressions derives them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import Any, TypeAlias
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.counts import bytes_moved
+from einnet_explore.analysis.equations import equation_number, readers, weight_only
+from einnet_explore.ir import Path, Program
+from einnet_explore.rules import (
+    BOUNDARY_RELAXING,
+    DEAD_EQUATION,
+    EOPERATOR_GENERATION,
+    EXPRESSION_FUSION,
+    EXPRESSION_INLINING,
+    ONE_PASS_GENERATION,
+    REDUCTION_GENERATION,
+    ROW_GENERATION,
+    TRAVERSAL_MERGING,
+    VARIABLE_SUBSTITUTION,
+    Derivation,
+    Refused,
+    Rule,
+)
+from einnet_explore.strategies.moves import clean
+from einnet_explore.strategies.strategy import is_rereading
+
+Kernels: TypeAlias = "tuple[Rule[Any], ...]"
+
+KERNEL_RULES: Kernels = (ROW_GENERATION, ONE_PASS_GENERATION, REDUCTION_GENERATION)
+"""The rules that generate a scope with sums nested in it."""
+
+ELEMENT_BYTES = 4
+
+EXTRA_STATES = 16
+"""States that a search examines beyond the chain that substitutes everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionState:
+    """A derivation, and the names of the open equations that have taken an intermediate in."""
+
+    derivation: Derivation
+    fused: frozenset[str] = frozenset()
+
+
+def vertical_fusions(program: Program, kernels: Kernels = KERNEL_RULES) -> Iterable[Derivation]:
+    """Yield derivations of *program* in which kernels of several reductions compute their intermediates themselves.
+
+    Equations that have taken nothing in are still open.
+    """
+    serial = count()
+    left = len(program.equations) + EXTRA_STATES
+    queue = [(0, next(serial), FusionState(Derivation(program)), "")]
+    seen: set[Hashable] = set()
+    while queue and left:
+        _, _, state, intermediate = heapq.heappop(queue)
+        try:
+            state = substitute_intermediate(state, intermediate) if intermediate else state
+        except Refused:
+            continue
+        key = program_key(state.derivation.end)
+        if key in seen:
+            continue
+        seen.add(key)
+        left -= 1
+        yield from generate_fused(state, kernels)
+        for saved, name in _savings(state.derivation.end):
+            heapq.heappush(queue, (traffic(state.derivation.end) - saved, next(serial), state, name))
+
+
+def fuse_vertically(program: Program, kernels: Kernels = KERNEL_RULES) -> Derivation | None:
+    """Return a derivation that leaves no product and no reduction of *program* outside generated kernels, or None.
+
+    It is the one with the least number of kernels, then the one that the first of *kernels* generates.
+    """
+
+    def rank(done: Derivation) -> tuple[int, int]:
+        rules = [step.match.rule for step in done.steps]
+        return len(done.end.equations), min(n for n, rule in enumerate(kernels) if rule in rules)
+
+    finished = (done for found in vertical_fusions(program, kernels) if (done := generate_rest(found)) is not None)
+    return min(finished, key=rank, default=None)
+
+
+def traffic(program: Program) -> int:
+    """The bytes that the equations of *program* read and write at run time, each as one kernel."""
+    constant = weight_only(program)
+    return sum(bytes_moved(e.scope) for e in program.equations if e.name not in constant)
+
+
+def _savings(program: Program) -> Iterable[tuple[int, str]]:
+    """Yield the intermediates of *program* and the bytes that are saved if each of its readers computes them."""
+    for equation in program.equations:
+        if equation.via is None and equation.name not in program.outputs:
+            found = readers(program, equation.name)
+            if all(program.equations[n].via is None for n in found):
+                yield ELEMENT_BYTES * prod(equation.scope.shape) * (len(found) + 1), equation.name
+
+
+def substitute_intermediate(state: FusionState, name: str) -> FusionState:
+    """Substitute the equation called *name* into all its readers, if any, and merge re-indexings; raises Refused."""
+    derivation = state.derivation
+    found = [derivation.end.equations[n].name for n in readers(derivation.end, name)]
+    rule = EXPRESSION_FUSION if len(found) == 1 else EXPRESSION_INLINING
+    for reader in found:
+        at = (equation_number(derivation.end, reader),)
+        derivation = derivation.then(rule.match(derivation.end, at, tensor=name))
+    if len(found) != 1:
+        derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (equation_number(derivation.end, name),)))
+    return FusionState(_tidy(derivation, TRAVERSAL_MERGING), (state.fused - {name}) | set(found))
+
+
+def _tidy(derivation: Derivation, *rules: Rule[Any]) -> Derivation:
+    for match in clean(derivation.end, final=True, rules=rules)[0]:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def generate_fused(state: FusionState, kernels: Kernels) -> Iterable[Derivation]:
+    """Yield *state* with its fused equations generated, one of them at least by a rule for nested sums."""
+    found = [state.derivation] if state.fused else []
+    for name in sorted(state.fused):
+        found = [longer for derivation in found for longer in _generate(derivation, name, kernels)]
+    plain = len(state.derivation.steps)
+    yield from (done for done in found if any(step.match.rule in kernels for step in done.steps[plain:]))
+
+
+def _generate(derivation: Derivation, name: str, kernels: Kernels) -> Iterable[Derivation]:
+    """Yield derivations that can generate the equation called *name*: as it stands, or after one substitution."""
+    at = (equation_number(derivation.end, name),)
+    if any(True for _ in EOPERATOR_GENERATION.matches(derivation.end, at)):
+        yield derivation  # low intensity: it is generated with the rest
+        return
+    yield from _kernels(derivation, at, kernels)
+    for match in VARIABLE_SUBSTITUTION.matches(derivation.end, _computing(derivation.end, at)):
+        yield from _kernels(_tidy(derivation.then(match), BOUNDARY_RELAXING, TRAVERSAL_MERGING), at, kernels)
+
+
+def _kernels(derivation: Derivation, at: Path, kernels: Kernels) -> Iterable[Derivation]:
+    """Yield *derivation* with the equation at *at* run by each kernel for nested sums that can."""
+    at = _computing(derivation.end, at)
+    return (derivation.then(match) for rule in kernels for match in rule.matches(derivation.end, at))
+
+
+def _computing(program: Program, at: Path) -> Path:
+    """Return the path of the scope that the equation at *at* re-indexes, or *at*."""
+    return (*at, 0) if is_rereading(program.scope_at(at)) else at
+
+
+def generate_rest(derivation: Derivation) -> Derivation | None:
+    """Generate the open equations of *derivation* as eOperators and views; None if one is refused."""
+    for n, equation in enumerate(derivation.end.equations):
+        if equation.via is None:
+            match = next(iter(EOPERATOR_GENERATION.matches(derivation.end, (n,))), None)
+            if match is None:
+                return None
+            derivation = derivation.then(match)
+    return derivation
