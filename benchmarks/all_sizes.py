@@ -9,8 +9,7 @@ from typing import Any
 
 import einnet_explore as ee
 from einnet_explore.parametric.family import FamilyDerivation
-from einnet_explore.parametric.operator_calls import operator_mismatch
-from einnet_explore.parametric.proof import prove_step
+from einnet_explore.parametric.proof import operator_mismatch, prove_step
 
 LINE = """param H >= 3, C, F
 tensor A[H, C] pad [1, 0]

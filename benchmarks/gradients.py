@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import einnet_explore as ee
-from einnet_explore.autodiff import Passes, cse, pareto_front, split_passes
+from einnet_explore.autodiff.stash import Passes, cse, pareto_front, split_passes
 from einnet_explore.ir import Program
 from einnet_explore.runtime.measurement import Timing, settle_seconds, time_calls, times_faster
 from einnet_explore.runtime.program import CompiledProgram, compile_program

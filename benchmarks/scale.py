@@ -24,7 +24,7 @@ from typing import Any
 import einnet_explore as ee
 from einnet_explore.cli.output import format_table
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import run_search
+from einnet_explore.session.run import run_search
 from einnet_explore.support.executors import ProcessExecutor, SerialExecutor, gather_results, submit_work
 
 STATES = 400

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from einnet_evaluation import benchmark, write_model
     from einnet_explore.analysis.canonical_keys import program_key
-    from einnet_explore.autodiff import cse
-    from einnet_explore.autodiff.gradients import grad
+    from einnet_explore.autodiff.differentiation import grad
+    from einnet_explore.autodiff.stash import cse
     from einnet_explore.cost import program_seconds
     from einnet_explore.equivalence.certificate import Certificate, certify
     from einnet_explore.interpreter.evaluation import evaluate
@@ -70,8 +70,8 @@ __all__ = [
 
 _HOMES = {
     "einnet_evaluation": ("benchmark", "write_model"),
-    "einnet_explore.autodiff": ("cse",),
-    "einnet_explore.autodiff.gradients": ("grad",),
+    "einnet_explore.autodiff.stash": ("cse",),
+    "einnet_explore.autodiff.differentiation": ("grad",),
     "einnet_explore.cost": ("program_seconds",),
     "einnet_explore.equivalence.certificate": ("Certificate", "certify"),
     "einnet_explore.interpreter.evaluation": ("evaluate",),

@@ -12,7 +12,7 @@ import pytest
 from test_cli import CASE
 
 from einnet_explore.cli import main, sweep
-from einnet_explore.session.many_searches import run_search
+from einnet_explore.session.run import run_search
 from einnet_explore.support.executors import SerialExecutor
 from einnet_explore.viz.tables import ResultTable
 

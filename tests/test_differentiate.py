@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.autodiff.adjoints import preimage
-from einnet_explore.autodiff.differentiation import assert_linear, differentiate
-from einnet_explore.autodiff.gradients import inline_injective
+from einnet_explore.autodiff.differentiation import assert_linear, differentiate, inline_injective
 from einnet_explore.cli import main
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.interpreter.evaluation import evaluate

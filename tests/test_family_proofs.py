@@ -18,18 +18,14 @@ import einnet_explore as ee
 from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import Program
 from einnet_explore.parametric import schema as display
+from einnet_explore.parametric.conjecture import Lattice
 from einnet_explore.parametric.decision import find_solution_values, solve_with_z3
 from einnet_explore.parametric.family import FamilyDerivation, family
-from einnet_explore.parametric.interpolation import Lattice
-from einnet_explore.parametric.linear_forms import add_forms
-from einnet_explore.parametric.operator_calls import operator_mismatch
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
-from einnet_explore.parametric.proof import prove_legal, prove_step
-from einnet_explore.parametric.schema import Schema, instantiate_schema
-from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, polynomial_value, terms_of
+from einnet_explore.parametric.proof import judge_step, operator_mismatch, prove_legal, prove_step, raise_least_sizes
+from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema
+from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, add_forms, polynomial_value, terms_of
 from einnet_explore.parametric.space import ParametricSpace
-from einnet_explore.parametric.statement import literal_schema
-from einnet_explore.parametric.verdicts import judge_step, raise_least_sizes
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 from einnet_explore.syntax.parametric_text import parse_template

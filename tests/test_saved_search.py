@@ -17,8 +17,8 @@ import einnet_explore as ee
 from einnet_explore.checker.record import RecordError
 from einnet_explore.cli import main
 from einnet_explore.rules import Match
-from einnet_explore.session import saved_search
 from einnet_explore.session.run import Run
+from einnet_explore.session.running_search import saved_search_from_json, saved_search_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Pruned, SearchEvent
 from einnet_explore.strategies.options import Options
@@ -114,9 +114,9 @@ def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
 def test_another_way_than_before_is_noticed() -> None:
     run = started("paper")
     list(islice(run, 30))
-    data = saved_search.saved_search_to_json(run)
+    data = saved_search_to_json(run)
     data["states"].append(data["states"][1])
-    back = saved_search.saved_search_from_json(Run, data, ee.program_seconds)
+    back = saved_search_from_json(Run, data, ee.program_seconds)
     n = len(data["states"])
     with pytest.raises(ValueError, match=rf"takes another way than when it was saved, from state \d+ of {n} on"):
         list(back)
@@ -133,26 +133,26 @@ def test_another_way_than_before_is_noticed() -> None:
     ],
 )
 def test_files_that_are_not_saved_searches(change: dict[str, object], words: str) -> None:
-    data = saved_search.saved_search_to_json(started("paper")) | change
+    data = saved_search_to_json(started("paper")) | change
     with pytest.raises(RecordError, match=words):
-        saved_search.saved_search_from_json(Run, data, ee.program_seconds, "f.einx")
+        saved_search_from_json(Run, data, ee.program_seconds, "f.einx")
 
 
 def test_broken_steps_and_missing_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = whole("paper")
-    data = saved_search.saved_search_to_json(run)
+    data = saved_search_to_json(run)
     with pytest.raises(RecordError, match="'states' is missing"):
-        saved_search.saved_search_from_json(Run, {k: v for k, v in data.items() if k != "states"}, ee.program_seconds)
+        saved_search_from_json(Run, {k: v for k, v in data.items() if k != "states"}, ee.program_seconds)
     with pytest.raises(RecordError, match="expected a saved search"):
-        saved_search.saved_search_from_json(Run, [], ee.program_seconds)
+        saved_search_from_json(Run, [], ee.program_seconds)
     step = data["states"][1]["steps"][0]
     good = step["rule"], step["at"]
     step["rule"] = "frobnicate"
     with pytest.raises(RecordError, match="found the rule 'frobnicate', expected one of"):
-        saved_search.saved_search_from_json(Run, data, ee.program_seconds)
+        saved_search_from_json(Run, data, ee.program_seconds)
     step["rule"], step["at"] = good[0], "7"
     with pytest.raises(RecordError, match=r"state 1: \w+ at 7: path '7': expected an equation number below 1"):
-        saved_search.saved_search_from_json(Run, data, ee.program_seconds)
+        saved_search_from_json(Run, data, ee.program_seconds)
     (tmp_path / "x.einx").write_text("{")
     assert main(["show", str(tmp_path / "x.einx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
@@ -162,7 +162,7 @@ def test_saved_searches_with_one_thing_changed_are_read_or_refused() -> None:
     """A seeded sample of what one value of another type, or one that is lost, can do."""
     run = started("paper")
     list(islice(run, 60))
-    text = json.dumps(saved_search.saved_search_to_json(run))
+    text = json.dumps(saved_search_to_json(run))
     rng = random.Random(5)
     refused = 0
     changes: list[object] = [None, -1, 10**30, 1e400, "", [], {}, 3.7, "0.0.0.0"]
@@ -187,7 +187,7 @@ def test_saved_searches_with_one_thing_changed_are_read_or_refused() -> None:
         else:
             holder[what] = rng.choice(changes)
         try:
-            saved_search.saved_search_from_json(Run, data, ee.program_seconds)
+            saved_search_from_json(Run, data, ee.program_seconds)
         except RecordError:
             refused += 1
     assert refused >= 8
@@ -195,7 +195,7 @@ def test_saved_searches_with_one_thing_changed_are_read_or_refused() -> None:
         data = json.loads(text)
         data[where][0][part] = -1
         with pytest.raises(RecordError, match=rf"0: found {part} -1, expected one of the \d+ states"):
-            saved_search.saved_search_from_json(Run, data, ee.program_seconds)
+            saved_search_from_json(Run, data, ee.program_seconds)
 
 
 def _objects(data: object) -> list[dict[str, object]]:

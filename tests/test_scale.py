@@ -39,8 +39,7 @@ from einnet_explore.pipeline.tuning_context import Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import TuningTask, working_set_bytes
 from einnet_explore.pipeline.variants import find_variants
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.session.many_searches import run_search
-from einnet_explore.session.run import Run
+from einnet_explore.session.run import Run, run_search
 from einnet_explore.strategies.options import Options
 from einnet_explore.support import limits
 from einnet_explore.support.executors import (
@@ -156,7 +155,7 @@ def test_a_search_bounded_by_states_is_the_same_again() -> None:
     """Also in another process, whose strings hash differently; seconds would cut it off elsewhere each time."""
     code = (
         "import json, einnet_explore as ee\n"
-        "from einnet_explore.session.many_searches import run_search\n"
+        "from einnet_explore.session.run import run_search\n"
         "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)\n"
         "print(json.dumps(run_search('c', p, (), None, {}, 60)))\n"
     )

@@ -8,8 +8,8 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.session.explanations import unexpanded_reason
 from einnet_explore.session.run import Run
-from einnet_explore.session.search_explanations import unexpanded_reason
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Pruned, Reached
 from einnet_explore.strategies.instantiation import matching_rule

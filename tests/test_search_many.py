@@ -18,7 +18,7 @@ from strategies import programs as any_program
 
 import einnet_explore as ee
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import run_search, run_searches
+from einnet_explore.session.run import run_search, run_searches
 from einnet_explore.support.executors import gather_results, has_device, submit_work
 
 PROGRAMS = {

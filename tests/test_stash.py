@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.autodiff import (
+from einnet_explore.autodiff.differentiation import differentiate
+from einnet_explore.autodiff.pass_splitting import with_inverses
+from einnet_explore.autodiff.stash import (
     Passes,
     StashAnalysis,
     StashPlan,
@@ -24,8 +26,6 @@ from einnet_explore.autodiff import (
     split_passes,
     substitute_placeholders,
 )
-from einnet_explore.autodiff.differentiation import differentiate
-from einnet_explore.autodiff.pass_splitting import with_inverses
 from einnet_explore.cli import main
 from einnet_explore.ir import Access, Equation, Program, Scope, Tensor, as_index, map_tensors, mul
 from tests.strategies import inputs_for, programs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.autodiff import Passes, analyse_passes, split_passes
+from einnet_explore.autodiff.stash import Passes, analyse_passes, split_passes
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program
 from tests.strategies import inputs_for

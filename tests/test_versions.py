@@ -33,7 +33,7 @@ from einnet_explore.runtime.generated import choose_tile, tiled_contraction
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import profile_key
-from einnet_explore.session.many_searches import run_search
+from einnet_explore.session.run import run_search
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import parse
 from tests.test_backends_native import GATHERED, OVERLAP

@@ -15,9 +15,8 @@ from dataclasses import replace
 from einnet_explore.analysis.equations import exchange_equations, union_padding
 from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, shared_inputs
 from einnet_explore.autodiff.common_parts import EntryGroups, value_use
-from einnet_explore.autodiff.pass_costs import Demand
 from einnet_explore.autodiff.pass_writer import PassWriter, fresh_iterators
-from einnet_explore.autodiff.program_values import ProgramValues
+from einnet_explore.autodiff.program_values import Demand, ProgramValues
 from einnet_explore.autodiff.values import Use, Value, Values, lone_index
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import (

@@ -8,9 +8,9 @@ import gc
 from einnet_explore.cli.errors import INTERRUPTED, NO, OK
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
 from einnet_explore.cost import program_seconds
+from einnet_explore.session.explanations import end_text
 from einnet_explore.session.run import Run
-from einnet_explore.session.saved_search import SUFFIX
-from einnet_explore.session.search_explanations import end_text
+from einnet_explore.session.running_search import SEARCH_SUFFIX
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.limits import format_bytes, limit_memory
@@ -46,7 +46,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
         say(f"stopped near {format_bytes(arguments.memory)} of memory: {_found(search)} found and reported")
     wanted = [c for c in search.candidates if c.operators or not arguments.target]
     # The record is written first, so that a second Ctrl-C cannot lose it.
-    if arguments.save and (search.candidates or arguments.save.endswith(SUFFIX)):
+    if arguments.save and (search.candidates or arguments.save.endswith(SEARCH_SUFFIX)):
         search.save(arguments.save, arguments.case)
         say(f"saved {arguments.save}")
     elif arguments.save:

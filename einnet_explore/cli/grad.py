@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from einnet_explore.autodiff import Passes, cse
-from einnet_explore.autodiff.gradients import grad
+from einnet_explore.autodiff.differentiation import grad
+from einnet_explore.autodiff.stash import Passes, cse
 from einnet_explore.cli.errors import OK
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import Program

@@ -25,7 +25,7 @@ from einnet_explore.support.executors import SerialExecutor, executor
 from einnet_explore.support.limits import format_bytes, limit_memory
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.graph_figures import graph_figure
-from einnet_explore.viz.page import html_page
+from einnet_explore.viz.views import html_page
 
 _REASON_LINES = 8
 """Printed reasons why nodes are in no subprogram; the JSON has one for each node."""

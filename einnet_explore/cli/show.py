@@ -18,7 +18,7 @@ from einnet_explore.support.wording import printable
 from einnet_explore.syntax import latex, text
 from einnet_explore.syntax.latex_printer import align
 from einnet_explore.viz.graph_figures import graph_figure
-from einnet_explore.viz.page import derivation_page
+from einnet_explore.viz.views import derivation_page
 
 
 def run_show(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, say, write_json
 from einnet_explore.ir import Program
-from einnet_explore.session.many_searches import check_options, run_search
+from einnet_explore.session.run import check_options, run_search
 from einnet_explore.support.executors import executor, submit_work
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.syntax import load_text

@@ -14,18 +14,19 @@ from itertools import chain, count, islice, product
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.decision import z3_model
 from einnet_explore.parametric.parameters import FamilyParameters, Inequality, Parameter, TiedParameter, polynomial_form
+from einnet_explore.parametric.schema import parse_polynomial
 from einnet_explore.parametric.size_polynomials import (
     Poly,
     SizePolynomial,
     Unknown,
+    least_point,
     parameters_in,
     polynomial_text,
+    range_rows,
     substitute_sizes,
     sum_of_monomials,
     terms_of,
 )
-from einnet_explore.parametric.size_region import least_point, range_rows
-from einnet_explore.parametric.statement import parse_polynomial
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.parametric_text import Assumption, Template
 

@@ -39,9 +39,16 @@ from einnet_explore.parametric.decision import (
     size_names,
     solve_with_z3,
 )
-from einnet_explore.parametric.linear_forms import add_forms, form_text, symbols_in
 from einnet_explore.parametric.parameters import FamilyParameters
-from einnet_explore.parametric.size_region import isl_expression, isl_name, product_rows, smallest_point
+from einnet_explore.parametric.size_polynomials import (
+    add_forms,
+    form_text,
+    isl_expression,
+    isl_name,
+    product_rows,
+    smallest_point,
+    symbols_in,
+)
 from einnet_explore.parametric.space import ParametricSpace
 
 

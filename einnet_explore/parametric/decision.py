@@ -14,8 +14,16 @@ import islpy as isl
 
 from einnet_explore.equivalence.integer_sets import bounded_context
 from einnet_explore.equivalence.linear_space import Form, Undecided
-from einnet_explore.parametric.linear_forms import add_forms, symbol_text, symbols_in
-from einnet_explore.parametric.size_region import isl_expression, isl_name, product_rows, range_rows, smallest_point
+from einnet_explore.parametric.size_polynomials import (
+    add_forms,
+    isl_expression,
+    isl_name,
+    product_rows,
+    range_rows,
+    smallest_point,
+    symbol_text,
+    symbols_in,
+)
 from einnet_explore.parametric.space import ParametricSpace
 
 Z3_RESOURCE_LIMIT = 4_000_000

@@ -22,14 +22,25 @@ from einnet_explore.ir import Program
 from einnet_explore.operators.library import canonical_matches
 from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.assumptions import parse_assumptions
-from einnet_explore.parametric.conjecture import Conjecture, ReplayStep, conjecture, default_sizes, record_steps
-from einnet_explore.parametric.interpolation import sizes_text
-from einnet_explore.parametric.operator_calls import operator_mismatch
+from einnet_explore.parametric.conjecture import (
+    Conjecture,
+    ReplayStep,
+    conjecture,
+    default_sizes,
+    record_steps,
+    sizes_text,
+)
 from einnet_explore.parametric.parameters import FamilyParameters
-from einnet_explore.parametric.proof import StepVerdict, prove_legal, prove_step
-from einnet_explore.parametric.schema import Schema, instantiate_schema
-from einnet_explore.parametric.statement import literal_schema
-from einnet_explore.parametric.verdicts import FamilyProof, judge_step, raise_least_sizes
+from einnet_explore.parametric.proof import (
+    FamilyProof,
+    StepVerdict,
+    judge_step,
+    operator_mismatch,
+    prove_legal,
+    prove_step,
+    raise_least_sizes,
+)
+from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options

@@ -13,17 +13,18 @@ from functools import lru_cache
 from math import gcd
 
 from einnet_explore.equivalence.linear_space import Form, Undecided
-from einnet_explore.parametric.linear_forms import has_positive_coefficients
 from einnet_explore.parametric.size_polynomials import (
+    Ranges,
     SizePolynomial,
     Unknown,
+    has_positive_coefficients,
+    least_point,
     polynomial_text,
     polynomial_value,
     substitute_sizes,
     sum_of_monomials,
     terms_of,
 )
-from einnet_explore.parametric.size_region import Ranges, least_point
 from einnet_explore.support.errors import Refused
 
 

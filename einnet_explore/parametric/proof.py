@@ -1,25 +1,50 @@
-"""Proofs of derivation steps for all sizes: shapes, reads and values of whole programs.
+"""Verdicts on derivation steps: proved for all sizes, refuted at some sizes, or unproved.
 
-As in ``equivalence.certificate``: equations are aligned by name, an equation of only one program is inlined into its
-readers, and a common equation remains a tensor as long as the proof succeeds.
+A proof covers shapes, reads and values of whole programs, as in ``equivalence.certificate``: equations are aligned by
+name, an equation of only one program is inlined into its readers, and a common equation remains a tensor as long as the
+proof succeeds.  ``operator_mismatch`` compares an equation with the view or operator call that implements it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from einnet_explore.equivalence.assumptions import Assumptions, infinite_results
-from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.equivalence.linear_space import Undecided, complement, scope_conditions, with_summations
+from einnet_explore.equivalence.assumptions import Assumptions, assume_infinite_tensors, infinite_results
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.linear_space import Form, Undecided, complement, scope_conditions, with_summations
 from einnet_explore.equivalence.program_diff import differing_scopes, inline_equations
 from einnet_explore.equivalence.reads import guarded_accesses
-from einnet_explore.ir import Access, Box, Scope, Table, Tensor, scopes, tensors
+from einnet_explore.ir import (
+    REDUCTIONS,
+    VIEW,
+    Access,
+    Apply,
+    Box,
+    Const,
+    Equation,
+    Index,
+    Instance,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    scopes,
+    tensors,
+)
+from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.parametric.comparison import Difference, FamilyProver
 from einnet_explore.parametric.decision import find_solution_values
-from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
-from einnet_explore.parametric.schema import Schema
+from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
+from einnet_explore.parametric.schema import Schema, instantiate_schema
+from einnet_explore.parametric.size_polynomials import add_forms
 from einnet_explore.parametric.space import ParametricSpace
+from einnet_explore.support.errors import Refused
+from einnet_explore.viz.tables import TextTable
 
 StepVerdictKind: TypeAlias = Literal["proved", "refuted", "unproved"]
 
@@ -196,3 +221,224 @@ def _scope_difference(
         except Undecided:
             pass
     return prover.difference(before, after, region, given)
+
+
+def operator_mismatch(ground: FamilyParameters, schema: Schema) -> str | None:
+    """Return why an equation is not proved equal to its implementation; None if all are."""
+    for equation in schema.equations:
+        via = equation.via
+        if via is None or via.is_eoperator:
+            continue
+        try:
+            why = (
+                _view_difference(ground, equation.scope, via)
+                if via.operator == VIEW
+                else _call_difference(ground, equation, via)
+            )
+        except (Undecided, ValueError) as reason:
+            why = str(reason)
+        if why is not None:
+            return f"{equation.name} via {via.operator}: {why}"
+    return None
+
+
+def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> str | None:
+    """Compare a view's address with its offset and the stride of each traversal."""
+    match scope:
+        case Scope(traversals=own, summations=(), domain=(), body=Access(Tensor(shape=shape), index)):
+            pass
+        case _:
+            return "a view reads one tensor, and nothing else"
+    space = ParametricSpace(ground, scope.box, lambda a, b: False)
+    # a traversal of extent 1 has no stride
+    env = {x: polynomial_form(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
+    address: Form = {"": 0}
+    stride: Form = {"": 1}
+    for i, extent in zip(reversed(index), reversed(shape), strict=True):
+        address = add_forms(address, space.times(space.form(i, env), stride))
+        stride = space.times(stride, polynomial_form(extent))
+    named = dict(via.attributes)
+    offset, strides = named.get("offset"), named.get("strides")
+    if isinstance(offset, str | tuple | None) or not isinstance(strides, tuple) or len(strides) != len(own):
+        return "a view has an offset and a stride for each traversal"
+    expected = polynomial_form(offset)
+    for x, n in zip(own, strides, strict=True):
+        expected = add_forms(expected, space.times(polynomial_form(n), add_forms(env[x], polynomial_form(x.lo), -1)))
+    return None if address == expected else "the address is another one"
+
+
+def _call_difference(ground: FamilyParameters, equation: Equation, via: Instance) -> str | None:
+    """Compare a call with its operator's canonical expression."""
+    operator = next((o for o in OPERATORS if via.operator in o.names), None)
+    if operator is None:
+        return "no operator of that name is known"
+    operands = [access.source for access in accesses(equation.scope.body)]
+    canonical = _canonical_scope(operator, via, operands)
+    if isinstance(canonical, str):
+        return canonical
+    if canonical.box != equation.scope.box:
+        return "it has another shape"
+    given = assume_infinite_tensors(equation.scope)
+    found = FamilyProver(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
+    return None if found is None else found.why
+
+
+def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
+    """Return the operator's canonical scope over *operands*, as a schema; or the mismatch."""
+    pattern, attributes = operator.pattern, dict(via.attributes)
+    if len(operands) != len(pattern.operands):
+        return f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}"
+    numbers = {name: n for name, n in attributes.items() if not isinstance(n, str | tuple)}
+    numbers |= {f"|{x}|": numbers.get(x, 1) for x in pattern.iterators}
+    own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in pattern.iterators if not operator.absent(x, attributes)}
+    reads: list[Scalar] = []
+    for p, source in enumerate(operands):
+        dimensions = operator.dimensions(p, attributes)
+        shape = tuple(d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent for d in dimensions)
+        if source.shape != shape or any(lo for lo, _ in source.box):
+            return f"its operand {pattern.operands[p].name} has another shape"
+        if source.padding and source.value != REDUCTIONS[pattern.reduce]:
+            return f"its operand {pattern.operands[p].name} is {source.value:g} outside"
+        index = tuple(
+            Index(tuple((own[x], k.value(numbers)) for x, k in d.terms if k.value(numbers)), d.const.value(numbers))
+            for d in dimensions
+        )
+        reads.append(Access(source, index))
+    body = reads[0] if len(reads) == 1 else Apply(pattern.op, tuple(reads))
+    if (divisor := pattern.divisor.value(numbers)) != 1:
+        body = Apply("/", (body, Const(divisor)))
+    chosen = [tuple(own[x] for x in names if x in own) for names in (pattern.traversals, pattern.summations)]
+    return Scope(chosen[0], chosen[1], body, pattern.reduce)
+
+
+TRIED_SIZES = 3
+"""Sizes of a parameter, from the smallest, at which an unproved step is tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyProof:
+    """The verdicts on the steps of a derivation at all sizes that *ground* allows."""
+
+    ground: FamilyParameters
+    rules: tuple[str, ...]
+    verdicts: tuple[StepVerdict, ...]
+
+    @property
+    def kind(self) -> str:
+        """``proved`` if all steps are proved, ``refuted`` if one is refuted, else ``unproved``."""
+        kinds = {v.kind for v in self.verdicts}
+        return next((kind for kind in ("refuted", "unproved") if kind in kinds), "proved")
+
+    @property
+    def means(self) -> tuple[str, ...]:
+        """The methods used: ``isl``, ``z3``, ``digits``."""
+        return tuple(sorted({m for v in self.verdicts for m in v.means}))
+
+    def table(self) -> TextTable:
+        """Return a table with one row per step."""
+        rows = ((str(n), rule, str(v)) for n, (rule, v) in enumerate(zip(self.rules, self.verdicts, strict=True)))
+        return TextTable(("", "step", "for all sizes"), tuple(rows), str(self))
+
+    def __str__(self) -> str:
+        return f"{self.kind} for {', '.join(self.ground.guards)}"
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepVerdict:
+    """Prove that *after* equals *before* at all sizes, or search for sizes at which it does not.
+
+    A refuted step has a false certificate at single sizes.
+    """
+    found, unknowns = prove_step(ground, before, after)
+    if found.kind == "proved":
+        return found
+    for sizes in _suspect_sizes(ground, unknowns):
+        certificate = _certify_at(before, after, sizes)
+        if certificate is not None and certificate.kind == "false":
+            return replace(
+                found, kind="refuted", sizes=tuple(ground.declared_sizes(sizes).items()), certificate=certificate
+            )
+    return found
+
+
+def _suspect_sizes(ground: FamilyParameters, unknowns: tuple[int, ...]) -> Iterable[dict[str, int]]:
+    """Yield test sizes: those at which terms differed, the smallest ones, and slightly larger ones."""
+    first = ground.corner() or tuple(p.first for p in ground.parameters)
+    tried = [unknowns] if unknowns else []
+    tried.append(first)
+    for more in range(1, TRIED_SIZES):
+        tried.append(tuple(u + more for u in first))
+        tried += [tuple(u + more * (n == i) for i, u in enumerate(first)) for n in range(len(first))]
+    for us in dict.fromkeys(tried):
+        sizes = ground.sizes(us)
+        try:
+            ground.refuse(sizes)
+        except Refused:
+            continue
+        yield sizes
+
+
+def _certify_at(before: Schema, after: Schema, sizes: dict[str, int]) -> Certificate | None:
+    """Certify a step at *sizes*; None if the first program is invalid there."""
+    try:
+        one = instantiate_schema(before, sizes)
+    except ValueError:
+        return None
+    if _empty_range(one):
+        return None
+    try:
+        other = instantiate_schema(after, sizes)
+    except ValueError as why:
+        return Certificate("false", "structure", counterexample=str(why))
+    if (wrong := _empty_range(other)) is not None:
+        return Certificate("false", "structure", counterexample=wrong)
+    try:
+        return certify(one, other)
+    except Undecided:
+        return None
+
+
+def _empty_range(program: Program) -> str | None:
+    """Return an empty range or a negative padding of *program*; None if there is none."""
+    for equation in program.equations:
+        for _, scope in scopes(equation.scope):
+            for x in (*scope.traversals, *scope.summations):
+                if x.hi <= x.lo:
+                    return f"{equation.name}: the range [{x.lo}, {x.hi}) of {x.name} is empty"
+            if any(n < 0 for pair in scope.padding for n in pair):
+                return f"{equation.name}: the padding {scope.padding} is negative"
+    return None
+
+
+def raise_least_sizes(
+    ground: FamilyParameters, enough: Iterable[int], before: Schema, after: Schema
+) -> FamilyParameters | None:
+    """Raise the minimum sizes, up to *enough*, until the step is proved; None if it is not.
+
+    The parameters are minimised one after another.
+    """
+    raised = [replace(p, least=max(p.least, n)) for p, n in zip(ground.parameters, enough, strict=True)]
+    if prove_step(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
+        return None
+    for n, p in enumerate(ground.parameters):
+        low, high = p.least, raised[n].least
+        while low < high:
+            middle = (low + high) // 2
+            if (
+                prove_step(replace(ground, parameters=_with_least(raised, n, middle)), before, after)[0].kind
+                == "proved"
+            ):
+                high = middle
+            else:
+                low = middle + 1
+        raised[n] = replace(raised[n], least=high)
+    return replace(ground, parameters=tuple(raised))
+
+
+def _with_least(parameters: list[Parameter], n: int, least: int) -> tuple[Parameter, ...]:
+    return (*parameters[:n], replace(parameters[n], least=least), *parameters[n + 1 :])

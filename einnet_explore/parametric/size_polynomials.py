@@ -1,7 +1,10 @@
-r"""Size polynomials: integer polynomials of unknown natural numbers.
+r"""Polynomials of the sizes: values in programs (``Poly``), linear forms in proofs (``Form``), and integer sets.
 
-A parameter :math:`C` with :math:`C \bmod m = r` is :math:`m u + r` for an unknown :math:`u`, so :math:`C / m` is a
-polynomial as well and quotients are not needed.
+A parameter :math:`C` with :math:`C \bmod m = r` is :math:`m u + r` for an unknown natural number :math:`u`, so
+:math:`C / m` is a polynomial as well and quotients are not needed.
+
+A form is linear over products with parameters: ``{"PW*y3": 1, "": -1}`` is :math:`W y_3 - 1`.  Integer sets have a
+further variable for each product of parameters.
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from einnet_explore.equivalence.linear_space import Undecided
+import islpy as isl
+
+from einnet_explore.equivalence.integer_sets import bounded_context
+from einnet_explore.equivalence.linear_space import Form, Undecided, accumulate_form
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -158,3 +164,155 @@ def divide_by_monomial(a: SizePolynomial, d: SizePolynomial) -> SizePolynomial |
             return None
         out.append((tuple(rest), c // k))
     return sum_of_monomials(out)
+
+
+def drop_zeros(form: Form) -> Form:
+    """Remove names with coefficient 0."""
+    return {"": form.get("", 0), **{v: k for v, k in form.items() if v and k}}
+
+
+def add_forms(a: Form, b: Form, k: int = 1) -> Form:
+    """Return a + k·b."""
+    out = dict(a)
+    accumulate_form(out, b, k)
+    return drop_zeros(out)
+
+
+def divide_form(a: Form, d: Form) -> Form | None:
+    """Divide polynomials of parameters; None unless the quotient has integer coefficients and no remainder."""
+    times, rest = divide_with_remainder(a, d)
+    return times if not any(rest.values()) else None
+
+
+def divide_with_remainder(a: Form, d: Form) -> tuple[Form, Form]:
+    """Return (times, rest) with a = d·times + rest, by polynomial long division."""
+    lead, k = leading_monomial(d)
+    times, rest, left = Form({"": 0}), Form({"": 0}), drop_zeros(a)
+    while any(left.values()):
+        name, c = leading_monomial(left)
+        over = divide_monomial(name, lead)
+        if over is None or c // k == 0 or (name and c % k):
+            accumulate_form(rest, {name: c}, 1)
+            left = drop_zeros({**left, name: 0})
+            continue
+        accumulate_form(times, {over: c // k}, 1)
+        for part, by in d.items():
+            accumulate_form(
+                left, {"*".join(sorted(p for p in (*over.split("*"), *part.split("*")) if p)): by}, -(c // k)
+            )
+        left = drop_zeros(left)
+    return drop_zeros(times), drop_zeros(rest)
+
+
+def leading_monomial(form: Form) -> tuple[str, int]:
+    """Return the leading monomial and its coefficient."""
+    occurring = [(v, k) for v, k in form.items() if k]
+    return max(occurring, key=lambda t: _degree(t[0])) if occurring else ("", 0)
+
+
+def _degree(name: str) -> tuple[int, tuple[str, ...]]:
+    """Sort key of a monomial order, invariant under multiplication."""
+    parts = tuple(name.split("*")) if name else ()
+    return len(parts), parts
+
+
+def divide_monomial(name: str, lead: str) -> str | None:
+    """Divide the monomial *name* by *lead*; None if it does not divide."""
+    parts = name.split("*") if name else []
+    for symbol in lead.split("*") if lead else ():
+        if symbol not in parts:
+            return None
+        parts.remove(symbol)
+    return "*".join(parts)
+
+
+def symbols_in(form: Form) -> set[str]:
+    """Return the symbols in the monomials of *form*."""
+    return {part for name in form for part in name.split("*") if part}
+
+
+def form_text(form: Form) -> str:
+    """Format *form* for messages."""
+    words = (f"{k}" if not v else symbol_text(v) if k == 1 else f"{k}*{symbol_text(v)}" for v, k in form.items() if k)
+    return " + ".join(words) or "0"
+
+
+def symbol_text(name: str) -> str:
+    """Format a monomial for messages, with the parameters' own names."""
+    return "*".join(part.removeprefix("P") for part in name.split("*"))
+
+
+def has_positive_coefficients(form: Form, first: Mapping[str, int]) -> bool:
+    """Whether no coefficient of *form* is negative after shifting each symbol by its *first* value."""
+    shifted: dict[tuple[str, ...], int] = {}
+    for name, k in form.items():
+        parts: dict[tuple[str, ...], int] = {(): k}
+        for symbol in name.split("*") if name else ():
+            grown: dict[tuple[str, ...], int] = {}
+            for monomial, c in parts.items():
+                for to, by in ((tuple(sorted((*monomial, symbol))), 1), (monomial, first[symbol])):
+                    grown[to] = grown.get(to, 0) + c * by
+            parts = grown
+        for monomial, c in parts.items():
+            shifted[monomial] = shifted.get(monomial, 0) + c
+    return all(c >= 0 for c in shifted.values())
+
+
+Ranges: TypeAlias = "Mapping[str, tuple[int, int | None]]"
+"""The smallest and the largest value (or None) of every symbol."""
+
+
+def isl_expression(form: Form) -> str:
+    """Return *form* in isl's notation."""
+    return " + ".join(f"{k}{isl_name(v)}" if v else str(k) for v, k in form.items() if k or not v)
+
+
+def isl_name(name: str) -> str:
+    """Return a variable name for isl, unique for each product."""
+    return "M" + "".join(f"{len(part)}{part}" for part in name.split("*")) if "*" in name else name
+
+
+def range_rows(ranges: Ranges) -> list[Form]:
+    """Return the ranges as forms that are ≥ 0."""
+    rows: list[Form] = []
+    for v, (first, last) in ranges.items():
+        rows.append({v: 1, "": -first})
+        rows += [{v: -1, "": last}] if last is not None else []
+    return rows
+
+
+def product_rows(ranges: Ranges, names: Iterable[str]) -> list[Form]:
+    """Bound the variables that stand for products of parameters: (a - a₀)(b - b₀) ≥ 0."""
+    rows: list[Form] = []
+    for name in names:
+        if name.count("*") == 1:
+            a, b = name.split("*")
+            row: Form = {name: 1, "": ranges[a][0] * ranges[b][0]}
+            for v, k in ((a, ranges[b][0]), (b, ranges[a][0])):
+                row[v] = row.get(v, 0) - k
+            rows.append(row)
+        elif "*" in name:
+            rows.append({name: 1, "": 0})
+    return rows
+
+
+def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
+    """Return the lexicographically first values with all *rows* ≥ 0; None if there are none.
+
+    A product of symbols is relaxed to any number that its factors' ranges allow.  Raises Undecided.
+    """
+    held = [*range_rows(ranges), *rows]
+    names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
+    held += product_rows(ranges, names)
+    said = " and ".join(f"{isl_expression(row)} >= 0" for row in held) or "true"
+    try:
+        found = isl.Set(f"{{ [{', '.join(map(isl_name, names))}] : {said} }}", bounded_context())
+        return None if found.is_empty() else tuple(smallest_point(found)[: len(ranges)])
+    except isl.Error as error:
+        raise Undecided(f"integer sets: {error}") from None
+
+
+def smallest_point(points: Any) -> list[int]:
+    """Return the lexicographically first point of a nonempty set."""
+    point = points.lexmin().sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

@@ -12,8 +12,14 @@ from math import gcd
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.equivalence.linear_space import Env, Form, TermSpace, Undecided, accumulate_form, form_key
 from einnet_explore.ir import Box, Index, Iterator, Quotient, Remainder, Scope
-from einnet_explore.parametric.linear_forms import add_forms, divide_form, divide_with_remainder, drop_zeros, form_text
 from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
+from einnet_explore.parametric.size_polynomials import (
+    add_forms,
+    divide_form,
+    divide_with_remainder,
+    drop_zeros,
+    form_text,
+)
 
 
 class ParametricSpace(TermSpace):

@@ -13,19 +13,20 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
-from einnet_explore.session import records, saved_search, scripts
-from einnet_explore.session.faces import load_faces
-from einnet_explore.session.run import Run
+from einnet_explore.session import records, scripts
+from einnet_explore.session.run import Run, run_searches
+from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
 from einnet_explore.viz.graph_figures import Figure, graph_figure
+from einnet_explore.viz.views import load_faces
 
 if TYPE_CHECKING:
     from einnet_explore.pipeline.optimised import Optimised
 
-KINDS = {".json": FORMAT, saved_search.SUFFIX: saved_search.FORMAT, scripts.SUFFIX: scripts.FORMAT}
+KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, scripts.SUFFIX: scripts.FORMAT}
 """What files of JSON are by their names, where they do not say so themselves."""
 
 
@@ -58,8 +59,8 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
             kind = found
     if kind == scripts.FORMAT:
         return Session.load(path)
-    if kind == saved_search.FORMAT:
-        return saved_search.saved_search_from_json(Run, data, program_seconds, str(path))
+    if kind == SEARCH_FORMAT:
+        return saved_search_from_json(Run, data, program_seconds, str(path))
     return records.from_record(data, source=str(path))
 
 
@@ -87,10 +88,8 @@ def search(
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
-    """Search *programs* over any executor; see ``session.many_searches.search_all`` for the options."""
-    from einnet_explore.session.many_searches import run_searches as run
-
-    return run(programs, *args, **options)
+    """Search *programs* over any executor; see ``session.run.run_searches`` for the options."""
+    return run_searches(programs, *args, **options)
 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:

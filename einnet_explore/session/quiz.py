@@ -19,7 +19,7 @@ from einnet_explore.ir import Program, scopes, show_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, Step
 from einnet_explore.session.comparison import changed_paths
-from einnet_explore.session.refusals import refusal_reason
+from einnet_explore.session.explanations import refusal_reason
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.wording import GREEN, RED, count_noun, hue_style
 from einnet_explore.syntax import latex, text

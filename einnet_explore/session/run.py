@@ -1,19 +1,25 @@
-"""A run of a search with its presentation: tables, figures, records, files and explanations."""
+"""A run of a search with its presentation (tables, figures, records, files, explanations), and runs over executors."""
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path as FilePath
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
-from einnet_explore.session import records, saved_search, search_explanations
-from einnet_explore.session.running_search import RunningSearch
+from einnet_explore.session import explanations, records
+from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict
-from einnet_explore.strategies.options import Cost
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.executors import ProcessExecutor, gather_results, submit_work
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
@@ -73,7 +79,7 @@ class Run(RunningSearch):
 
         Raises LookupError where there is no such state.
         """
-        return search_explanations.pruning_reasons(self.search, self.pruned, self.refused, self._check_state(state))
+        return explanations.pruning_reasons(self.search, self.pruned, self.refused, self._check_state(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
         """The JSON of ``derive`` at this moment, also while the search runs."""
@@ -103,8 +109,8 @@ class Run(RunningSearch):
 
         Raises OSError, and ValueError when nothing was found that a record could hold.
         """
-        if str(path).endswith(saved_search.SUFFIX):
-            saved_search.save_search(self, path)
+        if str(path).endswith(SEARCH_SUFFIX):
+            save_search(self, path)
             return
         best = self.best
         if best is None:
@@ -114,7 +120,7 @@ class Run(RunningSearch):
     @classmethod
     def load(cls, path: str | FilePath, cost: Cost) -> Self:
         """The run saved at *path*; raises RecordError or OSError.  Iterating it goes on where it was."""
-        return saved_search.load_search(cls, path, cost)
+        return load_search(cls, path, cost)
 
     def graph(self) -> Any:
         """The search as a graph with merges, in plain JSON (``viz.graph_figures.search_graph``)."""
@@ -122,11 +128,11 @@ class Run(RunningSearch):
 
     def why_not(self, derivation: Derivation) -> str:
         """How far the search went along *derivation*, and why it did not go on; raises ValueError from elsewhere."""
-        return search_explanations.unfollowed_reason(self.search, derivation)
+        return explanations.unfollowed_reason(self.search, derivation)
 
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
         """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
-        return search_explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
+        return explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """The record of one candidate: start, steps, certificates."""
@@ -150,7 +156,7 @@ class Run(RunningSearch):
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
             f"{count_noun(len(states), 'state')}, {self.search.pruned} pruned, "
-            f"{search_explanations.end_text(self.search)}, {self.seconds:.2f} s"
+            f"{explanations.end_text(self.search)}, {self.seconds:.2f} s"
         )
         return tables.candidate_table(
             ((c, combined_verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption
@@ -162,3 +168,64 @@ class Run(RunningSearch):
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.table()._repr_mimebundle_()
+
+
+class Submits(Protocol):
+    """An executor: a ``concurrent.futures.Executor`` or a client of ``dask.distributed``."""
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A future of ``work(*args)``: it has ``result()``."""
+
+
+def run_searches(
+    programs: Iterable[Program] | Mapping[str, Program],
+    executor: Executor | Submits | None = None,
+    *,
+    target: str | Iterable[str] = (),
+    limit: float | None = None,
+    states: int | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The reports (JSON of ``derive``) of a search of each of *programs*, in their order.
+
+    *executor* runs them (processes of this machine by default): the reports are the same as if they were searched here
+    in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock; *states* cuts it
+    off by its states, which is the same everywhere.  Of a mapping, the keys are the cases' names.  *options* are those
+    of ``strategies.options.Options``.  Raises ValueError for options or targets that are unknown, and whatever a search
+    raises.
+    """
+    named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
+    names = (target,) if isinstance(target, str) else tuple(target)
+    check_options(named, names, options)
+    asked = [(case, program, names, limit, options, states) for case, program in named.items()]
+    if executor is not None:
+        return gather_results(submit_work(executor, run_search, *each) for each in asked)
+    with ProcessExecutor(len(os.sched_getaffinity(0))) as processes:
+        return gather_results(submit_work(processes, run_search, *each) for each in asked)
+
+
+def check_options(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Say what is wrong with the options of searches of *programs* before anything starts: raises ValueError."""
+    for program in list(programs.values())[:1]:
+        Run(program, program_seconds, target=target, options=Options(**options))
+
+
+def run_search(
+    case: str,
+    program: Program,
+    target: tuple[str, ...],
+    limit: float | None,
+    options: Mapping[str, Any],
+    states: int | None = None,
+) -> dict[str, Any]:
+    """Return the report of one search: plain values in and out, for use in another process."""
+    run = Run(program, program_seconds, target=target, limit=limit, states=states, options=Options(**options))
+    before = gc.get_threshold()
+    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        for _ in run:
+            pass
+        return run.report(case)
+    finally:
+        gc.set_threshold(*before)

@@ -1,19 +1,234 @@
-"""Figures: SVG for notebooks, and SVG, PDF, PNG or TikZ files for papers."""
+"""Pictures as values, printed as SVG or TikZ, and figures: SVG for notebooks, SVG, PDF, PNG or TikZ files for papers.
+
+Lengths are SVG pixels, and y grows downwards.  In TikZ a pixel is 0.75 bp, as in CSS, so both have the same size.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from html import escape
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.viz.pictures import Picture
+from einnet_explore.syntax.notation import latex_words
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+def replace_illegal_characters(text: str) -> str:
+    """Replace characters that XML cannot represent, such as control characters in names."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escape_xml(text: str) -> str:
+    """Escape *text* for XML."""
+    return escape(replace_illegal_characters(text))
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate the width of *text* in a sans-serif font of *size* pixels."""
+    return 0.58 * size * len(text)
+
+
+def _svg_head(width: float, height: float) -> str:
+    """Return the start of an SVG document with a white background and an arrow head; it shrinks with its container."""
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0f}' height='{height:.0f}' "
+        f"viewBox='0 0 {width:.0f} {height:.0f}' style='max-width:100%;height:auto'>"
+        "<defs><marker id='arrow' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='8' markerHeight='8' orient='auto'>"
+        "<path d='M0,0 L8,4 L0,8 z' fill='#666666'/></marker></defs>"
+        f"<rect width='{width:.0f}' height='{height:.0f}' fill='white'/>"
+    )
+
+
+Point: TypeAlias = "tuple[float, float]"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeStyle:
+    """Fill colour, outline colour and outline thickness; ``none`` is no fill or no outline."""
+
+    fill: str = "none"
+    stroke: str = "none"
+    thick: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """A rectangle by its upper left corner."""
+
+    x: float
+    y: float
+    wide: float
+    high: float
+    look: ShapeStyle
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ellipse:
+    """An ellipse by its centre."""
+
+    x: float
+    y: float
+    rx: float
+    ry: float
+    look: ShapeStyle
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Polyline:
+    """Straight lines between points, closed if filled."""
+
+    points: tuple[Point, ...]
+    look: ShapeStyle
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A smooth curve through points with vertical ends."""
+
+    points: tuple[Point, ...]
+    look: ShapeStyle
+    arrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """A line of text at its base line; *anchor* is start, middle or end; *halo* is the width of its white outline."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    anchor: str = "start"
+    halo: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeGroup:
+    """Shapes of one item, with its tooltip *title*."""
+
+    kind: str
+    title: str
+    shapes: tuple[Shape, ...]
+
+
+Shape: TypeAlias = "Rectangle | Ellipse | Polyline | Curve | TextLine | ShapeGroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Shapes in drawing order."""
+
+    wide: float
+    high: float
+    shapes: tuple[Shape, ...]
+
+    def svg(self) -> str:
+        """Return the picture as an SVG document."""
+        return "".join([_svg_head(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
+
+    def tikz(self) -> str:
+        """Return the picture as a ``tikzpicture``, which needs only the package ``tikz``."""
+        lines = (line for shape in self.shapes for line in _tikz(shape))
+        head = r"\begin{tikzpicture}[x=0.75bp, y=-0.75bp, every node/.style={inner sep=0pt, font=\sffamily}]"
+        return "\n".join([head, *(f"  {line}" for line in lines), r"\end{tikzpicture}"]) + "\n"
+
+
+def _svg(shape: Shape) -> str:
+    match shape:
+        case Rectangle(x, y, wide, high, look, tip):
+            return _element(f"rect x='{x:.1f}' y='{y:.1f}' width='{wide:.1f}' height='{high:.1f}'", "rect", look, tip)
+        case Ellipse(x, y, rx, ry, look, tip) if rx == ry:
+            return _element(f"circle cx='{x:.1f}' cy='{y:.1f}' r='{rx:.1f}'", "circle", look, tip)
+        case Ellipse(x, y, rx, ry, look, tip):
+            return _element(f"ellipse cx='{x:.1f}' cy='{y:.1f}' rx='{rx:.1f}' ry='{ry:.1f}'", "ellipse", look, tip)
+        case Polyline(points, look):
+            line = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            return _element(f"path d='M{line}{'' if look.fill == 'none' else ' z'}'", "path", look, "")
+        case Curve(points, look, arrow):
+            curve = "".join(f" C{' '.join(f'{x:.1f},{y:.1f}' for x, y in bend)}" for bend in _bends(points))
+            head = " marker-end='url(#arrow)'" if arrow else ""
+            return f"<path d='M{points[0][0]:.1f},{points[0][1]:.1f}{curve}' {_svg_style(look)}{head}/>"
+        case TextLine(x, y, text, size, anchor, halo):
+            white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
+            at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
+            return f"<text {at} {FONT}{white}>{escape_xml(text)}</text>"
+        case ShapeGroup(kind, title, shapes):
+            inside = "".join(map(_svg, shapes))
+            return f"<g class='{escape_xml(kind)}'><title>{escape_xml(title)}</title>{inside}</g>"
+
+
+def _element(inside: str, tag: str, look: ShapeStyle, tip: str) -> str:
+    end = f"><title>{escape_xml(tip)}</title></{tag}>" if tip else "/>"
+    return f"<{inside} {_svg_style(look)}{end}"
+
+
+def _svg_style(look: ShapeStyle) -> str:
+    line = "" if look.stroke == "none" else f" stroke='{look.stroke}' stroke-width='{look.thick:g}'"
+    return f"fill='{look.fill}'{line}"
+
+
+def _bends(points: tuple[Point, ...]) -> Iterable[tuple[Point, Point, Point]]:
+    """Yield a cubic curve (two control points at half height, and the end) for each pair of points."""
+    for (ax, ay), (bx, by) in pairwise(points):
+        middle = (ay + by) / 2
+        yield (ax, middle), (bx, middle), (bx, by)
+
+
+def _tikz(shape: Shape) -> Iterable[str]:
+    match shape:
+        case Rectangle(x, y, wide, high, look, _):
+            yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) rectangle ({x + wide:.1f},{y + high:.1f});"
+        case Ellipse(x, y, rx, ry, look, _):
+            yield rf"\path{_style(look)} ({x:.1f},{y:.1f}) ellipse [x radius={rx:.1f}, y radius={ry:.1f}];"
+        case Polyline(points, look):
+            line = " -- ".join(f"({x:.1f},{y:.1f})" for x, y in points)
+            yield rf"\path{_style(look)} {line}{'' if look.fill == 'none' else ' -- cycle'};"
+        case Curve(points, look, arrow):
+            start = f"({points[0][0]:.1f},{points[0][1]:.1f})"
+            bends = (
+                f" .. controls ({a[0]:.1f},{a[1]:.1f}) and ({b[0]:.1f},{b[1]:.1f}) .. ({c[0]:.1f},{c[1]:.1f})"
+                for a, b, c in _bends(points)
+            )
+            yield rf"\path{_style(look, '->, ' if arrow else '')} {start}{''.join(bends)};"
+        case TextLine(x, y, text, size, anchor, halo):
+            where = {"start": "base west", "middle": "base", "end": "base east"}[anchor]
+            white = ", fill=white" if halo else ""
+            font = rf"font=\sffamily\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
+            if text:
+                yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{latex_words(text)}}};"
+        case ShapeGroup(_, _, shapes):
+            for inside in shapes:
+                yield from _tikz(inside)
+
+
+def _style(look: ShapeStyle, more: str = "") -> str:
+    parts = [] if look.fill == "none" else [f"fill={_colour(look.fill)}"]
+    if look.stroke != "none":
+        parts += [f"draw={_colour(look.stroke)}", f"line width={0.75 * look.thick:g}bp"]
+    return f"[{more}{', '.join(parts)}]"
+
+
+def _colour(name: str) -> str:
+    """Return a TikZ colour for a colour name or ``#rrggbb``."""
+    if not name.startswith("#"):
+        return name
+    red, green, blue = (int(name[n : n + 2], 16) for n in (1, 3, 5))
+    return f"{{rgb,255:red,{red};green,{green};blue,{blue}}}"
+
 
 _FAMILY = re.compile(r"font-family=(['\"])(.*?)\1")
 

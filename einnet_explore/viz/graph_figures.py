@@ -19,10 +19,10 @@ from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, computation_graph, dot_of
-from einnet_explore.viz.figure import Figure, figure_from_picture
-from einnet_explore.viz.pictures import (
+from einnet_explore.viz.figure import (
     Curve,
     Ellipse,
+    Figure,
     Picture,
     Point,
     Polyline,
@@ -31,6 +31,7 @@ from einnet_explore.viz.pictures import (
     ShapeGroup,
     ShapeStyle,
     TextLine,
+    figure_from_picture,
     replace_illegal_characters,
     text_width,
 )

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, bench, devices, note
-from einnet_explore.session.measured_candidates import CandidateMeasurements
+from einnet_explore.session.candidate_benchmark import ALWAYS, CandidateMeasurements, Choice, bench, devices, note
 from einnet_explore.support.wording import count_noun
 from einnet_widgets.board import Board
 from einnet_widgets.look import Shown, library_calls
