@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from einnet_explore.analysis.concatenation import Alignment, Reading, align_readings
 from einnet_explore.analysis.equations import (
     ancestors,
+    check_independence,
     constant_tensors,
     exchange_equations,
-    find_dependent,
     find_equation,
     fresh_names,
     resolve_access,
@@ -126,8 +126,9 @@ def test_reads_resolve_through_what_only_moves() -> None:
 
 def test_who_needs_whom() -> None:
     assert ancestors(PROGRAM)["E"] == {"B", "C", "D"}
-    assert find_dependent(PROGRAM, ("E", "F")) is None
-    assert find_dependent(PROGRAM, ("E", "B")) == "E reads B, directly or through others: they are not independent"
+    check_independence(PROGRAM, ("E", "F"))
+    with pytest.raises(ValueError, match=r"^E reads B, directly or through others: they are not independent$"):
+        check_independence(PROGRAM, ("E", "B"))
     assert constant_tensors(PROGRAM) == {"W", "D"} and weight_only(PROGRAM) == {"D"}
     assert fresh_names(PROGRAM, "A", "A", "Z") == ("A1", "A2", "Z1")
     with pytest.raises(ValueError, match="no equation is called 'Z': there are B, C, D, E, F"):

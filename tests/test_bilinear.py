@@ -15,11 +15,11 @@ import einnet_explore as ee
 from einnet_explore.analysis.bilinear import (
     POINTS,
     Bilinear,
+    check_bilinear,
     correlates,
     correlation,
     select_entry,
     table_scope,
-    wrong_entry,
 )
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
@@ -57,7 +57,7 @@ def line(outputs: int, taps: int, padding: int = 0, backwards: bool = False) -> 
 def test_the_algorithm_of_every_size_is_exact(outputs: int, taps: int) -> None:
     found = correlation(outputs, taps)
     assert found.rank == outputs + taps - 1
-    assert wrong_entry(found, correlates) is None
+    check_bilinear(found, correlates)
 
 
 def test_the_tables_of_lavin_and_gray() -> None:
@@ -71,7 +71,7 @@ def test_the_tables_of_lavin_and_gray() -> None:
 def test_points_decide_and_are_checked() -> None:
     half = correlation(2, 3, tuple(map(Fraction, ("0", "1/2", "-1/2"))))
     assert half != correlation(2, 3)
-    assert wrong_entry(half, correlates) is None
+    check_bilinear(half, correlates)
     with pytest.raises(ValueError, match=r"F\(2, 3\) needs 3 different points, found 2"):
         correlation(2, 3, (POINTS[0], POINTS[1], POINTS[1]))
     with pytest.raises(ValueError, match=r"F\(0, 3\): expected at least one output and one tap"):

@@ -13,17 +13,18 @@ from einnet_explore.analysis.bilinear import (
     Bilinear,
     Form,
     Sizes,
+    check_bilinear,
     gauss,
     karatsuba,
     laderman,
     matrix_product_form,
     nest_algorithms,
     strassen,
-    wrong_entry,
 )
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import BILINEAR_PRODUCT, Derivation
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal, check_rule, refuses
 
@@ -79,7 +80,8 @@ def of_table(form: Form, shape: Sizes, batch: int = 2) -> Program:
 
 @pytest.mark.parametrize(("triple", "form", "rank"), ALGORITHMS)
 def test_the_identity_holds(triple: Bilinear, form: Form, rank: int) -> None:
-    assert triple.rank == rank and wrong_entry(triple, form) is None
+    assert triple.rank == rank
+    check_bilinear(triple, form)
 
 
 @pytest.mark.parametrize(("triple", "form"), [case[:2] for case in ALGORITHMS[:4]])
@@ -91,8 +93,10 @@ def test_any_single_entry_changed_is_found(triple: Bilinear, form: Form) -> None
             rows[y][x] += (Fraction(1), Fraction(-1, 2), Fraction(7))[n % 3]
             changed: dict[str, Any] = {side: tuple(map(tuple, rows))}
             wrong = replace(triple, **changed)
+            with pytest.raises(Refused) as refused:
+                check_bilinear(wrong, form)
             found = re.search(
-                r" is (\S+) at \(k, i, j\) = \((\d+), (\d+), (\d+)\), expected (-?\d)$", str(wrong_entry(wrong, form))
+                r" is (\S+) at \(k, i, j\) = \((\d+), (\d+), (\d+)\), expected (-?\d)$", str(refused.value)
             )
             assert found
             k, i, j = map(int, found.groups()[1:4])

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import holds_everywhere
+from einnet_explore.analysis.products import summed_factors
 from einnet_explore.ir import (
     Access,
     Bound,
@@ -33,6 +35,7 @@ from einnet_explore.ir import (
     factors,
     mul,
 )
+from einnet_explore.support.errors import Refused
 
 Group: TypeAlias = "tuple[Iterator, ...]"
 
@@ -217,18 +220,27 @@ class Window:
         return self.start.iterators
 
 
-def window_of(scope: Scope, h: Iterator, r: Iterator) -> Window | str:
-    """How *h* and *r* meet; where they do not as a filter does, why."""
-    if scope.reduce != "sum" or scope.domain:
-        return f"the scope takes the {scope.reduce}{' over a domain' if scope.domain else ''}, expected a plain sum"
-    parts = factors(scope.body)
+def filter_windows(scope: Scope) -> Iterable[tuple[Iterator, Iterator, Window]]:
+    """Yield every traversal and summation of *scope* that meet as a filter, and their window."""
+    for h, r in product(scope.traversals, scope.summations):
+        try:
+            yield h, r, match_window(scope, h, r)
+        except Refused:
+            continue
+
+
+def match_window(scope: Scope, h: Iterator, r: Iterator) -> Window:
+    """Match how *h* and *r* meet; raises Refused unless they meet as in a filter."""
+    parts = summed_factors(scope)
     if not all(isinstance(f, Access | Const) for f in parts):
-        return "the body is no product of elements"
+        raise Refused("the body is no product of elements")
     reads = [f for f in parts if isinstance(f, Access)]
     of_h = [a for a in reads if any(h in i.iterators for i in a.index)]
     of_r = [a for a in reads if any(r in i.iterators for i in a.index)]
     if len(of_h) != 1 or len(of_r) != 2 or of_h[0] not in of_r or of_r[0] == of_r[1]:
-        return f"{h.name} occurs in {len(of_h)} factors and {r.name} in {len(of_r)}, expected 1 and that and another"
+        raise Refused(
+            f"{h.name} occurs in {len(of_h)} factors and {r.name} in {len(of_r)}, expected 1 and that and another"
+        )
     data = of_h[0]
     taps = next(a for a in of_r if a is not data)
     where = [d for d, i in enumerate(data.index) if h in i.iterators or r in i.iterators]
@@ -237,7 +249,9 @@ def window_of(scope: Scope, h: Iterator, r: Iterator) -> Window | str:
     rest = index - as_index(h) * step - as_index(r) * index.coefficient(r)
     if len(where) != 1 or step < 1 or abs(index.coefficient(r)) != step or {h, r} & set(rest.iterators):
         told = ", ".join(repr(data.index[d]) for d in where)
-        return f"the data are read at {told}, expected a multiple of {h.name} + {r.name} or of {h.name} - {r.name}"
+        raise Refused(
+            f"the data are read at {told}, expected a multiple of {h.name} + {r.name} or of {h.name} - {r.name}"
+        )
     backwards = index.coefficient(r) < 0
     first = 1 - r.hi if backwards else r.lo
     return Window(data, where[0], rest + step * (h.lo + first), step, taps, backwards)
@@ -258,18 +272,18 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
     return _transpose_data(inner, window, order)
 
 
-def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None] | str:
+def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None]:
     """*scope* and *window* as they lie, but with another dimension along which the data move innermost.
 
     Where the filter moves along the innermost one, which coefficients must not hang on, it is put outside the next that
-    moves: what is returned is that of ``channels_last``.  Why not, where nothing else moves.
+    moves; returns the same as ``channels_last``.  Raises Refused if nothing else moves.
     """
     index = window.data.index
     moving = {x for x in scope.traversals if x.extent > 1 and x != h}
     others = [d for d, i in enumerate(index) if d != window.d and moving & set(i.iterators)]
     inner = replace(scope, padding=(), value=0)
     if not others:
-        return f"the data are read at {', '.join(map(repr, index))}: nothing but {h.name} moves"
+        raise Refused(f"the data are read at {', '.join(map(repr, index))}: nothing but {h.name} moves")
     if window.d < others[-1]:
         return inner, window, None
     order = [d for d in range(len(index)) if d != window.d]

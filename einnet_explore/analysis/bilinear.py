@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from math import lcm, prod
-from typing import Any
 
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, as_index
+from einnet_explore.support.errors import Refused
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 Form = Callable[[int, int, int], int]
@@ -62,16 +62,15 @@ class Bilinear:
 
 
 @lru_cache(256)
-def wrong_entry(triple: Bilinear, form: Form) -> str | None:
-    """The first (k, i, j) at which *triple* does not compute *form*, with both numbers; None where it does."""
+def check_bilinear(triple: Bilinear, form: Form) -> None:
+    """Raise Refused at the first (k, i, j) at which *triple* does not compute *form*, with both numbers."""
     outputs, data, taps = triple.shape
     for k, i in product(range(outputs), range(data)):
         terms = [(p, w * triple.u[p][i]) for p, w in enumerate(triple.w[k]) if w and triple.u[p][i]]
         for j in range(taps):
             found = sum((c * triple.v[p][j] for p, c in terms if triple.v[p][j]), start=Fraction(0))
             if found != form(k, i, j):
-                return f"{triple.name} is {found} at (k, i, j) = ({k}, {i}, {j}), expected {form(k, i, j)}"
-    return None
+                raise Refused(f"{triple.name} is {found} at (k, i, j) = ({k}, {i}, {j}), expected {form(k, i, j)}")
 
 
 def correlates(k: int, i: int, j: int) -> int:
@@ -79,7 +78,7 @@ def correlates(k: int, i: int, j: int) -> int:
     return int(i == k + j)
 
 
-@cache
+@lru_cache(maxsize=256)
 def correlation(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) -> Bilinear:
     """F(outputs, taps) at the first *outputs* + *taps* - 2 of *points* and at infinity.
 
@@ -112,12 +111,12 @@ def bilinear_to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
     return {n: [[str(x) for x in row] for row in getattr(triple, n)] for n in "uvw"}
 
 
-def bilinear_from_json(name: str, held: Mapping[str, Any]) -> Bilinear:
+def bilinear_from_json(name: str, held: Mapping[str, Iterable[Iterable[str]]]) -> Bilinear:
     """The algorithm *name* that ``to_json`` wrote; raises KeyError, and ValueError for rows of unequal length."""
     return Bilinear(name, *(_matrix(held[n]) for n in "uvw"))
 
 
-def _matrix(rows: Iterable[Iterable[Any]]) -> Matrix:
+def _matrix(rows: Iterable[Iterable[str]]) -> Matrix:
     made = tuple(tuple(map(Fraction, row)) for row in rows)
     if not made or len({len(row) for row in made}) != 1 or not made[0]:
         raise ValueError(f"found a matrix with rows of {', '.join(str(len(row)) for row in made)} entries")
@@ -184,7 +183,7 @@ _LADERMAN = (
 )
 
 
-@cache
+@lru_cache(maxsize=256)
 def matrix_product_form(sizes: Sizes) -> Form:
     """The form of an (a, b, c) product of matrices, row by row; one value a size, so an algorithm is checked once."""
     _, b, c = sizes
@@ -195,19 +194,19 @@ def matrix_product_form(sizes: Sizes) -> Form:
     return form
 
 
-@cache
+@lru_cache(maxsize=1)
 def strassen() -> Bilinear:
     """The (2, 2, 2) product of matrices by 7 multiplications."""
     return _parse_products("Strassen", (2, 2, 2), _STRASSEN)
 
 
-@cache
+@lru_cache(maxsize=1)
 def laderman() -> Bilinear:
     """The (3, 3, 3) product of matrices by 23 multiplications."""
     return _parse_products("Laderman", (3, 3, 3), _LADERMAN)
 
 
-@cache
+@lru_cache(maxsize=1)
 def karatsuba() -> Bilinear:
     """The product of two polynomials of two coefficients by 3 multiplications: at 0, at 1 and at infinity."""
     one = Fraction(1)
@@ -216,7 +215,7 @@ def karatsuba() -> Bilinear:
     return Bilinear("Karatsuba", ends, ends, w)
 
 
-@cache
+@lru_cache(maxsize=1)
 def gauss() -> Bilinear:
     """The product of two complex numbers by 3 multiplications: Karatsuba's, where the square of i is -1."""
     u = karatsuba().u

@@ -26,6 +26,7 @@ from einnet_explore.ir import (
     map_accesses,
     tensors,
 )
+from einnet_explore.support.errors import Refused
 
 
 def find_equation(program: Program, name: str) -> Equation:
@@ -59,14 +60,13 @@ def ancestors(program: Program) -> Mapping[str, frozenset[str]]:
     return above
 
 
-def find_dependent(program: Program, names: Iterable[str]) -> str | None:
-    """Which of the equations called *names* needs another of them; None where they are independent."""
+def check_independence(program: Program, names: Iterable[str]) -> None:
+    """Raise Refused where one of the equations called *names* needs another of them."""
     chosen = tuple(names)
     above = ancestors(program)
     for name in chosen:
         if needed := sorted(above[name] & set(chosen)):
-            return f"{name} reads {needed[0]}, directly or through others: they are not independent"
-    return None
+            raise Refused(f"{name} reads {needed[0]}, directly or through others: they are not independent")
 
 
 def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
@@ -76,8 +76,7 @@ def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation
         raise ValueError(f"{equations[0].name} alone is nothing to merge")
     if len({e.name for e in equations}) < len(equations):
         raise ValueError(f"{', '.join(e.name for e in equations)} names an equation twice")
-    if (why := find_dependent(program, (e.name for e in equations))) is not None:
-        raise ValueError(why)
+    check_independence(program, (e.name for e in equations))
     return equations
 
 

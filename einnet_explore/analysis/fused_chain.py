@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from einnet_explore.analysis.indices import substitute_index
+from einnet_explore.analysis.indices import is_inside_box, substitute_index
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import (
     Access,
-    Box,
     Equation,
     Index,
     Iterator,
@@ -184,11 +183,6 @@ def find_chain(scope: Scope) -> Chain:
 
     visit(scope)
     return Chain(tuple(stages))
-
-
-def is_inside_box(index: tuple[Index, ...], box: Box) -> bool:
-    """Whether *index* never leaves *box*."""
-    return all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(index, box, strict=True))
 
 
 def local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:

@@ -88,6 +88,20 @@ def _divided(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
                     yield from _divided(numerator, x)
 
 
+def is_inside_box(index: Iterable[Index], box: Box) -> bool:
+    """Whether *index* never leaves *box*, as far as intervals can tell."""
+    return all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(index, box, strict=True))
+
+
+def open_views(read: Access) -> Access:
+    """*read* through scopes that only re-index, as long as it stays inside their boxes."""
+    match read.source:
+        case Scope(traversals, (), Access(source, index), domain=()) if is_inside_box(read.index, read.source.box):
+            to = dict(zip(traversals, read.index, strict=True))
+            return open_views(Access(source, tuple(i.substitute(lambda x: to[x]) for i in index)))
+    return read
+
+
 def join_names(iterators: Iterable[Iterator]) -> str:
     """``{r, s}``."""
     return "{" + ", ".join(x.name for x in iterators) + "}"

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, reduce
+from functools import lru_cache, reduce
 from itertools import product
 from typing import Generic, TypeVar
 
@@ -46,6 +46,7 @@ from einnet_explore.analysis.row_nest import (
     read_nodes,
 )
 from einnet_explore.ir import Access, Apply, Scalar, Scope, Tensor, map_accesses
+from einnet_explore.support.errors import Refused
 
 M = TypeVar("M")
 E = TypeVar("E")
@@ -89,7 +90,7 @@ class Triple:
 Pair = tuple[int, Fraction]
 
 
-@cache
+@lru_cache(maxsize=16)
 def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Triple]:
     """The homomorphism of softmax-weighted sums where the exponential is :math:`base^t`; *base* is positive.
 
@@ -121,40 +122,39 @@ def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Tri
     return Homomorphism(Monoid("softmax", neutral, combine), lambda e: Triple(e[0], Fraction(1), e[1]), triple_of)
 
 
-def not_neutral(monoid: Monoid[M], values: Iterable[M]) -> str | None:
-    """The first of *values* that the neutral element changes; None where there is none."""
+def check_neutral(monoid: Monoid[M], values: Iterable[M]) -> None:
+    """Raise Refused with the first of *values* that the neutral element changes."""
     for a in values:
         if monoid.combine(monoid.neutral, a) != a or monoid.combine(a, monoid.neutral) != a:
-            return f"{monoid.neutral} is not neutral for {a}"
-    return None
+            raise Refused(f"{monoid.neutral} is not neutral for {a}")
 
 
-def not_associative(monoid: Monoid[M], values: Sequence[M]) -> str | None:
-    """The first three of *values* that combine differently in the two orders; None where there are none."""
+def check_associative(monoid: Monoid[M], values: Sequence[M]) -> None:
+    """Raise Refused with the first three of *values* that combine differently in the two orders."""
     for a, b, c in product(values, repeat=3):
         left, right = monoid.combine(monoid.combine(a, b), c), monoid.combine(a, monoid.combine(b, c))
         if left != right:
-            return f"({a} + {b}) + {c} is {left}, but {a} + ({b} + {c}) is {right}"
-    return None
+            raise Refused(f"({a} + {b}) + {c} is {left}, but {a} + ({b} + {c}) is {right}")
 
 
-def not_homomorphic(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> str | None:
-    """The first two of *lists* whose whole is not that of their wholes, or an element that is no whole; else None."""
+def check_homomorphic(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> None:
+    """Raise Refused with the first two of *lists* that do not combine to their whole, or such an element."""
     for one in lists:
         for e in one:
             if law.single(e) != law.whole([e]):
-                return f"{e} by itself is {law.whole([e])}, expected {law.single(e)}"
+                raise Refused(f"{e} by itself is {law.whole([e])}, expected {law.single(e)}")
     for one, other in product(lists, repeat=2):
         found, expected = law.monoid.combine(law.whole(one), law.whole(other)), law.whole([*one, *other])
         if found != expected:
-            return f"{one} and {other} combine to {found}, the whole is {expected}"
-    return None
+            raise Refused(f"{one} and {other} combine to {found}, the whole is {expected}")
 
 
-def find_violated_law(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> str | None:
-    """What of the laws fails on *lists*, exactly: None where they hold, and blocks may be combined in any brackets."""
+def check_laws(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> None:
+    """Raise Refused unless the laws hold on *lists*, exactly, so that blocks may be combined in any brackets."""
     values = [law.whole(one) for one in lists]
-    return not_neutral(law.monoid, values) or not_associative(law.monoid, values) or not_homomorphic(law, lists)
+    check_neutral(law.monoid, values)
+    check_associative(law.monoid, values)
+    check_homomorphic(law, lists)
 
 
 LISTS: Sequence[Sequence[Pair]] = (
@@ -169,12 +169,11 @@ LISTS: Sequence[Sequence[Pair]] = (
 BASES = (Fraction(2), Fraction(3, 5))
 
 
-@cache
-def softmax_is_broken() -> str | None:
-    """What of the law fails on ``LISTS``, exactly; None where it holds."""
-    return next(
-        (why for base in BASES if (why := find_violated_law(softmax_homomorphism(base), LISTS)) is not None), None
-    )
+@lru_cache(maxsize=1)
+def check_softmax_laws() -> None:
+    """Raise Refused unless the laws hold on ``LISTS``, exactly."""
+    for base in BASES:
+        check_laws(softmax_homomorphism(base), LISTS)
 
 
 @dataclass(frozen=True)
@@ -189,40 +188,42 @@ class OnlineSoftmax:
 def row_work(scope: Scope) -> OnlineSoftmax | RowNest | None:
     """*scope* as a softmax-weighted sum, else as other work on rows; None where it is neither."""
     found = match_row_nest(scope)
-    weighted = _match_weighted_sum(scope, found)
-    return weighted if isinstance(weighted, OnlineSoftmax) else found
+    try:
+        return _match_weighted_sum(scope, found)
+    except Refused:
+        return found
 
 
-def match_online_softmax(scope: Scope) -> OnlineSoftmax | str:
-    """*scope* as a softmax-weighted sum; where it is none, why."""
+def match_online_softmax(scope: Scope) -> OnlineSoftmax:
+    """Match *scope* as a softmax-weighted sum; raises Refused with the missing part."""
     return _match_weighted_sum(scope, match_row_nest(scope))
 
 
-def _match_weighted_sum(scope: Scope, rows: RowNest | None) -> OnlineSoftmax | str:
+def _match_weighted_sum(scope: Scope, rows: RowNest | None) -> OnlineSoftmax:
     found = match_dense_product(scope) if rows is None or rows.product is None else rows
     if found is None or found.product is None:
-        return "no row values, of a band or of every column, are summed with a matrix over the columns"
+        raise Refused("no row values, of a band or of every column, are summed with a matrix over the columns")
     match _inline_rows(found, found.result):
         case Apply("exp", (Apply("-", (score, Access(Tensor(called), ()))),)) if called.startswith("#"):
             return _check_reductions(found, score, called)
-    return "what is summed is no exponential of the difference to a maximum"
+    raise Refused("what is summed is no exponential of the difference to a maximum")
 
 
-def _check_reductions(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax | str:
+def _check_reductions(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax:
     reductions = {node_name(n): node for n, node in enumerate(nest.nodes) if isinstance(node, ReducedNode)}
     largest = reductions.pop(called, None)
     if largest is None or largest.reduce != "max" or _inline_rows(nest, largest.body) != score:
-        return f"{called} is not the largest of what the exponential is of"
+        raise Refused(f"{called} is not the largest of what the exponential is of")
     if any(n in (called, *reductions) for n in _names(score)):
-        return "what the exponential is of waits for another reduction"
+        raise Refused("what the exponential is of waits for another reduction")
     if called in _names(nest.scale):
-        return "the result is scaled by the maximum, which depends on nothing but rounding"
+        raise Refused("the result is scaled by the maximum, which depends on nothing but rounding")
     power = _inline_rows(nest, nest.result)
     for other, node in reductions.items():
         if node.reduce != "sum" or _inline_rows(nest, node.body) != power:
-            return f"{other} is not the sum of the exponentials"
+            raise Refused(f"{other} is not the sum of the exponentials")
     if len(reductions) > 1:
-        return f"{len(reductions)} sums are taken, expected one"
+        raise Refused(f"{len(reductions)} sums are taken, expected one")
     return OnlineSoftmax(nest, score, next((int(n[1:]) for n in reductions), None))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 from math import isfinite, prod
 from typing import TypeAlias
@@ -48,15 +48,23 @@ class TensorContraction:
     @classmethod
     def of(cls, scope: Scope) -> TensorContraction:
         """Recognise a sum of products of two reads; raises Refused with the reduction, domain or factors found."""
-        if scope.reduce != "sum" or not scope.summations or scope.domain:
-            over = f"reduces by {scope.reduce} over {len(scope.summations)} iterators in {len(scope.domain)} bounds"
-            raise Refused(f"the scope {over}, expected a plain sum")
+        summed_factors(scope)
+        if not scope.summations:
+            raise Refused("the scope sums nothing, expected a plain sum")
         left, right = two_reads(scope.body)
         in_left, in_right = iterators_of(left), iterators_of(right)
         batch = tuple(x for x in scope.traversals if x in in_left and x in in_right)
         m = tuple(x for x in scope.traversals if x in in_left and x not in in_right)
         n = tuple(x for x in scope.traversals if x in in_right and x not in in_left)
         return cls(scope, left, right, batch, m, n)
+
+
+def summed_factors(scope: Scope) -> tuple[Scalar, ...]:
+    """Return the factors of the product that *scope* sums; raises Refused for another reduction, or with a domain."""
+    if scope.reduce != "sum" or scope.domain:
+        where = " over a domain" if scope.domain else ""
+        raise Refused(f"the scope takes the {scope.reduce}{where}, expected a plain sum")
+    return factors(scope.body)
 
 
 def two_reads(body: Scalar) -> tuple[Access, Access]:
@@ -90,22 +98,22 @@ def has_finite_padding(body: Scalar) -> bool:
     return all(isfinite(access.source.value) for access in accesses(body))
 
 
-def open_reduction(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scalar, tuple[Iterator, ...]] | str:
-    """The body and the summations of the scope that *access* reads, in the iterators of the reader, which are *used*.
+def open_reduction(access: Access, reduce: str, used: Iterable[Iterator]) -> tuple[Scalar, tuple[Iterator, ...]]:
+    """Return the body and the summations of the scope that *access* reads, in the reader's iterators, *used*.
 
-    Where the scope is more than a reduction by *reduce* of its body at that place, why.
+    Raises Refused where the scope is more than a reduction by *reduce* of its body at that place.
     """
     scope = access.source
     if not isinstance(scope, Scope) or not scope.summations:
-        return f"{access!r} reads no reduction"
+        raise Refused(f"{access!r} reads no reduction")
     if scope.reduce != reduce:
-        return f"the inner scope reduces by {scope.reduce}, expected {reduce}"
+        raise Refused(f"the inner scope reduces by {scope.reduce}, expected {reduce}")
     if scope.domain:
-        return f"the inner scope has a domain: {scope.domain[0]!r}"
+        raise Refused(f"the inner scope has a domain: {scope.domain[0]!r}")
     for i, (lo, hi) in zip(access.index, scope.box, strict=True):
         if not always_holds(Bound(i, lo, hi)):
             least, most = i.bounds
-            return f"it is read at {i!r} ∈ [{least}, {most}], outside its box [{lo}, {hi})"
+            raise Refused(f"it is read at {i!r} ∈ [{least}, {most}], outside its box [{lo}, {hi})")
     inner = rename_iterators(scope, {x.name for x in used})
     return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True))), inner.summations
 
@@ -149,7 +157,7 @@ def cheapest_tree(reads: Reads, kept: frozenset[Iterator]) -> Tree:
     if not 2 <= count <= MAX_FACTORS:
         raise ValueError(f"{count} factors: expected 2 to {MAX_FACTORS}")
 
-    @cache
+    @lru_cache(maxsize=1 << MAX_FACTORS)
     def best(chosen: frozenset[int]) -> tuple[int, str, Tree]:
         if len(chosen) == 1:
             (n,) = chosen

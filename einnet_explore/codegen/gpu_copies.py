@@ -16,7 +16,7 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import guard, substitute
+from einnet_explore.analysis.indices import guard, is_inside_box, substitute
 from einnet_explore.codegen.language import (
     F32,
     I32,
@@ -190,8 +190,7 @@ def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
     place = flat_address(access)
     if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
         return False
-    pairs = zip(access.index, access.source.box, strict=True)
-    inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in pairs)
+    inside = is_inside_box(access.index, access.source.box)
     start = place.evaluate(lambda x: x.lo)
     others = (place.coefficient(x) for x in place.iterators if x != frame.inner)
     return inside and start % size == 0 and all(k % size == 0 for k in others)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.codegen.sum_of_products import SumOfProducts, affine_terms
 from einnet_explore.ir import Index, Iterator, Tensor
 
@@ -84,7 +85,7 @@ def in_place_layout(form: SumOfProducts, operand: int, vector: Iterator | None) 
     axes = tuple(LayoutAxis(d, 1, True, lo, hi - lo) for d, (lo, hi) in enumerate(tensor.box))
     layout = OperandLayout(tensor, axes, copied=False)
     for where in _reads(form, operand):
-        if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(where, tensor.box, strict=True)):
+        if not is_inside_box(where, tensor.box):
             return None
         found = layout.address(where, {})
         if found is None or (vector is not None and found[1].get(vector) != 1):

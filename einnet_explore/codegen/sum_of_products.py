@@ -9,13 +9,20 @@ and inside which every index is affine; neighbouring traversals, which are colla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import prod
 
-from einnet_explore.analysis.indices import compared_iterators, fresh_name, period, substitute
+from einnet_explore.analysis.indices import (
+    compared_iterators,
+    fresh_name,
+    is_inside_box,
+    open_views,
+    period,
+    substitute,
+)
 from einnet_explore.analysis.products import two_reads
 from einnet_explore.codegen.preparation import narrowest_window
 from einnet_explore.ir import (
@@ -87,32 +94,15 @@ def product_operands(core: Scope) -> tuple[Access, Access] | None:
     Views are looked through where they are read inside their boxes.
     """
     try:
-        left, right = map(_read_through_views, two_reads(core.body))
+        left, right = map(open_views, two_reads(core.body))
     except Refused:
         return None
-    if left is None or right is None:
-        return None
     for access in (left, right):
-        inside = all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _indices_and_box(access))
-        if not inside and access.source.value != 0:
+        if not isinstance(access.source, Tensor):
+            return None
+        if not is_inside_box(access.index, access.source.box) and access.source.value != 0:
             return None
     return left, right
-
-
-def _indices_and_box(access: Access) -> Iterable[tuple[Index, tuple[int, int]]]:
-    return zip(access.index, access.source.box, strict=True)
-
-
-def _read_through_views(access: Access) -> Access | None:
-    match access.source:
-        case Tensor():
-            return access
-        case Scope(traversals, (), Access() as inner, "sum", ()):
-            if all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in _indices_and_box(access)):
-                at = dict(zip(traversals, access.index, strict=True))
-                seen = substitute(inner, at)
-                return _read_through_views(seen) if isinstance(seen, Access) else None
-    return None
 
 
 def narrow_windows(core: Scope) -> Scope | None:
@@ -141,7 +131,8 @@ def narrow_windows(core: Scope) -> Scope | None:
 
 def _reads_whole_range(access: Access, h: Iterator) -> bool:
     """True if *access* reads *h* itself, in one dimension, whose box is the range of *h*, and zero outside."""
-    inside = [(i, box) for i, box in _indices_and_box(access) if h in i.iterators]
+    indices = zip(access.index, access.source.box, strict=True)
+    inside = [(i, box) for i, box in indices if h in i.iterators]
     return len(inside) == 1 and inside[0] == (as_index(h), (h.lo, h.hi)) and access.source.value == 0
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.codegen.language import (
     F32,
     I64,
@@ -68,10 +69,7 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
     if scope.summations or scope.domain or not reads or any(not isinstance(a.source, Tensor) for a in reads):
         raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
     for access in reads:
-        inside = all(
-            lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(access.index, access.source.box, strict=True)
-        )
-        if not inside or not flat_address(access).affine:
+        if not is_inside_box(access.index, access.source.box) or not flat_address(access).affine:
             raise Refused(f"{access!r} is not affine, or reads outside of its tensor")
     largest = max(reads, key=lambda a: prod(a.source.shape))
     place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None

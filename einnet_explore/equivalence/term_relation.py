@@ -49,6 +49,7 @@ from einnet_explore.equivalence.polynomial import (
 )
 from einnet_explore.interpreter.numbers import Number
 from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, add
+from einnet_explore.support.errors import Refused
 
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
 
@@ -229,12 +230,17 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
         case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
             for n, arg in enumerate(args):
-                if isinstance(arg, Access) and not isinstance(found := open_reduction(arg, reduce, env), str):
-                    # g + max f is max (g + f).
-                    body = add(*args[:n], *args[n + 1 :], found[0])
-                    inside, summed = with_summations(space, Scope((), found[1], body), dict(env))
-                    chosen = _choose(space, body, inside, reduce)
-                    return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
+                if not isinstance(arg, Access):
+                    continue
+                try:
+                    inner, over = open_reduction(arg, reduce, env)
+                except Refused:
+                    continue
+                # g + max f is max (g + f).
+                body = add(*args[:n], *args[n + 1 :], inner)
+                inside, summed = with_summations(space, Scope((), over, body), dict(env))
+                chosen = _choose(space, body, inside, reduce)
+                return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
     neutral = REDUCTIONS[reduce]
     return [
         _choice(space, where, value)

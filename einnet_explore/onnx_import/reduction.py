@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from math import inf, prod
 from typing import Literal
 
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.contraction import WINDOW_ATTRIBUTES, sliding_window
 from einnet_explore.onnx_import.elementwise import clamp_scalar, fn
@@ -91,8 +92,8 @@ def _average_pool(call: NodeCall) -> Iterable[Equation]:
     begin, end = (0,) * rank, (0,) * rank
     if call.get("count_include_pad", 0):
         begin, end = _padding(call, at)
-    limits = [(-b, n + e) for b, n, e in zip(begin, shape, end, strict=True)]
-    if all(lo <= i.bounds[0] and i.bounds[1] < hi for i, (lo, hi) in zip(at, limits, strict=True)):
+    limits = tuple((-b, n + e) for b, n, e in zip(begin, shape, end, strict=True))
+    if is_inside_box(at, limits):
         yield call.equation(Scope(xs, rs, mul(Const(1 / prod(r.extent for r in rs)), element)))
         return
     counts = []

@@ -2,7 +2,7 @@
 
 from einnet_explore.operators.form import ExpressionDistance, GroupDistance, expression_distance, own_iterators
 from einnet_explore.operators.layout import flatten, strides_of
-from einnet_explore.operators.library import OPERATORS, canonical_matches, find_operators
+from einnet_explore.operators.library import OPERATORS, check_canonical, find_operators
 from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator, stride_equations
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
 from einnet_explore.operators.solving import Layout
@@ -19,7 +19,7 @@ __all__ = [
     "Operator",
     "OperatorMatch",
     "Refused",
-    "canonical_matches",
+    "check_canonical",
     "expression_distance",
     "find_operators",
     "fit_operator",

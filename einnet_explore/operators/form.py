@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from einnet_explore.analysis.indices import substitute
+from einnet_explore.analysis.indices import open_views, substitute
 from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
-from einnet_explore.operators.layout import find_read_outside_box, split_digits
+from einnet_explore.operators.layout import split_digits
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
@@ -138,15 +138,6 @@ def windowed_form(scope: Scope) -> ScopeForm | str:
 
 def _without_units(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
     return tuple(x for x in iterators if x.extent != 1)
-
-
-def open_views(read: Access) -> Access:
-    """*read* through scopes that only re-index, where it stays inside their boxes."""
-    match read.source:
-        case Scope(traversals, (), Access(source, index), domain=()) if find_read_outside_box(read) is None:
-            at = dict(zip(traversals, read.index, strict=True))
-            return open_views(Access(source, tuple(i.substitute(lambda x: at[x]) for i in index)))
-    return read
 
 
 def _split_iterator(read: Access, x: Iterator, halves: Index) -> Access:

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.padding import fit_padding
 from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, as_index, padded
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +58,23 @@ def flatten(access: Access, name: str = "") -> FlatAccess | None:
     )
 
 
-def find_read_outside_box(access: Access) -> str | None:
-    """Which dimension of *access* is read outside its source's box, in words; None if none is."""
-    for d, (i, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
-        a, b = i.bounds
-        if a < lo or b >= hi:
-            return f"dimension {d} is read in [{a}, {b}], the elements lie in [{lo}, {hi})"
-    return None
-
-
-def strides_of(scope: Scope) -> tuple[int, ...] | str:
-    """The strides of *scope* as a view of the tensor that it reads, or why it is none."""
+def strides_of(scope: Scope) -> tuple[int, ...]:
+    """Return the strides of *scope* as a view of the tensor that it reads; raises Refused if it is no view."""
     match scope:
         case Scope(summations=(), body=Access(source=Tensor()) as access, domain=()):
             pass
         case Scope(summations=()):
-            return "a view reads one tensor and nothing else"
+            raise Refused("a view reads one tensor and nothing else")
         case _:
-            return f"a view has no summations, found {len(scope.summations)}"
-    if (why := find_read_outside_box(access)) is not None:
-        return f"a view stays inside its source: {why}"
+            raise Refused(f"a view has no summations, found {len(scope.summations)}")
+    for d, (i, (lo, hi)) in enumerate(zip(access.index, access.source.box, strict=True)):
+        first, last = i.bounds
+        if first < lo or last >= hi:
+            where = f"dimension {d} is read in [{first}, {last}], the elements lie in [{lo}, {hi})"
+            raise Refused(f"a view stays inside its source: {where}")
     at = flat_address(access)
     if not at.affine:
-        return f"the flat address {at!r} is not affine"
+        raise Refused(f"the flat address {at!r} is not affine")
     return tuple(at.coefficient(x) for x in scope.traversals)
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import with_iterators
-from einnet_explore.ir import VIEW, Equation, Iterator, Scope, accesses
+from einnet_explore.ir import VIEW, Equation, Instance, Iterator, Scope, accesses
 from einnet_explore.operators.layout import strides_of
 from einnet_explore.operators.operator import Attributes, OnnxNode, Operator
+from einnet_explore.support.errors import Refused
 
 Window: TypeAlias = tuple[str, str, str]
 
@@ -202,8 +203,8 @@ def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERA
     return tuple(dict.fromkeys(known[name.lower()] for name in wanted)) or operators
 
 
-def canonical_matches(equation: Equation, operators: Sequence[Operator] = OPERATORS) -> str | None:
-    """Why *equation* is not exactly what its ``via`` runs, or None if it is.
+def check_canonical(equation: Equation, operators: Sequence[Operator] = OPERATORS) -> None:
+    """Raise Refused unless *equation* is exactly what its ``via`` runs.
 
     A library call means its operator's canonical expression with the attributes put in; a view reads one tensor at an
     affine address inside its elements; an eOperator, and an equation not instantiated yet, may mean anything.  Names of
@@ -211,27 +212,29 @@ def canonical_matches(equation: Equation, operators: Sequence[Operator] = OPERAT
     """
     via = equation.via
     if via is None or via.is_eoperator:
-        return None
-    if via.operator == VIEW:
-        strides = strides_of(equation.scope)
-        return f"{equation.name}: {strides}" if isinstance(strides, str) else None
+        return
+    try:
+        if via.operator == VIEW:
+            strides_of(equation.scope)
+        else:
+            _check_call(equation.scope, via, operators)
+    except ValueError as reason:
+        raise Refused(f"{equation.name}: {reason}") from None
+
+
+def _check_call(scope: Scope, via: Instance, operators: Sequence[Operator]) -> None:
     operator = next((o for o in operators if via.operator in o.names), None)
     if operator is None:
-        return f"{equation.name}: unknown operator {via.operator}, known are {', '.join(o.name for o in operators)}"
-    if operator.instance(dict(via.attributes)).operator != via.operator:
-        return f"{equation.name}: {operator.instance(dict(via.attributes))!r} is called {via.operator}"
-    sources = [access.source for access in accesses(equation.scope.body)]
+        raise Refused(f"unknown operator {via.operator}, known are {', '.join(o.name for o in operators)}")
+    if (call := operator.instance(dict(via.attributes))).operator != via.operator:
+        raise Refused(f"{call!r} is called {via.operator}")
+    sources = [access.source for access in accesses(scope.body)]
     wanted = len(operator.pattern.operands)
     if len(sources) != wanted:
-        return f"{equation.name}: {via.operator} has {wanted} operands, the body reads {len(sources)}"
-    try:
-        expected = _plain(operator.instantiate(dict(via.attributes), sources))
-    except ValueError as reason:
-        return f"{equation.name}: {reason}"
-    found = _plain(equation.scope)
+        raise Refused(f"{via.operator} has {wanted} operands, the body reads {len(sources)}")
+    expected, found = _plain(operator.instantiate(dict(via.attributes), sources)), _plain(scope)
     if found != expected:
-        return f"{equation.name}: {via!r} means {expected!r}, found {found!r}"
-    return None
+        raise Refused(f"{via!r} means {expected!r}, found {found!r}")
 
 
 def _plain(scope: Scope) -> Scope:

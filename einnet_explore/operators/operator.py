@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TypeAlias
 
 from einnet_explore.ir import (
@@ -195,7 +195,7 @@ def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]
     return max(0, -lo), max(0, hi + 1 - extent)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _table(expression: str) -> IteratorTable:
     return iterator_table(parse_pattern(expression))
 

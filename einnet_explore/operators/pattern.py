@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 
 from einnet_explore.ir import REDUCTIONS
 
@@ -201,7 +201,7 @@ def make_polynomial(terms: Iterable[tuple[tuple[str, ...], int]]) -> Polynomial:
 _TOKEN = re.compile(r"\s*(\d+|\|\w+\||[A-Za-z_]\w*|==|[\[\],=+*/():?-])")
 
 
-@cache
+@lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
     """The canonical expression written in *text*; raises ValueError that says where and what was expected."""
     return _Reader(text).pattern()

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 
+from einnet_explore.analysis.indices import open_views
 from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
-from einnet_explore.operators.form import ScopeForm, open_views
+from einnet_explore.operators.form import ScopeForm
 from einnet_explore.operators.layout import is_leading, is_packed, overlaps, strides_of
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import ONE, Dimension, Polynomial
@@ -170,10 +171,9 @@ def lay_out_operand(
         if tried[-1][0].same:
             break
     best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
-    strides = strides_of(best.scope)
     shape = best.scope.shape
-    if best.free and not isinstance(strides, str) and len(shape) > 1 < shape[-2] and strides[-2] != shape[-1]:
-        return best, {**chosen, f"ld{pattern.name.lower()}": strides[-2]}
+    if best.free and len(shape) > 1 < shape[-2] and (row := strides_of(best.scope)[-2]) != shape[-1]:
+        return best, {**chosen, f"ld{pattern.name.lower()}": row}
     return best, chosen
 
 
@@ -208,9 +208,10 @@ def _gather(
             f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
         )
     gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)
-    strides = strides_of(gathered)
-    if isinstance(strides, str):
-        return Layout(gathered, False, False, f"{pattern.name}: {strides}")
+    try:
+        strides = strides_of(gathered)
+    except Refused as why:
+        return Layout(gathered, False, False, f"{pattern.name}: {why}")
     straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
     if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
         # A tensor that the operator may read beyond its padding is not what the operator reads.
@@ -252,6 +253,7 @@ def locate_result(
     numbers = operator.numbers(attributes)
     result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
     scope = form.scope
-    strides = strides_of(Scope(scope.traversals, (), Access(result, index)))
-    free = not isinstance(strides, str) and is_packed(strides, scope.shape)
-    return index, free
+    try:
+        return index, is_packed(strides_of(Scope(scope.traversals, (), Access(result, index))), scope.shape)
+    except Refused:
+        return index, False

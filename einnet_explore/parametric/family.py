@@ -19,7 +19,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import Program
-from einnet_explore.operators.library import canonical_matches
+from einnet_explore.operators.library import check_canonical
 from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.assumptions import parse_assumptions
 from einnet_explore.parametric.conjecture import (
@@ -187,8 +187,7 @@ class FamilyDerivation:
         if written != start and not (same := certify(written, start)).ok:
             raise ValueError(f"the text at {sizes} is another program: {same}")
         for equation in end.equations:
-            if (wrong := canonical_matches(equation)) is not None:
-                raise ValueError(wrong)
+            check_canonical(equation)
         if self.proof.kind == "proved":
             detail = f"for all sizes with {', '.join(self.guards)}, by {' and '.join(self.proof.means) or 'identity'}"
             certificate = Certificate("proved", "composition", detail=detail)

@@ -29,7 +29,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.closure import compute_bound
-from einnet_explore.support.errors import BackendError
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.limits import MemoryWatch
 from einnet_explore.support.wording import count_noun
 
@@ -127,8 +127,10 @@ class TuningTask:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
             found = count_noun(len(ranked), "candidate")
             return stays(f"the cheapest of {found}: estimated {least}, the original takes {before * 1e6:.0f} µs")
-        if lacks := memory.lacks(working_set_bytes(self.program), "the original"):
-            return stays(lacks)
+        try:
+            memory.require(working_set_bytes(self.program), "the original")
+        except Refused as shortage:
+            return stays(str(shortage))
         forms = [fuse_eoperators(variant.derivation()) for variant in promising]
         forms += blocked_forms(chain_groups(ranked, self.context.settings, below))
         finalists, times = self._measure(forms, memory)
@@ -160,10 +162,8 @@ class TuningTask:
     def _compile(self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
         found = _Finalists()
         for n, derivation in enumerate(forms):
-            if lacks := memory.lacks(working_set_bytes(derivation.end), "a candidate"):
-                found.refusals.append(lacks)
-                continue
             try:
+                memory.require(working_set_bytes(derivation.end), "a candidate")
                 run = self.context.compiler(derivation.end, self.constants)
                 error = largest_error(want, run(feeds))
             except (BackendError, ValueError) as problem:

@@ -27,15 +27,16 @@ from einnet_explore.analysis.bilinear import (
     as_table,
     bilinear_from_json,
     bilinear_to_json,
+    check_bilinear,
     gauss,
     karatsuba,
     laderman,
     matrix_product_form,
     strassen,
     table_entries,
-    wrong_entry,
 )
 from einnet_explore.analysis.indices import fresh_name, iterator_by_name, iterators_of, substitute
+from einnet_explore.analysis.products import summed_factors
 from einnet_explore.ir import (
     Access,
     Const,
@@ -96,10 +97,7 @@ def propose(program: Program, at: Path) -> Iterable[Params]:
 def rewrite(program: Program, at: Path, params: Params) -> Program:
     """The law; refuses what has not the form, and with the first entry of a wrong algorithm."""
     scope = program.scope_at(at)
-    if scope.reduce != "sum" or scope.domain:
-        raise Refused(
-            f"the scope takes the {scope.reduce}{' over a domain' if scope.domain else ''}, expected a plain sum"
-        )
+    summed_factors(scope)
     match params:
         case Blocks():
             return _by_blocks(program, at, scope, params)
@@ -110,8 +108,7 @@ def rewrite(program: Program, at: Path, params: Params) -> Program:
 def _checked(algorithm: Bilinear, form: Form, shape: Sizes) -> None:
     if algorithm.shape != shape:
         raise Refused(f"{algorithm.name} is for (outputs, data, filter) = {algorithm.shape}, expected {shape}")
-    if (wrong := wrong_entry(algorithm, form)) is not None:
-        raise Refused(wrong)
+    check_bilinear(algorithm, form)
 
 
 def _given(program: Program, at: Path, scope: Scope, algorithm: Bilinear) -> Program:

@@ -25,18 +25,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import Any
 
-from einnet_explore.analysis.access_structure import Window, channels_last, keep_in_place, window_of
+from einnet_explore.analysis.access_structure import Window, channels_last, filter_windows, keep_in_place, match_window
 from einnet_explore.analysis.bilinear import (
     Bilinear,
     as_table,
     bilinear_from_json,
     bilinear_to_json,
+    check_bilinear,
     correlates,
     correlation,
-    wrong_entry,
 )
 from einnet_explore.analysis.indices import fresh_name, iterator_by_name
 from einnet_explore.analysis.padding import fit_padding
@@ -81,30 +82,23 @@ class _Windows:
 def propose(program: Program, at: Path) -> Iterable[Filter]:
     """F(m, R) for every traversal and summation that only meet as h ± r, where m outputs are there to be made."""
     scope = program.scope_at(at)
-    for h in scope.traversals:
-        for r in scope.summations:
-            if isinstance(window_of(scope, h, r), Window):
-                for m in OUTPUTS:
-                    if r.extent > 1 and m <= h.extent and m + r.extent - 1 <= RANK:
-                        yield Filter(h, r, correlation(m, r.extent))
+    for h, r, _ in filter_windows(scope):
+        for m in OUTPUTS:
+            if r.extent > 1 and m <= h.extent and m + r.extent - 1 <= RANK:
+                yield Filter(h, r, correlation(m, r.extent))
 
 
 def rewrite(program: Program, at: Path, params: Filter) -> Program:
     """The law; refuses where h and r do not meet as a filter, and with the first entry of a wrong algorithm."""
     scope = program.scope_at(at)
     h, r, algorithm = params.traversal, params.summation, params.algorithm
-    window = window_of(scope, h, r)
-    if isinstance(window, str):
-        raise Refused(window)
+    window = match_window(scope, h, r)
     m, data, taps = algorithm.shape
     if taps != r.extent or data != m + taps - 1:
         raise Refused(f"{algorithm.name} is for {taps} taps and {data} data, {r.name} has {r.extent} taps")
-    if (wrong := wrong_entry(algorithm, correlates)) is not None:
-        raise Refused(wrong)
+    check_bilinear(algorithm, correlates)
     before: list[Equation] = []
     laid = keep_in_place(scope, window, h) if params.in_place else channels_last(scope, window)
-    if isinstance(laid, str):
-        raise Refused(laid)
     inner, window, turned_data = laid
     names = {x.name for x in (*scope.traversals, *scope.summations)}
     p = Iterator(fresh_name("p", names), 0, algorithm.rank)
@@ -205,13 +199,15 @@ def _at(window: Window, p: Iterator, windows: _Windows) -> tuple[Index | Iterato
 def explain(program: Program, at: Path) -> str:
     """Return why no traversal and summation of the scope make a filter of a size with a known algorithm."""
     scope = program.scope_at(at)
-    pairs = [(h, r, window_of(scope, h, r)) for h in scope.traversals for r in scope.summations]
-    sized = [
-        f"{h.name} and {r.name}: no F(m, {r.extent}) of rank {RANK} or less with m of {OUTPUTS} up to {h.extent}"
-        for h, r, found in pairs
-        if isinstance(found, Window)
-    ]
-    whys = [f"{h.name} and {r.name}: {found}" for h, r, found in pairs if isinstance(found, str)]
+    sized, whys = list[str](), list[str]()
+    for h, r in product(scope.traversals, scope.summations):
+        try:
+            match_window(scope, h, r)
+        except Refused as why:
+            whys.append(f"{h.name} and {r.name}: {why}")
+        else:
+            known = f"no F(m, {r.extent}) of rank {RANK} or less with m of {OUTPUTS} up to {h.extent}"
+            sized.append(f"{h.name} and {r.name}: {known}")
     return "; ".join(dict.fromkeys([*sized, *whys])) or "there is no pair of a traversal and a summation"
 
 

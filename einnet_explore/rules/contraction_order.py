@@ -27,6 +27,7 @@ from einnet_explore.analysis.products import (
     multiplications,
     open_iterators,
     open_reduction,
+    summed_factors,
     tree_leaves,
 )
 from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
@@ -93,11 +94,9 @@ def _ordered(scope: Scope, flat: _Flat, tree: Tree) -> Scope:
 
 def _flat(scope: Scope) -> _Flat:
     """*scope* as one sum; raises Refused where it is none."""
-    if scope.reduce != "sum" or not scope.summations or scope.domain:
-        what = (
-            f"takes the {scope.reduce}" if scope.reduce != "sum" else "has a domain" if scope.domain else "sums nothing"
-        )
-        raise Refused(f"the scope {what}, expected a plain sum of a product")
+    summed_factors(scope)
+    if not scope.summations:
+        raise Refused("the scope sums nothing, expected a plain sum of a product")
     if not has_finite_padding(scope.body):
         raise Refused("associativity is for finite paddings: 0 times an infinite one is no number")
     parts: list[Scalar] = []
@@ -110,11 +109,15 @@ def _flat(scope: Scope) -> _Flat:
                 constants.append(factor)
                 continue
             if isinstance(factor, Access):
-                found = open_reduction(factor, "sum", (*scope.traversals, *summations))
-                if not isinstance(found, str) and has_finite_padding(found[0]):
-                    summations.extend(found[1])
-                    collect(found[0])
-                    continue
+                try:
+                    inner, over = open_reduction(factor, "sum", (*scope.traversals, *summations))
+                except Refused:
+                    pass
+                else:
+                    if has_finite_padding(inner):
+                        summations.extend(over)
+                        collect(inner)
+                        continue
             parts.append(factor)
 
     collect(scope.body)

@@ -14,19 +14,15 @@ Source: T. Dao et al., FlashAttention, 2022.
 
 from __future__ import annotations
 
-from einnet_explore.analysis.online_softmax import match_online_softmax, softmax_is_broken
+from einnet_explore.analysis.online_softmax import check_softmax_laws, match_online_softmax
 from einnet_explore.ir import EOperatorKind, Instance, Path, Program
 from einnet_explore.rules.base import generation_rule
-from einnet_explore.support.errors import Refused
 
 
 def _instance(program: Program, at: Path) -> Instance:
     """The eOperator kind ``one_pass``; refuses a scope that is no softmax-weighted sum, with the missing part."""
-    found = match_online_softmax(program.scope_at(at))
-    if isinstance(found, str):
-        raise Refused(found)
-    if (wrong := softmax_is_broken()) is not None:
-        raise Refused(wrong)
+    match_online_softmax(program.scope_at(at))
+    check_softmax_laws()
     return EOperatorKind.ONE_PASS.instance
 
 

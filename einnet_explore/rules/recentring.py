@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
+from einnet_explore.analysis.products import summed_factors
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
@@ -44,13 +45,9 @@ def propose(scope: Scope) -> Iterable[Centre]:
 
 def rewrite(scope: Scope, params: Centre) -> Scope:
     """The law; refuses what is no exponential of a difference, and a maximum over what the argument does not read."""
-    parts = factors(scope.body)
+    parts = summed_factors(scope)
     if not 0 <= params.factor < len(parts):
         raise Refused(f"factor {params.factor}: the body has {len(parts)}")
-    if scope.reduce != "sum" or scope.domain:
-        raise Refused(
-            f"the scope takes the {scope.reduce}{' over a domain' if scope.domain else ''}, expected a plain sum"
-        )
     match parts[params.factor]:
         case Apply("exp", (Apply("-", (a, b)),)):
             centre = _centre(scope, a, b, params.within)

@@ -30,10 +30,7 @@ def exchange_summations(scope: Scope) -> Scope:
         raise Refused(f"the scope has a domain: {scope.domain[0]!r}")
     if not isinstance(scope.body, Access):
         raise Refused("the body is more than a read of a reduction")
-    found = open_reduction(scope.body, scope.reduce, (*scope.traversals, *scope.summations))
-    if isinstance(found, str):
-        raise Refused(found)
-    body, summations = found
+    body, summations = open_reduction(scope.body, scope.reduce, (*scope.traversals, *scope.summations))
     kept = (*summations, *scope.traversals)
     inner = Scope(kept, scope.summations, body, scope.reduce)
     return replace(scope, summations=summations, body=inner[kept])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.indices import is_inside_box, iterators_of
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Access, Iterator, Scope, Tensor
 from einnet_explore.runtime.arrays import Array
@@ -28,8 +28,11 @@ def match_matrix_product(scope: Scope) -> TensorContraction | None:
     except Refused:
         return None
     reads = (product.left, product.right)
-    if not all(isinstance(access.source, Tensor) and _inside(access) for access in reads):
-        return None
+    for access in reads:
+        if not isinstance(access.source, Tensor) or not all(i.affine for i in access.index):
+            return None
+        if not is_inside_box(access.index, access.source.box):
+            return None
     in_a, in_b = map(iterators_of, reads)
     if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
         return None
@@ -83,13 +86,6 @@ def bind_matrix_product(
         np.matmul(first, second, out=result)
 
     return call
-
-
-def _inside(access: Access) -> bool:
-    return all(
-        i.affine and lo <= i.bounds[0] and i.bounds[1] < hi
-        for i, (lo, hi) in zip(access.index, access.source.box, strict=True)
-    )
 
 
 def _strides(access: Access, array: Array) -> dict[Iterator, int]:

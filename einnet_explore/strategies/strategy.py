@@ -25,7 +25,7 @@ from functools import partial
 from itertools import chain, product
 from typing import Any, TypeAlias
 
-from einnet_explore.analysis.access_structure import Window, window_of, windows
+from einnet_explore.analysis.access_structure import filter_windows, match_window, windows
 from einnet_explore.analysis.bilinear import correlation
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.indices import fresh_name
@@ -105,14 +105,12 @@ def tap_groups(scope: Scope) -> Iterable[tuple[Iterator, Iterator, int]]:
 
     A filter is omitted unless its groups need fewer products than the filter itself and than F(m, R) as proposed.
     """
-    for h in scope.traversals:
-        for r in scope.summations:
-            if isinstance(window_of(scope, h, r), Window):
-                sizes = {m: -(-r.extent // m) * filter_products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
-                whole = [filter_products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
-                best = min(sizes, key=lambda m: sizes[m])
-                if best < r.extent and sizes[best] < min((h.extent * r.extent, *whole)):
-                    yield h, r, best
+    for h, r, _ in filter_windows(scope):
+        sizes = {m: -(-r.extent // m) * filter_products(h.extent, m, m) for m in OUTPUTS if 2 * m - 1 <= RANK}
+        whole = [filter_products(h.extent, m, r.extent) for m in OUTPUTS if m + r.extent - 1 <= RANK]
+        best = min(sizes, key=lambda m: sizes[m])
+        if best < r.extent and sizes[best] < min((h.extent * r.extent, *whole)):
+            yield h, r, best
 
 
 def filter_products(outputs: int, m: int, taps: int) -> int:
@@ -179,8 +177,7 @@ def polyphase_filters(done: Moves) -> Iterable[Moves]:
     scope = program.scope_at(at)
 
     def is_strided(match: Match[Any]) -> bool:
-        window = window_of(scope, match.params.traversal, match.params.summation)
-        return isinstance(window, Window) and window.step > 1
+        return match_window(scope, match.params.traversal, match.params.summation).step > 1
 
     return then(each(BILINEAR_SUBSTITUTION, at, is_strided), nested_filters(program))(done)
 

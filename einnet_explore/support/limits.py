@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, thread_time
 
+from einnet_explore.support.errors import Refused
+
 SEARCH = 0.75
 """The part of the limit at which searches stop: what they found is still to be proved, measured and written."""
 
@@ -41,12 +43,11 @@ class MemoryLimit:
         self.reached = True
         return True
 
-    def lacks(self, nbytes: int, what: str) -> str | None:
-        """Why *nbytes* more are too many, in words; None where they fit."""
-        if self.limit is None or (now := used_bytes()) + nbytes <= self.limit:
-            return None
-        taken = f"{format_bytes(now)} of {format_bytes(self.limit)} of memory are taken"
-        return f"{what} needs {format_bytes(nbytes)}, {taken}"
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise Refused unless *nbytes* more fit, which *what* needs."""
+        if self.limit is not None and (now := used_bytes()) + nbytes > self.limit:
+            taken = f"{format_bytes(now)} of {format_bytes(self.limit)} of memory are taken"
+            raise Refused(f"{what} needs {format_bytes(nbytes)}, {taken}")
 
 
 MEMORY_LIMIT = MemoryLimit()
@@ -70,11 +71,13 @@ class MemoryWatch:
         """Note that a search elsewhere, with this limit, had to stop."""
         self.short = MEMORY_LIMIT.reached = True
 
-    def lacks(self, nbytes: int, what: str) -> str | None:
-        """Why *nbytes* more are too many, in words; None where they fit."""
-        why = MEMORY_LIMIT.lacks(nbytes, what)
-        self.short = self.short or why is not None
-        return why
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise Refused unless *nbytes* more fit, which *what* needs."""
+        try:
+            MEMORY_LIMIT.require(nbytes, what)
+        except Refused:
+            self.short = True
+            raise
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -165,7 +165,7 @@ def parse_index(text: str, iterators: Mapping[str, Iterator]) -> Index:
         return index_from_tree(grammar().parse(text, start="index"), Names({}, dict(iterators)))
 
 
-@cache
+@lru_cache(maxsize=2)
 def grammar(sizes: str = "fixed") -> Lark:
     """The parser of programs whose sizes are ``fixed`` or ``parametric``."""
     folder = files("einnet_explore.syntax")

@@ -25,6 +25,7 @@ from math import gcd, prod
 import tvm
 from tvm.s_tir import Schedule, TensorIntrin
 
+from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.codegen.body_structure import (
     MAX_LANES,
     case_traversals,
@@ -216,7 +217,7 @@ def _dimensions_between(read: Access, along: Iterator, across: Iterator) -> int 
     """Return the dimensions between the two that tiles span if *read* views contiguous elements, else None."""
     match read.source:
         case Scope(body=Access(source, index)) if index:
-            if any(i.bounds[0] < lo or i.bounds[1] >= hi for i, (lo, hi) in zip(index, source.box, strict=True)):
+            if not is_inside_box(index, source.box):
                 return None
             spans = [d for d, i in enumerate(index) if across in i.iterators or along in i.iterators]
             if len(spans) == 2 and spans[1] == len(index) - 1:
