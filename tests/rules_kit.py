@@ -22,7 +22,7 @@ def assert_equal(before: Program, after: Program, seed: int = 0) -> None:
         np.testing.assert_array_equal(got[name], value, err_msg=f"{name}: {before} became {after}")
 
 
-def check_rule(rule: Rule[Any], program: Program, most: int = 8) -> int:
+def check_rule(rule: Rule[object], program: Program, most: int = 8) -> int:
     """Apply every proposal of *rule* to *program*; each is legal, keeps the values and survives its JSON form."""
     count = 0
     for at, _ in places(program):
@@ -49,20 +49,20 @@ class Steps:
     def end(self) -> Program:
         return self.derivation.end
 
-    def do(self, rule: Rule[Any], at: tuple[int, ...], **params: Any) -> "Steps":
+    def do(self, rule: Rule[object], at: tuple[int, ...], **params: Any) -> "Steps":
         """One step with parameters in their JSON form."""
         self.derivation = self.derivation.then(rule.match(self.end, at, **params))
         assert_equal(self.derivation.start, self.end)
         return self
 
-    def find(self, rule: Rule[Any], at: tuple[int, ...], **params: Any) -> "Steps":
+    def find(self, rule: Rule[object], at: tuple[int, ...], **params: Any) -> "Steps":
         """One step whose parameters the rule proposes itself."""
         proposed = [m.to_json()["params"] for m in rule.matches(self.end, at)]
         assert params in proposed, proposed
         return self.do(rule, at, **params)
 
 
-def refuses(rule: Rule[Any], program: Program, at: tuple[int, ...], message: str, **params: Any) -> None:
+def refuses(rule: Rule[object], program: Program, at: tuple[int, ...], message: str, **params: Any) -> None:
     """*rule* refuses *params* in exactly these words."""
     with pytest.raises(Refused) as refusal:
         rule.match(program, at, **params).apply(program)
@@ -106,7 +106,7 @@ def contractions(draw: st.DrawFn, *, reductions: tuple[str, ...] = ("sum", "sum"
 
 
 @st.composite
-def walks(draw: st.DrawFn, rules: tuple[Rule[Any], ...], steps: int = 4) -> tuple[Program, Program]:
+def walks(draw: st.DrawFn, rules: tuple[Rule[object], ...], steps: int = 4) -> tuple[Program, Program]:
     """A contraction and what a few random proposals of *rules* make of it."""
     start = now = draw(contractions())
     for _ in range(draw(st.integers(0, steps))):

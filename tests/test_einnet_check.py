@@ -171,7 +171,7 @@ BLOCKS = {"rows": "m", "between": "k", "columns": "n"}
 OUT: dict[str, Any] = {"direction": "out"}
 IN: dict[str, Any] = {"direction": "in", "part": 1}
 POLYNOMIALS = ", ".join(str(int(k == i + j)) for k in range(3) for i in range(2) for j in range(2))
-NEW: dict[str, tuple[str, Rule[Any], tuple[int, ...], dict[str, Any]]] = {
+NEW: dict[str, tuple[str, Rule[object], tuple[int, ...], dict[str, Any]]] = {
     "out of a sum": (f"{REDUCED}Y[i:4] = sum[j:5] g[i]*A[i, j] / exp(g[i])", DISTRIBUTIVITY, (0,), OUT),
     "out of a maximum": (f"{REDUCED}Y[i:4] = max[j:5] g[i] + A[i, j]", DISTRIBUTIVITY, (0,), OUT),
     "out, in a function": (f"{REDUCED}Y[i:4] = relu({{[i:4] sum[j:5] g[i]*A[i, j]}}[i])", DISTRIBUTIVITY, (0, 0), OUT),

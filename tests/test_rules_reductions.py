@@ -1,7 +1,6 @@
 """Identities of reductions: distributivity, exchange, the order of contractions, re-centring; each proved."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +32,12 @@ def made(text: str) -> Program:
     return parse(TENSORS + text)
 
 
-def explained(rule: Rule[Any], program: Program) -> str:
+def explained(rule: Rule[object], program: Program) -> str:
     assert rule.explain is not None
     return rule.explain(program, (0,))
 
 
-def proved(program: Program, rule: Rule[Any], at: tuple[int, ...] = (0,), **params: object) -> Program:
+def proved(program: Program, rule: Rule[object], at: tuple[int, ...] = (0,), **params: object) -> Program:
     """The end of one step, which is proved."""
     (step,) = Derivation(program).then(rule.match(program, at, **params)).steps
     certificate = certify(step.before, step.after)

@@ -68,7 +68,7 @@ def test_a_session_applies_and_certifies_it() -> None:
 
 
 def test_a_search_uses_it_and_finds_what_it_opens() -> None:
-    def pools(rules: tuple[Rule[Any], ...]) -> list[str]:
+    def pools(rules: tuple[Rule[object], ...]) -> list[str]:
         run = ee.search(POOLED, max_depth=1, rules=rules).start().wait()
         assert all(certificate.ok for c in run.candidates for certificate in ee.check(c.derivation))
         return [e.via.operator for c in run.candidates for e in c.operators if e.via]
@@ -143,7 +143,9 @@ KEYWORDS, TAKEN = _swapped(("in", "class", "plain", "not a word")), _swapped(("a
 
 @pytest.mark.parametrize("rule", [KEYWORDS, TAKEN], ids=["keywords", "names of arguments"])
 @pytest.mark.parametrize("branches", [False, True])
-def test_parameters_are_called_whatever_their_rule_calls_them(rule: Rule[Any], branches: bool, tmp_path: Path) -> None:
+def test_parameters_are_called_whatever_their_rule_calls_them(
+    rule: Rule[object], branches: bool, tmp_path: Path
+) -> None:
     session = ee.explore(ee.ops.matmul(4, 5, 6), rules=(rule,))
     (match,) = rule.matches(session.program, (0,))
     session.apply(match)

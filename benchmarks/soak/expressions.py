@@ -44,7 +44,7 @@ COMPILED = 25
 STEPS = 3
 CHECKED = 0.25
 
-EVERY: tuple[Rule[Any], ...] = (*ALL_RULES, matching_rule(OPERATORS, 2))
+EVERY: tuple[Rule[object], ...] = (*ALL_RULES, matching_rule(OPERATORS, 2))
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ def examine(program: Program, rng: random.Random, outcome: Outcome, kernels: boo
             compiled(derivation.end, want, inputs, outcome)
 
 
-def every(program: Program, rng: random.Random, rules: Iterable[Rule[Any]]) -> list[Match[Any]]:
+def every(program: Program, rng: random.Random, rules: Iterable[Rule[object]]) -> list[Match[object]]:
     """For each of *rules* one of its first proposals, at a random place that has any."""
     found = []
     at = [path for path, _ in places(program)]
@@ -127,7 +127,7 @@ def every(program: Program, rng: random.Random, rules: Iterable[Rule[Any]]) -> l
     return found
 
 
-def step(derivation: Derivation, match: Match[Any], want: Any, inputs: Any, outcome: Outcome) -> Derivation | None:
+def step(derivation: Derivation, match: Match[object], want: Any, inputs: Any, outcome: Outcome) -> Derivation | None:
     """*derivation* and *match*, if nothing is wrong with it."""
     before, name = derivation.end, match.rule.name
     shown = (match, text(before))

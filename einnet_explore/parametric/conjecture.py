@@ -136,7 +136,7 @@ def replay_steps(
     start: Program, steps: Sequence[ReplayStep], found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> tuple[Program, ...]:
     """Replay *steps*, recorded at other sizes, from *start* at *sizes*; return the programs.  Raises Refused."""
-    known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     programs = [start]
     for n, step in enumerate(steps):
         programs.append(_replay_step(programs[-1], known[step.rule], step, found, sizes, n))
@@ -144,7 +144,7 @@ def replay_steps(
 
 
 def _replay_step(
-    program: Program, rule: Rule[Any], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int], n: int
+    program: Program, rule: Rule[object], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int], n: int
 ) -> Program:
     why = "it has another form there"
     try:
@@ -164,7 +164,7 @@ def _replay_step(
 
 
 def _candidate_parameters(
-    program: Program, rule: Rule[Any], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int]
+    program: Program, rule: Rule[object], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Iterable[Any]:
     for text in dict.fromkeys((_scale_parameters(step.params, found, sizes), step.params)):
         yield lambda text=text: rule.decode(program, step.at, json.loads(text))

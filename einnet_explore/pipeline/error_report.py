@@ -146,7 +146,7 @@ def measure_errors(
     return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
 
 
-def _rule_name(match: Match[Any]) -> str:
+def _rule_name(match: Match[object]) -> str:
     """Name a rule, with its algorithm if it has one."""
     rule = match.rule.name.replace("_", " ")
     match match.params:

@@ -8,7 +8,6 @@ summed, which may be larger and cancel.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from einnet_explore.rules import (
     BATCH_MERGING,
@@ -49,7 +48,7 @@ def check_level(level: str) -> str:
     return level
 
 
-def rule_level(rule: Rule[Any]) -> str:
+def rule_level(rule: Rule[object]) -> str:
     """Return the level of *rule*."""
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
@@ -59,7 +58,7 @@ def derivation_level(derivation: Derivation) -> str:
     return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
 
 
-def allowed_rules(rules: Iterable[Rule[Any]], most: str) -> tuple[Rule[Any], ...]:
+def allowed_rules(rules: Iterable[Rule[object]], most: str) -> tuple[Rule[object], ...]:
     """Return those of *rules* whose level is at most *most*."""
     return tuple(rule for rule in rules if is_within(rule_level(rule), most))
 

@@ -20,13 +20,14 @@ from einnet_explore.pipeline.tuning_context import Implementations, Settings
 from einnet_explore.pipeline.tuning_task import requested_variants
 from einnet_explore.pipeline.variants import Variant, find_variants
 from einnet_explore.rules import Derivation
+from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.support.executors import has_device, is_cluster, iterate_settled, submit_work
 from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, limit_memory
 
-Steps: TypeAlias = "list[dict[str, Any]]"
+Steps: TypeAlias = "list[MatchJson]"
 
 TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
 """Runs one named tuning task of a serialized model on a device: ``optimiser.tune_named_task``."""

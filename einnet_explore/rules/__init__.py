@@ -1,7 +1,5 @@
 """Derivation rules that need no table of operators, in the order of the paper's Table 1."""
 
-from typing import Any
-
 from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
@@ -29,7 +27,7 @@ from einnet_explore.rules.traversal_merging import TRAVERSAL_MERGING
 from einnet_explore.rules.variable_substitution import VARIABLE_SUBSTITUTION
 from einnet_explore.support.errors import Refused
 
-RULES: tuple[Rule[Any], ...] = (
+RULES: tuple[Rule[object], ...] = (
     SUMMATION_SPLITTING,
     VARIABLE_SUBSTITUTION,
     TRAVERSAL_MERGING,
@@ -39,10 +37,10 @@ RULES: tuple[Rule[Any], ...] = (
 )
 """The rules on one expression, which search applies everywhere."""
 
-FEWER_PRODUCTS: tuple[Rule[Any], ...] = (BILINEAR_SUBSTITUTION,)
+FEWER_PRODUCTS: tuple[Rule[object], ...] = (BILINEAR_SUBSTITUTION,)
 """The rules that compute with other products than the expression has: equal in exact arithmetic, rounded otherwise."""
 
-IDENTITIES: tuple[Rule[Any], ...] = (
+IDENTITIES: tuple[Rule[object], ...] = (
     DISTRIBUTIVITY,
     SUMMATION_EXCHANGE,
     CONTRACTION_ORDER,
@@ -51,10 +49,10 @@ IDENTITIES: tuple[Rule[Any], ...] = (
 )
 """The rules that are applied where somebody asks for them: search has summation splitting apart, and no Strassen."""
 
-INTER_RULES: tuple[Rule[Any], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
+INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
 """The rules between expressions."""
 
-POST_RULES: tuple[Rule[Any], ...] = (
+POST_RULES: tuple[Rule[object], ...] = (
     EXPRESSION_INLINING,
     COMMON_SUBEXPRESSION,
     DEAD_EQUATION,
@@ -67,10 +65,10 @@ POST_RULES: tuple[Rule[Any], ...] = (
 """The rules that post-optimisation applies to whole programs; search does not try them."""
 
 
-ALL_RULES: tuple[Rule[Any], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
+ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
 
 
-def rule(name: str) -> Rule[Any]:
+def rule(name: str) -> Rule[object]:
     """The rule called *name*; raises LookupError with the names that there are."""
     for found in ALL_RULES:
         if found.name == name:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypedDict, TypeVar
 
 from einnet_explore.analysis.equations import instantiate_at, whole_equation
 from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
@@ -19,6 +19,7 @@ from einnet_explore.support.wording import count_noun
 
 A = ParamSpec("A")
 P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
 
 
 BAD_STEP_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
@@ -65,30 +66,32 @@ def explain_equation(explain: Callable[[Program, Equation, Path], str]) -> Calla
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[P]):
+class Rule(Generic[P_co]):
     """An equation that rewrites its left side to its right side.
 
     ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that failed.  ``propose`` yields
     parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.  ``encode`` and
     ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule reads and changes only the
     scope at its path, and whether that is a whole equation.  ``explain`` returns the reason why nothing is proposed.
+
+    ``Rule[object]`` is a rule of any parameter type.  Its ``rewrite`` accepts only what it proposed or decoded.
     """
 
     name: str
     law: str
-    propose: Callable[[Program, Path], Iterable[P]]
-    rewrite: Callable[[Program, Path, P], Program]
-    encode: Callable[[P], dict[str, Any]]
-    decode: Callable[[Program, Path, Mapping[str, Any]], P]
+    propose: Callable[[Program, Path], Iterable[P_co]]
+    rewrite: Callable[[Program, Path, P_co], Program]
+    encode: Callable[[P_co], dict[str, object]]
+    decode: Callable[[Program, Path, Mapping[str, object]], P_co]
     local: bool = False
     explain: Callable[[Program, Path], str] | None = None
 
-    def matches(self, program: Program, at: Path) -> Iterable[Match[P]]:
+    def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
         """The legal matches at one path."""
         for params in self.propose(program, at):
             yield Match(self, at, params)
 
-    def match(self, program: Program, at: Path, /, **params: Any) -> Match[P]:
+    def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
         """The match with the parameters that a user writes in their JSON form."""
         return Match(self, at, self.decode(program, at, params))
 
@@ -96,19 +99,27 @@ class Rule(Generic[P]):
         return f"<Rule {self.name}>"
 
 
+class MatchJson(TypedDict):
+    """The JSON form of a match."""
+
+    rule: str
+    at: str
+    params: dict[str, object]
+
+
 @dataclass(frozen=True, slots=True)
-class Match(Generic[P]):
+class Match(Generic[P_co]):
     """A rule, a path and parameters: a rewrite that is not applied yet."""
 
-    rule: Rule[P]
+    rule: Rule[P_co]
     at: Path
-    params: P
+    params: P_co
 
     def apply(self, program: Program) -> Step:
         """Apply the rule; raises Refused where a side condition fails."""
         return Step(program, self, self.rule.rewrite(program, self.at, self.params))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> MatchJson:
         """``{"rule", "at", "params"}`` as in records and in the JSON of ``derive``."""
         return {"rule": self.rule.name, "at": show_path(self.at), "params": self.rule.encode(self.params)}
 
@@ -122,7 +133,7 @@ class Step:
     """One applied rewrite."""
 
     before: Program
-    match: Match[Any]
+    match: Match[object]
     after: Program
 
     def __repr__(self) -> str:
@@ -141,7 +152,7 @@ class Derivation:
         """The last program."""
         return self.steps[-1].after if self.steps else self.start
 
-    def then(self, match: Match[Any]) -> Derivation:
+    def then(self, match: Match[object]) -> Derivation:
         """This derivation and one more step."""
         return Derivation(self.start, (*self.steps, match.apply(self.end)))
 
@@ -172,8 +183,8 @@ def scope_rule(
     law: str,
     propose: Callable[[Scope], Iterable[P]],
     rewrite: Callable[[Scope, P], Scope],
-    encode: Callable[[P], dict[str, Any]],
-    decode: Callable[[Scope, Mapping[str, Any]], P],
+    encode: Callable[[P], dict[str, object]],
+    decode: Callable[[Scope, Mapping[str, object]], P],
     explain: Callable[[Scope], str] | None = None,
 ) -> Rule[P]:
     """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1)."""
@@ -218,7 +229,7 @@ def place_rule(
         if is_proposed(at) and accepted(rewrite, program, at):
             yield NoParameters()
 
-    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> NoParameters:
+    def decode(_: Program, __: Path, params: Mapping[str, object]) -> NoParameters:
         if params:
             raise Refused(f"{name} takes no parameters, found {', '.join(params)}")
         return NoParameters()

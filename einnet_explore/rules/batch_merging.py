@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.concatenation import stack_tensors
@@ -42,6 +41,7 @@ from einnet_explore.ir import (
     map_accesses,
 )
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
+from einnet_explore.support.json_values import as_texts
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""
@@ -193,15 +193,15 @@ def explain(program: Program, base: Equation, at: Path) -> str:
     return "; ".join(reasons) or f"no later equation than {base.name} sums anything"
 
 
-def encode(params: Batch) -> dict[str, Any]:
+def encode(params: Batch) -> dict[str, object]:
     """``{"others": ["Z"]}``."""
     return {"others": list(params.others)}
 
 
-def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Batch:
+def decode(_: Program, __: Path, params: Mapping[str, object]) -> Batch:
     """The inverse of ``encode``."""
     with refusing():
-        return Batch(tuple(map(str, params["others"])))
+        return Batch(as_texts(params["others"]))
 
 
 BATCH_MERGING = Rule(

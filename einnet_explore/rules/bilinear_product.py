@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.bilinear import (
     Bilinear,
@@ -55,6 +54,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, accepted, refusals_of, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integers
 
 KNOWN: Mapping[str, Bilinear] = {x.name: x for x in (strassen(), laderman(), karatsuba(), gauss())}
 MATRICES: Mapping[str, Sizes] = {"Strassen": (2, 2, 2), "Laderman": (3, 3, 3)}
@@ -205,13 +205,13 @@ def explain(program: Program, at: Path) -> str:
     return "; ".join((*dict.fromkeys(reasons), "no three iterators make a matrix product of blocks that can be cut"))
 
 
-def encode(params: Params) -> dict[str, Any]:
+def encode(params: Params) -> dict[str, object]:
     """``{"algorithm": "Strassen", "rows": "m", "between": "k", "columns": "n"}``; of tables only the algorithm.
 
     What is not known by its name is written out: ``"u"``, ``"v"``, ``"w"``, and ``"sizes"`` for blocks.
     """
     triple = params.algorithm
-    out: dict[str, Any] = {"algorithm": triple.name}
+    out: dict[str, object] = {"algorithm": triple.name}
     if KNOWN.get(triple.name) != triple:
         out |= bilinear_to_json(triple)
     match params:
@@ -222,7 +222,7 @@ def encode(params: Params) -> dict[str, Any]:
             return out
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Params:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Params:
     """The inverse of ``encode``."""
     scope = program.scope_at(at)
     with refusing():
@@ -235,9 +235,9 @@ def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Params:
             raise Refused(f"algorithm {name!r}: expected one of {', '.join(KNOWN)}, or u, v and w")
         if "rows" not in params:
             return Given(triple)
-        m, n = (iterator_by_name(scope.traversals, params[x]) for x in ("rows", "columns"))
-        a, b, c = map(int, params.get("sizes", MATRICES.get(name, ())))
-        return Blocks(m, iterator_by_name(scope.summations, params["between"]), n, (a, b, c), triple)
+        m, n = (iterator_by_name(scope.traversals, str(params[x])) for x in ("rows", "columns"))
+        a, b, c = as_integers(params.get("sizes", MATRICES.get(name, ())))
+        return Blocks(m, iterator_by_name(scope.summations, str(params["between"])), n, (a, b, c), triple)
 
 
 BILINEAR_PRODUCT = Rule(

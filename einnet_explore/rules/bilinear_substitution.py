@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import Any
 
 from einnet_explore.analysis.access_structure import Window, channels_last, filter_windows, keep_in_place, match_window
 from einnet_explore.analysis.bilinear import (
@@ -45,6 +44,7 @@ from einnet_explore.analysis.regions import index_reach
 from einnet_explore.ir import Access, Equation, Index, Iterator, Path, Program, Scope, as_index, factors, mul
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integer, as_texts
 
 OUTPUTS = (4, 2, 6)
 """How many outputs at a time are proposed: more save more products and lose more digits."""
@@ -211,12 +211,12 @@ def explain(program: Program, at: Path) -> str:
     return "; ".join(dict.fromkeys([*sized, *whys])) or "there is no pair of a traversal and a summation"
 
 
-def encode(params: Filter) -> dict[str, Any]:
+def encode(params: Filter) -> dict[str, object]:
     """``{"traversal": "h", "summation": "r", "u": [[...]], "v": [[...]], "w": [[...]]}`` or ``"outputs": 4``.
 
     ``"in_place": True`` where the data are not turned.
     """
-    out: dict[str, Any] = {"traversal": params.traversal.name, "summation": params.summation.name}
+    out: dict[str, object] = {"traversal": params.traversal.name, "summation": params.summation.name}
     m, _, taps = params.algorithm.shape
     if params.in_place:
         out["in_place"] = True
@@ -225,17 +225,17 @@ def encode(params: Filter) -> dict[str, Any]:
     return out | {"name": params.algorithm.name} | bilinear_to_json(params.algorithm)
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Filter:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Filter:
     """The inverse of ``encode``; ``points`` may be given in addition to ``outputs``, ``in_place`` with either."""
     scope = program.scope_at(at)
     with refusing():
-        h = iterator_by_name(scope.traversals, params["traversal"])
-        r = iterator_by_name(scope.summations, params["summation"])
+        h = iterator_by_name(scope.traversals, str(params["traversal"]))
+        r = iterator_by_name(scope.summations, str(params["summation"]))
         there = bool(params.get("in_place", False))
         if "u" in params:
             return Filter(h, r, bilinear_from_json(str(params.get("name", "the algorithm")), params), there)
-        points = {"points": tuple(map(Fraction, params["points"]))} if "points" in params else {}
-        return Filter(h, r, correlation(int(params["outputs"]), r.extent, **points), there)
+        points = {"points": tuple(map(Fraction, as_texts(params["points"])))} if "points" in params else {}
+        return Filter(h, r, correlation(as_integer(params["outputs"]), r.extent, **points), there)
 
 
 BILINEAR_SUBSTITUTION = Rule(

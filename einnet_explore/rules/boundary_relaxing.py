@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import residue_divisors, windows
 from einnet_explore.analysis.indices import parse_ranges, substitute_domain
@@ -36,6 +36,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integer, as_integers, as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:
         raise Refused(f"bound {stray[0]}: the domain has {len(inner.domain)} bounds")
     with refusing():
-        freed = _freed(inner, params.bounds, params.wrap)
+        freed = fit_padding(_drop_bounds(inner, params.bounds), REDUCTIONS[inner.reduce], params.wrap)
     for n in params.bounds:
         check_redundant(scope, access, freed, inner.domain[n], inner.value)
     number = count()
@@ -103,11 +104,17 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     )
 
 
-def _freed(inner: Scope, bounds: tuple[int, ...], wrap: bool) -> Scope:
-    """*inner* without the bounds of these numbers, its reads made legal."""
+def _drop_bounds(inner: Scope, bounds: tuple[int, ...]) -> Scope:
+    """Return *inner* without the bounds of these numbers; some reads may leave their boxes."""
     kept = tuple(b for n, b in enumerate(inner.domain) if n not in bounds)
-    freed = replace(inner, domain=kept, value=inner.value if kept or inner.padding else 0)
-    return fit_padding(freed, REDUCTIONS[freed.reduce], wrap)
+    return replace(inner, domain=kept, value=inner.value if kept or inner.padding else 0)
+
+
+def _without_domain(inner: Scope) -> Scope:
+    """Return *inner* without any bound; reads outside a tensor go to a padded copy."""
+    return fit_padding(
+        replace(inner, domain=(), value=inner.value if inner.padding else 0), REDUCTIONS[inner.reduce], wrap=True
+    )
 
 
 def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> None:
@@ -145,7 +152,7 @@ def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]
 
 
 def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Iterable[Unbound]:
-    everything = _freed(inner, tuple(range(len(inner.domain))), wrap=True)
+    everything = _without_domain(inner)
     redundant = partial(check_redundant, scope, access, everything, value=inner.value)
     free = tuple(n for n, b in enumerate(inner.domain) if accepted(redundant, bound=b))
     if free:
@@ -168,7 +175,7 @@ def explain(program: Program, at: Path) -> str:
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:
             try:
-                everything = _freed(access.source, tuple(range(len(access.source.domain))), wrap=True)
+                everything = _without_domain(access.source)
                 redundant = partial(check_redundant, scope, access, everything, value=access.source.value)
                 needed = [reason for b in access.source.domain for reason in refusals_of(redundant, bound=b)]
             except ValueError as error:
@@ -183,23 +190,23 @@ def explain(program: Program, at: Path) -> str:
     )
 
 
-def encode(params: Relaxing) -> dict[str, Any]:
+def encode(params: Relaxing) -> dict[str, object]:
     """``{"access": 0, "bounds": [0, 1]}`` (and ``"wrap": true``), or ``{"ranges": {"r": [-1, 6]}}``."""
     match params:
         case Unbound(access, bounds, wrap):
-            out: dict[str, Any] = {"access": access, "bounds": list(bounds)}
+            out: dict[str, object] = {"access": access, "bounds": list(bounds)}
             return out | {"wrap": True} if wrap else out
         case Wider(ranges):
             return {"ranges": {x.name: [lo, hi] for x, lo, hi in ranges}}
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Relaxing:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Relaxing:
     """The inverse of ``encode``."""
     scope = program.scope_at(at)
     with refusing():
         if "ranges" in params:
-            return Wider(parse_ranges(params["ranges"], (*scope.traversals, *scope.summations)))
-        return Unbound(int(params["access"]), tuple(map(int, params["bounds"])), bool(params.get("wrap", False)))
+            return Wider(parse_ranges(as_object(params["ranges"]), (*scope.traversals, *scope.summations)))
+        return Unbound(as_integer(params["access"]), as_integers(params["bounds"]), bool(params.get("wrap", False)))
 
 
 BOUNDARY_RELAXING = Rule(

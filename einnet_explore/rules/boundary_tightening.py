@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over, parse_ranges
 from einnet_explore.analysis.padding import change_ranges, constancy, recentre_windows, sliding_windows, tightest_ranges
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
-from einnet_explore.rules.base import Rule, refusing
+from einnet_explore.rules.base import Rule, accepted, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_object
+
+recentre = refusing()(recentre_windows)
+"""``recentre_windows`` that raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def propose(program: Program, at: Path) -> Iterable[Tightening]:
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     if ranges := tightest_ranges(scope, iterators):
         yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
-    if legal := tuple(window for window in sliding_windows(scope) if _legal(scope, (window,), wrap=False)):
+    if legal := tuple(window for window in sliding_windows(scope) if accepted(recentre, scope, (window,), wrap=False)):
         yield Tightening(window=legal)
 
 
@@ -51,9 +54,9 @@ def phased(scope: Scope) -> Tightening | None:
     longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
     """
     windows = sliding_windows(scope)
-    if not windows or _legal(scope, windows, wrap=False) or not _legal(scope, windows, wrap=True):
+    if not windows or accepted(recentre, scope, windows, wrap=False):
         return None
-    return Tightening(window=windows)
+    return Tightening(window=windows) if accepted(recentre, scope, windows, wrap=True) else None
 
 
 def rewrite(program: Program, at: Path, params: Tightening) -> Program:
@@ -70,17 +73,7 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
             raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
         scope = change_ranges(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
-        if params.window:
-            scope = recentre_windows(scope, params.window)
-    return program.replace_at(at, scope)
-
-
-def _legal(scope: Scope, windows: tuple[tuple[Iterator, Index, int], ...], wrap: bool) -> bool:
-    try:
-        recentre_windows(scope, windows, wrap)
-    except ValueError:
-        return False
-    return True
+    return program.replace_at(at, recentre(scope, params.window) if params.window else scope)
 
 
 def explain(program: Program, at: Path) -> str:
@@ -96,9 +89,9 @@ def explain(program: Program, at: Path) -> str:
     return f"{kept}no iterator is constant at its ends: the support of {spans}, the whole range"
 
 
-def encode(params: Tightening) -> dict[str, Any]:
+def encode(params: Tightening) -> dict[str, object]:
     """``{"ranges": {"t1": [0, 7]}}`` or ``{"window": {"h": ["(y+1) // 2", 2]}}``."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     if params.ranges:
         out["ranges"] = {x.name: [lo, hi] for x, lo, hi in params.ranges}
     if params.window:
@@ -106,16 +99,16 @@ def encode(params: Tightening) -> dict[str, Any]:
     return out
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Tightening:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Tightening:
     """The inverse of ``encode``."""
     scope = program.scope_at(at)
     iterators = (*scope.traversals, *scope.summations)
     with refusing():
         if not params.keys() & {"ranges", "window"}:
             raise Refused("neither a range nor a window is given") from KeyError("ranges")
-        ranges = parse_ranges(params.get("ranges", {}), iterators)
+        ranges = parse_ranges(as_object(params.get("ranges", {})), iterators)
         window: list[tuple[Iterator, Index, int]] = []
-        for name, written in params.get("window", {}).items():
+        for name, written in as_object(params.get("window", {})).items():
             match written:
                 case [base, int(n)]:
                     window.append((iterator_by_name(scope.summations, name), parse_index_over(base, iterators), n))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.equations import redirect_reads, remove_equation, whole_equation, widen_padding
@@ -96,12 +95,12 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     return f"no earlier equation computes what {equation.name} does, and it is no copy"
 
 
-def encode(params: Same) -> dict[str, Any]:
+def encode(params: Same) -> dict[str, object]:
     """``{"tensor": "T1"}``."""
     return {"tensor": params.tensor}
 
 
-def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Same:
+def decode(_: Program, __: Path, params: Mapping[str, object]) -> Same:
     """The inverse of ``encode``."""
     with refusing():
         return Same(str(params["tensor"]))

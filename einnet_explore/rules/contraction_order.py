@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import iterators_of
@@ -166,22 +165,22 @@ def explain(scope: Scope) -> str:
     return f"the present order takes {_cost(scope)} multiplications, no other fewer"
 
 
-def encode(params: Order) -> dict[str, Any]:
+def encode(params: Order) -> dict[str, object]:
     """``{"tree": [0, [1, 2]]}``."""
     return {"tree": _lists(params.tree)}
 
 
-def _lists(tree: Tree) -> Any:
+def _lists(tree: Tree) -> object:
     return tree if isinstance(tree, int) else [_lists(tree[0]), _lists(tree[1])]
 
 
-def decode(_: Scope, params: Mapping[str, Any]) -> Order:
+def decode(_: Scope, params: Mapping[str, object]) -> Order:
     """The inverse of ``encode``; refuses what is no binary tree of numbers."""
     with refusing():
         return Order(_tree(params["tree"]))
 
 
-def _tree(found: Any) -> Tree:
+def _tree(found: object) -> Tree:
     match found:
         case int():
             return found

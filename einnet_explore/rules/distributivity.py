@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import has_finite_padding, open_reduction, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def explain(scope: Scope) -> str:
     return "; ".join((*refusals_of(rewrite, scope, Outwards()), *refusals_of(rewrite, scope, Inwards(0))))
 
 
-def encode(params: Direction) -> dict[str, Any]:
+def encode(params: Direction) -> dict[str, object]:
     """``{"direction": "out"}`` or ``{"direction": "in", "part": 1}``."""
     match params:
         case Outwards():
@@ -123,14 +123,14 @@ def encode(params: Direction) -> dict[str, Any]:
             return {"direction": "in", "part": part}
 
 
-def decode(scope: Scope, params: Mapping[str, Any]) -> Direction:
+def decode(scope: Scope, params: Mapping[str, object]) -> Direction:
     """The inverse of ``encode``; refuses another direction."""
     with refusing():
         match params["direction"]:
             case "out":
                 return Outwards()
             case "in":
-                return Inwards(int(params["part"]))
+                return Inwards(as_integer(params["part"]))
     raise Refused(f"direction {params['direction']!r}: expected out or in")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.equations import whole_equation
 from einnet_explore.ir import Equation, Path, Program, Scope, map_tensors, tensors
@@ -77,12 +76,12 @@ def explain(program: Program, equation: Equation, at: Path) -> str:
     return "; ".join(reasons) or f"{equation.name} reads no other equation's result"
 
 
-def encode(params: Intermediate) -> dict[str, Any]:
+def encode(params: Intermediate) -> dict[str, object]:
     """``{"tensor": "T1"}``."""
     return {"tensor": params.tensor}
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Intermediate:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Intermediate:
     """The JSON form; without a name, the one intermediate that can be fused."""
     if "tensor" in params:
         return Intermediate(str(params["tensor"]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.equations import equation_number, map_reads, whole_equation
 from einnet_explore.ir import Access, Equation, Path, Program, tensors
@@ -58,12 +57,12 @@ def explain(program: Program, equation: Equation, _: Path) -> str:
     return f"none of {', '.join(read)} only re-indexes" if read else "it reads no other equation's result"
 
 
-def encode(params: Inlined) -> dict[str, Any]:
+def encode(params: Inlined) -> dict[str, object]:
     """``{"tensor": "T1"}``."""
     return {"tensor": params.tensor}
 
 
-def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Inlined:
+def decode(_: Program, __: Path, params: Mapping[str, object]) -> Inlined:
     """The inverse of ``encode``."""
     with refusing():
         return Inlined(str(params["tensor"]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.equations import exchange_equations, fresh_names, is_generated, whole_equation
 from einnet_explore.analysis.indices import iterator_by_name, join_names, with_iterators
@@ -37,6 +37,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, explain_equation, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integers
 
 PARTS = 8
 """Up to so many parts are proposed at once."""
@@ -189,7 +190,7 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
 
 
-def encode(params: Splitting) -> dict[str, Any]:
+def encode(params: Splitting) -> dict[str, object]:
     """``{"iterator": "f", "cuts": [4]}`` or ``{"terms": [0]}``."""
     match params:
         case Cut(x, places):
@@ -198,14 +199,14 @@ def encode(params: Splitting) -> dict[str, Any]:
             return {"terms": list(first)}
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Splitting:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Splitting:
     """The inverse of ``encode``."""
     scope = program.scope_at(at)
     with refusing():
         if "terms" in params:
-            return Terms(tuple(map(int, params["terms"])))
-        x = iterator_by_name((*scope.traversals, *scope.summations), params["iterator"])
-        return Cut(x, tuple(map(int, params["cuts"])))
+            return Terms(as_integers(params["terms"]))
+        x = iterator_by_name((*scope.traversals, *scope.summations), str(params["iterator"]))
+        return Cut(x, as_integers(params["cuts"]))
 
 
 EXPRESSION_SPLITTING = Rule(

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
 from einnet_explore.analysis.products import summed_factors
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
 from einnet_explore.rules.base import accepted, refusing, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integer, as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,17 @@ def explain(scope: Scope) -> str:
     return "no factor is the exponential of a difference of what is summed and what is not"
 
 
-def encode(params: Centre) -> dict[str, Any]:
+def encode(params: Centre) -> dict[str, object]:
     """``{"factor": 0, "within": ["i"]}``."""
     return {"factor": params.factor, "within": [y.name for y in params.within]}
 
 
-def decode(scope: Scope, params: Mapping[str, Any]) -> Centre:
+def decode(scope: Scope, params: Mapping[str, object]) -> Centre:
     """The inverse of ``encode``; refuses a name that no summation has."""
     with refusing():
         return Centre(
-            int(params["factor"]), tuple(iterator_by_name(scope.summations, name) for name in params["within"])
+            as_integer(params["factor"]),
+            tuple(iterator_by_name(scope.summations, name) for name in as_texts(params["within"])),
         )
 
 

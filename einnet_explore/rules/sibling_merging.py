@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.concatenation import Sibling
 from einnet_explore.analysis.equations import (
@@ -31,6 +30,7 @@ from einnet_explore.analysis.siblings import make_sibling, merge_siblings, sourc
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,15 @@ def explain(program: Program, base: Equation, at: Path) -> str:
     return "; ".join(dict.fromkeys(reasons)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
 
 
-def encode(params: Siblings) -> dict[str, Any]:
+def encode(params: Siblings) -> dict[str, object]:
     """``{"others": ["K", "V"], "tensor": "X"}``."""
     return {"others": list(params.others), "tensor": params.tensor}
 
 
-def decode(_: Program, __: Path, params: Mapping[str, Any]) -> Siblings:
+def decode(_: Program, __: Path, params: Mapping[str, object]) -> Siblings:
     """The inverse of ``encode``."""
     with refusing():
-        return Siblings(tuple(map(str, params["others"])), str(params["tensor"]))
+        return Siblings(as_texts(params["others"]), str(params["tensor"]))
 
 
 SIBLING_MERGING = Rule(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, tensor_names, whole_equation
@@ -21,6 +20,7 @@ from einnet_explore.analysis.indices import parse_index_over, substitute, substi
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_object, as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +116,18 @@ def explain(_: Program, __: Path) -> str:
     return "layouts are chosen for all tensors of a program together: give phi"
 
 
-def encode(params: Stored) -> dict[str, Any]:
+def encode(params: Stored) -> dict[str, object]:
     """``{"phi": {"z1": "i2", …}}``, new traversals in order; ``"readers"`` (names) for a copy."""
-    out: dict[str, Any] = {"phi": {name: repr(i) for name, i in params.phi}}
+    out: dict[str, object] = {"phi": {name: repr(i) for name, i in params.phi}}
     return out | {"readers": list(params.readers)} if params.readers else out
 
 
-def decode(program: Program, at: Path, params: Mapping[str, Any]) -> Stored:
+def decode(program: Program, at: Path, params: Mapping[str, object]) -> Stored:
     """The inverse of ``encode``."""
     iterators = program.scope_at(at).traversals
     with refusing():
-        phi = tuple((name, parse_index_over(text, iterators)) for name, text in params["phi"].items())
-        return Stored(phi, tuple(map(str, params.get("readers", ()))))
+        phi = tuple((name, parse_index_over(text, iterators)) for name, text in as_object(params["phi"]).items())
+        return Stored(phi, as_texts(params.get("readers", ())))
 
 
 STORAGE_LAYOUT = Rule(

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from einnet_explore.analysis.indices import rename_iterators, substitute, substitute_domain
 from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, describe_source, factors, map_accesses, mul
 from einnet_explore.rules.base import accepted, access_of, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,15 @@ def explain(scope: Scope) -> str:
     return "; ".join(reasons) or "the body reads no scope"
 
 
-def encode(params: Merging) -> dict[str, Any]:
+def encode(params: Merging) -> dict[str, object]:
     """``{"access": 0}``."""
     return {"access": params.access}
 
 
-def decode(_: Scope, params: Mapping[str, Any]) -> Merging:
+def decode(_: Scope, params: Mapping[str, object]) -> Merging:
     """The inverse of ``encode``."""
     with refusing():
-        return Merging(int(params["access"]))
+        return Merging(as_integer(params["access"]))
 
 
 TRAVERSAL_MERGING = scope_rule(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, permutations
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import (
     contiguous_groups,
@@ -40,6 +40,7 @@ from einnet_explore.analysis.indices import (
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_items, as_object
 
 Replacement: TypeAlias = "tuple[tuple[Iterator, ...], tuple[tuple[str, Index], ...]]"
 """Some iterators, and the new ones that stand for them (names and indices)."""
@@ -211,20 +212,20 @@ def explain(scope: Scope) -> str:
     return f"no sum of iterators, no coefficient above 1 and no contiguous run suggests one in the indices {read}"
 
 
-def encode(params: Substitution) -> dict[str, Any]:
+def encode(params: Substitution) -> dict[str, object]:
     """``{"phi": {"t1": "h+r", …}}``, new iterators in order; ``"inverse"`` (a list in the old order) if given."""
-    out: dict[str, Any] = {"phi": {name: repr(i) for name, i in params.phi}}
+    out: dict[str, object] = {"phi": {name: repr(i) for name, i in params.phi}}
     return out | {"inverse": [repr(i) for i in params.inverse]} if params.inverse else out
 
 
-def decode(scope: Scope, params: Mapping[str, Any]) -> Substitution:
+def decode(scope: Scope, params: Mapping[str, object]) -> Substitution:
     """The inverse of ``encode``.  Iterators of the group that Φ does not read stay themselves and are appended.
 
     ``"inverse"`` may also be an object by old iterator.
     """
     iterators = (*scope.traversals, *scope.summations)
     with refusing():
-        phi = [(name, parse_index_over(text, iterators)) for name, text in params["phi"].items()]
+        phi = [(name, parse_index_over(text, iterators)) for name, text in as_object(params["phi"]).items()]
         group = _group(scope, tuple(i for _, i in phi))
         read = {x for _, i in phi for x in i.iterators}
         phi += [(x.name, as_index(x)) for x in group if x not in read]
@@ -234,7 +235,7 @@ def decode(scope: Scope, params: Mapping[str, Any]) -> Substitution:
                 iterator_by_name(group, name)
             written = [written.get(x.name, x.name) for x in group]
         target = hull(tuple(name for name, _ in phi), tuple(i for _, i in phi))
-        return Substitution(tuple(phi), tuple(parse_index_over(text, target) for text in written))
+        return Substitution(tuple(phi), tuple(parse_index_over(text, target) for text in as_items(written)))
 
 
 VARIABLE_SUBSTITUTION = scope_rule(

@@ -32,7 +32,7 @@ KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, scripts.SUFFIX: scripts.
 
 def explore(
     program: Program,
-    rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+    rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
     operators: tuple[Operator, ...] = OPERATORS,
 ) -> Session:
     """A session on *program*: rules by hand, undo, branches, certificates.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import Path, Program, read_path, show_path
@@ -43,7 +42,7 @@ class Refusals(tuple[Refusal, ...]):
         return self.table()._repr_mimebundle_()
 
 
-def refusal_reason(rule: Rule[Any], program: Program, at: Path) -> str:
+def refusal_reason(rule: Rule[object], program: Program, at: Path) -> str:
     """Return why *rule* proposes nothing: its explanation, else its refusal of empty parameters."""
     if rule.explain is not None:
         return rule.explain(program, at)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from math import prod
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
@@ -101,12 +100,12 @@ class Quiz:
     Raises ValueError where the derivation has no steps.
     """
 
-    def __init__(self, derivation: Derivation, rules: Iterable[Rule[Any]] | None = None) -> None:
+    def __init__(self, derivation: Derivation, rules: Iterable[Rule[object]] | None = None) -> None:
         if not derivation.steps:
             raise ValueError("the derivation has 0 steps: there is nothing to guess")
         chosen = (*RULES, *INTER_RULES, matching_rule(OPERATORS)) if rules is None else tuple(rules)
         used = (step.match.rule for step in derivation.steps)
-        self.rules: dict[str, Rule[Any]] = {rule.name: rule for rule in (*chosen, *used)}
+        self.rules: dict[str, Rule[object]] = {rule.name: rule for rule in (*chosen, *used)}
         self.steps = derivation.steps
         self.answers: list[Answer] = []
         self._hints = [0] * len(self.steps)
@@ -190,7 +189,7 @@ class Quiz:
         return f"<Quiz: {self.number - 1} of {steps} guessed, {guesses}>"
 
 
-def _judge(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
+def _judge(step: Step, rule: Rule[object]) -> tuple[bool, str]:
     """Whether *rule* makes *step*, and why (not)."""
     at = step.match.at
     if rule == step.match.rule:
@@ -214,7 +213,7 @@ def _judge(step: Step, rule: Rule[Any]) -> tuple[bool, str]:
     )
 
 
-def _reason(step: Step, match: Match[Any]) -> str:
+def _reason(step: Step, match: Match[object]) -> str:
     params = format_parameters(match)
     shown = f" ({params})" if params else ""
     return f"{match.rule.name} at {show_path(match.at)}{shown}, {certify(step.before, step.after)}"

@@ -50,7 +50,7 @@ def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), 
     return {**held, "certificate": compose_certificates(chain).to_json()}
 
 
-def from_record(record: object, rules: tuple[Rule[Any], ...] | None = None, source: str = "<record>") -> Derivation:
+def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, source: str = "<record>") -> Derivation:
     """The derivation of *record*, its rules applied again.
 
     *rules* are those that it may name (all of the library's when None).  Raises RecordError where the record has
@@ -79,7 +79,7 @@ def load_record(path: str | PathLike[str]) -> dict[str, Any]:
     return data
 
 
-def _replay_step(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[Any]], where: str) -> Derivation:
+def _replay_step(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[object]], where: str) -> Derivation:
     if step.rule not in known:
         raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {', '.join(known)}")
     rule, program, at = known[step.rule], derivation.end, read_path(step.at)

@@ -22,7 +22,7 @@ from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, Match
-from einnet_explore.rules.base import BAD_STEP_ERRORS, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, Rule
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
@@ -330,7 +330,7 @@ def _restore(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
     options = dict(data["options"])
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
-    known: dict[str, Rule[Any]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     options["rules"] = tuple(_find_rule(known, name) for name in options["rules"])
     options["fixed"] = frozenset(options["fixed"])
     limits = {"limit": data["limit"], "states": data.get("most")}  # older files do not say how many states at most
@@ -376,20 +376,20 @@ def _options_to_json(options: Options) -> dict[str, Any]:
     return said | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
 
 
-def _steps_to_json(matches: Iterable[Match[Any]]) -> list[dict[str, Any]]:
+def _steps_to_json(matches: Iterable[Match[object]]) -> list[MatchJson]:
     return [match.to_json() for match in matches]
 
 
-def _find_rule(known: Mapping[str, Rule[Any]], name: str) -> Rule[Any]:
+def _find_rule(known: Mapping[str, Rule[object]], name: str) -> Rule[object]:
     if name not in known:
         raise RecordError(f"found the rule {name!r}, expected one of {', '.join(known)}")
     return known[name]
 
 
 def _replay_steps(
-    known: Mapping[str, Rule[Any]], program: Program, steps: Iterable[Mapping[str, Any]], where: str
-) -> tuple[tuple[Match[Any], ...], Program]:
-    matches: list[Match[Any]] = []
+    known: Mapping[str, Rule[object]], program: Program, steps: Iterable[Mapping[str, Any]], where: str
+) -> tuple[tuple[Match[object], ...], Program]:
+    matches: list[Match[object]] = []
     for step in steps:
         rule, at = _find_rule(known, step["rule"]), read_path(step["at"])
         try:

@@ -25,7 +25,7 @@ RESERVED_NAMES = frozenset(("self", "rule", "at"))
 class KnownObjects:
     """The *rules* (without operator matching) and *operators* of a session."""
 
-    rules: tuple[Rule[Any], ...]
+    rules: tuple[Rule[object], ...]
     operators: tuple[Operator, ...]
 
 
@@ -64,13 +64,13 @@ def tree_script(nodes: Sequence[Derivation], parents: Sequence[int], here: int, 
     return "\n".join(lines) + "\n"
 
 
-def _rules_used(derivations: Sequence[Derivation]) -> tuple[Rule[Any], ...]:
+def _rules_used(derivations: Sequence[Derivation]) -> tuple[Rule[object], ...]:
     """The rules of all steps, but operator matching, which every session has."""
     rules = dict.fromkeys(step.match.rule for d in derivations for step in d.steps)
     return tuple(rule for rule in rules if rule.name != MATCHING)
 
 
-def _script_head(program: Program, known: KnownObjects, used: tuple[Rule[Any], ...]) -> list[str]:
+def _script_head(program: Program, known: KnownObjects, used: tuple[Rule[object], ...]) -> list[str]:
     held = text(program).replace("\\", "\\\\").replace('"""', r"\"\"\"")
     imports = list[str]()
     given = [
@@ -125,7 +125,7 @@ def place(value: object) -> tuple[str, str]:
     return module, name
 
 
-def _apply_call(match: Match[Any]) -> str:
+def _apply_call(match: Match[object]) -> str:
     done = match.to_json()
     given = {k: v for k, v in done["params"].items() if v is not None}
     if all(k.isidentifier() and not iskeyword(k) and k not in RESERVED_NAMES for k in given):
@@ -142,7 +142,7 @@ def tree_to_json(nodes: Sequence[Derivation], parents: Sequence[int], here: int)
 
 
 def tree_from_json(
-    data: object, known: Mapping[str, Rule[Any]], source: str = "<session>"
+    data: object, known: Mapping[str, Rule[object]], source: str = "<session>"
 ) -> tuple[list[Derivation], list[int], int]:
     """Nodes, their parents, and where the reader stood; raises RecordError where *data* is no such tree."""
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
@@ -169,7 +169,7 @@ def tree_from_json(
     return nodes, parents, here
 
 
-def _match_from_json(step: Mapping[str, Any], known: Mapping[str, Rule[Any]], program: Program) -> Match[Any]:
+def _match_from_json(step: Mapping[str, Any], known: Mapping[str, Rule[object]], program: Program) -> Match[object]:
     rule, at = known.get(step["rule"]), read_path(step["at"])
     if rule is None:
         raise LookupError(f"found the rule {step['rule']!r}, expected one of {', '.join(known)}")

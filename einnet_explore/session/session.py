@@ -61,7 +61,7 @@ class DerivationTree:
         """The program where the reader stands."""
         return self.derivation.end
 
-    def _step(self, match: Match[Any]) -> Program:
+    def _step(self, match: Match[object]) -> Program:
         """Stand at the child that *match* leads to, the one there is already or a new one.
 
         Raises ``Refused`` and changes nothing.
@@ -172,11 +172,11 @@ class DerivationTree:
 class RuleTree(DerivationTree):
     """A walk whose steps are applications of the *known* rules."""
 
-    def __init__(self, start: Program, known: tuple[Rule[Any], ...]) -> None:
+    def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
         super().__init__(start)
         self.known = known
 
-    def rule(self, name: str) -> Rule[Any]:
+    def rule(self, name: str) -> Rule[object]:
         """The rule called *name*; raises LookupError that lists the known ones."""
         for rule in self.known:
             if rule.name == name:
@@ -210,7 +210,7 @@ class RuleTree(DerivationTree):
         self.program.scope_at(path)
         return path
 
-    def apply(self, rule: str | Match[Any], at: str | Path = "0", **params: Any) -> Program:
+    def apply(self, rule: str | Match[object], at: str | Path = "0", **params: Any) -> Program:
         """Apply a rule by name with parameters in their JSON form, or a match; raises ``Refused`` and changes nothing.
 
         Where parameters are left out, the rule must have exactly one legal match at *at* with those that are given.
@@ -218,11 +218,11 @@ class RuleTree(DerivationTree):
         with self._lock:
             return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
 
-    def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[Any]:
+    def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[object]:
         """Return the match that ``apply`` would apply; raises ``Refused``."""
         return self._match(self.rule(rule), self.path(at), params)
 
-    def _match(self, rule: Rule[Any], at: Path, params: Mapping[str, Any]) -> Match[Any]:
+    def _match(self, rule: Rule[object], at: Path, params: Mapping[str, Any]) -> Match[object]:
         where = f"{rule.name} at {show_path(at)}"
         if params:
             try:
@@ -267,7 +267,7 @@ class Session(RuleTree):
     def __init__(
         self,
         start: Program,
-        rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+        rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
         operators: tuple[Operator, ...] = OPERATORS,
     ) -> None:
         super().__init__(start, (*rules, matching_rule(operators)))
@@ -363,7 +363,7 @@ class Session(RuleTree):
     @staticmethod
     def load(
         path: str | PathLike[str],
-        rules: tuple[Rule[Any], ...] = (*RULES, *INTER_RULES),
+        rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
         operators: tuple[Operator, ...] = OPERATORS,
     ) -> Session:
         """Return the session saved at *path*, its rules applied again; raises RecordError or OSError.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import Certificate
@@ -12,8 +11,9 @@ from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import Equation, Program, read_path
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
-from einnet_explore.rules.base import BAD_STEP_ERRORS
+from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.json_values import as_object
 from einnet_explore.support.wording import count_noun
 
 
@@ -47,7 +47,7 @@ class Candidate:
         folded = weight_only(self.program)
         return sum(bool(e.via and e.via.is_eoperator) and e.name not in folded for e in self.program.equations)
 
-    def to_json(self, certificate: str) -> dict[str, Any]:
+    def to_json(self, certificate: str) -> dict[str, object]:
         """One entry of ``candidates`` in the JSON of ``derive``."""
         return {
             "operators": [
@@ -71,20 +71,20 @@ def combined_verdict(certificates: tuple[Certificate, ...]) -> str:
     return weakest_kind(c.kind for c in certificates) if certificates else "none"
 
 
-def steps_to_json(derivation: Derivation) -> list[dict[str, Any]]:
+def steps_to_json(derivation: Derivation) -> list[MatchJson]:
     """Return the matches of *derivation* as JSON values; ``replay`` applies them again."""
     return [step.match.to_json() for step in derivation.steps]
 
 
-def replay(start: Program, steps: Iterable[Mapping[str, Any]]) -> Derivation:
+def replay(start: Program, steps: Iterable[Mapping[str, object]]) -> Derivation:
     """Apply the steps of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
     known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     derivation = Derivation(start)
     for n, step in enumerate(steps):
         try:
-            rule, at = known[step["rule"]], read_path(step["at"])
+            rule, at = known[str(step["rule"])], read_path(str(step["at"]))
             derivation.end.scope_at(at)
-            params = rule.decode(derivation.end, at, step["params"])
+            params = rule.decode(derivation.end, at, as_object(step["params"]))
             derivation = derivation.then(Match(rule, at, params))
         except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Limits:
     kinds: int = 6
     together: int = 24
     max_depth: int = 7
-    rules: tuple[Rule[Any], ...] = RULES
+    rules: tuple[Rule[object], ...] = RULES
     states: int | None = None
     memory: MemoryWatch = field(default_factory=MemoryWatch, compare=False)
 
@@ -202,10 +202,10 @@ def standalone(program: Program, n: int) -> Program:
     return Program(tuple(to.values()), (Equation("y", map_tensors(scope, lambda t: to[t.name])),), ("y",))
 
 
-MERGES: tuple[Rule[Any], ...] = (SIBLING_MERGING, BATCH_MERGING)
+MERGES: tuple[Rule[object], ...] = (SIBLING_MERGING, BATCH_MERGING)
 
 
-def merge_closure(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
+def merge_closure(start: Derivation, rules: tuple[Rule[object], ...] = MERGES, most: int = 12) -> Iterable[Derivation]:
     """Yield *start* and programs that *rules* make of it, breadth first, at most *most*, none twice."""
     seen: set[Hashable] = {program_key(start.end)}
     queue = [start]
@@ -223,7 +223,7 @@ def merge_closure(start: Derivation, rules: tuple[Rule[Any], ...] = MERGES, most
                 queue.append(longer)
 
 
-def matches_between(program: Program, rules: Iterable[Rule[Any]]) -> Iterable[Match[Any]]:
+def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
     """Yield the legal matches of *rules* at whole equations, instantiated ones included."""
     for rule in rules:
         for n in range(len(program.equations)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import weight_only
@@ -36,7 +36,7 @@ class StateTable:
     def reached(
         self,
         parent: int,
-        matches: tuple[Match[Any], ...],
+        matches: tuple[Match[object], ...],
         program: Program,
         depth: int,
         phase: str,
@@ -145,7 +145,7 @@ class ConvergingDerivation:
         return (f"it costs at least {bound:.4g} s, a candidate {cheapest:.4g} s",) if bound > cheapest else ()
 
     def _matched(
-        self, state: State, done: tuple[Match[Any], ...], program: Program, equations: Iterable[int]
+        self, state: State, done: tuple[Match[object], ...], program: Program, equations: Iterable[int]
     ) -> Iterable[SearchEvent]:
         """Instantiate each operator match of a scope of one of *equations*, and finish the program.
 
@@ -166,7 +166,7 @@ class ConvergingDerivation:
             else:
                 yield from self._finish(state, (*done, match), after)
 
-    def _finish(self, state: State, matches: tuple[Match[Any], ...], program: Program) -> Iterable[SearchEvent]:
+    def _finish(self, state: State, matches: tuple[Match[object], ...], program: Program) -> Iterable[SearchEvent]:
         """Generate eOperators for the remaining equations of *program*; yield a candidate if none is refused.
 
         A remaining equation may be compute-bound (a sum of two products, a chain): it is matched in turn.

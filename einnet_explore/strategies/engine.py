@@ -20,7 +20,6 @@ import heapq
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import Program
@@ -142,7 +141,7 @@ class Search(StateTable):
         self.expanded.add(state.id)
 
     def _reach(
-        self, parent: State, matches: tuple[Match[Any], ...], program: Program, after: list[State]
+        self, parent: State, matches: tuple[Match[object], ...], program: Program, after: list[State]
     ) -> Iterable[SearchEvent]:
         key = program_key(program)
         twin = self._seen.get(key)
@@ -165,7 +164,7 @@ class Search(StateTable):
         after.append(state)
         yield Reached(state)
 
-    def _explored(self, parent: State, matches: tuple[Match[Any], ...], program: Program, key: Hashable) -> State:
+    def _explored(self, parent: State, matches: tuple[Match[object], ...], program: Program, key: Hashable) -> State:
         distance = nearest_distance(program, self.options.targets)
         state = self.reached(parent.id, matches, program, parent.depth + 1, "explorative", distance)
         self._seen[key] = state

@@ -7,7 +7,7 @@ and the progress bar read this one stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.ir import Path, Program
 from einnet_explore.rules import Match
@@ -23,7 +23,7 @@ class State:
 
     id: int
     parent: int
-    matches: tuple[Match[Any], ...]
+    matches: tuple[Match[object], ...]
     program: Program
     depth: int
     phase: str
@@ -42,7 +42,7 @@ class Pruned:
     """The program of *matches* after state *parent* is not followed: *why*, and its *twin* if it has one."""
 
     parent: int
-    matches: tuple[Match[Any], ...]
+    matches: tuple[Match[object], ...]
     why: str
     twin: int | None = None
 

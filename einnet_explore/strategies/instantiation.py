@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from einnet_explore.analysis.bilinear import table_scope
 from einnet_explore.analysis.flattening import view_strides
@@ -43,6 +42,7 @@ from einnet_explore.operators import (
 )
 from einnet_explore.rules.base import Rule, places
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_integers, as_object, as_texts
 from einnet_explore.support.wording import count_noun
 
 LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{L_{\vec x}\, op(T')[\Phi(\vec x)]\}"
@@ -92,26 +92,21 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
         scope = program.scope_at(at)
         if (known := matched.get((scope, params))) is not None:
             return instantiate_match(program, at, known)
-        try:
-            way = fit_operator(
-                scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
-            )
-        except Refused as reason:
-            raise Refused(str(reason)) from None
+        way = fit_operator(
+            scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
+        )
         wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
         if wrong:
             raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
         return instantiate_match(program, at, way)
 
-    def decode(_: Program, __: Path, params: Mapping[str, Any]) -> MatchParams:
+    def decode(_: Program, __: Path, params: Mapping[str, object]) -> MatchParams:
         try:
             return MatchParams(
                 str(params["operator"]),
-                tuple(int(a) for a in params["operands"]),
-                tuple((str(k), tuple(map(str, v))) for k, v in params["iterators"].items()),
-                tuple(
-                    (str(k), tuple(v) if isinstance(v, list) else v) for k, v in params.get("attributes", {}).items()
-                ),
+                as_integers(params["operands"]),
+                tuple((k, as_texts(v)) for k, v in as_object(params["iterators"]).items()),
+                tuple((k, _attribute(v)) for k, v in as_object(params.get("attributes", {})).items()),
             )
         except KeyError as missing:
             raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
@@ -246,7 +241,16 @@ def _assignment(scope: Scope, params: MatchParams) -> dict[str, tuple[Iterator, 
     return {name: tuple(own[x] for x in xs) for name, xs in params.iterators}
 
 
-def _encode(params: MatchParams) -> dict[str, Any]:
+def _attribute(value: object) -> Attribute:
+    match value:
+        case int() | str():
+            return value
+        case [*items]:
+            return as_integers(items)
+    raise ValueError(f"attribute {value!r}: expected a number, text or numbers")
+
+
+def _encode(params: MatchParams) -> dict[str, object]:
     return {
         "operator": params.operator,
         "operands": list(params.operands),

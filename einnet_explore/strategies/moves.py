@@ -20,13 +20,15 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
-from einnet_explore.ir import Access, Equation, Path, Program, Scope, accesses, as_index
+from einnet_explore.ir import Access, Equation, Path, Program, Scope, Table, Tensor, accesses, as_index
 from einnet_explore.rules import BOUNDARY_RELAXING, BOUNDARY_TIGHTENING, TRAVERSAL_MERGING, Match, Rule
 from einnet_explore.rules.base import places
+from einnet_explore.rules.boundary_relaxing import Unbound
+from einnet_explore.rules.traversal_merging import Merging
 
-Move: TypeAlias = "tuple[Match[Any], Program]"
+Move: TypeAlias = "tuple[Match[object], Program]"
 T = TypeVar("T")
 
 CACHE_ENTRIES = 1 << 15
@@ -73,13 +75,19 @@ class LazySequence(Generic[T]):
         return True
 
 
-Local: TypeAlias = "LazySequence[tuple[Any, Scope]]"
+LocalMoves: TypeAlias = "LazySequence[tuple[object, Scope]]"
+Position: TypeAlias = Literal["equation", "nested"]
 
 
-def rule_moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
+def position_of(at: Path) -> Position:
+    """Return whether the scope at *at* is a whole equation or nested in one."""
+    return "equation" if len(at) == 1 else "nested"
+
+
+def rule_moves(rule: Rule[object], program: Program, at: Path, scope: Scope) -> Iterable[Move]:
     """Yield each legal match of *rule* at *at*, where *scope* stands, with the program that it leads to."""
     if rule.local:
-        for params, new in local_moves(rule, scope, len(at) == 1):
+        for params, new in local_moves(rule, scope, position_of(at)):
             yield Match(rule, at, params), program.replace_at(at, new)
     else:
         for match in rule.matches(program, at):
@@ -87,67 +95,72 @@ def rule_moves(rule: Rule[Any], program: Program, at: Path, scope: Scope) -> Ite
 
 
 @lru_cache(CACHE_ENTRIES)
-def local_moves(rule: Rule[Any], scope: Scope, whole: bool) -> Local:
-    """The parameters that a local *rule* proposes for *scope*, and the rewritten scopes; *whole*: it is an equation."""
-    program, at = host_program(scope, whole)
+def local_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
+    """Return the parameters that a local *rule* proposes for *scope* at *position*, and the rewritten scopes."""
+    program, at = host_program(scope, position)
     return LazySequence(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
 
-def host_program(scope: Scope, whole: bool) -> tuple[Program, Path]:
+def host_program(scope: Scope, position: Position) -> tuple[Program, Path]:
     """Return a program with *scope* as its equation, or one level below, and the path to it."""
-    if whole:
+    if position == "equation":
         return Program((), (Equation("Y", scope),), ("Y",)), (0,)
     reader = Scope(scope.traversals, (), scope[tuple(map(as_index, scope.traversals))])
     return Program((), (Equation("Y", reader),), ("Y",)), (0, 0)
 
 
-Moves: TypeAlias = "tuple[tuple[Match[Any], ...], Program]"
-Due: TypeAlias = "tuple[Rule[Any], Any, Scope] | None"
+Moves: TypeAlias = "tuple[tuple[Match[object], ...], Program]"
+Sources: TypeAlias = "tuple[type, ...]"
+CleanUp: TypeAlias = "tuple[Rule[object], object, Scope]"
 
 
-CLEAN_UPS: frozenset[Rule[Any]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MERGING, BOUNDARY_TIGHTENING))
+CLEAN_UPS: frozenset[Rule[object]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MERGING, BOUNDARY_TIGHTENING))
 
 
-def clean(program: Program, final: bool = False, rules: Iterable[Rule[Any]] = CLEAN_UPS) -> Moves:
+def clean(program: Program, final: bool = False, rules: Iterable[Rule[object]] = CLEAN_UPS) -> Moves:
     """Return the matches that clean up *program*, and the result; *final*: no choice follows.
 
     Only clean-up rules among *rules* are applied.
     """
-    done, allowed = list[Match[Any]](), CLEAN_UPS.intersection(rules)
-    while (found := _first(program, final, allowed)) is not None:
+    done, allowed = list[Match[object]](), CLEAN_UPS.intersection(rules)
+    sources = (Scope, Tensor, Table) if final else (Scope,)
+    while (found := _find_move(program, sources, allowed)) is not None:
         match, program = found
         done.append(match)
     return tuple(done), program
 
 
-def _first(program: Program, final: bool, allowed: frozenset[Rule[Any]]) -> tuple[Match[Any], Program] | None:
+def _find_move(program: Program, sources: Sources, allowed: frozenset[Rule[object]]) -> Move | None:
     for at, scope in places(program):
-        if (found := _due(scope, len(at) == 1, final, allowed)) is not None:
+        if (found := _find_clean_up(scope, position_of(at), sources, allowed)) is not None:
             rule, params, new = found
             return Match(rule, at, params), program.replace_at(at, new)
     return None
 
 
 @lru_cache(CACHE_ENTRIES)
-def _due(scope: Scope, whole: bool, final: bool, allowed: frozenset[Rule[Any]]) -> Due:
-    """Return the next clean-up of *scope* itself and its result."""
+def _find_clean_up(
+    scope: Scope, position: Position, sources: Sources, allowed: frozenset[Rule[object]]
+) -> CleanUp | None:
+    """Return the next clean-up of *scope* itself and its result; scopes that re-index *sources* are merged."""
     read = list(accesses(scope.body))
     if BOUNDARY_RELAXING in allowed and any(isinstance(a.source, Scope) and a.source.domain for a in read):
-        for params, new in local_moves(BOUNDARY_RELAXING, scope, whole):
-            if "bounds" in BOUNDARY_RELAXING.encode(params):
+        for params, new in local_moves(BOUNDARY_RELAXING, scope, position):
+            if isinstance(params, Unbound):
                 return BOUNDARY_RELAXING, params, new
-    if TRAVERSAL_MERGING in allowed and any(_reindexes(a, final) for a in read):
-        for params, new in local_moves(TRAVERSAL_MERGING, scope, whole):
-            if _reindexes(read[TRAVERSAL_MERGING.encode(params)["access"]], final):
+    if TRAVERSAL_MERGING in allowed and any(_is_reindexing(a, sources) for a in read):
+        for params, new in local_moves(TRAVERSAL_MERGING, scope, position):
+            if isinstance(params, Merging) and _is_reindexing(read[params.access], sources):
                 return TRAVERSAL_MERGING, params, new
-    tightened = local_moves(BOUNDARY_TIGHTENING, scope, whole) if BOUNDARY_TIGHTENING in allowed else ()
+    tightened = local_moves(BOUNDARY_TIGHTENING, scope, position) if BOUNDARY_TIGHTENING in allowed else ()
     for params, new in tightened:
         return BOUNDARY_TIGHTENING, params, new
     return None
 
 
-def _reindexes(access: Access, final: bool) -> bool:
+def _is_reindexing(access: Access, sources: Sources) -> bool:
+    """Whether *access* reads a scope that only re-indexes one of *sources*."""
     match access.source:
         case Scope(summations=(), body=Access(source)):
-            return final or isinstance(source, Scope)
+            return isinstance(source, sources)
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
-from typing import Any, SupportsIndex, TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
@@ -32,7 +32,7 @@ class Options:
 
     Good for who only wants the best candidate: the others are then not all found.  The best one is.
     """
-    rules: tuple[Rule[Any], ...] = RULES
+    rules: tuple[Rule[object], ...] = RULES
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
     """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""

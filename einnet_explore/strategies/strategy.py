@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import filter_windows, match_window, windows
 from einnet_explore.analysis.bilinear import correlation
@@ -46,17 +46,17 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import places
 from einnet_explore.rules.bilinear_substitution import OUTPUTS, RANK, Filter
 from einnet_explore.rules.boundary_relaxing import Wider
-from einnet_explore.rules.boundary_tightening import phased
+from einnet_explore.rules.boundary_tightening import Tightening, phased
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution
-from einnet_explore.strategies.moves import Moves, clean, local_moves, rule_moves
+from einnet_explore.strategies.moves import Moves, clean, local_moves, position_of, rule_moves
 
 Tactic: TypeAlias = "Callable[[Moves], Iterable[Moves]]"
 
 
-def each(rule: Rule[Any], at: Path, admits: Callable[[Match[Any]], bool] = lambda _: True) -> Tactic:
+def each(rule: Rule[object], at: Path, admits: Callable[[Match[object]], bool] = lambda _: True) -> Tactic:
     """Append each match of *rule* at *at* that *admits* accepts."""
 
     def extend(done: Moves) -> Iterable[Moves]:
@@ -156,10 +156,15 @@ def nested_filters(base: Program) -> Tactic:
     def extend(done: Moves) -> Iterable[Moves]:
         matches, program = done
         last = matches[-1]
+        assert isinstance(last.params, Filter)
         outputs = last.params.algorithm.shape[0]
+
+        def has_as_many_outputs(match: Match[object]) -> bool:
+            return isinstance(match.params, Filter) and match.params.algorithm.shape[0] == outputs
+
         further = then(
             either(*(
-                each(last.rule, (n,), lambda match: match.params.algorithm.shape[0] == outputs)
+                each(last.rule, (n,), has_as_many_outputs)
                 for n in range(last.at[0], last.at[0] + len(program.equations) - len(base.equations))
                 if not is_transform(program.equations[n].scope)
             )),
@@ -176,17 +181,19 @@ def polyphase_filters(done: Moves) -> Iterable[Moves]:
     at = matches[-1].at
     scope = program.scope_at(at)
 
-    def is_strided(match: Match[Any]) -> bool:
+    def is_strided(match: Match[object]) -> bool:
+        assert isinstance(match.params, Filter)
         return match_window(scope, match.params.traversal, match.params.summation).step > 1
 
     return then(each(BILINEAR_SUBSTITUTION, at, is_strided), nested_filters(program))(done)
 
 
-def useful_substitution(scope: Scope, rules: Collection[Rule[Any]]) -> Tactic:
+def useful_substitution(scope: Scope, rules: Collection[Rule[object]]) -> Tactic:
     """Keep the substitution of *scope* that was made last if it is useful; halves of windows together with a split."""
 
     def extend(done: Moves) -> Iterable[Moves]:
-        params: Substitution = done[0][-1].params
+        params = done[0][-1].params
+        assert isinstance(params, Substitution)
         divided = _divided(params)
         halved = divided & set(windows(scope))
         if halved:
@@ -205,7 +212,10 @@ def _separated(done: Moves, scope: Scope, params: Substitution, halved: set[Iter
     now = {y.name: y for y in program.scope_at(at).summations}
     # High digits first: a window whose high digit is summed outside is dense inside.
     parts = [[now[name] for name, i in params.phi[::-1] if x in i.iterators] for x in scope.summations if x in halved]
-    outer = [(), *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, len(at) == 1))]
+    outer = [
+        (),
+        *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, position_of(at)) if isinstance(p, Splitting)),
+    ]
     others = dict.fromkeys(tuple(y for y in found if y not in halved) for found in outer)
     for rest in others:
         if all(y.name in now for y in rest):
@@ -270,7 +280,7 @@ def is_rereading(scope: Scope) -> bool:
 class Restrictions:
     """The rules of a search, the names of equations that stay *fixed*, and the scopes nested in its start (*given*)."""
 
-    rules: tuple[Rule[Any], ...]
+    rules: tuple[Rule[object], ...]
     fixed: frozenset[str] = frozenset()
     given: frozenset[Scope] = frozenset()
 
@@ -311,14 +321,14 @@ def _choices(allowed: Restrictions, done: Moves) -> Iterable[Moves]:
     return interleave(_choices_of(rule, at, allowed)(done) for rule in _ranked(allowed.rules) for at, _ in places)
 
 
-def _ranked(rules: tuple[Rule[Any], ...]) -> list[Rule[Any]]:
+def _ranked(rules: tuple[Rule[object], ...]) -> list[Rule[object]]:
     """The rules that make choices, first those that divide windows."""
     first = (SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, BOUNDARY_RELAXING)
     rest = [rule for rule in rules if rule not in (*first, BOUNDARY_TIGHTENING, EOPERATOR_GENERATION)]
     return [rule for rule in first if rule in rules] + rest
 
 
-def _choices_of(rule: Rule[Any], at: Path, allowed: Restrictions) -> Tactic:
+def _choices_of(rule: Rule[object], at: Path, allowed: Restrictions) -> Tactic:
     """Append the choices that start with *rule* at *at*."""
 
     def extend(done: Moves) -> Iterable[Moves]:
@@ -336,7 +346,7 @@ def _choices_of(rule: Rule[Any], at: Path, allowed: Restrictions) -> Tactic:
     return extend
 
 
-def _completed(scope: Scope, rules: Collection[Rule[Any]], given: Collection[Scope], base: Program) -> Tactic:
+def _completed(scope: Scope, rules: Collection[Rule[object]], given: Collection[Scope], base: Program) -> Tactic:
     """Append the matches that make the first match, at *scope* of *base*, a choice; nothing if it is useless."""
 
     def extend(done: Moves) -> Iterable[Moves]:
@@ -358,20 +368,31 @@ def _completed(scope: Scope, rules: Collection[Rule[Any]], given: Collection[Sco
     return extend
 
 
-def _uses_of_wider(wider: frozenset[str], at: Path, scope: Scope, rules: Collection[Rule[Any]]) -> Iterable[Tactic]:
+def _uses_of_wider(wider: frozenset[str], at: Path, scope: Scope, rules: Collection[Rule[object]]) -> Iterable[Tactic]:
     """Yield a window that moves within every widened range, and a substitution that divides each of them."""
+
+    def moves_within(match: Match[object]) -> bool:
+        return isinstance(match.params, Tightening) and wider <= {h.name for h, _, _ in match.params.window}
+
+    def divides(match: Match[object]) -> bool:
+        return isinstance(match.params, Substitution) and wider <= {x.name for x in _divided(match.params)}
+
     if BOUNDARY_TIGHTENING in rules:
-        yield each(BOUNDARY_TIGHTENING, at, lambda m: wider <= {h.name for h, _, _ in m.params.window})
+        yield each(BOUNDARY_TIGHTENING, at, moves_within)
     if VARIABLE_SUBSTITUTION in rules:
-        divided = each(VARIABLE_SUBSTITUTION, at, lambda m: wider <= {x.name for x in _divided(m.params)})
-        yield then(divided, useful_substitution(scope, rules))
+        yield then(each(VARIABLE_SUBSTITUTION, at, divides), useful_substitution(scope, rules))
 
 
 def _splits(done: Moves, at: Path, scope: Scope) -> Iterable[Moves]:
     """Append the splits of *scope*, first the one that sums outside over all that moves along with a traversal."""
     moving = {y for a in accesses(scope.body) for i in a.index if overlaps(i) for y in i.iterators}
     moving &= {y for y in scope.summations if y.extent > 1}
-    yield from sorted(each(SUMMATION_SPLITTING, at)(done), key=lambda m: set(m[0][-1].params.outer) != moving)
+
+    def leaves_moving_inside(moves: Moves) -> bool:
+        params = moves[0][-1].params
+        return not isinstance(params, Splitting) or set(params.outer) != moving
+
+    yield from sorted(each(SUMMATION_SPLITTING, at)(done), key=leaves_moving_inside)
 
 
 def _summing(scope: Scope, access: int) -> Scope | None:

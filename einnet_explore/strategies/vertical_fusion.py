@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import bytes_moved
@@ -43,7 +43,7 @@ from einnet_explore.rules import (
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.strategy import is_rereading
 
-Kernels: TypeAlias = "tuple[Rule[Any], ...]"
+Kernels: TypeAlias = "tuple[Rule[object], ...]"
 
 KERNEL_RULES: Kernels = (ROW_GENERATION, ONE_PASS_GENERATION, REDUCTION_GENERATION)
 """The rules that generate a scope with sums nested in it."""
@@ -129,7 +129,7 @@ def substitute_intermediate(state: FusionState, name: str) -> FusionState:
     return FusionState(_tidy(derivation, TRAVERSAL_MERGING), (state.fused - {name}) | set(found))
 
 
-def _tidy(derivation: Derivation, *rules: Rule[Any]) -> Derivation:
+def _tidy(derivation: Derivation, *rules: Rule[object]) -> Derivation:
     for match in clean(derivation.end, final=True, rules=rules)[0]:
         derivation = derivation.then(match)
     return derivation

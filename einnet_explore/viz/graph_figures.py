@@ -347,7 +347,7 @@ def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: 
     return {"nodes": nodes, "edges": [*edges, *merges.values()]}
 
 
-def _edge_json(start: int, end: int, kind: str, matches: Iterable[Match[Any]]) -> dict[str, Any]:
+def _edge_json(start: int, end: int, kind: str, matches: Iterable[Match[object]]) -> dict[str, Any]:
     return {"from": start, "to": end, "kind": kind, "steps": [[m.rule.name, show_path(m.at)] for m in matches]}
 
 

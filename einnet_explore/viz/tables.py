@@ -51,7 +51,7 @@ class TextTable:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
 
-class Matches(tuple[Match[Any], ...]):
+class Matches(tuple[Match[object], ...]):
     """Matches, displayed as a table."""
 
     __slots__ = ()
@@ -71,7 +71,7 @@ class Matches(tuple[Match[Any], ...]):
         return self.table()._repr_mimebundle_()
 
 
-def format_parameters(match: Match[Any]) -> str:
+def format_parameters(match: Match[object]) -> str:
     """Format the parameters of *match* on one line."""
     params = match.to_json()["params"]
     match params:

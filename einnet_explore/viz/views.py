@@ -206,7 +206,7 @@ _CODE = re.compile(r"``([^`]*)``")
 class RulePage:
     """Display of a rule: its law and the docstring of its module, as Markdown."""
 
-    rule: Rule[Any]
+    rule: Rule[object]
 
     @property
     def words(self) -> str:
@@ -233,7 +233,7 @@ def _display(found: re.Match[str]) -> str:
     return f"$$\n{cleandoc(found[1]).strip()}\n$$\n\n"
 
 
-def rule_page(rule: Rule[Any]) -> RulePage:
+def rule_page(rule: Rule[object]) -> RulePage:
     """Return the display of *rule*: its law and its documentation."""
     return RulePage(rule)
 

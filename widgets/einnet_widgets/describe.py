@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program, read_path, show_path
@@ -117,7 +116,7 @@ def rules(session: Session, look: Look) -> Shown:
     }
 
 
-def preview(session: Session, match: Match[Any]) -> Shown:
+def preview(session: Session, match: Match[object]) -> Shown:
     """Return the program after *match* in LaTeX, with the changes."""
     return _previewed(session.program, match.apply(session.program).after)
 
@@ -150,7 +149,7 @@ def table(session: Session, look: Look) -> Shown:
     }  # fmt: skip
 
 
-def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[Any], ...]:
+def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[object], ...]:
     program = session.program
     active = [path for path, _ in places(program)]
     here = read_path(at)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import is_transposed_for, reads_once
@@ -77,7 +76,7 @@ def share_results(derivation: Derivation) -> Derivation:
             return derivation
 
 
-def _step(derivation: Derivation, rule: Rule[Any], n: int) -> Derivation:
+def _step(derivation: Derivation, rule: Rule[object], n: int) -> Derivation:
     """Apply the first match of *rule* at equation *n*, if there is one."""
     if n < len(derivation.end.equations):
         for match in rule.matches(derivation.end, (n,)):

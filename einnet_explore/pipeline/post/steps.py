@@ -31,7 +31,7 @@ def equation_named(program: Program, name: str) -> Equation:
     return program.equations[equation_index(program, name)]
 
 
-def apply_rule(derivation: Derivation, rule: Rule[Any], name: str, params: Any) -> Derivation:
+def apply_rule(derivation: Derivation, rule: Rule[object], name: str, params: Any) -> Derivation:
     """Apply *rule* at the equation called *name*; raises Refused."""
     return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
 
@@ -52,13 +52,13 @@ def merge_scopes(derivation: Derivation, name: str) -> Derivation:
     return derivation
 
 
-def _mergeable(program: Program, name: str) -> Iterable[Match[Any]]:
+def _mergeable(program: Program, name: str) -> Iterable[Match[object]]:
     n = equation_index(program, name)
     for at, scope in places(program):
         if at[0] == n:
             inner = list(accesses(scope.body))
             for match in TRAVERSAL_MERGING.matches(program, at):
-                source = inner[TRAVERSAL_MERGING.encode(match.params)["access"]].source
+                source = inner[match.params.access].source
                 if isinstance(source, Scope) and not source.summations:
                     yield match
 

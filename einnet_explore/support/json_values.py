@@ -1,0 +1,40 @@
+"""Convert values of untrusted JSON to the types that a reader needs; ValueError shows a value that has another type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import SupportsInt
+
+
+def as_integer(value: object) -> int:
+    """Return the integer that *value* is or writes."""
+    match value:
+        case str() | SupportsInt():
+            return int(value)
+    raise ValueError(f"found {value!r}, expected an integer")
+
+
+def as_items(value: object) -> tuple[object, ...]:
+    """Return the items of an array."""
+    match value:
+        case Iterable():
+            return tuple(value)
+    raise ValueError(f"found {value!r}, expected an array")
+
+
+def as_integers(value: object) -> tuple[int, ...]:
+    """Return the integers of an array."""
+    return tuple(map(as_integer, as_items(value)))
+
+
+def as_texts(value: object) -> tuple[str, ...]:
+    """Return the items of an array as text."""
+    return tuple(map(str, as_items(value)))
+
+
+def as_object(value: object) -> Mapping[str, object]:
+    """Return an object, its keys as text."""
+    match value:
+        case Mapping():
+            return {str(key): item for key, item in value.items()}
+    raise ValueError(f"found {value!r}, expected an object")
