@@ -33,6 +33,7 @@ from math import lcm, prod
 
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, as_index
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_items, as_texts
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 Form = Callable[[int, int, int], int]
@@ -111,13 +112,13 @@ def bilinear_to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
     return {n: [[str(x) for x in row] for row in getattr(triple, n)] for n in "uvw"}
 
 
-def bilinear_from_json(name: str, held: Mapping[str, Iterable[Iterable[str]]]) -> Bilinear:
+def bilinear_from_json(name: str, held: Mapping[str, object]) -> Bilinear:
     """The algorithm *name* that ``to_json`` wrote; raises KeyError, and ValueError for rows of unequal length."""
     return Bilinear(name, *(_matrix(held[n]) for n in "uvw"))
 
 
-def _matrix(rows: Iterable[Iterable[str]]) -> Matrix:
-    made = tuple(tuple(map(Fraction, row)) for row in rows)
+def _matrix(rows: object) -> Matrix:
+    made = tuple(tuple(map(Fraction, as_texts(row))) for row in as_items(rows))
     if not made or len({len(row) for row in made}) != 1 or not made[0]:
         raise ValueError(f"found a matrix with rows of {', '.join(str(len(row)) for row in made)} entries")
     return made
