@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from einnet_explore.codegen.elementwise import elementwise_host_kernel
-from einnet_explore.codegen.functor import Functor, build_functor, operand_read
+from einnet_explore.codegen.elementwise import Functor, build_functor, elementwise_host_kernel, operand_read
 from einnet_explore.codegen.language import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
 from einnet_explore.runtime import c_kernels

@@ -33,13 +33,16 @@ from einnet_explore.codegen.elementwise import (
     H100,
     MAX_WAVES,
     ElementwiseLaunch,
+    Functor,
     aligned_kernel,
     block_count,
+    build_functor,
+    compose_functors,
     grid_stride_kernel,
+    operand_read,
     pack_size,
     plan_launch,
 )
-from einnet_explore.codegen.functor import Functor, build_functor, compose_functors, operand_read
 from einnet_explore.codegen.language import F16, F32, F64, I8, emit
 from einnet_explore.ir import Apply
 from einnet_explore.runtime import opencl

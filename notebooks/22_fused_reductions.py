@@ -29,7 +29,7 @@ import numpy as np
 import einnet_explore as ee
 from einnet_evaluation.fused_programs import batch_norm, softmax
 from einnet_explore.codegen.fusion import fuse_program
-from einnet_explore.codegen.fusion.memory_layout import lay_out
+from einnet_explore.codegen.fusion.frame import lay_out
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import emit
 from einnet_explore.runtime import opencl

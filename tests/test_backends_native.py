@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
-from einnet_explore.codegen.functor import build_functor
+from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.language import emit
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.equivalence.certificate import certify

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.identity import scope_identity
+from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.runtime.device_profile import stream_bandwidth
 from einnet_explore.runtime.implementation_choice import ProfileStore

@@ -22,10 +22,10 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
     choose_cuts,
     choose_parts,
+    choose_vector_tile,
     split_chain,
     tileable_chain,
 )
-from einnet_explore.codegen.fused_tiling.product import choose_vector_tile
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate

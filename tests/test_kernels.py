@@ -9,10 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.packing import gather_positions
 from einnet_explore.codegen.register_tiles import MAX_UNROLLED_PRODUCTS, best_tile, register_tiles
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm.contraction_plan import plan_contraction
+from einnet_explore.codegen.tvm.contraction_plan import gather_positions, plan_contraction
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty

@@ -23,16 +23,19 @@ from einnet_explore.codegen.elementwise import (
     MAX_PACK_SIZE,
     MAX_WAVES,
     ElementwiseLaunch,
+    Functor,
     Gpu,
     aligned_kernel,
     block_count,
+    build_functor,
+    compose_functors,
     elementwise_host_kernel,
     grid_stride_kernel,
     index_type,
+    operand_read,
     pack_size,
     plan_launch,
 )
-from einnet_explore.codegen.functor import Functor, build_functor, compose_functors, operand_read
 from einnet_explore.codegen.language import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index

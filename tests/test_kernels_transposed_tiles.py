@@ -35,7 +35,7 @@ from einnet_explore.codegen.language import (
     fission_at_barriers,
     literal,
 )
-from einnet_explore.codegen.language.tree_walk import all_statements
+from einnet_explore.codegen.language.statements import all_statements
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.transpose_tiles import transpose_kernel

@@ -45,8 +45,8 @@ from einnet_explore.codegen.language import (
     literal,
     lowering,
 )
+from einnet_explore.codegen.language.lowering import add_offset, element_address, tensor_name
 from einnet_explore.codegen.language.statements import PACK_BYTES
-from einnet_explore.codegen.memory_access import add_offset, element_address, tensor_name
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.support.errors import Refused
 
@@ -137,7 +137,7 @@ class CopyFrame:
         values = {marks[access].name: value for access, value in held.items()}
         marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
 
-        def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
             name = tensor_name(source)
             if name in values:
                 return values[name]
@@ -146,7 +146,7 @@ class CopyFrame:
                 place = place + add_offset(i, -lo) * step
             return self.memory[name][place]
 
-        return lowering.lower_scalar(marked, at, read, self.kind, self.wide)
+        return lowering.lower_scalar(marked, at, load_source, self.kind, self.wide)
 
     def value(
         self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
@@ -331,7 +331,7 @@ def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKern
 def _inline_nested(scope: Scope) -> Scalar:
     """Return the body of *scope* with the scopes that it reads inlined and its domain as a condition."""
 
-    def put(access: Access) -> Scalar:
+    def inline_scope(access: Access) -> Scalar:
         match access.source:
             case Tensor():
                 return access
@@ -343,7 +343,7 @@ def _inline_nested(scope: Scope) -> Scalar:
 
     if scope.summations and scope.domain:
         raise Refused(f"a sum with {len(scope.domain)} bounds is not moved")
-    body = map_accesses(scope.body, put)
+    body = map_accesses(scope.body, inline_scope)
     if not scope.domain:
         return body
     return guard(tuple(b.index for b in scope.domain), tuple((b.lo, b.hi) for b in scope.domain), body, scope.value)

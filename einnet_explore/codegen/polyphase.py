@@ -41,8 +41,8 @@ from einnet_explore.codegen.language import (
     counted_loop,
     lowering,
 )
-from einnet_explore.codegen.language.register_transpose import TILE_SIDES
-from einnet_explore.codegen.memory_access import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
+from einnet_explore.codegen.language.dialects import TILE_SIDES
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
 from einnet_explore.ir import (
     Access,
     Apply,

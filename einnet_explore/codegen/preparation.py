@@ -183,7 +183,7 @@ def _inline_scopes(scope: Scope) -> Scalar:
         if isinstance(access.source, Scope):
             often[access.source] = often.get(access.source, 0) + 1
 
-    def put(access: Access) -> Scalar:
+    def inline_scope(access: Access) -> Scalar:
         match access.source:
             case Scope(traversals, (), body) as nested if _worth_inlining(
                 nested, often[nested] * evaluation_count(scope)
@@ -192,7 +192,7 @@ def _inline_scopes(scope: Scope) -> Scalar:
                 return guard(access.index, nested.box, substitute(body, to), nested.value)
         return access
 
-    return map_accesses(scope.body, put)
+    return map_accesses(scope.body, inline_scope)
 
 
 def _worth_inlining(nested: Scope, evaluations: int) -> bool:
@@ -251,7 +251,7 @@ def _places(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> Mapping[str,
 def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) -> Scope:
     both = Iterator(x.name, 0, x.extent * y.extent)
 
-    def merged(access: Access) -> Scalar:
+    def collapse_read(access: Access) -> Scalar:
         match access.source:
             case Tensor(name, shape, _, value, weight, origin) if name in places:
                 d = places[name]
@@ -263,13 +263,13 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
 
     both_index = ((both + 0),)
 
-    def put(group: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
+    def collapse_group(group: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
         return tuple(both if s == x else s for s in group if s != y)
 
     return replace(
         scope,
-        traversals=put(scope.traversals),
-        summations=put(scope.summations),
-        body=map_accesses(scope.body, merged),
+        traversals=collapse_group(scope.traversals),
+        summations=collapse_group(scope.summations),
+        body=map_accesses(scope.body, collapse_read),
         padding=(),
     )

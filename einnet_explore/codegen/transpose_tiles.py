@@ -38,11 +38,17 @@ from einnet_explore.codegen.language import (
     counted_loop,
     minimum,
 )
+from einnet_explore.codegen.language.dialects import TILE_SIDES
+from einnet_explore.codegen.language.lowering import (
+    FIRST_BLOCK,
+    add_offset,
+    element_address,
+    flat_read,
+    lower_scalar,
+    tensor_name,
+)
 from einnet_explore.codegen.language.lowering import lower_index as lowered
-from einnet_explore.codegen.language.lowering import lower_scalar
-from einnet_explore.codegen.language.register_transpose import TILE_SIDES
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.memory_access import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
 from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
 from einnet_explore.support.errors import Refused
 
@@ -195,11 +201,11 @@ class _Writer:
             return
         along = {**at, self.along: at[self.along] + j}
 
-        def read(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
             assert isinstance(source, Tensor)
             return self.memory[source.name][where[0]]
 
-        value = lower_scalar(map_accesses(self.scope.body, flat_read), along, read, F32, I64)
+        value = lower_scalar(map_accesses(self.scope.body, flat_read), along, load_source, F32, I64)
         yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:

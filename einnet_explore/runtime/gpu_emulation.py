@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.codegen.elementwise import A100, Gpu, elementwise_host_kernel, grid_stride_kernel, plan_launch
-from einnet_explore.codegen.functor import Functor
+from einnet_explore.codegen.elementwise import (
+    A100,
+    Functor,
+    Gpu,
+    elementwise_host_kernel,
+    grid_stride_kernel,
+    plan_launch,
+)
 from einnet_explore.codegen.fusion import check_served
+from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language import Kernel, Var, type_of

@@ -19,16 +19,16 @@ from einnet_explore.codegen import versions
 from einnet_explore.codegen.body_structure import moved_elements
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import lay_out, slot_name, slot_sizes
-from einnet_explore.codegen.identity import scope_identity
+from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Type, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.memory_access import FIRST_BLOCK
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS
+from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.identity import scope_identity
+from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
 from einnet_explore.support.storage import cache_directory

@@ -16,7 +16,6 @@ from tvm.s_tir import Schedule, ScheduleError
 from einnet_explore.codegen import body_structure, versions
 from einnet_explore.codegen.fused_tiling import kernel as blocks
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts
-from einnet_explore.codegen.identity import scope_identity
 from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
@@ -24,6 +23,7 @@ from einnet_explore.codegen.rows import kernel as rows
 from einnet_explore.codegen.rows import online as one_pass
 from einnet_explore.codegen.tvm import schedule
 from einnet_explore.codegen.tvm.emission import lower_stages
+from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, measurement
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function

@@ -9,15 +9,14 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.functor import build_functor
+from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
+from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel, constant_argument
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
-from einnet_explore.codegen.fusion.stages import FusedNest, FusedStep
 from einnet_explore.codegen.language import Kernel, Type, emit, type_of
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.tiling import Hardware, TileCost, TileSearch, cpu_hardware, tile_contraction

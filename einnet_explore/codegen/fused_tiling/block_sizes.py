@@ -1,4 +1,7 @@
-"""Block sizes of a chain, by estimated cycles of its products, of the data between stages, and of its weights.
+"""Blocks of a chain: its stages in the coordinates of one block, and block sizes by estimated cycles.
+
+In a block, iterators are counted from its start and tensors are flat memory.  Cycles count the products, the data
+between stages, and the weights.
 
 A cut of the whole chain along the result's columns (the channels of a convolution) would recompute the stages before a
 product for every block; a cut along the other traversals makes every block read all weights of the product.  In two
@@ -8,32 +11,288 @@ input, then the columns of the product and the stages after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
-from einnet_explore.analysis.fused_chain import Chain, Cut, Stage, find_chain
-from einnet_explore.codegen.fused_tiling.block_view import (
-    RESULT_MEMORY,
-    BlockStage,
-    block_stage,
-    block_stages,
-    collapse_loops,
-)
-from einnet_explore.codegen.fused_tiling.product import (
-    StageProduct,
-    choose_vector_tile,
-    column_bytes,
-    exceeds_cache,
-    is_earlier_result,
-    match_product,
-    product_cycles,
-    sum_length,
-)
+from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain
+from einnet_explore.analysis.indices import substitute
+from einnet_explore.codegen.language.lowering import flat_index
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.ir import Access, Scalar, Scope, Tensor, accesses, map_accesses
+from einnet_explore.codegen.rows.frame import VectorTile
+from einnet_explore.ir import (
+    Access,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    factors,
+    map_accesses,
+)
 from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class LoopGuard:
+    """The loop values lo <= index < hi for which a stage is computed; elsewhere it is its padding."""
+
+    index: Index
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True)
+class BlockStage:
+    """A stage: for all *traversals*, *memory* at *place* is the sum of *body* over *sums*.
+
+    Every access of *body* except those to tables has one index, a position in flat memory. *border* are boxes of
+    positions with the padding *value*; *guards* restrict the values of a traversal for which the stage is computed.
+    """
+
+    memory: str
+    traversals: tuple[Iterator, ...]
+    sums: tuple[Iterator, ...]
+    body: Scalar
+    place: Index
+    size: int
+    value: float
+    guards: Mapping[Iterator, LoopGuard]
+    border: tuple[tuple[Iterator, ...], ...]
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        """The reads without those of tables, each once."""
+        return tuple(dict.fromkeys(a for a in accesses(self.body) if not isinstance(a.source, Table)))
+
+    @property
+    def last(self) -> Iterator:
+        """The innermost traversal."""
+        return self.traversals[-1]
+
+
+RESULT_MEMORY = "#result"
+"""The memory that the last stage writes."""
+
+
+def block_stages(chain: Chain, cuts: tuple[Cut, ...], memory: Callable[[Tensor], str]) -> tuple[BlockStage, ...]:
+    """Return the stages of *chain* for one block of *cuts*; *memory* names the flat memory of a tensor."""
+    regions = chain.regions(cuts)
+    return tuple(block_stage(chain, stage, regions, memory) for stage in chain.stages)
+
+
+def block_stage(
+    chain: Chain, stage: Stage, regions: Mapping[str, Region], memory: Callable[[Tensor], str]
+) -> BlockStage:
+    """Return *stage* of *chain* for one block, which needs *regions*."""
+    scope, region = stage.scope, regions[stage.name]
+    last = stage is chain.result
+    own: list[Iterator] = []
+    guards: dict[Iterator, LoopGuard] = {}
+    border: list[tuple[Iterator, ...]] = []
+    outside = {
+        x
+        for a in accesses(scope.body)
+        if isinstance(a.source, Tensor) and not a.source.name.startswith("#")
+        for i in a.index
+        for x in i.iterators
+    }
+    padding = scope.padding or ((0, 0),) * len(scope.traversals)
+    for d, (x, origin, extent) in enumerate(zip(scope.traversals, region.origin, region.extent, strict=True)):
+        if not origin.terms:
+            lo, hi = max(x.lo - origin.const, 0), min(x.hi - origin.const, extent)
+            y = Iterator(x.name, lo, max(lo, hi))
+            for a, b in ((0, lo), (max(lo, hi), extent)):
+                if a < b:
+                    full = [Iterator(z.name, 0, n) for z, n in zip(scope.traversals, region.extent, strict=True)]
+                    full[d] = Iterator(x.name, a, b)
+                    border.append(tuple(full))
+        else:
+            y = Iterator(x.name, 0, extent)
+            where = origin + y
+            least, most = where.bounds
+            if (least < x.lo or most >= x.hi) and (last or x in outside or any(padding[d])):
+                guards[y] = LoopGuard(where, x.lo, x.hi)
+        own.append(y)
+    to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, own, strict=True)}
+
+    def flat(access: Access) -> Access:
+        match access.source:
+            case Table():
+                return access
+            case Tensor(name) as t if name.startswith("#"):
+                r = regions[name]
+                return _flat_access(name, access.index, r.origin, r.extent)
+            case Tensor() as t:
+                return _flat_access(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
+        raise TypeError(f"{access!r} reads a scope")
+
+    body = map_accesses(substitute(scope.body, to), flat)
+    if last:
+        name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
+    else:
+        name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
+    place = flat_index(at, shape)
+    return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
+
+
+def _flat_access(name: str, index: tuple[Index, ...], origin: tuple[Index, ...], shape: tuple[int, ...]) -> Access:
+    place = flat_index(tuple(i - o for i, o in zip(index, origin, strict=True)), shape)
+    return Access(Tensor(name, (prod(shape),)), (place,))
+
+
+def collapse_loops(stage: BlockStage) -> BlockStage:
+    """Collapse neighbouring traversals of *stage* whose positions are consecutive in every tensor."""
+    n = 0
+    while n + 1 < len(stage.traversals):
+        outer, inner = stage.traversals[n : n + 2]
+        places = (stage.place, *(i for a in accesses(stage.body) for i in a.index))
+        plain = {outer, inner}.isdisjoint(stage.guards) and not (outer.lo or inner.lo) and not stage.border
+        if plain and all(_is_consecutive(i, outer, inner) for i in places):
+            both = Iterator(f"{outer.name}.{inner.name}", 0, outer.extent * inner.extent)
+            to = {outer: both // inner.extent, inner: both % inner.extent}
+            stage = replace(
+                stage,
+                traversals=(*stage.traversals[:n], both, *stage.traversals[n + 2 :]),
+                body=substitute(stage.body, to),
+                place=stage.place.substitute(lambda x, to=to: to.get(x, x)),  # type: ignore[misc]
+            )
+        else:
+            n += 1
+    return stage
+
+
+def _is_consecutive(index: Index, outer: Iterator, inner: Iterator) -> bool:
+    k = index.coefficient(inner)
+    rest = index - as_index(inner) * k - as_index(outer) * (k * inner.extent)
+    return outer not in rest.iterators and inner not in rest.iterators
+
+
+LOAD_COST = 1.2
+"""Cost of a load relative to its issue, on average over first-level cache misses."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageProduct:
+    """*left* moves with *rows*, *right* with *columns*, the last of which runs along memory, both with *batch*."""
+
+    left: Access
+    right: Access
+    batch: tuple[Iterator, ...]
+    rows: tuple[Iterator, ...]
+    columns: tuple[Iterator, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return prod(x.extent for x in self.rows)
+
+
+def match_product(stage: BlockStage, lanes: int) -> StageProduct | None:
+    """Return *stage* as a product vectorised along its last traversal, or None."""
+    parts = factors(stage.body)
+    if len(parts) != 2 or not stage.sums or stage.guards or stage.last.extent % lanes or stage.last.lo:
+        return None
+    for left, right in (parts, parts[::-1]):
+        if _is_tensor_read(left) and _is_tensor_read(right):
+            assert isinstance(left, Access) and isinstance(right, Access)
+            mine, other = ({x for i in a.index for x in i.iterators} for a in (left, right))
+            if stage.last in mine or not _is_vector_aligned(right.index[0], stage.last, lanes):
+                continue
+            if not _is_vector_aligned(stage.place, stage.last, lanes):
+                continue
+            rows = tuple(x for x in stage.traversals if x not in other and x.extent > 1)
+            if any(x.lo for x in rows):
+                continue
+            columns = tuple(x for x in stage.traversals if x not in mine and x in other)
+            batch = tuple(x for x in stage.traversals if x not in rows and x not in columns)
+            return StageProduct(left, right, batch, rows, columns)
+    return None
+
+
+def _is_tensor_read(factor: Scalar) -> bool:
+    return isinstance(factor, Access) and isinstance(factor.source, Tensor)
+
+
+def _is_vector_aligned(index: Index, x: Iterator, lanes: int) -> bool:
+    """True if aligned groups of *lanes* neighbours along *x* are neighbours at *index*."""
+    chunk, lane = Iterator("@chunk", 0, x.extent // lanes), Iterator("@lane", 0, lanes)
+    at = index.substitute(lambda y: as_index(chunk) * lanes + lane if y == x else y)
+    return at.coefficient(lane) == 1 and lane not in (at - lane).iterators
+
+
+def choose_vector_tile(rows: int, vectors: int, depth: int, machine: Machine) -> VectorTile:
+    """Return the tile of fewest cycles for so many rows and vectors, summed over *depth*.
+
+    Ties prefer a tile that divides the rows, has more sums, and loads less.
+    """
+    fitting = (
+        VectorTile(r, v, machine.lanes)
+        for v in range(1, 5)
+        if vectors % v == 0
+        for r in range(1, min(rows, machine.registers) + 1)
+        if r * v + v + 1 <= machine.registers
+    )
+
+    def key(tile: VectorTile) -> tuple[float, bool, int, int]:
+        count = tile.rows * tile.vectors
+        return (
+            product_cycles(tile, rows, vectors, depth, machine),
+            bool(rows % tile.rows),
+            -count,
+            tile.rows + tile.vectors,
+        )
+
+    return min(fitting, key=key)
+
+
+def product_cycles(tile: VectorTile, rows: int, vectors: int, depth: int, machine: Machine) -> float:
+    """Return the cycles of a product of *rows* by *vectors*, for each of *depth*.
+
+    They count multiply-adds, loads, the latency of sums, and columns that each tile reads from the second-level cache.
+    """
+    line = 4 * tile.width
+    columns = line / machine.l2_bytes if depth * line > machine.l1 // 2 else 0
+
+    def one(r: int) -> float:
+        work, loads = r * tile.vectors / machine.fma_per_cycle, (r + tile.vectors) / machine.loads_per_cycle
+        return max(work, LOAD_COST * loads, LOAD_COST * columns, machine.latency) if r else 0
+
+    return vectors / tile.vectors * (rows // tile.rows * one(tile.rows) + one(rows % tile.rows))
+
+
+def sum_length(stage: BlockStage) -> int:
+    """Return the number of products in a sum of *stage*."""
+    return prod(y.extent for y in stage.sums)
+
+
+def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) -> bool:
+    """True if the columns read an input of more than half of the second-level cache."""
+    return not is_stage_result(product.right) and column_bytes(stage, product) > machine.l2 // 2
+
+
+def is_stage_result(access: Access) -> bool:
+    """True if *access* reads the result of a stage, of this part or of the one before."""
+    return _source_name(access).startswith("#") or is_earlier_result(access)
+
+
+def is_earlier_result(access: Access) -> bool:
+    """True if *access* reads the result of the part before."""
+    return _source_name(access).startswith("@#")
+
+
+def column_bytes(stage: BlockStage, product: StageProduct) -> int:
+    """Return the bytes that the columns of *product* read in a block."""
+    moving = {x for i in product.right.index for x in i.iterators}
+    return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
+
+
+def _source_name(access: Access) -> str:
+    return access.source.name  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +338,13 @@ def _read_names(stage: Stage) -> set[str]:
 
 
 def _with_read(stage: Stage, name: str, kept: Tensor) -> Stage:
-    def read(access: Access) -> Scalar:
+    def redirect(access: Access) -> Scalar:
         match access.source:
             case Tensor(own) if own == name:
                 return Access(kept, access.index)
         return access
 
-    return replace(stage, scope=replace(stage.scope, body=map_accesses(stage.scope.body, read)))
+    return replace(stage, scope=replace(stage.scope, body=map_accesses(stage.scope.body, redirect)))
 
 
 MAX_REPEATED_WORK = 1.4

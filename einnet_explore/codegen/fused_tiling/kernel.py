@@ -19,11 +19,15 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.indices import substitute
-from einnet_explore.codegen.fused_tiling import product as products
-from einnet_explore.codegen.fused_tiling import writer as turning
-from einnet_explore.codegen.fused_tiling.block_sizes import ChainPart
-from einnet_explore.codegen.fused_tiling.block_view import RESULT_MEMORY, BlockStage, block_stages, collapse_loops
-from einnet_explore.codegen.fused_tiling.writer import BlockWriter
+from einnet_explore.codegen.fused_tiling.block_sizes import (
+    RESULT_MEMORY,
+    BlockStage,
+    ChainPart,
+    block_stages,
+    collapse_loops,
+    match_product,
+)
+from einnet_explore.codegen.fused_tiling.writer import BlockWriter, match_transpose, write_product, write_transposed
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.tvm import TvmObject
@@ -160,10 +164,10 @@ def _write_part(part: ChainPart, memory: Mapping[str, TvmObject], threads: int, 
 def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
     if stage.memory != RESULT_MEMORY:
         _write_padding(writer, stage)
-    if (product_ := products.match_product(stage, writer.machine.lanes)) is not None:
-        products.write_product(writer, stage, product_)
-    elif (turn := turning.match_transpose(stage, writer.machine.lanes)) is not None:
-        turning.write_transposed(writer, stage, turn)
+    if (product_ := match_product(stage, writer.machine.lanes)) is not None:
+        write_product(writer, stage, product_)
+    elif (turn := match_transpose(stage, writer.machine.lanes)) is not None:
+        write_transposed(writer, stage, turn)
     else:
         _write_vectors(writer, stage)
 

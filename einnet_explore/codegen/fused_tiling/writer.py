@@ -1,4 +1,10 @@
-"""Loops and scalars of a block, and stages that read along another traversal than they write (transpose tiles)."""
+r"""The text of a block's stages: loops and scalars, transpose tiles, products in register tiles.
+
+A stage that reads along another traversal than it writes is transposed tile by tile.  A stage that sums products is
+written as rows of one factor times vectors of the other:
+
+.. math::  M[b, \rho, k] = \sum_c X[b, \rho, c]\; L[b, k, c]
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,21 @@ from math import prod
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from einnet_explore.codegen.fused_tiling.block_view import BlockStage, LoopGuard
-from einnet_explore.codegen.language.register_transpose import TILE_SIDES, transpose_rows
+from einnet_explore.codegen.fused_tiling.block_sizes import (
+    BlockStage,
+    LoopGuard,
+    StageProduct,
+    _source_name,
+    choose_vector_tile,
+    exceeds_cache,
+    sum_length,
+)
+from einnet_explore.codegen.language.dialects import TILE_SIDES, transpose_rows
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.rows.vector_products import load_vector, store_vector
+from einnet_explore.codegen.rows.frame import VectorTile, load_vector, multiply_tile, store_tile, store_vector
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import Environment, tvm_constant, tvm_expression, tvm_index
-from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Table, Tensor, map_accesses
+from einnet_explore.ir import Access, Const, Index, Iterator, Scalar, Scope, Table, Tensor, as_index, map_accesses
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class BlockWriter:
         """Return *body* for iterators of the values *env*; accesses in *given* are already loaded."""
         read: dict[str, TvmObject] = {}
 
-        def put(access: Access) -> Access:
+        def load_access(access: Access) -> Access:
             name = f"@{len(read)}"
             if given and access in given:
                 read[name] = given[access]
@@ -48,7 +62,7 @@ class BlockWriter:
             assert isinstance(source, Tensor)
             return lambda: read[source.name]
 
-        return tvm_expression(map_accesses(body, put), {**self.block, **env}, element, "float32")
+        return tvm_expression(map_accesses(body, load_access), {**self.block, **env}, element, "float32")
 
     def holds(self, guard: LoopGuard, env: Environment) -> TvmObject:
         """Return the condition that *guard* admits its loop's value."""
@@ -182,3 +196,88 @@ def _transposed_tile(
     return transpose_rows(
         rows, lambda a, b, lanes: T.bind(tirx.Shuffle([a, b], [tirx.const(n, "int32") for n in lanes]))
     )
+
+
+def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct) -> None:
+    """Write all tiles, with columns outside rows: the data of columns stay in the first-level cache.
+
+    Columns from beyond the caches are prefetched one tile of columns ahead, spread over the tiles of rows, so that
+    memory is busy all the time.
+    """
+    lanes = writer.machine.lanes
+    tile = choose_vector_tile(product.count, stage.last.extent // lanes, sum_length(stage), writer.machine)
+    others = tuple(x for x in product.columns if x != stage.last)
+    across = Iterator("@across", 0, stage.last.extent // tile.width)
+    whole, rest = divmod(product.count, tile.rows)
+    ahead = -(-tile.vectors // max(1, whole)) if exceeds_cache(stage, product, writer.machine) else 0
+    with ExitStack() as inside:
+        env = writer.loops((*product.batch, *others, across), {}, inside)
+        if whole:
+            with T.serial(whole) as down:
+                asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
+                _write_tile(writer, stage, product, tile, env, across, down * tile.rows, asked)
+        if rest:
+            asked = [] if whole else [v * lanes for v in range(ahead)]
+            _write_tile(
+                writer, stage, product, VectorTile(rest, tile.vectors, lanes), env, across, whole * tile.rows, asked
+            )
+
+
+def _write_tile(
+    writer: BlockWriter,
+    stage: BlockStage,
+    product: StageProduct,
+    tile: VectorTile,
+    env: dict[Iterator, TvmObject],
+    across: Iterator,
+    first: TvmObject,
+    asked: Sequence[TvmObject],
+) -> None:
+    begin = Iterator("@first", 0, product.count)
+    here = {**env, begin: first}
+
+    def tile_index(index: Index, row: int, x: int) -> Index:
+        to = dict(zip(product.rows, _digits(begin + row, product.rows), strict=True))
+        to[stage.last] = as_index(across) * tile.width + x
+        return index.substitute(lambda y: to.get(y, y))
+
+    def loop(body: Callable[[TvmObject], None]) -> None:
+        with ExitStack() as inside:
+            sums.update(writer.loops(stage.sums, {}, inside))
+            following = writer.at(tile_index(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
+            for more in asked:
+                T.evaluate(prefetch_line(writer.memory[_source_name(right)], following + more))
+            body(None)
+
+    sums: dict[Iterator, TvmObject] = {}
+    left, right = product.left, product.right
+
+    def scalar(row: int, _: TvmObject) -> TvmObject:
+        return writer.memory[_source_name(left)][writer.at(tile_index(left.index[0], row, 0), {**here, **sums})]
+
+    def lane(_: TvmObject, x: int) -> TvmObject:
+        return load_vector(
+            writer.memory[_source_name(right)],
+            writer.at(tile_index(right.index[0], 0, x), {**here, **sums}),
+            tile.lanes,
+        )
+
+    totals = multiply_tile(tile, loop, scalar, lane)
+    store_tile(
+        tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(tile_index(stage.place, row, x), here)
+    )
+
+
+def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
+    """Prefetch the line of element *at* of *buffer* into the second-level cache; beyond its end this has no effect."""
+    address = T.address_of(buffer[at])
+    read, second, data = (tirx.const(n, "int32") for n in (0, 2, 1))
+    return tirx.call_intrin("void", "tirx.prefetch", address, read, second, data)
+
+
+def _digits(number: Index, group: tuple[Iterator, ...]) -> list[Index]:
+    out: list[Index] = []
+    for x in reversed(group):
+        out.insert(0, number % x.extent)
+        number = number // x.extent
+    return out

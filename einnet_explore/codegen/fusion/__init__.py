@@ -4,10 +4,23 @@ Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019): operations 
 equalities, store-to-load forwarding, few synchronisations, shared temporaries, dimensions collapsed at call time.
 """
 
-from einnet_explore.codegen.fusion.operations import FusedOperation, program_operations
-from einnet_explore.codegen.fusion.plan import FusedKernel, ValueSpace, check_served, fuse_program
-from einnet_explore.codegen.fusion.sizes import AbstractSize, AbstractSizes, abstract_sizes, resize_program
-from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
+from einnet_explore.codegen.fusion.operations import (
+    AbstractSize,
+    AbstractSizes,
+    FusedOperation,
+    abstract_sizes,
+    program_operations,
+    resize_program,
+)
+from einnet_explore.codegen.fusion.plan import (
+    FusedKernel,
+    FusedNest,
+    FusedStage,
+    FusedStep,
+    ValueSpace,
+    check_served,
+    fuse_program,
+)
 from einnet_explore.support.errors import Refused
 
 __all__ = [

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from einnet_explore.codegen.fusion.frame import EmissionState, LoopWriter, join_values
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout
+from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
+from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language import (
     I64,
     Array,
@@ -33,7 +32,7 @@ from einnet_explore.codegen.language import (
     cast,
     minimum,
 )
-from einnet_explore.codegen.memory_access import FIRST_BLOCK
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS = 256

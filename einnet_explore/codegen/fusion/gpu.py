@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from einnet_explore.codegen.fusion.frame import EmissionState, LoopBody, LoopWriter, join_values
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout, slot_name, slot_sizes
-from einnet_explore.codegen.fusion.stages import FusedNest, FusedStage, FusedStep
+from einnet_explore.codegen.fusion.frame import (
+    EmissionState,
+    FusedLayout,
+    LoopBody,
+    LoopWriter,
+    join_values,
+    slot_name,
+    slot_sizes,
+)
+from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
 from einnet_explore.codegen.language import (
     I32,
     I64,

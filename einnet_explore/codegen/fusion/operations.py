@@ -1,15 +1,21 @@
-r"""A program as a sequence of operations, one value each, nested scopes first, over common axes.
+r"""A program as a sequence of operations, one value each, nested scopes first, over common axes of abstract sizes.
 
 .. math::  Y = \sum_{\vec y} f(\{\ldots\}[\tau]) \;\mapsto\; t = \{\ldots\};\; Y = \sum_{\vec y} f(t[\tau])
 
 Iterators that read all of the same dimension of the same tensor are one *axis* and get one name, so that a value is
 read at the point where it was computed exactly if its indices are its own axes.
+
+An abstract size is a set of dimensions that the program requires to be equal, or a size that it fixes.  ``X`` of sizes
+(x0, x1, x2) and ``B`` of sizes (y0, y1), read as ``X[i, j, k] + B[j, k]``, record :math:`y_0 = x_1` and
+:math:`y_1 = x_2`.  A kernel serves all sizes that satisfy the recorded equalities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from math import isclose, isfinite, prod, sqrt
 
 from einnet_explore.analysis.indices import read_indices, with_iterators
 from einnet_explore.ir import (
@@ -27,6 +33,7 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     map_accesses,
+    walk_scalar,
 )
 from einnet_explore.support.errors import Refused
 
@@ -185,3 +192,185 @@ def composite_iterators(operation: FusedOperation) -> Collection[Iterator]:
     reads = {i for a in operation.reads for i in a.index}
     out.update(x for i in read_indices(scope.body) if i not in reads for x in i.iterators)
     return out | {x for x in operation.axes if x.lo}
+
+
+MAX_FACTORS = 4
+"""Sizes in a product that a constant may stand for, at most."""
+
+CONSTANT_TOLERANCE = 1e-6
+"""Relative tolerance of such constants: decimal fractions are written with a few digits."""
+
+Dim = tuple[str, int]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class AbstractSize:
+    """One abstract size: its *dims* (tensor, dimension), and its *value* when the program was analysed.
+
+    *fixed*: the program states the number (a window, an offset, a range that is not a whole dimension).
+    """
+
+    dims: tuple[Dim, ...]
+    value: int
+    fixed: bool
+
+    @property
+    def symbol(self) -> str:
+        """``X.0`` for the first dimension of X; the number if it is fixed."""
+        return str(self.value) if self.fixed or not self.dims else f"{self.dims[0][0]}.{self.dims[0][1]}"
+
+
+@dataclass(frozen=True)
+class AbstractSizes:
+    """The abstract sizes of a program's inputs, and those of the axes of its operations."""
+
+    sizes: tuple[AbstractSize, ...]
+    axes: Mapping[Iterator, AbstractSize]
+
+    @property
+    def equalities(self) -> tuple[str, ...]:
+        """The conditions for reusing a kernel, as text."""
+        out = []
+        for size in self.sizes:
+            names = [f"{t}.{d}" for t, d in size.dims]
+            if size.fixed:
+                names.append(str(size.value))
+            if len(names) > 1:
+                out.append(" == ".join(names))
+        return tuple(out)
+
+    def extent(self, x: Iterator, shapes: Shapes) -> int:
+        """Return the extent of *x* for inputs of *shapes*."""
+        size = self.axes[x]
+        if size.fixed or not size.dims:
+            return size.value
+        name, d = size.dims[0]
+        return shapes[name][d]
+
+    def broken(self, shapes: Shapes) -> tuple[str, ...]:
+        """Return the equalities that *shapes* violate, with the numbers."""
+        out = []
+        for size in self.sizes:
+            found = {f"{t}.{d}": shapes[t][d] for t, d in size.dims}
+            wanted = {*found.values(), *([size.value] if size.fixed else [])}
+            if len(wanted) > 1:
+                said = " == ".join([*found, *([str(size.value)] if size.fixed else [])])
+                out.append(f"{said}: {', '.join(f'{k} is {v}' for k, v in found.items())}")
+        return tuple(out)
+
+
+def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) -> AbstractSizes:
+    """Return the abstract sizes of the operations *found* over *inputs*."""
+    parent: dict[object, object] = {}
+    fixed: set[object] = set()
+
+    def root(x: object) -> object:
+        while (up := parent.setdefault(x, x)) != x:
+            x = up
+        return x
+
+    def bind(operation: FusedOperation, name: str, d: int, x: Iterator) -> None:
+        parent[root(x)] = root((name, d))
+
+    inputs = tuple(inputs)
+    values: dict[object, int] = {(t.name, d): n for t in inputs for d, n in enumerate(t.shape)}
+    for operation in found:
+        values.update({(operation.name, d): n for d, n in enumerate(operation.scope.shape)})
+        values.update({x: x.extent for x in operation.axes})
+        for d, x in enumerate(operation.scope.traversals):
+            bind(operation, operation.name, d, x)
+        for access in operation.reads:
+            plain = whole_dimensions(access)
+            for d in range(len(access.index)):
+                if d in plain:
+                    bind(operation, read_name(access), d, plain[d])
+                else:
+                    fixed.add((read_name(access), d))
+        fixed |= set(composite_iterators(operation))
+    bound = {root(x) for x in values if isinstance(x, tuple)}
+    # Where nothing is, indices are simplified to nothing: other sizes need an analysis of their own.
+    pinned = {root(x) for x in fixed} | {root(x) for x, n in values.items() if root(x) not in bound or n == 0}
+    known = {t.name for t in inputs}
+    groups: dict[object, list[Dim]] = {}
+    for what in values:
+        groups.setdefault(root(what), [])
+        if isinstance(what, tuple) and what[0] in known:
+            groups[root(what)].append(what)
+    extents = {root(x): n for x, n in values.items()}
+    made = {r: AbstractSize(tuple(dims), extents[r], r in pinned or not dims) for r, dims in groups.items()}
+    axes = {x: made[root(x)] for x in values if isinstance(x, Iterator)}
+    return AbstractSizes(tuple(s for s in made.values() if s.dims), axes)
+
+
+def check_abstract_sizes(
+    inputs: Iterable[Tensor], found: tuple[FusedOperation, ...], sizes: AbstractSizes, shapes: Shapes
+) -> None:
+    """Raise Refused, with the numbers, if the analysis does not hold for *shapes*.
+
+    That is the case if a rank changes, if a recorded equality is violated, and if a constant may follow from sizes that
+    change (the 784 of a mean over 28×28, or its inverse), since that is undecided.
+    """
+    for tensor in inputs:
+        if len(shapes.get(tensor.name, ())) != len(tensor.shape):
+            raise Refused(f"{tensor.name} was analysed as {list(tensor.shape)}, given {shapes.get(tensor.name)}")
+    if broken := sizes.broken(shapes):
+        raise Refused(f"sizes break what was recorded: {'; '.join(broken)}")
+    for operation in found:
+        for number in dict.fromkeys(body_constants(operation.scope.body)):
+            for count in _possible_counts(number, sizes):
+                was, now = prod(s.value for s in count), prod(shapes[s.dims[0][0]][s.dims[0][1]] for s in count)
+                if was != now:
+                    symbols = " * ".join(s.symbol for s in count)
+                    raise Refused(
+                        f"{operation.name} has the constant {number:g}, which may follow from {was} elements "
+                        f"({symbols}), now {now}: give the program as a function of the shapes"
+                    )
+
+
+def resize_program(program: Program, shapes: Shapes) -> Program:
+    """Return *program* for inputs of other *shapes*: the same operations, with every size that follows from them.
+
+    Raises Refused as ``check_abstract_sizes`` does.
+    """
+    found = program_operations(program)
+    sizes = abstract_sizes(program.inputs, found)
+    check_abstract_sizes(program.inputs, found, sizes, shapes)
+    to = {x: Iterator(x.name, x.lo, x.lo + sizes.extent(x, shapes)) for x in sizes.axes}
+    tensors = {t.name: replace(t, shape=tuple(shapes[t.name])) for t in program.inputs}
+    inputs = tuple(tensors.values())
+    equations = []
+    for operation in found:
+        scope = with_iterators(operation.scope, to)
+        equations.append(Equation(operation.name, replace(scope, body=map_accesses(scope.body, _with_shapes(tensors)))))
+        tensors[operation.name] = equations[-1].tensor
+    return Program(inputs, tuple(equations), program.outputs)
+
+
+def _with_shapes(tensors: Mapping[str, Tensor]) -> Callable[[Access], Scalar]:
+    now = dict(tensors)
+    return lambda access: Access(now[read_name(access)], access.index)
+
+
+def _possible_counts(number: float, sizes: AbstractSizes) -> Iterable[tuple[AbstractSize, ...]]:
+    """Yield the sizes whose product may be *number*, one more than it, its square, or an inverse of these."""
+    if number in (0, 1, -1) or not isfinite(number):
+        return
+    free = [s for s in sizes.sizes if not s.fixed]
+    for length in range(1, MAX_FACTORS + 1):
+        for factors in combinations_with_replacement(free, length):
+            count = prod(s.value for s in factors)
+            related = (n for n in (count, count - 1, sqrt(count)) if n > 0)
+            if any(isclose(abs(number), m, rel_tol=CONSTANT_TOLERANCE) for n in related for m in (n, 1 / n)):
+                yield factors
+
+
+def size_constants(found: tuple[FusedOperation, ...], sizes: AbstractSizes) -> tuple[float, ...]:
+    """Return the constants that may follow from sizes that are not fixed, each once."""
+    used = dict.fromkeys(n for o in found for n in body_constants(o.scope.body))
+    return tuple(n for n in used if any(True for _ in _possible_counts(n, sizes)))
+
+
+def body_constants(body: Scalar) -> Iterable[float]:
+    """Yield the numbers in *body*, left to right."""
+    return (part.value for part in walk_scalar(body) if isinstance(part, Const))

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from einnet_explore.codegen.fusion.frame import FusedLayout
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks
-from einnet_explore.codegen.fusion.memory_layout import FusedLayout
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel
-from einnet_explore.codegen.fusion.stages import FusedStep
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedStep
 from einnet_explore.ir import Iterator, accesses
 
 
@@ -39,7 +38,6 @@ class FusionTarget:
 
 
 A100_TARGET = FusionTarget("A100", 108, 1.5e12, 4.5e12, 40 << 20, 4e-6, 1e-6)
-H100_TARGET = FusionTarget("H100", 132, 3.0e12, 7.0e12, 50 << 20, 4e-6, 1e-6)
 CPU_CORE_TARGET = FusionTarget("a CPU core", 1, 2.0e10, 8.0e10, 1 << 20, 2e-6, 0.0)
 """Round numbers from data sheets; the final decision is measured."""
 

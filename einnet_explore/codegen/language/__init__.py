@@ -25,7 +25,8 @@ from einnet_explore.codegen.language.statements import (
     StoreTransposed,
     counted_loop,
 )
-from einnet_explore.codegen.language.types import (
+from einnet_explore.codegen.language.validation import check_kernel
+from einnet_explore.codegen.language.values import (
     BOOL,
     F16,
     F32,
@@ -38,16 +39,12 @@ from einnet_explore.codegen.language.types import (
     U16,
     U32,
     U64,
-    Type,
-    type_of,
-)
-from einnet_explore.codegen.language.validation import check_kernel
-from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     LaunchIndex,
     Literal,
     Load,
+    Type,
     Var,
     binary_operation,
     call,
@@ -56,6 +53,7 @@ from einnet_explore.codegen.language.values import (
     literal,
     minimum,
     select,
+    type_of,
 )
 from einnet_explore.support.errors import Refused
 

@@ -28,21 +28,18 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StorePair,
     StoreTransposed,
-    has_barrier,
-    nested_bodies,
-)
-from einnet_explore.codegen.language.tree_walk import (
     accessed_arrays,
     assigned_names,
     declared_names,
+    has_barrier,
     launch_indices,
+    nested_bodies,
     replace_expressions,
     rewrite_statement,
     used_names,
 )
-from einnet_explore.codegen.language.types import I32
 from einnet_explore.codegen.language.validation import check_kernel, is_uniform
-from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Literal, Load, Var, cast
+from einnet_explore.codegen.language.values import I32, Array, Expr, LaunchIndex, Literal, Load, Var, cast
 from einnet_explore.support.errors import Refused
 
 CACHE_LINE_BYTES = 64
@@ -74,13 +71,13 @@ class PerThreadArray:
         return index * self.scale + cast(index.type, place)
 
     def _elements(self, s: Statement, place: Expr) -> Statement:
-        def read(e: Expr) -> Expr | None:
+        def expand_load(e: Expr) -> Expr | None:
             match e:
                 case Load(array, index) if array == self.old:
-                    return Load(self.array, self._at(replace_expressions(index, read), place))
+                    return Load(self.array, self._at(replace_expressions(index, expand_load), place))
             return None
 
-        s = rewrite_statement(s, read)
+        s = rewrite_statement(s, expand_load)
         match s:
             case Store(array, index, value) if array == self.old:
                 return Store(self.array, self._at(index, place), value)

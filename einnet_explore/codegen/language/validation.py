@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from einnet_explore.codegen.language.register_transpose import TILE_SIDES, WORD_TYPES
+from einnet_explore.codegen.language.dialects import TILE_SIDES, WORD_TYPES
 from einnet_explore.codegen.language.statements import (
     Assign,
     Copy,
@@ -21,20 +21,20 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StorePair,
     StoreTransposed,
-    has_barrier,
-    nested_bodies,
-)
-from einnet_explore.codegen.language.tree_walk import (
     accessed_arrays,
     assigned_names,
+    has_barrier,
     integer_constant,
+    nested_bodies,
     operands_of,
     own_expressions,
-    subexpressions,
+    walk_expression,
     written_array,
 )
-from einnet_explore.codegen.language.types import BOOL, F16, F32, Type
 from einnet_explore.codegen.language.values import (
+    BOOL,
+    F16,
+    F32,
     Array,
     Binary,
     Cast,
@@ -43,6 +43,7 @@ from einnet_explore.codegen.language.values import (
     Literal,
     Load,
     Select,
+    Type,
     Unary,
     Var,
 )
@@ -215,7 +216,7 @@ def _whole(array: Array, index: Expr) -> None:
 
 
 def _expression(expr: Expr, scope: _Scope) -> None:
-    for e in subexpressions(expr):
+    for e in walk_expression(expr):
         match e:
             case Var(name):
                 if scope.known.get(name) != e:
@@ -235,7 +236,7 @@ def _expression(expr: Expr, scope: _Scope) -> None:
 
 
 def _said(expr: Expr) -> str:
-    names = [e.name for e in subexpressions(expr) if isinstance(e, Var)]
-    loads = [e.array.name for e in subexpressions(expr) if isinstance(e, Load)]
-    threads = [f"thread[{e.dim}]" for e in subexpressions(expr) if isinstance(e, LaunchIndex)]
+    names = [e.name for e in walk_expression(expr) if isinstance(e, Var)]
+    loads = [e.array.name for e in walk_expression(expr) if isinstance(e, Load)]
+    threads = [f"thread[{e.dim}]" for e in walk_expression(expr) if isinstance(e, LaunchIndex)]
     return "a value of " + ", ".join(dict.fromkeys((*threads, *names, *loads)))

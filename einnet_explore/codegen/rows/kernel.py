@@ -28,12 +28,15 @@ from einnet_explore.analysis.row_nest import (
 )
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import MAX_BLOCK_ROWS, NodeReader, RowKernel, mixed_radix_split
-from einnet_explore.codegen.rows.vector_products import (
+from einnet_explore.codegen.rows.frame import (
+    MAX_BLOCK_ROWS,
+    NodeReader,
+    RowKernel,
     VectorTile,
     count_steps,
     fill_buffer,
     load_vector,
+    mixed_radix_split,
     multiply_tile,
     store_tile,
     store_vector,

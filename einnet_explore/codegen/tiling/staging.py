@@ -32,7 +32,7 @@ from einnet_explore.codegen.language import (
     literal,
     select,
 )
-from einnet_explore.codegen.language.tree_walk import integer_constant
+from einnet_explore.codegen.language.statements import integer_constant
 from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.contraction import EpilogueContraction

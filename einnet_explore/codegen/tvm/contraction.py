@@ -13,9 +13,7 @@ from math import prod
 
 from tvm import tirx
 
-from einnet_explore.codegen.operand_layout import FlatAddress, OperandLayout
-from einnet_explore.codegen.packing import vector_offsets
-from einnet_explore.codegen.register_tiles import Tap
+from einnet_explore.codegen.register_tiles import FlatAddress, OperandLayout, Tap
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.contraction_plan import (
@@ -27,6 +25,7 @@ from einnet_explore.codegen.tvm.contraction_plan import (
     serial_loop,
     statement_sequence,
     vector_loop,
+    vector_offsets,
 )
 from einnet_explore.codegen.tvm.emission import Environment
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses

@@ -11,7 +11,7 @@
 | plain | anything else | as written |
 
 Inner loops are left to LLVM's vectoriser where it does as well: it handles remainders. Transpose tiles are a TVM
-tensor intrinsic of ``codegen.language.register_transpose``.
+tensor intrinsic of ``codegen.language.dialects.transpose_rows``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from einnet_explore.codegen.body_structure import (
     transpose_tile,
     vector_lanes,
 )
-from einnet_explore.codegen.language.register_transpose import transpose_rows
+from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import Access, Iterator, Scope, accesses, as_index
 

@@ -16,13 +16,12 @@ from numpy.lib.stride_tricks import as_strided
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.functor import build_functor
+from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
-from einnet_explore.codegen.fusion.memory_layout import slot_name, slot_sizes
+from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.gpu_copies import copy_kernel
 from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
-from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS
-from einnet_explore.codegen.language.tree_walk import rewrite_statement
+from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement
 from einnet_explore.codegen.tiling import Hardware, tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
