@@ -20,7 +20,7 @@ from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import TextError, parse, text
-from einnet_explore.syntax.literals import RESERVED
+from einnet_explore.syntax.trees import RESERVED
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

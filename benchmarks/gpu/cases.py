@@ -13,7 +13,7 @@ from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import Functor, operand_read
 from einnet_explore.codegen.language import F16, F32, I32
 from einnet_explore.cost import program_seconds
-from einnet_explore.cost.counted_work import work
+from einnet_explore.cost.model import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch
 from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan

@@ -18,7 +18,7 @@ import numpy as np
 
 from einnet_evaluation.models import MODELS, write
 from einnet_explore.cost import CostModel, Device
-from einnet_explore.cost.counted_work import work
+from einnet_explore.cost.model import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode

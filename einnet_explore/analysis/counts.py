@@ -76,16 +76,17 @@ def _scope_operations(scope: Scope) -> int:
     if tables and scope.summations:
         # An entry that is 0 adds nothing, and the product with another goes with the addition that takes it up.
         there = prod(sum(x != 0 for x in t.entries) / len(t.entries) for t in tables)
-        return ceil(points * there * (_operations(scope.body) - len(tables) + 1))
+        return ceil(points * there * (operations(scope.body) - len(tables) + 1))
     combined = 1 if scope.summations else 0
-    return points * (_operations(scope.body) + combined)
+    return points * (operations(scope.body) + combined)
 
 
-def _operations(body: Scalar) -> int:
+def operations(body: Scalar) -> int:
+    """Count the operators that *body* applies at a point; a sum or product of n parts has n - 1."""
     match body:
         case Apply(op, args):
             own = len(args) - 1 if op in ("+", "*") else 1
-            return own + sum(map(_operations, args))
+            return own + sum(map(operations, args))
         case Access() | Const() | Compare():
             return 0
 

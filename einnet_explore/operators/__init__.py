@@ -1,11 +1,10 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
 from einnet_explore.operators.form import ExpressionDistance, GroupDistance, expression_distance, own_iterators
-from einnet_explore.operators.layout import flatten, strides_of
+from einnet_explore.operators.layout import Layout, flatten, strides_of
 from einnet_explore.operators.library import OPERATORS, check_canonical, find_operators
 from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator, stride_equations
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
-from einnet_explore.operators.solving import Layout
 from einnet_explore.support.errors import Refused
 
 __all__ = [

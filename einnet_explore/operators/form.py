@@ -1,15 +1,40 @@
-r"""Scopes read as one operation over accesses, and their expression distance to operators (EinNet §6.1)."""
+r"""Scopes read as one operation over accesses, and their expression distance to operators (EinNet §6.1).
+
+Dimensions whose index mixes two digits are read as two dimensions, which makes a dilated or strided window a plain one
+(EinNet §7.3):
+
+.. math::  B[g\,e(\vec x) + p(\vec x) + o] = \big\{ L_{i, q}\, B[g\,i + q + o] \big\}[e(\vec x), p(\vec x)],
+           \qquad 0 \le p(\vec x) < g
+
+A composite index such as ``2*m + 2*j + r`` with r in [0, 2) is no window of an operator, since these take two
+iterators; its high digit ``m + j`` is one, and its low digit is a dimension of its own.  Outside the box of the high
+digit every element of the row lies outside the source's box, so both give the source's value there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
+from math import gcd
+from typing import TypeAlias
 
 from einnet_explore.analysis.indices import open_views, substitute
-from einnet_explore.ir import Access, Apply, Const, Index, IndexLike, Iterator, Quotient, Remainder, Scope, as_index
-from einnet_explore.operators.layout import split_digits
+from einnet_explore.analysis.padding import fit_padding
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Const,
+    Index,
+    IndexLike,
+    Iterator,
+    Quotient,
+    Remainder,
+    Scope,
+    as_index,
+    padded,
+)
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
@@ -209,3 +234,79 @@ def _distance(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) ->
         have = len(found.get(key, ()))
         rows.append(GroupDistance(key, names, tuple(found.get(key, ())), max(0, have - len(names), needed - have)))
     return ExpressionDistance(sum(row.mismatch for row in rows), operands, tuple(rows))
+
+
+Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
+
+
+def split_digits(read: Access) -> Access:
+    """*read* with every dimension that mixes overlapping iterators with a low digit made two dimensions of a view."""
+    parts = [_digits(index, box) for index, box in zip(read.index, read.source.box, strict=True)]
+    if all(len(outer) == 1 for outer, _, _ in parts):
+        return read
+    outer = tuple(i for found, _, _ in parts for i in found)
+    spans = [span for _, found, _ in parts for span in found]
+    own = iter(tuple(Iterator(f"z{n}", *span) for n, span in enumerate(spans)))
+    names = [tuple(next(own) for _ in found) for _, found, _ in parts]
+    inner = tuple(make(found) for found, (_, _, make) in zip(names, parts, strict=True))
+    value = read.source.value
+    view = Scope(tuple(x for found in names for x in found), (), read.source[inner], value=value)
+    padding = tuple(map(_padding_beyond, outer, view.box))
+    return Access(padded(fit_padding(view, value), padding), outer)
+
+
+def overlaps(index: Index) -> bool:
+    """Whether two points of the iterators may give one value: such an index is more than a layout."""
+    reach = 0
+    for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
+        if isinstance(atom, Iterator):
+            if abs(k) <= reach:
+                return True
+            reach += abs(k) * (atom.extent - 1)
+    return False
+
+
+def _radix(index: Index) -> int | None:
+    """The g of ``g*e + p + o`` where one digit still overlaps and 0 <= p < g; None if *index* has no such digits."""
+    if len(index.terms) < 3 or not index.affine:
+        return None
+    factors = [abs(k) for _, k in index.terms]
+    for g in sorted({gcd(a, b) for a in factors for b in factors} - {1}):
+        high, low = _parts(index, g)
+        first, last = low.bounds
+        if low.terms and last - first < g and (overlaps(high) or overlaps(low)):
+            return g
+    return None
+
+
+def _parts(index: Index, g: int) -> tuple[Index, Index]:
+    """The terms that *g* divides, divided, and the others; no constants."""
+    high = Index(tuple((a, k // g) for a, k in index.terms if k % g == 0))
+    return high, Index(tuple((a, k) for a, k in index.terms if k % g))
+
+
+def _digits(index: Index, box: tuple[int, int]) -> Digits:
+    """*index* into a dimension with the box *box* by its digits, each with a box, and how a number is made of them."""
+    alone: Digits = (index,), (box,), lambda own: as_index(own[0])
+    g = _radix(index)
+    if g is None:
+        return alone
+    high, low = _parts(index, g)
+    first, last = low.bounds
+    span, (whole, offset) = last - first, divmod(index.const + first, g)
+    rows = -((offset + span - box[0]) // g), (box[1] - 1 - offset) // g + 1
+    if rows[1] <= rows[0]:
+        return alone
+    above, above_boxes, above_of = _digits(high + whole, rows)
+    below, below_boxes, below_of = _digits(low - first, (0, span + 1))
+    n = len(above)
+    return (
+        (*above, *below),
+        (*above_boxes, *below_boxes),
+        lambda own: above_of(own[:n]) * g + below_of(own[n:]) + offset,
+    )
+
+
+def _padding_beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:
+    (lo, hi), (first, last) = box, index.bounds
+    return max(0, lo - first), max(0, last + 1 - hi)

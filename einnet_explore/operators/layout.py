@@ -1,25 +1,21 @@
-r"""Flattened tensors: an access as one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c–d).
+r"""Strides of accesses and views, and the operands of a library call as layouts of the scope's tensors.
 
-Dimensions read as two digits: what makes a dilated or strided window a plain one (EinNet §7.3).
-
-.. math::  B[g\,e(\vec x) + p(\vec x) + o] = \big\{ L_{i, q}\, B[g\,i + q + o] \big\}[e(\vec x), p(\vec x)],
-           \qquad 0 \le p(\vec x) < g
-
-A composite index such as ``2*m + 2*j + r`` with r in [0, 2) is no window of an operator, since these take two
-iterators; its high digit ``m + j`` is one, and its low digit is a dimension of its own.  Outside the box of the high
-digit every element of the row lies outside the source's box, so both give the source's value there.
+An access is one affine address, :math:`\sum_x s_x\,x + o` (EinNet §5.1, Fig. 8 c-d).  An operand is the tensor itself,
+a view that the operator takes, or gathered by an eOperator; the scope's value is read from the call's result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd
-from typing import TypeAlias
+from functools import lru_cache
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.padding import fit_padding
-from einnet_explore.ir import Access, Index, Iterator, Scope, Tensor, as_index, padded
+from einnet_explore.analysis.indices import open_views
+from einnet_explore.ir import REDUCTIONS, Access, Attribute, Index, IndexLike, Iterator, Scope, Tensor, as_index
+from einnet_explore.operators.form import ScopeForm
+from einnet_explore.operators.operator import Attributes, Operator
+from einnet_explore.operators.pattern import Dimension
 from einnet_explore.support.errors import Refused
 
 
@@ -94,77 +90,130 @@ def _show(name: str, parts: tuple[tuple[int, int], ...]) -> str:
     return text.removeprefix(" + ").replace(" - ", "-", 1 if text.startswith(" -") else 0) or "0"
 
 
-Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
+Assignment = Mapping[str, tuple[Iterator, ...]]
 
 
-def split_digits(read: Access) -> Access:
-    """*read* with every dimension that mixes overlapping iterators with a low digit made two dimensions of a view."""
-    parts = [_digits(index, box) for index, box in zip(read.index, read.source.box, strict=True)]
-    if all(len(outer) == 1 for outer, _, _ in parts):
-        return read
-    outer = tuple(i for found, _, _ in parts for i in found)
-    spans = [span for _, found, _ in parts for span in found]
-    own = iter(tuple(Iterator(f"z{n}", *span) for n, span in enumerate(spans)))
-    names = [tuple(next(own) for _ in found) for _, found, _ in parts]
-    inner = tuple(make(found) for found, (_, _, make) in zip(names, parts, strict=True))
-    value = read.source.value
-    view = Scope(tuple(x for found in names for x in found), (), read.source[inner], value=value)
-    padding = tuple(map(_padding_beyond, outer, view.box))
-    return Access(padded(fit_padding(view, value), padding), outer)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one operand of the call comes from the scope: *scope* has the operand's canonical box and reads the source.
+
+    *same*: it is the source itself.  *free*: it is the source or a view that the operator takes; otherwise an eOperator
+    has to gather it, and *why* says why.
+    """
+
+    scope: Scope
+    same: bool
+    free: bool
+    why: str = ""
 
 
-def overlaps(index: Index) -> bool:
-    """Whether two points of the iterators may give one value: such an index is more than a layout."""
-    reach = 0
-    for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
-        if isinstance(atom, Iterator):
-            if abs(k) <= reach:
-                return True
-            reach += abs(k) * (atom.extent - 1)
-    return False
+@lru_cache(maxsize=1 << 13)
+def lay_out_operand(
+    operator: Operator,
+    operand: int,
+    read: Access,
+    iterators: tuple[tuple[str, tuple[Iterator, ...]], ...],
+    numbered: tuple[tuple[str, Attribute], ...],
+    flags: tuple[tuple[str, Attribute], ...] | None,
+) -> tuple[Layout, dict[str, Attribute]]:
+    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so.
+
+    It only depends on the operand's own iterators, which many iterator maps give in the same way.
+    """
+    pattern, attributes = operator.pattern.operands[operand], dict(numbered)
+    orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]
+    if flags is not None:
+        orders = [o for o in orders if all(value == o.get(f, 0) for f, value in flags)][:1]
+    tried = list[tuple[Layout, dict[str, Attribute]]]()
+    own, read = _rename_iterators(operator, operand, read, dict(iterators), attributes)
+    for order in orders:
+        tried.append((_gather(operator, operand, read, own, {**attributes, **order}), order))
+        if tried[-1][0].same:
+            break
+    best, chosen = max(tried, key=lambda t: (t[0].same, t[0].free))
+    shape = best.scope.shape
+    if best.free and len(shape) > 1 < shape[-2] and (row := strides_of(best.scope)[-2]) != shape[-1]:
+        return best, {**chosen, f"ld{pattern.name.lower()}": row}
+    return best, chosen
 
 
-def _radix(index: Index) -> int | None:
-    """The g of ``g*e + p + o`` where one digit still overlaps and 0 <= p < g; None if *index* has no such digits."""
-    if len(index.terms) < 3 or not index.affine:
-        return None
-    factors = [abs(k) for _, k in index.terms]
-    for g in sorted({gcd(a, b) for a in factors for b in factors} - {1}):
-        high, low = _parts(index, g)
-        first, last = low.bounds
-        if low.terms and last - first < g and (overlaps(high) or overlaps(low)):
-            return g
-    return None
+def _rename_iterators(
+    operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
+) -> tuple[dict[Dimension, Iterator], Access]:
+    """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
+    pattern = operator.pattern.operands[operand]
+    numbers = operator.numbers(attributes)
+    taken = {x.name for parts in iterators.values() for x in parts}
+    windows = {x.name.rstrip("_"): x for i in read.index for x in i.iterators if x.name not in taken}
+    own = {
+        d: Iterator(d.single, 0, numbers[f"|{d.single}|"]) if d.single else windows[f"i{pattern.dimensions.index(d)}"]
+        for d in operator.dimensions(operand, attributes)
+    }
+    to: dict[Iterator, IndexLike] = {}
+    for new in own.values():
+        to.update(_split(new, tuple(iterators.get(new.name, ()))))
+    return own, open_views(Access(read.source, tuple(i.substitute(lambda x: to.get(x, x)) for i in read.index)))
 
 
-def _parts(index: Index, g: int) -> tuple[Index, Index]:
-    """The terms that *g* divides, divided, and the others; no constants."""
-    high = Index(tuple((a, k // g) for a, k in index.terms if k % g == 0))
-    return high, Index(tuple((a, k) for a, k in index.terms if k % g))
+def _gather(
+    operator: Operator, operand: int, read: Access, by: Mapping[Dimension, Iterator], attributes: Attributes
+) -> Layout:
+    pattern = operator.pattern.operands[operand]
+    own = [by[d] for d in operator.dimensions(operand, attributes)]
+    index = read.index
+    padding = operator.padding(operand, attributes)
+    neutral = REDUCTIONS[operator.pattern.reduce]
+    if padding and read.source.value != neutral:
+        raise Refused(
+            f"{operator.name} reads {neutral:g} outside {pattern.name}, the source is {read.source.value:g} there"
+        )
+    gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)
+    try:
+        strides = strides_of(gathered)
+    except Refused as why:
+        return Layout(gathered, False, False, f"{pattern.name}: {why}")
+    straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
+    if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
+        # A tensor that the operator may read beyond its padding is not what the operator reads.
+        around = zip(read.source.reach, gathered.reach, strict=True)
+        if all(lo <= first and last <= hi for (lo, hi), (first, last) in around):
+            return Layout(gathered, True, True)
+    if is_packed(strides, gathered.shape) or (operator.strided and is_leading(strides, gathered.shape)):
+        return Layout(gathered, False, True)
+    return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
 
 
-def _digits(index: Index, box: tuple[int, int]) -> Digits:
-    """*index* into a dimension with the box *box* by its digits, each with a box, and how a number is made of them."""
-    alone: Digits = (index,), (box,), lambda own: as_index(own[0])
-    g = _radix(index)
-    if g is None:
-        return alone
-    high, low = _parts(index, g)
-    first, last = low.bounds
-    span, (whole, offset) = last - first, divmod(index.const + first, g)
-    rows = -((offset + span - box[0]) // g), (box[1] - 1 - offset) // g + 1
-    if rows[1] <= rows[0]:
-        return alone
-    above, above_boxes, above_of = _digits(high + whole, rows)
-    below, below_boxes, below_of = _digits(low - first, (0, span + 1))
-    n = len(above)
-    return (
-        (*above, *below),
-        (*above_boxes, *below_boxes),
-        lambda own: above_of(own[:n]) * g + below_of(own[n:]) + offset,
-    )
+@lru_cache(maxsize=4096)
+def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, Index]:
+    """The digits of *merged* in the mixed radix of *parts*, each in its own range."""
+    out: dict[Iterator, Index] = {}
+    rest = as_index(merged)
+    for x in reversed(parts):
+        out[x] = rest % x.extent + x.lo
+        rest = rest // x.extent
+    return out
 
 
-def _padding_beyond(index: Index, box: tuple[int, int]) -> tuple[int, int]:
-    (lo, hi), (first, last) = box, index.bounds
-    return max(0, lo - first), max(0, last + 1 - hi)
+@lru_cache(maxsize=4096)
+def _merge(parts: tuple[Iterator, ...]) -> Index:
+    """The number whose digits are *parts*, counted from 0: the inverse of ``_split``."""
+    total = Index()
+    for x in parts:
+        total = total * x.extent + (x - x.lo)
+    return total
+
+
+def locate_result(
+    form: ScopeForm, operator: Operator, iterators: Assignment, attributes: Attributes
+) -> tuple[tuple[Index, ...], bool]:
+    """Where the scope's value stands in the call's result, and whether reading it there is free."""
+    present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
+    back = dict(form.back)
+    index = tuple(_merge(tuple(iterators.get(x, ()))).substitute(lambda x: back.get(x, x)) for x in present)
+    numbers = operator.numbers(attributes)
+    result = Tensor("T", tuple(numbers[f"|{x}|"] for x in present))
+    scope = form.scope
+    try:
+        return index, is_packed(strides_of(Scope(scope.traversals, (), Access(result, index))), scope.shape)
+    except Refused:
+        return index, False

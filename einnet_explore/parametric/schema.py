@@ -54,9 +54,9 @@ from einnet_explore.parametric.size_polynomials import (
 )
 from einnet_explore.syntax.expressions import table_from_tree
 from einnet_explore.syntax.latex_printer import Dialect
-from einnet_explore.syntax.literals import Node, child_trees, integer_literal, name_from_tree, number_from_tree
 from einnet_explore.syntax.parametric_text import Template
 from einnet_explore.syntax.parser import unread_equations
+from einnet_explore.syntax.trees import Node, child_trees, integer_literal, name_from_tree, number_from_tree
 
 Schema: TypeAlias = Program
 IntegerMap: TypeAlias = "Callable[[int], Any]"

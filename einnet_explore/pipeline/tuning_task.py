@@ -10,7 +10,7 @@ from math import prod
 from time import perf_counter
 from typing import TypeAlias
 
-from einnet_explore.cost.counted_work import ELEMENT_BYTES
+from einnet_explore.cost.model import ELEMENT_BYTES
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.post.chaining import chain_in_blocks
 from einnet_explore.pipeline.post.fusing import fuse_eoperators

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
-from einnet_explore.cost.counted_work import Work, work
+from einnet_explore.cost.model import Work, work
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import count_noun, format_seconds

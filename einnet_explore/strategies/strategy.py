@@ -30,7 +30,7 @@ from einnet_explore.analysis.bilinear import correlation
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
-from einnet_explore.operators.layout import overlaps
+from einnet_explore.operators.form import overlaps
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,

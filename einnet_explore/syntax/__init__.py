@@ -3,11 +3,10 @@
 Printers: the text form and LaTeX.  The names ``text`` and ``latex`` are the functions, not their modules.
 """
 
-from einnet_explore.syntax.errors import TextError
 from einnet_explore.syntax.latex_printer import align, latex
-from einnet_explore.syntax.literals import RESERVED, is_word
 from einnet_explore.syntax.parser import load_text, parse, parse_index, parse_scope
 from einnet_explore.syntax.printer import text
+from einnet_explore.syntax.trees import RESERVED, TextError, is_word
 
 __all__ = [
     "RESERVED",

@@ -36,10 +36,10 @@ from einnet_explore.ir import (
     as_index,
     mul,
 )
-from einnet_explore.syntax.errors import error_at
-from einnet_explore.syntax.literals import (
+from einnet_explore.syntax.trees import (
     Node,
     child_trees,
+    error_at,
     integer_literal,
     name_from_tree,
     number_from_tree,

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from lark import Token, Tree
 
 from einnet_explore.ir import Program
-from einnet_explore.syntax.errors import TextError, error_at, locate_errors
-from einnet_explore.syntax.literals import Node, child_trees, integer_literal
 from einnet_explore.syntax.parser import grammar, program_from_tree
+from einnet_explore.syntax.trees import Node, TextError, child_trees, error_at, integer_literal, locate_errors
 
 _SIZED = ("sizes", "edge", "signed")
 _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_modulo", "index_negative")

@@ -17,9 +17,16 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
 from einnet_explore.ir import Attribute, Equation, Index, Instance, Iterator, Program, Scope, Tensor, tensors
-from einnet_explore.syntax.errors import TextError, error_at, locate_errors
 from einnet_explore.syntax.expressions import Names, index_from_tree, parse_clauses, scope_from_clauses, scope_from_tree
-from einnet_explore.syntax.literals import integer_literal, name_from_tree, signed_integer, string_literal
+from einnet_explore.syntax.trees import (
+    TextError,
+    error_at,
+    integer_literal,
+    locate_errors,
+    name_from_tree,
+    signed_integer,
+    string_literal,
+)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from einnet_explore.ir import (
     Tensor,
     tensors,
 )
-from einnet_explore.syntax.literals import RESERVED, is_word
+from einnet_explore.syntax.trees import RESERVED, is_word
 
 SUM, PRODUCT, UNARY = range(3)
 """How tightly the operators bind, loosest first."""

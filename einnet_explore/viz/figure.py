@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.syntax.notation import latex_words
+from einnet_explore.syntax.latex_printer import latex_words
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

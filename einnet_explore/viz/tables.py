@@ -13,7 +13,7 @@ from einnet_explore.ir import EOPERATOR, VIEW, show_path
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import format_seconds
-from einnet_explore.syntax.notation import latex_words
+from einnet_explore.syntax.latex_printer import latex_words
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Path, Program, Scope, show_path
 from einnet_explore.rules import Derivation, Rule
 from einnet_explore.strategies.candidate import Candidate
-from einnet_explore.syntax import align, latex, notation, text
+from einnet_explore.syntax import align, latex, text
+from einnet_explore.syntax.latex_printer import escape_latex
 from einnet_explore.viz.figure import Figure, escape_xml, replace_illegal_characters
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.tables import step_table
@@ -147,7 +148,7 @@ class Steps:
         """Return the steps as a picture: the equations that each step added or changed, after its rule and path."""
         lines = [rf"E_{{0}}:\ \ {line}" for line in mathtext_lines(latex(self.derivation.start, dialect="mathtext"))]
         for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
-            words = "".join(notation.escape_latex(c) for c in reason).replace(" ", r"\ ")
+            words = "".join(escape_latex(c) for c in reason).replace(" ", r"\ ")
             known = set(step.before.equations)
             new = tuple(e for e in step.after.equations if e not in known)
             lines.append(rf"\Rightarrow\ \mathrm{{{words}}}:")
