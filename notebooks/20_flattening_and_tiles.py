@@ -147,7 +147,7 @@ made = tile_contraction(small, Hardware(threads=32, memory=2048, registers=2048,
 random = np.random.default_rng(0)
 inputs = {t.name: random.integers(-9, 10, t.shape).astype(np.int32) for t in made.inputs}
 result = np.empty((2, 11, 9, 6), np.int32)
-if opencl.opencl_device_name():
+if opencl.opencl_available():
     opencl.load_opencl_kernel(made.kernel)(*inputs.values(), result)
     print("equal to the exact value:", np.array_equal(result, ee.evaluate(small, inputs)["R"]))
 print("tile", made.cost.tile, "in", made.kernel.grid[0], "blocks of", made.kernel.block[0], "threads")

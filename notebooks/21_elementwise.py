@@ -207,7 +207,7 @@ def errors(made, engine, reference):
     return sum(out)
 
 
-engine = "opencl" if opencl.opencl_device_name() else "c blocks"
+engine = "opencl" if opencl.opencl_available() else "c blocks"
 print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", end=" results differ\n")
 
 # %% [markdown]

@@ -203,7 +203,7 @@ if nvrtc.nvrtc_version():
     print(f"NVRTC {nvrtc.nvrtc_version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
 
 # %%
-if opencl.opencl_device_name():
+if opencl.opencl_available():
     by_blocks = run_blocks(fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 

@@ -30,7 +30,7 @@ from einnet_explore.support.errors import BackendError
 from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 
-needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
 needs_nvrtc = pytest.mark.skipif(nvrtc.nvrtc_version() is None, reason="no NVRTC")
 needs_c = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
 
@@ -144,7 +144,7 @@ def test_a_kernel_is_compiled_once(load: Loader) -> None:
 def test_c_kernels_are_kept_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("kept", (X, Y, N), (Store(Y, literal(0), X[0] * 21.0),))
     c_kernels.load_c_kernel(kernel)
-    c_kernels._loaded.cache_clear()
+    c_kernels.load_c_kernel.cache_clear()
     monkeypatch.setattr(compiled, "_compile", None)  # nothing is compiled again
     x, y = np.full(1, 2, np.float32), np.zeros(1, np.float32)
     bound = c_kernels.load_c_kernel(kernel).bind(x, y, 0)
@@ -193,7 +193,7 @@ def test_double_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         device: Any
 
     Single.device = Single
-    monkeypatch.setattr(opencl, "_device", lambda: Single)
+    monkeypatch.setattr(opencl, "_queue", lambda: Single)
     with pytest.raises(BackendError, match="kernel twice: double precision, which a phone lacks"):
         opencl.load_opencl_kernel(Kernel("twice", (d,), (Store(d, literal(0), d[0] * 2.0),)))
     Single.max_work_group_size = 256
@@ -210,15 +210,15 @@ def test_what_the_opencl_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
     opencl._package.cache_clear()
-    opencl._device.cache_clear()
+    opencl._queue.cache_clear()
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     try:
         with pytest.raises(BackendError, match=r"OpenCL kernels need pyopencl: pip install 'pyopencl\[pocl\]'"):
             opencl.load_opencl_kernel(Kernel("nowhere", (Y,), ()))
-        assert opencl.opencl_device_name() is None
+        assert not opencl.opencl_available()
     finally:
         opencl._package.cache_clear()
-        opencl._device.cache_clear()
+        opencl._queue.cache_clear()
 
 
 class Platform:

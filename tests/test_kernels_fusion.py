@@ -43,7 +43,7 @@ from tests.fusion_programs import (
 from tests.strategies import inputs_for, programs
 
 needs_cc = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
-needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
 needs_nvrtc = pytest.mark.skipif(nvrtc.nvrtc_version() is None, reason="no NVRTC")
 
 

@@ -41,7 +41,7 @@ from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
 from tests.test_kernels_flattening import PLAIDML
 
-needs_opencl = pytest.mark.skipif(opencl.opencl_device_name() is None, reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
 
 CONV = flatten_scope(parse(PLAIDML).equations[0].scope)
 RELU = TilingProblem(CONV, operations=4)

@@ -87,7 +87,7 @@ class _Export:
     constants: Mapping[str, Array]
     prefix: str
     opset: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     operators: Sequence[Operator]
 
     def run(self) -> ExportedNodes:

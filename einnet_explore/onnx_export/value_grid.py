@@ -41,7 +41,7 @@ from einnet_explore.ir import (
     accesses,
 )
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 
 REDUCTION_OPERATORS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
@@ -57,7 +57,7 @@ class NodeBuilder:
     """
 
     prefix: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     opset: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     _made: dict[object, str] = field(default_factory=dict)

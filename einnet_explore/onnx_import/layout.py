@@ -265,9 +265,7 @@ def _ratios(call: NodeCall, axes: tuple[int, ...]) -> dict[int, float]:
 def _elements(positions: Array, way: str, d: int, size: int) -> Array:
     """Return the elements at *positions*; refuse positions whose element depends on float32 rounding (as of 1/3)."""
     margin = _MARGIN * (1 + np.abs(positions))
-    before, at, after = (
-        np.clip(_rounded(p, way), 0, size - 1) for p in (positions - margin, positions, positions + margin)
-    )
+    before, at, after = (_round(p, way).clip(0, size - 1) for p in (positions - margin, positions, positions + margin))
     if np.any((before != after) & (positions != positions.astype(np.float32))):
         raise Refused(f"dimension {d}: the nearest elements depend on rounding")
     return at
@@ -296,19 +294,20 @@ def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
             raise Refused(f"coordinate_transformation_mode is {other}")
 
 
-def _rounded(positions: Array, mode: str) -> Array:
+def _round(positions: Array, mode: str) -> Array:
+    rounded: Array
     match mode:
         case "floor":
-            found = np.floor(positions)
+            rounded = np.floor(positions)
         case "ceil":
-            found = np.ceil(positions)
+            rounded = np.ceil(positions)
         case "round_prefer_floor":
-            found = np.ceil(positions - 0.5)
+            rounded = np.ceil(positions - 0.5)
         case "round_prefer_ceil":
-            found = np.floor(positions + 0.5)
+            rounded = np.floor(positions + 0.5)
         case other:
             raise Refused(f"nearest_mode is {other}")
-    return found.astype(int)
+    return rounded.astype(int)
 
 
 RESIZE: tuple[OnnxOperator, ...] = (

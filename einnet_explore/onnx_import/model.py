@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from einnet_explore.ir import FUNCTIONS, REDUCTIONS
 
-Array: TypeAlias = "NDArray[Any]"
+Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"
 
 
@@ -69,7 +68,7 @@ class ModelValue:
 
     name: str
     shape: Shape | None
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Model:
             raise ModelError(f"{self.path}: value {name}: found no static shape, expected one")
         return value.shape
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def dtype(self, name: str) -> np.dtype:
         """Return the NumPy dtype of value *name*; raise ModelError if it is not a tensor of numbers."""
         value = self.values.get(name)
         if value is None or value.dtype is None:

@@ -88,7 +88,7 @@ class NodeCall:
         return axis % rank
 
     @property
-    def float_limits(self) -> np.finfo[Any]:
+    def float_limits(self) -> np.finfo:
         """Numeric limits of the first output's type."""
         return np.finfo(self.model.dtype(self.node.outputs[0]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -198,7 +198,7 @@ def _value(info: onnx.ValueInfoProto) -> ModelValue:
     return ModelValue(info.name, shape if len(shape) == len(sizes) else None, _dtype(tensor.elem_type))
 
 
-def _dtype(code: int) -> np.dtype[Any] | None:
+def _dtype(code: int) -> np.dtype | None:
     try:
         return np.dtype(helper.tensor_dtype_to_np_dtype(code))
     except KeyError:

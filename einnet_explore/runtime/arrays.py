@@ -12,7 +12,7 @@ import tvm_ffi
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.support.errors import BackendError
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = np.ndarray
 Arrays: TypeAlias = Mapping[str, Array]
 
 ALIGNMENT = 64

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from einnet_explore.codegen.language import Array, Kernel, Literal, Type, Var, emit, entry_name
-from einnet_explore.runtime import compiled
+from einnet_explore.codegen.language import Array, Kernel, Literal, Var, emit, entry_name
+from einnet_explore.runtime.compiled import CompiledFunction, load_c_function
 from einnet_explore.support.errors import BackendError
 
 Grid = tuple[int, int, int]
@@ -21,7 +20,13 @@ _MAX_BLOCKS = (1 << 31) - 1
 _MAX_BLOCKS_ACROSS = (1 << 16) - 1
 
 
-def checked_arguments(kernel: Kernel, given: Sequence[Any], grid: Grid | None) -> tuple[list[Any], Grid]:
+Argument: TypeAlias = np.ndarray | np.generic | float
+"""What a kernel is called with: an array, which may be written in place, or a number."""
+
+
+def checked_arguments(
+    kernel: Kernel, given: Sequence[Argument], grid: Grid | None
+) -> tuple[list[np.ndarray | np.generic], Grid]:
     """*given* as arrays and typed scalars in the order of the kernel's parameters, and the grid.
 
     Raises BackendError, with what was found and what is expected, for a wrong number of arguments, an array of another
@@ -39,7 +44,7 @@ def checked_arguments(kernel: Kernel, given: Sequence[Any], grid: Grid | None) -
     ], blocks
 
 
-def _array_argument(kernel: Kernel, p: Array, given: Any) -> npt.NDArray[Any]:
+def _array_argument(kernel: Kernel, p: Array, given: Argument) -> np.ndarray:
     if not isinstance(given, np.ndarray):
         raise _error(kernel, f"{p.name} is a {type(given).__name__}, expected an array of {p.kind!r}")
     if given.dtype != p.kind.dtype:
@@ -53,10 +58,13 @@ def _array_argument(kernel: Kernel, p: Array, given: Any) -> npt.NDArray[Any]:
     return given
 
 
-def _scalar_argument(kernel: Kernel, p: Var, given: Any) -> Any:
+def _scalar_argument(kernel: Kernel, p: Var, given: Argument) -> np.generic:
     try:
-        value = given.item() if isinstance(given, np.generic) else given
-        return p.kind.dtype.type(Literal(value, p.kind).value)
+        if isinstance(given, np.ndarray):
+            raise TypeError
+        number: float = given.item() if isinstance(given, np.generic) else given
+        typed: np.generic = p.kind.dtype.type(Literal(number, p.kind).value)
+        return typed
     except (TypeError, ValueError, OverflowError):
         raise _error(kernel, f"{p.name} is {given!r}, expected a number of type {p.kind!r}") from None
 
@@ -85,67 +93,46 @@ class CKernel:
 
     kernel: Kernel
     text: str
-    compiled: Any
-    library: Any
+    function: CompiledFunction
 
-    def __call__(self, *given: Any, grid: Grid | None = None, threads: int = 1) -> None:
+    def __call__(self, *given: Argument, grid: Grid | None = None, threads: int = 1) -> None:
         """Run on *given*, in the order of the kernel's parameters: arrays, which are written in place, and numbers.
 
-        Raises BackendError for arguments that do not fit, see ``launch.checked``.
+        Raises BackendError for arguments that do not fit, see ``checked_arguments``.
         """
-        arguments, blocks = checked_arguments(self.kernel, given, grid)
-        passed = [
-            a.ctypes.data if isinstance(p, Array) else a.item()
-            for p, a in zip(self.kernel.params, arguments, strict=True)
-        ]
-        self.compiled(*passed, *blocks, threads)
+        self.bind(*given, grid=grid, threads=threads)()
 
-    def bind(self, *given: Any, grid: Grid | None = None, threads: int = 1) -> Any:
+    def bind(self, *given: Argument, grid: Grid | None = None, threads: int = 1) -> Callable[[], None]:
         """A function without arguments that runs on *given*, checked once; it keeps the arrays alive."""
         arguments, blocks = checked_arguments(self.kernel, given, grid)
-        passed = tuple(
-            ctypes.c_void_p(a.ctypes.data) if isinstance(p, Array) else _scalar(p.type)(a.item())
-            for p, a in zip(self.kernel.params, arguments, strict=True)
-        )
-        everything = (*passed, *map(ctypes.c_int, (*blocks, threads)))
-        run, kept = self.compiled, arguments
+        passed = [_c_argument(argument) for argument in arguments]
+        counts = [ctypes.c_int(n) for n in (*blocks, threads)]
 
-        def bound() -> None:
-            run(*everything)
+        def call(_arrays: object = arguments) -> None:
+            self.function(*passed, *counts)
 
-        bound.arrays = kept  # type: ignore[attr-defined]
-        return bound
+        return call
 
 
+def _c_argument(argument: np.ndarray | np.generic) -> object:
+    """*argument* as C takes it: an array by its address, a number in its own type."""
+    if isinstance(argument, np.ndarray):
+        return ctypes.c_void_p(argument.ctypes.data)
+    return np.ctypeslib.as_ctypes_type(argument.dtype.name)(argument.item())
+
+
+@lru_cache(maxsize=512)
 def load_c_kernel(kernel: Kernel, flags: tuple[str, ...] = C_FLAGS) -> CKernel:
     """*kernel* compiled for this machine; the same kernel is compiled once, and kept across processes.
 
     Raises BackendError where there is no C compiler, or where it does not compile the text, with its words.
     """
-    return _loaded(kernel, flags)
-
-
-@lru_cache(maxsize=512)
-def _loaded(kernel: Kernel, flags: tuple[str, ...]) -> CKernel:
     text = VECTOR_MATH_DECLARATIONS + emit(kernel, "c")
     # A compiler without OpenMP makes a kernel that runs on one thread.
-    alone = tuple(f for f in flags if f != "-fopenmp")
-    file = compiled.c_library(text, *flags) or compiled.c_library(text, *alone)
-    if file is None:
-        said = (
-            compiled.c_compiler_errors(text, *alone) or "it needs cc, gcc or clang, and a cache directory to write to"
-        )
-        raise BackendError(f"kernel {kernel.name} is not compiled: {said}")
-    library = ctypes.CDLL(str(file))
-    function = library[entry_name(kernel)]
-    function.restype = None
-    function.argtypes = [
-        *(ctypes.c_void_p if isinstance(p, Array) else _scalar(p.type) for p in kernel.params),
-        *(ctypes.c_int,) * 4,
-    ]
-    return CKernel(kernel, text, function, library)
-
-
-def _scalar(kind: Type) -> Any:
-    named = {"bool": "uint8", "float32": "float", "float64": "double"}.get(repr(kind), repr(kind))
-    return getattr(ctypes, f"c_{named}")
+    without_openmp = tuple(f for f in flags if f != "-fopenmp")
+    for chosen in dict.fromkeys((flags, without_openmp)):
+        try:
+            return CKernel(kernel, text, load_c_function(text, entry_name(kernel), *chosen))
+        except BackendError as error:
+            said = error
+    raise BackendError(f"kernel {kernel.name} is not compiled: {said}")

@@ -8,6 +8,7 @@ kernels run without a sandbox.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -19,10 +20,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import tvm
 
@@ -39,13 +40,16 @@ MAX_START_SECONDS = 120.0
 EXTERNAL_EXIT_CODES = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
 """How a process ends that somebody ends, the system for want of memory or the user: no fault of a kernel."""
 
+ArraySpec: TypeAlias = "tuple[tuple[int, ...], str]"
+"""The shape and the dtype of an argument."""
+
 _lock = threading.Lock()
 _children: dict[int, subprocess.Popen[str]] = {}
 """By the process that they belong to: a fork has none of its parent's."""
 _unavailable: set[int] = set()
 
 
-def run_in_sandbox(file: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+def run_in_sandbox(file: Path, arrays: Sequence[ArraySpec]) -> None:
     """Let the kernel in *file* run once on arrays of these shapes and dtypes.
 
     Raises BackendError where it crashes, hangs or writes beyond them, now or when it was tried before.
@@ -169,12 +173,16 @@ VECTOR_FLAG_PREFIXES = (
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
-def load_stored(key: str) -> Any:
+CompiledFunction: TypeAlias = "Callable[..., object]"
+"""A compiled function of TVM's or in C, which is called with its arrays, or their addresses, and numbers."""
+
+
+def load_stored(key: str) -> CompiledFunction | None:
     """The function kept under *key*; None where there is none, or a damaged one."""
     return _load(_path(key))
 
 
-def build_tvm(function: Any, key: str, threads: int) -> Any:
+def build_tvm(function: tvm.tirx.PrimFunc, key: str, threads: int) -> CompiledFunction:
     """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function.
 
     It has run once in another process when it is kept; raises BackendError where it crashed or hung there.
@@ -184,10 +192,11 @@ def build_tvm(function: Any, key: str, threads: int) -> Any:
     arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
     if write_aside(path, lambda new: _save_and_try(module, new, arrays)) and (kept := _load(path)) is not None:
         return kept
-    return module["main"]
+    compiled: CompiledFunction = module["main"]
+    return compiled
 
 
-def build_c(source: str, key: str, arrays: Sequence[tuple[tuple[int, ...], str]], flags: Sequence[str]) -> Any:
+def build_c(source: str, key: str, arrays: Sequence[ArraySpec], flags: Sequence[str]) -> CompiledFunction:
     """Compile *source*, in C with TVM's entry point, for *arrays* (shapes and dtypes); keep it under *key*.
 
     It has run once in another process when it is kept.  Raises BackendError where it crashed or hung there, where no C
@@ -218,7 +227,7 @@ def _path(key: str) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _target(threads: int) -> Any:
+def _target(threads: int) -> tvm.target.Target:
     # A virtual machine may hide some of what a CPU of that name can do.
     flags = cpu_flags()
     lacks = [f"-{name}" for name in ("avx512f", "avx2", "fma") if flags and name not in flags]
@@ -265,6 +274,20 @@ def c_library(source: str, *flags: str) -> Path | None:
     return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _is_intact(path) else None
 
 
+def load_c_function(source: str, name: str, *flags: str) -> CompiledFunction:
+    """The function *name* of *source*, in C, which returns nothing; compiled by ``c_library``.
+
+    Raises BackendError, with the compiler's words, where nothing here compiles it.
+    """
+    path = c_library(source, *flags)
+    if path is None:
+        said = c_compiler_errors(source, *flags).strip()
+        raise BackendError(said or "it needs cc, gcc or clang, and a cache directory to write to")
+    function = ctypes.CDLL(str(path))[name]
+    function.restype = None
+    return function
+
+
 def c_compiler_errors(source: str, *flags: str) -> str:
     """What the C compiler says of *source*: empty where it compiles it, or where there is no compiler."""
     if _linker() is None:
@@ -300,7 +323,7 @@ def use_threads(threads: int) -> None:
         _pool = threads
 
 
-def _save_and_try(module: Any, path: Path, arrays: Sequence[tuple[tuple[int, ...], str]]) -> None:
+def _save_and_try(module: tvm.runtime.Module, path: Path, arrays: Sequence[ArraySpec]) -> None:
     _save(module, path)
     if path.suffix == ".so":
         run_in_sandbox(path, arrays)
@@ -310,7 +333,7 @@ MIN_FREE_BYTES = 4 << 20
 """Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so."""
 
 
-def _save(module: Any, path: Path) -> None:
+def _save(module: tvm.runtime.Module, path: Path) -> None:
     reserve = path.with_suffix(".room")
     with reserve.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, MIN_FREE_BYTES)
@@ -368,11 +391,12 @@ def _is_owned(path: Path) -> bool:
     return True
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> CompiledFunction | None:
     """The function in *path*; None where there is none, or a damaged one."""
     if not _is_intact(path):
         return None
     try:
-        return tvm.runtime.load_module(str(path))["main"]
-    except Exception:
+        function: CompiledFunction = tvm.runtime.load_module(str(path))["main"]
+    except Exception:  # TVM fails in many ways, internal errors among them
         return None
+    return function

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
-from einnet_explore.runtime.compiled import c_compiler_errors, c_library
+from einnet_explore.runtime.compiled import CompiledFunction, load_c_function
 from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.support.errors import BackendError, Refused
 
@@ -36,7 +35,7 @@ FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapp
 MOST_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
 
-Code = tuple[Kernel, str, Any]
+Code = tuple[Kernel, str, CompiledFunction]
 """A kernel, its text, and the compiled function."""
 
 
@@ -47,8 +46,8 @@ class FusedLaunch:
     flat: FusedLayout
     kernel: Kernel
     text: str
-    function: Any
-    dtype: np.dtype[Any]
+    function: CompiledFunction
+    dtype: np.dtype
 
     def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1) -> Callable[[], None]:
         """A call that reads *arrays* where they are now and writes *outs*.
@@ -77,10 +76,10 @@ class FusedLaunch:
 
     def _arguments(
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array], slots: list[Array], first: int, number: int
-    ) -> list[Any]:
+    ) -> list[object]:
         real = ctypes.c_float if self.dtype == np.float32 else ctypes.c_double
         held = {**arrays, **outs, **{slot_name(n): slot for n, slot in enumerate(slots)}}
-        made: list[Any] = []
+        made: list[object] = []
         for p in self.kernel.params:
             match p:
                 case KernelArray(name):
@@ -93,7 +92,7 @@ class FusedLaunch:
         return [*made, *(ctypes.c_int(n) for n in (number, 1, 1, 1))]
 
 
-def _call(function: Any, arguments: list[Any], kept: list[object]) -> Callable[[], None]:
+def _call(function: CompiledFunction, arguments: list[object], kept: list[object]) -> Callable[[], None]:
     def call(_held: object = kept) -> None:  # arrays live as long as the call
         function(*arguments)
 
@@ -122,16 +121,12 @@ def compile_fused_kernel(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
 
 
 @lru_cache(256)
-def _function(text: str, name: str) -> Any:
+def _function(text: str, name: str) -> CompiledFunction:
     """The compiled function of *text*, from memory, from the cache directory, or new."""
-    source = VECTOR_MATH_DECLARATIONS + text
-    path = c_library(source, *FLAGS)
-    if path is None:
-        said = (c_compiler_errors(source, *FLAGS).strip().splitlines() or ["there is no C compiler"])[0]
-        raise BackendError(f"the fused kernel was not compiled: {said}")
-    found = getattr(ctypes.CDLL(str(path)), name)
-    found.restype = None
-    return found
+    try:
+        return load_c_function(VECTOR_MATH_DECLARATIONS + text, name, *FLAGS)
+    except BackendError as error:
+        raise BackendError(f"the fused kernel is not compiled: {str(error).splitlines()[0]}") from None
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -247,7 +242,7 @@ def _outputs(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
     return {n: tuple(extents[x] for x in known[n].scope.traversals) for n in flat.fused.program.outputs}
 
 
-def _steps(name: str, array: Array, dtype: np.dtype[Any]) -> tuple[int, ...]:
+def _steps(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...]:
     """The strides of *array* in elements."""
     if array.dtype != dtype:
         raise BackendError(f"{name} is {array.dtype}, expected {dtype}")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,9 @@ from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_ker
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language import Kernel, Var, type_of
-from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.c_kernels import Argument, CKernel, load_c_kernel
+from einnet_explore.runtime.opencl import OpenCLKernel, load_opencl_kernel
 from einnet_explore.support.errors import BackendError, Refused
 
 ENGINES = ("opencl", "c blocks")
@@ -68,17 +68,20 @@ def run_blocks(
     outs = {n: np.empty(tuple(flat.sizes[x] for x in known[n].scope.traversals), dtype) for n in fused.program.outputs}
     blocks = gpu_blocks(flat, threads)
     if blocks:
-        loaded = opencl.load_opencl_kernel(kernel) if engine == "opencl" else c_kernels.load_c_kernel(kernel)
-        loaded(*arguments(flat, kernel, arrays, outs, dtype), grid=(blocks, 1, 1))
+        _load(kernel, engine)(*arguments(flat, kernel, arrays, outs, dtype), grid=(blocks, 1, 1))
     return outs
 
 
+def _load(kernel: Kernel, engine: str) -> OpenCLKernel | CKernel:
+    return load_opencl_kernel(kernel) if engine == "opencl" else load_c_kernel(kernel)
+
+
 def arguments(
-    flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype[Any]
-) -> list[Any]:
+    flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype
+) -> list[Argument]:
     """What *kernel* is called with, in order; temporaries are allocated."""
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
-    made: list[Any] = []
+    made: list[Argument] = []
     for p in kernel.params:
         match p:
             case KernelArray(name) if name in slots:
@@ -139,15 +142,14 @@ class Elementwise:
         if self.engine == "c":
             parts = max(1, min(threads, result.size // _PARTS))
             share = -(-result.size // parts)
-            c_kernels.load_c_kernel(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
+            load_c_kernel(_host(f))(result, *operands, result.size, share, grid=(parts, 1, 1), threads=parts)
             return
         addresses = [a.ctypes.data for a in (result, *operands[: len(f.operands)])]
         launch = plan_launch(result.size, f.kinds, addresses, self.gpu)
         # What the text depends on, and no more: one kernel serves all lengths.
         made = _device(f, replace(launch, packs=0, tail=min(launch.tail, 1), blocks=1))
         grid = (launch.blocks, 1, 1)
-        run: Any = opencl.load_opencl_kernel(made) if self.engine == "opencl" else c_kernels.load_c_kernel(made)
-        run(result, *operands, launch.packs, launch.tail, grid=grid)
+        _load(made, self.engine)(result, *operands, launch.packs, launch.tail, grid=grid)
 
 
 _host = lru_cache(maxsize=512)(elementwise_host_kernel)

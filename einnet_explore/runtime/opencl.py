@@ -11,18 +11,57 @@ import ctypes
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Protocol
+
+import numpy as np
 
 from einnet_explore.codegen.language import Array, Kernel, emit, entry_name
-from einnet_explore.runtime.c_kernels import Grid, checked_arguments
+from einnet_explore.runtime.c_kernels import Argument, Grid, checked_arguments
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
+
+
+class Device(Protocol):
+    """A device of pyopencl's."""
+
+    name: str
+    version: str
+    extensions: str
+    int_ptr: int
+    max_work_group_size: int
+    local_mem_size: int
+
+    @property
+    def platform(self) -> Platform: ...
+
+
+class Platform(Protocol):
+    """The driver that a device belongs to."""
+
+    name: str
+
+
+class Queue(Protocol):
+    """A command queue of pyopencl's, for one device."""
+
+    context: object
+    device: Device
+
+    def finish(self) -> None: ...
+
+
+class LoadedKernel(Protocol):
+    """A kernel of pyopencl's, whose arguments are set before it is enqueued."""
+
+    def set_arg(self, index: int, argument: object) -> None: ...
+
 
 _UNKNOWN_PROCESSOR = b"generic"
 _RECORD_OFFSETS = range(0, 1024, 8)
@@ -35,8 +74,8 @@ _PROCESSOR_NAMES = (
 """Names that LLVM 14 knows, of processors whose instructions this one has too."""
 
 
-def set_processor_name(device: Any) -> bool:
-    """Give the pyopencl *device* a processor's name if it is pocl's and has none; whether it was given one."""
+def set_processor_name(device: Device) -> bool:
+    """Give *device* a processor's name if it is pocl's and has none; return whether it was given one."""
     if sys.platform != "linux" or not str(device.version).endswith(f"-{_UNKNOWN_PROCESSOR.decode()}"):
         return False
     if not str(device.platform.name).startswith("Portable Computing Language"):
@@ -91,25 +130,25 @@ class OpenCLKernel:
 
     kernel: Kernel
     text: str
-    compiled: Any
+    compiled: LoadedKernel
 
-    def __call__(self, *given: Any, grid: Grid | None = None) -> None:
+    def __call__(self, *given: Argument, grid: Grid | None = None) -> None:
         """Run on *given*, in the order of the kernel's parameters: arrays, which are written in place, and numbers.
 
-        Raises BackendError for arguments that do not fit, see ``launch.checked``, and where the device fails.
+        Raises BackendError for arguments that do not fit, see ``checked_arguments``, and where the device fails.
         """
         cl = _package()
         arguments, blocks = checked_arguments(self.kernel, given, grid)
         try:
             # A compiled kernel holds its arguments from when they are set until it is enqueued.
             with _enqueue_lock:
-                self._run(_device(), arguments, blocks)
+                self._run(_queue(), arguments, blocks)
         except cl.Error as error:
             raise BackendError(f"kernel {self.kernel.name}: OpenCL says {error}") from None
 
-    def _run(self, device: Any, arguments: list[Any], blocks: Grid) -> None:
+    def _run(self, queue: Queue, arguments: Sequence[np.ndarray | np.generic], blocks: Grid) -> None:
         cl = _package()
-        places: list[tuple[Any, Any, bool]] = []
+        buffers: list[tuple[object, np.ndarray | np.generic, bool]] = []  # they live until the kernel has run
         for n, (p, argument) in enumerate(zip(self.kernel.params, arguments, strict=True)):
             if not isinstance(p, Array) or argument.size == 0:
                 self.compiled.set_arg(n, None if isinstance(p, Array) else argument)
@@ -117,31 +156,27 @@ class OpenCLKernel:
             # The device reads and writes where the array lies: on a CPU nothing is copied, and what is not aligned
             # stays so.
             access = cl.mem_flags.READ_ONLY if p.const else cl.mem_flags.READ_WRITE
-            place = cl.Buffer(device.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=argument)
-            self.compiled.set_arg(n, place)
-            places.append((place, argument, p.const))
+            buffer = cl.Buffer(queue.context, access | cl.mem_flags.USE_HOST_PTR, hostbuf=argument)
+            self.compiled.set_arg(n, buffer)
+            buffers.append((buffer, argument, p.const))
         size = tuple(b * g for b, g in zip(self.kernel.block, blocks, strict=True))
-        cl.enqueue_nd_range_kernel(device, self.compiled, size, self.kernel.block)
-        for place, argument, const in places:
+        cl.enqueue_nd_range_kernel(queue, self.compiled, size, self.kernel.block)
+        for buffer, argument, const in buffers:
             if not const:
-                mapped, _ = cl.enqueue_map_buffer(device, place, cl.map_flags.READ, 0, argument.shape, argument.dtype)
-                mapped.base.release(device)
-        device.finish()
+                mapped, _ = cl.enqueue_map_buffer(queue, buffer, cl.map_flags.READ, 0, argument.shape, argument.dtype)
+                mapped.base.release(queue)
+        queue.finish()
 
 
+@lru_cache(maxsize=512)
 def load_opencl_kernel(kernel: Kernel) -> OpenCLKernel:
     """*kernel* compiled for the device; the same kernel is compiled once, and kept across processes.
 
     Raises BackendError where pyopencl or a device is missing, where the device cannot hold the kernel's shared memory
     or lacks double precision, and where the text does not compile, with the compiler's words.
     """
-    return _loaded(kernel)
-
-
-@lru_cache(maxsize=512)
-def _loaded(kernel: Kernel) -> OpenCLKernel:
     text = emit(kernel, "opencl")
-    found = _device().device
+    found = _queue().device
     if kernel.threads > found.max_work_group_size:
         raise BackendError(
             f"kernel {kernel.name}: blocks of {kernel.threads} threads, {found.name} has {found.max_work_group_size}"
@@ -153,29 +188,25 @@ def _loaded(kernel: Kernel) -> OpenCLKernel:
         )
     if "cl_khr_fp64" in text and "cl_khr_fp64" not in found.extensions:
         raise BackendError(f"kernel {kernel.name}: double precision, which {found.name} lacks")
-    return OpenCLKernel(kernel, text, _compiled(text, entry_name(kernel), kernel.name))
-
-
-@lru_cache(maxsize=512)
-def _compiled(text: str, name: str, said: str) -> Any:
-    cl, device = _package(), _device()
+    cl = _package()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # compilers remark on what they found to be slow
-            program = cl.Program(device.context, text).build(
+            program = cl.Program(_queue().context, text).build(
                 options=["-w"], cache_dir=str(cache_directory() / "opencl")
             )
-        return cl.Kernel(program, name)
+        return OpenCLKernel(kernel, text, cl.Kernel(program, entry_name(kernel)))
     except cl.Error as error:
-        raise BackendError(f"kernel {said}: OpenCL does not compile it: {error}") from None
+        raise BackendError(f"kernel {kernel.name}: OpenCL does not compile it: {error}") from None
 
 
-def opencl_device_name() -> str | None:
-    """The device's name; None where there is none."""
+def opencl_available() -> bool:
+    """Return whether pyopencl is installed and finds a device."""
     try:
-        return str(_device().device.name)
+        _queue()
     except BackendError:
-        return None
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +220,7 @@ def _package() -> ModuleType:
 
 
 @lru_cache(maxsize=1)
-def _device() -> Any:
+def _queue() -> Queue:
     """A queue of the first device: a GPU where there is one."""
     cl = _package()
     try:
@@ -200,4 +231,5 @@ def _device() -> Any:
         raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' makes one of the CPU")
     chosen = min(devices, key=lambda d: not d.type & cl.device_type.GPU)
     set_processor_name(chosen)
-    return cl.CommandQueue(cl.Context([chosen]))
+    queue: Queue = cl.CommandQueue(cl.Context([chosen]))
+    return queue
