@@ -167,7 +167,7 @@ def counted(launch, times):
     return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
 
 
-if nvrtc.nvrtc_version():
+if nvrtc.nvrtc_available():
     rows = (
         ("plain, four elements", *counted(ElementwiseLaunch(1, 4096, 0, 16, plan_launch(1, kinds, (0, 0)).index), 4)),
         ("template, four elements", *counted(plan_launch(4096, kinds, (0, 0)), 1)),
@@ -183,7 +183,7 @@ Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores",
 [
     (a, f"{len(nvrtc.compile_cuda(aligned_kernel(add, 4099), a).code):,} bytes")
     for a in nvrtc.ARCHITECTURES
-    if nvrtc.nvrtc_version()
+    if nvrtc.nvrtc_available()
 ]
 
 # %% [markdown]

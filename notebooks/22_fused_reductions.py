@@ -199,7 +199,7 @@ text = emit(kernel, "cuda")
 print(text[: text.index("// stage 1")])
 
 # %%
-if nvrtc.nvrtc_version():
+if nvrtc.nvrtc_available():
     print(f"NVRTC {nvrtc.nvrtc_version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
 
 # %%

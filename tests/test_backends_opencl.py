@@ -31,7 +31,7 @@ from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 
 needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
-needs_nvrtc = pytest.mark.skipif(nvrtc.nvrtc_version() is None, reason="no NVRTC")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.nvrtc_available(), reason="no NVRTC")
 needs_c = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
 
 LOADERS = [
@@ -295,7 +295,7 @@ def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with pytest.raises(BackendError, match="NVRTC, which is not here: pip install nvidia-cuda-nvrtc"):
             nvrtc.compile_cuda(DOUBLE)
-        assert nvrtc.nvrtc_version() is None
+        assert not nvrtc.nvrtc_available()
     finally:
         nvrtc._library.cache_clear()
 

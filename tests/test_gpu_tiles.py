@@ -54,7 +54,7 @@ def test_tiles_in_turns_are_right(name: str) -> None:
     assert "copy_async<4>" in text and text.count("__syncthreads();") <= 1 + 2 * (made.kernel.threads.bit_length())
     plain = tile_contraction(parse(PROGRAMS[name]), Hardware(64, 32, 2048, 4096, groups=4))
     assert "copy_async" not in emit(plain.kernel, "cuda")
-    if nvrtc.nvrtc_version() is not None:
+    if nvrtc.nvrtc_available():
         took = nvrtc.compile_cuda(made.kernel, "sm_90").resources
         assert took is not None and took.spills == took.stack == 0 and took.shared <= 48 << 10
 
@@ -70,7 +70,7 @@ def test_the_same_in_blocks_that_wait() -> None:
 
 
 def test_before_sm_80_it_is_a_copy() -> None:
-    if nvrtc.nvrtc_version() is None:
+    if not nvrtc.nvrtc_available():
         pytest.skip("NVRTC is not installed")
     made = tile_contraction(parse(PROGRAMS["product"]), SMALL).kernel
     texts = {a: nvrtc.compile_cuda(made, f"compute_{a}").code.decode() for a in ("75", "80")}

@@ -420,7 +420,7 @@ def test_calls_fit_cupy() -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if nvrtc.nvrtc_version() is None:
+    if not nvrtc.nvrtc_available():
         pytest.skip("NVRTC is not installed")
     folder = tmp_path_factory.mktemp("bundle")
     assert gpu(["bundle", str(folder / "b.zip"), "--quick"]) == 0

@@ -6,18 +6,24 @@ convolutions by torch is captured by torch (``capture_graph_by_torch``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Protocol
 
-from einnet_explore.runtime.cuda.device import cudnn_frontend, cupy_package, missing_for_convolutions
+from einnet_explore.runtime.cuda.device import (
+    Call,
+    DeviceArray,
+    DeviceArrays,
+    cudnn_frontend,
+    cupy_package,
+    missing_for_convolutions,
+)
 from einnet_explore.runtime.cuda.steps import Convolution, Shape, View
 from einnet_explore.support.errors import BackendError
-
-Call = Callable[[], object]
 
 CUDNN_ALIGNMENT_BYTES = 16
 """Bytes that cuDNN expects tensors to begin at a multiple of."""
@@ -30,6 +36,32 @@ MAX_TIMED_PLANS = 12
 
 X, W, Y = 1, 2, 3
 """The frontend's numbers of data, weights and result."""
+
+
+class CudnnGraph(Protocol):
+    """A graph of the frontend's, with the plans that run it."""
+
+    def validate(self) -> None: ...
+
+    def build_operation_graph(self) -> None: ...
+
+    def create_execution_plans(self, heuristics: Sequence[object]) -> None: ...
+
+    def deselect_workspace_greater_than(self, nbytes: int) -> object: ...
+
+    def deselect_numeric_notes(self, notes: Sequence[object]) -> object: ...
+
+    def check_support(self) -> None: ...
+
+    def get_execution_plan_count(self) -> int: ...
+
+    def build_plan_at_index(self, index: int) -> None: ...
+
+    def get_workspace_size_plan_at_index(self, index: int) -> int: ...
+
+    def execute_plan_at_index(
+        self, pointers: dict[int, int], workspace: int, index: int, *, handle: object
+    ) -> None: ...
 
 
 def with_two_spatial_dimensions(step: Convolution) -> Convolution:
@@ -57,7 +89,7 @@ def _row(view: View) -> View:
     return replace(view, shape=(n, c, 1, length), strides=(a, b, d * length, d))
 
 
-def cudnn_graph(library: Any, step: Convolution, handle: object = None) -> Any:
+def cudnn_graph(library: ModuleType, step: Convolution, handle: object = None) -> CudnnGraph:
     """The frontend's graph of *step*, not yet built: tensors ``X``, ``W`` and ``Y``, strides as they lie in memory.
 
     A transposed convolution is the gradient of a convolution by its data; groups follow from the channels.
@@ -81,10 +113,11 @@ def cudnn_graph(library: Any, step: Convolution, handle: object = None) -> Any:
     y = made.conv_fprop(image=x, weight=w, **how) if step.kind == "Conv" else made.conv_dgrad(loss=x, filter=w, **how)
     y.set_output(True).set_uid(Y).set_data_type(single)
     y.set_dim(list(step.out.shape)).set_stride(list(step.out.strides))
-    return made
+    graph: CudnnGraph = made
+    return graph
 
 
-def excluded_notes(library: Any, precision: str) -> list[Any]:
+def excluded_notes(library: ModuleType, precision: str) -> list[object]:
     """The numerical notes of plans that may not be used: float32 means that nothing is rounded before it is multiplied.
 
     cuDNN has TF32 on tensor cores for float32; half precisions for tensors of those types only, so they are TF32 here.
@@ -97,31 +130,33 @@ def excluded_notes(library: Any, precision: str) -> list[Any]:
 class BuiltConvolution:
     """A graph, one of its plans by number, and the workspace that it needs, which is ours."""
 
-    graph: Any
+    graph: CudnnGraph
     index: int
-    workspace: Any
-    handle: Any
+    workspace: DeviceArray
+    handle: object
 
     def call(self, pointers: Mapping[int, int]) -> None:
         """Run on device addresses by number, in the stream that is current in CuPy."""
-        library = cudnn_frontend()
-        assert library is not None
-        library.set_stream(self.handle, cupy_package().cuda.get_current_stream().ptr)
+        _frontend().set_stream(self.handle, cupy_package().cuda.get_current_stream().ptr)
         self.graph.execute_plan_at_index(dict(pointers), int(self.workspace.data.ptr), self.index, handle=self.handle)
 
 
-@lru_cache(maxsize=1)
-def _handle() -> Any:
+def _frontend() -> ModuleType:
     library = cudnn_frontend()
-    assert library is not None
-    return library.create_handle()
+    assert library is not None, "convolutions that do not run on the frontend are bound by torch"
+    return library
+
+
+@lru_cache(maxsize=1)
+def _handle() -> object:
+    return _frontend().create_handle()
 
 
 _BUILT: dict[tuple[object, ...], BuiltConvolution] = {}
 
 
 def build_convolution(
-    step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]
+    step: Convolution, precision: str, buffers: DeviceArrays, timer: Callable[[Call], float]
 ) -> BuiltConvolution:
     """cuDNN's fastest plan for *step* by *timer*, which gives seconds of a call; raises BackendError where it has none.
 
@@ -136,10 +171,9 @@ def build_convolution(
 
 
 def _fastest(
-    step: Convolution, precision: str, buffers: Mapping[str, Any], timer: Callable[[Call], float]
+    step: Convolution, precision: str, buffers: DeviceArrays, timer: Callable[[Call], float]
 ) -> BuiltConvolution:
-    library, cp, handle = cudnn_frontend(), cupy_package(), _handle()
-    assert library is not None
+    library, cp, handle = _frontend(), cupy_package(), _handle()
     made = cudnn_graph(library, step, handle)
     try:
         made.validate()
@@ -168,13 +202,13 @@ def _fastest(
     return best[1]
 
 
-def device_addresses(step: Convolution, buffers: Mapping[str, Any]) -> dict[int, int]:
+def device_addresses(step: Convolution, buffers: DeviceArrays) -> dict[int, int]:
     """Device addresses by the frontend's numbers."""
     places = {X: step.data, W: step.weights, Y: step.out}
     return {n: int(buffers[v.name].data.ptr) + v.offset * buffers[v.name].itemsize for n, v in places.items()}
 
 
-def runs_on_frontend(step: Convolution, buffers: Mapping[str, Any]) -> bool:
+def runs_on_frontend(step: Convolution, buffers: DeviceArrays) -> bool:
     """Whether the frontend is there and takes *step*: every tensor begins where cuDNN expects."""
     return cudnn_frontend() is not None and all(
         p % CUDNN_ALIGNMENT_BYTES == 0 for p in device_addresses(step, buffers).values()
@@ -182,7 +216,7 @@ def runs_on_frontend(step: Convolution, buffers: Mapping[str, Any]) -> bool:
 
 
 def bind_torch_convolution(
-    step: Convolution, buffers: Mapping[str, Any], precision: str, shown: Callable[[View], Any]
+    step: Convolution, buffers: DeviceArrays, precision: str, shown: Callable[[View], DeviceArray]
 ) -> Call:
     """A call of cuDNN through torch on the same memory, in the stream that is current in CuPy.
 
@@ -190,13 +224,13 @@ def bind_torch_convolution(
     """
     if lacking := missing_for_convolutions():
         raise BackendError(f"no library for convolutions: missing {', and '.join(lacking)}")
-    torch: Any = import_module("torch")
+    torch = import_module("torch")
     step = with_two_spatial_dimensions(step)
     x, w, y = (torch.from_dlpack(shown(v)) for v in (step.data, step.weights, step.out))
     half = len(step.strides)
     before, after = step.pads[:half], step.pads[half:]
     where = {"stride": list(step.strides), "dilation": list(step.dilations), "groups": step.group}
-    how: dict[str, Any] = {"benchmark": True, "deterministic": False, "allow_tf32": precision != "float32"}
+    how = {"benchmark": True, "deterministic": False, "allow_tf32": precision != "float32"}
     aten = torch.ops.aten
     if step.kind != "Conv":
         extra = {"padding": list(before), "output_padding": list(torch_output_padding(step))}
@@ -229,7 +263,7 @@ def _torch_padding(before: Shape, after: Shape) -> list[int]:
     return [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair]
 
 
-def run_on_cupy_stream(torch: Any, call: Call) -> object:
+def run_on_cupy_stream(torch: ModuleType, call: Call) -> object:
     """*call* in CuPy's current stream: torch has one of its own."""
     stream = cupy_package().cuda.get_current_stream()
     if stream.ptr in (0, 1, 2) or stream.ptr == torch.cuda.current_stream().cuda_stream:

@@ -15,9 +15,35 @@ from importlib.util import find_spec
 from itertools import cycle
 from statistics import median
 from types import ModuleType
-from typing import Any
+from typing import Protocol, Self, TypeAlias
+
+import numpy as np
 
 from einnet_explore.support.errors import BackendError
+
+
+class DevicePointer(Protocol):
+    """An address on the device, as CuPy gives it."""
+
+    ptr: int
+
+
+class DeviceArray(Protocol):
+    """A CuPy array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    itemsize: int
+    data: DevicePointer
+
+    def reshape(self, shape: int) -> Self: ...
+
+    def __getitem__(self, where: slice) -> Self: ...
+
+    def __setitem__(self, where: object, value: object) -> None: ...
+
+
+DeviceArrays: TypeAlias = Mapping[str, DeviceArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +103,11 @@ def missing_for_products() -> tuple[str, ...]:
     return ()
 
 
-def cublas() -> Any:
+def cublas() -> ModuleType:
     """CuPy's thin layer over cuBLAS; raises ImportError where there is none."""
     # As an attribute, not as a module of that name: the package loads the library from its wheel first.
-    return import_module("cupy_backends.cuda.libs").cublas
+    library: ModuleType = import_module("cupy_backends.cuda.libs").cublas
+    return library
 
 
 def missing_for_convolutions() -> tuple[str, ...]:
@@ -94,7 +121,7 @@ def missing_for_convolutions() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def cudnn_frontend() -> Any | None:
+def cudnn_frontend() -> ModuleType | None:
     """The cuDNN frontend, where it is installed and finds cuDNN; else None."""
     if find_spec("cudnn") is None:
         return None
@@ -227,13 +254,13 @@ def capture_graph(call: Call) -> Call:
     return launch
 
 
-def capture_graph_by_torch(call: Callable[[], Any]) -> Call:
+def capture_graph_by_torch(call: Call) -> Call:
     """*call*, which may call torch and CuPy, as one graph; what it returns is kept alive with it.
 
     Torch captures, so that torch's memory is the graph's; CuPy works in the stream that torch captures.
     """
     cp = cupy_package()
-    torch: Any = import_module("torch")
+    torch = import_module("torch")
     pool = cp.cuda.MemoryPool()
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from einnet_explore.runtime.cuda import convolutions
 from einnet_explore.runtime.cuda.device import (
+    Call,
     CudaDevice,
+    DeviceArray,
+    DeviceArrays,
     capture_graph,
     capture_graph_by_torch,
     cublas,
@@ -130,32 +133,35 @@ CUBLAS_COMPUTE_TYPES = {
 }
 """cuBLAS's name of every precision of a plan."""
 
-Call = Callable[[], object]
+LoadedKernel: TypeAlias = Callable[[tuple[int, int, int], tuple[int, int, int], tuple[object, ...]], object]
+"""A kernel of CuPy's, called with its grid, its block and its arguments."""
 
 
-def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> Any:
+def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> LoadedKernel:
     """The kernel of *step*, from the file *cubin* where that loads here, else compiled from its text.
 
     Raises BackendError; where the text does not compile, with the compiler's words.
     """
-    return _loaded(step.entry, step.text, cubin)
+    return _load(step.entry, step.text, cubin)
 
 
 @lru_cache(maxsize=512)
-def _loaded(name: str, text: str, cubin: str | None) -> Any:
+def _load(name: str, text: str, cubin: str | None) -> LoadedKernel:
     cp = cupy_package()
     if cubin is not None:
         with suppress(cp.cuda.driver.CUDADriverError):  # made for another device or a newer driver
-            return cp.RawModule(path=cubin).get_function(name)
+            loaded: LoadedKernel = cp.RawModule(path=cubin).get_function(name)
+            return loaded
     try:
-        return cp.RawModule(code=text, options=NVRTC_OPTIONS, backend="nvrtc").get_function(name)
+        compiled: LoadedKernel = cp.RawModule(code=text, options=NVRTC_OPTIONS, backend="nvrtc").get_function(name)
+        return compiled
     except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
         raise BackendError(f"kernel {name} is not compiled: {' '.join(str(error).split())[:600]}") from None
 
 
 def bind_step(
     step: Step,
-    buffers: Mapping[str, Any],
+    buffers: DeviceArrays,
     cubin: Callable[[CudaLaunch], str | None] = lambda _: None,
     precision: str = "float32",
 ) -> Call:
@@ -178,14 +184,15 @@ def bind_step(
             return _convolution(step, buffers, precision)
 
 
-def device_view(buffers: Mapping[str, Any], view: View) -> Any:
+def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
     """The device array that *view* means."""
     flat = buffers[view.name].reshape(-1)[view.offset :]
     strides = tuple(s * flat.itemsize for s in view.strides)
-    return cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
+    seen: DeviceArray = cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
+    return seen
 
 
-def _product(step: CudaProduct, buffers: Mapping[str, Any], precision: str) -> Call:
+def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
     """By cuBLAS where the matrices lie as it takes them, else by CuPy, which copies first."""
     cp, library = cupy_package(), cublas()
     calls = gemms(step)
@@ -206,7 +213,7 @@ def _product(step: CudaProduct, buffers: Mapping[str, Any], precision: str) -> C
     one, zero = np.ones((), np.float32), np.zeros((), np.float32)
     single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, CUBLAS_COMPUTE_TYPES[precision])
     algorithm = library.CUBLAS_GEMM_DEFAULT
-    prepared = [_arguments(g, buffers) for g in calls]
+    prepared = [_gemm_arguments(g, buffers) for g in calls]
 
     def call() -> None:
         for transposed, sizes, right, left, out, batch in prepared:
@@ -224,10 +231,16 @@ def _packed(view: View, name: str) -> View:
     return View(name, 0, view.shape, strides)
 
 
-def _arguments(g: Gemm, buffers: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What cuBLAS is given, which counts columns first: the right factor goes before the left one."""
+MatrixAddress: TypeAlias = tuple[int, int, int]
+"""Where a matrix begins on the device, its leading dimension, and the distance of batches in elements."""
 
-    def at(matrix: Any) -> tuple[int, int, int]:
+
+def _gemm_arguments(
+    g: Gemm, buffers: DeviceArrays
+) -> tuple[tuple[int, int], tuple[int, int, int], MatrixAddress, MatrixAddress, MatrixAddress, int]:
+    """The arguments of cuBLAS, which counts columns first: the right factor goes before the left one."""
+
+    def at(matrix: Matrix) -> MatrixAddress:
         held = buffers[matrix.name]
         return int(held.data.ptr) + matrix.offset * held.itemsize, matrix.leading, matrix.step
 
@@ -235,7 +248,7 @@ def _arguments(g: Gemm, buffers: Mapping[str, Any]) -> tuple[Any, ...]:
     return transposed, (g.columns, g.rows, g.depth), at(g.right), at(g.left), at(g.out), g.batch
 
 
-def _convolution(step: Convolution, buffers: Mapping[str, Any], precision: str) -> Call:
+def _convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Call:
     if convolutions.runs_on_frontend(step, buffers):
         built = convolutions.build_convolution(step, precision, buffers, rough_seconds)
         places = convolutions.device_addresses(step, buffers)
@@ -251,7 +264,7 @@ class CudaProgram:
     """
 
     plan: CudaPlan
-    buffers: Mapping[str, Any] = field(repr=False)
+    buffers: DeviceArrays = field(repr=False)
     calls: Sequence[Call] = field(repr=False)
     with_torch: bool = False
 
@@ -260,7 +273,7 @@ class CudaProgram:
         for call in self.calls:
             call()
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs for host arrays *inputs*, as host arrays; raises BackendError for a missing or unfit one."""
         cp = cupy_package()
         for name in self.plan.inputs:
@@ -281,7 +294,9 @@ class CudaProgram:
 
 
 def compile_plan(
-    plan: CudaPlan, weights: Mapping[str, Any] | None = None, cubin: Callable[[CudaLaunch], str | None] = lambda _: None
+    plan: CudaPlan,
+    weights: Mapping[str, np.ndarray] | None = None,
+    cubin: Callable[[CudaLaunch], str | None] = lambda _: None,
 ) -> CudaProgram:
     """*plan* on the device: buffers allocated, *weights* (host arrays) copied, what depends on them alone computed.
 

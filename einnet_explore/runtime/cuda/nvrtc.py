@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from einnet_explore.codegen.language import Kernel, emit, entry_name
 from einnet_explore.support.errors import BackendError
@@ -111,12 +110,18 @@ def compile_text(text: str, name: str, architecture: str = ARCHITECTURES[0]) -> 
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def nvrtc_version() -> str | None:
-    """The compiler's version, such as ``13.5``; None where there is none."""
+def nvrtc_available() -> bool:
+    """Return whether the compiler is installed."""
     try:
-        nvrtc = _library()
+        _library()
     except BackendError:
-        return None
+        return False
+    return True
+
+
+def nvrtc_version() -> str:
+    """The compiler's version, such as ``13.5``; raises BackendError where there is none."""
+    nvrtc = _library()
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check_result(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return f"{major.value}.{minor.value}"
@@ -137,7 +142,7 @@ def _check_result(result: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def _library() -> ctypes.CDLL:
     spec = find_spec("nvidia")
     roots = [Path(p).parent for p in spec.submodule_search_locations or ()] if spec else []
     places = [str(root / folder / name) for root in roots for folder in _FOLDERS for name in _NAMES]
