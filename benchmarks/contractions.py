@@ -16,8 +16,9 @@ import numpy as np
 from einnet_explore.cost import work
 from einnet_explore.ir import Equation, Tensor, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import library_calls
 from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.implementations import BoundEquation
+from einnet_explore.runtime.library_calls import implementations_of
 from einnet_explore.runtime.measurement import time_calls
 
 
@@ -92,8 +93,9 @@ def main(argv: Sequence[str] = ()) -> None:
             array[...] = rng.standard_normal(array.shape)
         constants = {t.name: arrays[t.name] for t in tensors(equation.scope) if t.weight}
         out = aligned_empty(equation.scope.shape)
+        bound = BoundEquation(equation, arrays, out, threads, constants, operators=OPERATORS)
         ways = {}
-        for way in library_calls.implementations_of(equation, arrays, out, {}, OPERATORS, threads, False, constants):
+        for way in implementations_of(bound):
             ways[way.engine] = way
             if way.engine in {"tiled", "tvm"}:
                 break

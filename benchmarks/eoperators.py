@@ -25,7 +25,7 @@ from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program, set_blas_threads
-from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.runtime.tvm_cpu import compile_scope, tune_scope
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] = ()) -> None:
         if arguments.case not in name:
             continue
         scope = parse(text).equations[-1].scope
-        kernel = compile_scope(scope, threads=arguments.threads, tune=arguments.tune)
+        kernel = (tune_scope if arguments.tune else compile_scope)(scope, threads=arguments.threads)
         arrays = [aligned(rng.standard_normal(t.shape)) for t in tensors(scope)]
         elements = prod(scope.shape) + sum(a.size for a in arrays)
         calls: dict[str, Callable[[], object]] = {

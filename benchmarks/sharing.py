@@ -72,7 +72,7 @@ def library(node: onnx.NodeProto, arrays: Mapping[str, Any], threads: int) -> Ca
     outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)]
     graph = helper.make_graph([node], "one", inputs, outputs, [numpy_helper.from_array(arrays[weights], weights)])
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options, providers = session_options(threads, True, False), ["CPUExecutionProvider"]
+    options, providers = session_options(threads), ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
     return lambda: session.run(None, {given: arrays[given]})[0]
 

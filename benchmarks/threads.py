@@ -29,7 +29,7 @@ def sessions(proto: bytes, threads: int) -> dict[str, onnxruntime.InferenceSessi
     plain = onnxruntime.SessionOptions()
     plain.intra_op_num_threads = threads
     plain.log_severity_level = 3
-    options = {"ONNX Runtime's default": plain, "ours": session_options(threads, True, False)}
+    options = {"ONNX Runtime's default": plain, "ours": session_options(threads)}
     return {
         name: onnxruntime.InferenceSession(proto, chosen, providers=["CPUExecutionProvider"])
         for name, chosen in options.items()

@@ -13,6 +13,7 @@ from einnet_explore.ir import Equation, program, tensors
 from einnet_explore.operators import OPERATORS
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.implementations import BoundEquation
 from einnet_explore.runtime.profile_store import C_ENGINE, TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
@@ -53,9 +54,9 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def choose(ways: list[Fake], store: TimeStore, given: dict[str, np.ndarray] | None = None) -> Fake:
-    return implementation_choice.fastest_implementation(
-        EQUATION, ways, given or arrays(), aligned_empty((4, 4)), {"B"}, 1, store
-    )
+    given = given or arrays()
+    bound = BoundEquation(EQUATION, given, aligned_empty((4, 4)), constants={"B": given["B"]})
+    return implementation_choice.fastest_implementation(bound, ways, store)
 
 
 def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_programs_agree_whatever_engine_is_chosen(tmp_path: Path) -> None:
         key = profile_key(made.equations[0], constant=constants)
         for other in ("onnxruntime", "tiled", "tvm"):
             store.record(replace(key, engine=other), 1.0 if other == engine else 2.0, "measured")
-        compiled = compile_program(made, constants=constants, choose=implementation_choice.chooser(1, store))
+        compiled = compile_program(made, constants=constants, choose=implementation_choice.chooser(store))
         assert compiled.engines == {"Y": engine}
         results.append(compiled.run(given)["Y"])
     np.testing.assert_array_equal(*results)

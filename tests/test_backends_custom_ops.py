@@ -23,8 +23,7 @@ def scope_of(text: str) -> Scope:
 
 def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
     kernel = compile_scope(scope, threads=threads)
-    source = kernel.source
-    node = onnx_fragment.kernel_node(source.key, source.shapes, scope.shape, threads, source.inputs, "Y")
+    node = onnx_fragment.kernel_node(kernel.source, kernel.source.inputs, "Y")
     assert node is not None
     shapes = {t.name: t.shape for t in tensors(scope)}
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in kernel.source.inputs]

@@ -31,7 +31,7 @@ from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.gpu_emulation import Elementwise
-from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.implementations import BoundEquation, NativeCall
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
@@ -261,9 +261,8 @@ def held(ways: list[Fake], store: TimeStore, monkeypatch: pytest.MonkeyPatch, ti
         return {name: times[name] for name in calls}
 
     monkeypatch.setattr(implementation_choice, "time_implementations", compared)
-    return implementation_choice.fastest_implementation(
-        LARGE, ways, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)), (), 1, store
-    )
+    bound = BoundEquation(LARGE, {"A": aligned_empty((512, 512))}, aligned_empty((512, 512)))
+    return implementation_choice.fastest_implementation(bound, ways, store)
 
 
 def test_c_wins_where_it_is_faster_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +302,7 @@ def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch
     program = known.batch_norm(4, 3, 5, 6)
     found = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert found is not None
-    chosen = implementation_choice.chooser(threads, TimeStore(tmp_path / "profiles.sqlite"))
+    chosen = implementation_choice.chooser(TimeStore(tmp_path / "profiles.sqlite"))
     made = compile_program(found.end, threads, choose=chosen)
     assert set(made.engines.values()) == {"c"}
     arrays = {t.name: np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in program.inputs}

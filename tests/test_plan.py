@@ -289,8 +289,8 @@ def test_an_original_that_rests_is_opened_again_by_its_next_run(monkeypatch: pyt
 
 def test_waiting_threads_stop_before_the_next_engine_begins() -> None:
     option = "session.intra_op.spin_duration_us"
-    for spinning in (True, False):
-        options = session_options(2, spinning, False)
+    for waiting in ("spin", "sleep"):
+        options = session_options(2, waiting)
         assert (
             float(options.get_session_config_entry(option))
             == measurement.SPIN_SECONDS * 1e6

@@ -52,7 +52,7 @@ def no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def engine(program: Program, store: TimeStore, threads: int = 1) -> str:
     """What is chosen for the last equation of *program*, and gives what it should."""
-    made = compile_program(program, threads, choose=implementation_choice.chooser(threads, store))
+    made = compile_program(program, threads, choose=implementation_choice.chooser(store))
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
     want = evaluate(program, arrays, np.float64)["Y"]
@@ -77,7 +77,7 @@ def test_where_tvm_refuses_the_kernel_in_c_is_taken(store: TimeStore, threads: i
 def test_where_every_engine_refuses_each_says_why(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match=r"equation Y: .*no such intrinsic; no C compiler was found"):
-        compile_program(MOVES, choose=implementation_choice.chooser(1, store))
+        compile_program(MOVES, choose=implementation_choice.chooser(store))
 
 
 @needs_cc

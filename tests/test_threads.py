@@ -12,6 +12,7 @@ from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
 from einnet_explore.runtime import generated, implementation_choice, library_calls
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import (
+    BoundEquation,
     Implementation,
     NativeCall,
     SingleThreaded,
@@ -38,8 +39,11 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
 
 
 def ways_of(equation: Equation, threads: int = 2) -> list[Implementation]:
-    given = arrays_of(equation.scope)
-    return list(library_calls.implementations_of(equation, given, aligned_empty(equation.scope.shape), {}, (), threads))
+    return list(library_calls.implementations_of(bound_of(equation, threads)))
+
+
+def bound_of(equation: Equation, threads: int) -> BoundEquation:
+    return BoundEquation(equation, arrays_of(equation.scope), aligned_empty(equation.scope.shape), threads)
 
 
 def result(way: Implementation, scope: Scope) -> np.ndarray:
@@ -50,10 +54,7 @@ def result(way: Implementation, scope: Scope) -> np.ndarray:
 
 
 def chosen(store: TimeStore) -> Implementation:
-    given = arrays_of(MOVES)
-    return implementation_choice.fastest_implementation(
-        EQUATION, ways_of(EQUATION), given, aligned_empty(MOVES.shape), set(), 2, store
-    )
+    return implementation_choice.fastest_implementation(bound_of(EQUATION, 2), ways_of(EQUATION), store)
 
 
 def test_every_shared_kernel_has_one_for_one_thread() -> None:

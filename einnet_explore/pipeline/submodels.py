@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
-from einnet_explore.runtime.onnx_fragment import opset_imports, session_options
+from einnet_explore.runtime.onnx_fragment import opset_imports, register_custom_ops, session_options
 from einnet_explore.support.errors import Refused
 
 Array = NDArray[Any]
@@ -96,7 +96,9 @@ def open_session(
     *adjust* may change the options; *whole* is what to call a model that is no part of another.
     """
     kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
-    options = session_options(threads, spinning, kernels)
+    options = session_options(threads, "spin" if spinning else "sleep")
+    if kernels:
+        register_custom_ops(options)
     adjust(options)
     try:
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model

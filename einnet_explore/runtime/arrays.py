@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
 from einnet_explore.ir import Scope, tensors
+from einnet_explore.runtime.compiled import CompiledFunction
 from einnet_explore.support.errors import BackendError
 
 Array: TypeAlias = np.ndarray
@@ -32,11 +34,24 @@ def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
     """*array* as it is where a kernel can take it, else an aligned copy."""
     given = np.asarray(array)
     fits = given.dtype == np.dtype(dtype) and given.flags.c_contiguous and given.flags.writeable
-    if fits and given.ctypes.data % ALIGNMENT == 0:
+    if fits and is_packed(given):
         return given
     copy = aligned_empty(given.shape, dtype)
     copy[...] = given
     return copy
+
+
+def is_packed(array: Array) -> bool:
+    """Return whether a kernel takes *array* as it is: contiguous and aligned."""
+    return array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
+
+
+def check_argument(name: str, array: Array, shape: tuple[int, ...], dtype: str = "float32") -> None:
+    """Raise BackendError unless a kernel takes *array* as *name*, of *shape* and *dtype*."""
+    if array.shape != shape or array.dtype != dtype:
+        raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
+    if not is_packed(array):
+        raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
 
 
 class KernelSignature(Protocol):
@@ -55,23 +70,21 @@ class KernelSignature(Protocol):
     def shapes(self) -> tuple[tuple[int, ...], ...]: ...
 
 
-def bind_function(source: KernelSignature, function: Any, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
-    """A call of *function* on *inputs* and *out*; raises as ``Kernel.bind`` does."""
+def bind_function(
+    source: KernelSignature, function: CompiledFunction, inputs: Sequence[Array], out: Array
+) -> Callable[[], object]:
+    """A call of *function* on *inputs* and *out*; raises as ``TvmKernel.bind`` does."""
     shapes = {t.name: t.shape for t in tensors(source.scope)}
     names = source.inputs
     if len(inputs) != len(names):
         raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
-    for name, array in (*zip(names, inputs, strict=True), ("the result", out)):
-        shape = shapes.get(name, source.scope.shape)
-        if array.shape != shape or array.dtype != source.dtype:
-            raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected {source.dtype}{list(shape)}")
-        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-            raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+    for name, array in zip(names, inputs, strict=True):
+        check_argument(name, array, shapes[name], source.dtype)
+    check_argument("the result", out, source.scope.shape, source.dtype)
     if out.size == 0:
         return lambda: None
     given = zip((*inputs, out), source.shapes, strict=True)
-    held = tuple(tvm_ffi.from_dlpack(a.reshape(shape)) for a, shape in given)
-    return lambda: function(*held)
+    return partial(function, *(tvm_ffi.from_dlpack(array.reshape(shape)) for array, shape in given))
 
 
 MAX_RELATIVE_ERROR = 1e-4
@@ -106,7 +119,7 @@ def differences(want: Arrays, got: Arrays) -> tuple[float, float]:
     return absolute, largest_error(want, got)
 
 
-def _difference(want: Any, got: Any) -> float:
+def _difference(want: Array, got: Array) -> float:
     """The largest difference; truth values and unsigned numbers have one too, and of infinities it is none."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(want.astype(np.float64) - got.astype(np.float64))

@@ -38,9 +38,10 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import generated, implementation_choice, library_calls
+from einnet_explore.runtime import generated, implementation_choice
 from einnet_explore.runtime.arrays import Array, aligned_empty
-from einnet_explore.runtime.implementations import Implementation, TiledCall, bind_in_session
+from einnet_explore.runtime.implementations import BoundEquation, TiledCall
+from einnet_explore.runtime.library_calls import implementations_of
 from einnet_explore.runtime.profile_store import UNFUSED_PAIR, TimeStore, profile_key
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.support.errors import BackendError
@@ -66,7 +67,7 @@ def compile_measured(
     """*program* with every engine chosen by measured time, and epilogues fused where that is faster by measurement."""
     joined = fuse_epilogues(program, constants, threads, store, operators)
     return compile_program(
-        joined, threads, constants=constants, operators=operators, choose=implementation_choice.chooser(threads, store)
+        joined, threads, constants=constants, operators=operators, choose=implementation_choice.chooser(store)
     )
 
 
@@ -193,28 +194,27 @@ def _times(
     for t in (*tensors(pair.both.scope), *tensors(pair.second.scope), pair.first.tensor):
         arrays[t.name] = aligned_empty(t.shape)
         arrays[t.name][...] = rng.standard_normal(t.shape)
-    out = aligned_empty(pair.second.scope.shape)
     constants = {name: array for name, array in arrays.items() if name in constant}
+    first = BoundEquation(pair.first, arrays, arrays[pair.first.name], threads, constants, {}, operators)
+    second = replace(first, equation=pair.second, out=aligned_empty(pair.second.scope.shape))
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
-    for e, target in ((pair.first, arrays[pair.first.name]), (pair.second, out)):
-        ways = library_calls.implementations_of(e, arrays, target, {}, operators, threads, False, constants)
-        way = implementation_choice.fastest_implementation(e, ways, arrays, target, constants, threads, store)
-        calls.append(_call(way, arrays, target, constants, threads))
-        seconds.append(_known_seconds(store, e, threads, constant, way.engine))
-    first, second = calls
-    alone = _known_seconds(store, pair.first, threads, constant, "tiled")
-    if all(seconds) and alone > sum(seconds):  # slower even without the epilogue: not compiled
-        return {"tiled": alone, UNFUSED_PAIR: sum(seconds)}
+    for bound in (first, second):
+        way = implementation_choice.fastest_implementation(bound, implementations_of(bound), store)
+        calls.append(bound.bind(way))
+        seconds.append(_known_seconds(store, bound.equation, threads, constant, way.engine))
+    tiled_seconds = _known_seconds(store, pair.first, threads, constant, "tiled")
+    if all(seconds) and tiled_seconds > sum(seconds):  # slower even without the epilogue: not compiled
+        return {"tiled": tiled_seconds, UNFUSED_PAIR: sum(seconds)}
     made = generated.tiled_contraction(pair.both.scope, constants, threads)
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
 
     def run_unfused() -> None:
-        first()
-        second()
+        for call in calls:
+            call()
 
-    one = _call(TiledCall(made, constants), arrays, out, constants, threads)
+    one = replace(second, equation=pair.both).bind(TiledCall(made, constants))
     times = implementation_choice.time_implementations({"tiled": one, UNFUSED_PAIR: run_unfused}, threads)
     if threads > 1:  # two sessions where a plan has one
         times[UNFUSED_PAIR] = max(
@@ -227,11 +227,3 @@ def _known_seconds(store: TimeStore, e: Equation, threads: int, constant: Collec
     """Return the stored time of *e* by *engine*; 0 where there is none."""
     known = store.get(replace(profile_key(e, threads, constant), engine=engine))
     return known.seconds if known is not None else 0.0
-
-
-def _call(
-    way: Implementation, arrays: Mapping[str, Array], out: Array, constants: Mapping[str, Array], threads: int
-) -> Callable[[], object]:
-    """*way* with threads of a session, as a plan has it, where there are several."""
-    call = bind_in_session(way, arrays, out, constants, threads) if threads > 1 else None
-    return call or way.bind(arrays, out)

@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tvm_ffi
@@ -23,7 +22,7 @@ from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
-from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
+from einnet_explore.runtime.arrays import Array, aligned_empty, check_argument
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 
@@ -104,7 +103,7 @@ class TiledContraction:
         return "c" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
-    def function(self) -> Any:
+    def function(self) -> compiled.CompiledFunction:
         """The compiled function, from the cache directory where it is there; raises BackendError where TVM refuses."""
         compiled.use_threads(self.plan.threads)
         known = compiled.load_stored(self.key)
@@ -136,7 +135,7 @@ class TiledContraction:
         second = (plan.packed,) if plan.other is None else (prod(other),)
         return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
 
-    def packed(self, array: Array) -> Array:
+    def pack(self, array: Array) -> Array:
         """The second operand as the function takes it."""
         if self.plan.other is not None:
             return array
@@ -145,26 +144,20 @@ class TiledContraction:
         found[: at.size], found[at.size :] = np.append(array.reshape(-1), np.float32(0))[at], 0
         return found
 
-    def bind(self, arrays: Mapping[str, Array], out: Array, packed: Array | None = None) -> Callable[[], object]:
-        """A call that reads *arrays* (by tensor name) where they are now and writes *out*.
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Callable[[], object]:
+        """A call that reads *arrays* (by tensor name) where they are now and writes *out*; a constant is packed here.
 
-        A constant operand is packed here, unless *packed* is given.  Raises BackendError where an array has another
-        shape or dtype, or is not contiguous and aligned.
+        Raises BackendError where an array has another shape or dtype, or is not contiguous and aligned.
         """
         shapes = {t.name: t.shape for t in tensors(self.scope)}
-        for name, array in (*((n, arrays[n]) for n in self.reads), ("the result", out)):
-            shape = shapes.get(name, self.scope.shape)
-            if array.dtype != np.float32 or array.shape != shape:
-                raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected float32{list(shape)}")
-            if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-                raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
+        for name in self.reads:
+            check_argument(name, arrays[name], shapes[name])
+        check_argument("the result", out, self.scope.shape)
         if out.size == 0:
             return lambda: None
         first, second, *rest = (arrays[name] for name in self.reads)
-        second = self.packed(second) if packed is None else packed
-        held = tuple(tvm_ffi.from_dlpack(a.reshape(-1)) for a in (first, second, *rest, out))
-        function = self.function
-        return lambda: function(*held)
+        given = (first, self.pack(second), *rest, out)
+        return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 
 
 def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> TiledContraction | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
-from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -16,20 +15,21 @@ from onnx import TensorProto, helper
 from einnet_explore.analysis.counts import bytes_moved
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import measurement, onnx_fragment
+from einnet_explore.runtime import measurement
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementations import (
+    BoundEquation,
+    Call,
     Implementation,
-    SingleThreaded,
-    bind_in_session,
     load_implementation,
     single_threaded_variant,
 )
+from einnet_explore.runtime.library_calls import ImplementationChooser
 from einnet_explore.runtime.measurement import stop_after, time_calls
+from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
     ONE_THREAD_SUFFIX,
-    ProfileKey,
     StoredTime,
     TimeStore,
     profile_key,
@@ -67,144 +67,150 @@ UNUSABLE_SECONDS = 1e9
 MAX_RELATIVE_DIFFERENCE = 1e-5
 """How far two engines' results may lie apart, relative to the largest value."""
 
-W = TypeVar("W", bound=Implementation)
+
+def chooser(store: TimeStore) -> ImplementationChooser:
+    """``fastest_implementation`` by *store*, as ``compile_program`` takes it."""
+    return lambda bound, ways: fastest_implementation(bound, ways, store)
 
 
-def chooser(threads: int, store: TimeStore) -> Callable[..., Any]:
-    """``fastest`` for *threads* by *store*, as ``compile_program`` takes it."""
+def fastest_implementation(bound: BoundEquation, ways: Iterable[Implementation], store: TimeStore) -> Implementation:
+    """The implementation of *ways* that takes the least time, by *store*; unknown times are measured now.
 
-    def choose(
-        equation: Equation, ways: Iterable[W], arrays: Mapping[str, Array], out: Array, constants: Collection[str]
-    ) -> W | SingleThreaded:
-        return fastest_implementation(equation, ways, arrays, out, constants, threads, store)
-
-    return choose
-
-
-def fastest_implementation(
-    equation: Equation,
-    ways: Iterable[W],
-    arrays: Mapping[str, Array],
-    out: Array,
-    constants: Collection[str],
-    threads: int,
-    store: TimeStore,
-) -> W | SingleThreaded:
-    """The way of *ways* that takes the least time, by *store*; what it does not know is measured on *arrays* now.
-
-    Arrays that are not named in *constants* are filled with numbers for that.  A way that its engine refuses
+    Arrays that are not constants are filled with numbers for that.  An implementation that its engine refuses
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
     compared where the best of the others leaves something to gain, and again when another version writes such kernels.
-    Where a short kernel by several threads is the best, the same by one thread is compared with it.  What is returned
-    is compiled.  Raises BackendError where none is left.
+    Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
+    compiled.  Raises BackendError where no implementation is left.
     """
-    operands = {t.name: arrays[t.name] for t in tensors(equation.scope)}
-    strided = {name: array.strides for name, array in operands.items() if not array.flags.c_contiguous}
-    key = profile_key(equation, threads, constants, strided)
-    found: list[tuple[float, int, W]] = []
-    unknown: dict[str, tuple[int, W, Callable[[], object]]] = {}
-    refusals: list[str] = []
-    second: tuple[int, W] | None = None
-
-    def call_of(way: W | SingleThreaded) -> Callable[[], object]:
-        # With threads it is the session's threads that count, as in a plan.
-        call = bind_in_session(way, arrays, out, constants, threads) if threads > 1 else None
-        return call or way.bind(arrays, out)
-
-    for n, way in enumerate(ways):
-        known = store.get(replace(key, engine=way.engine))
-        if known is not None:
-            found.append((known.seconds, n, way))
-        elif way.engine == C_ENGINE:
-            second = n, way
-        else:
-            try:
-                unknown[way.engine] = n, way, call_of(way)
-            except BackendError as error:
-                refusals.append(str(error))
-                continue
-        if way.engine == "tiled":
-            break  # plain kernels come after it where they win nowhere, and take long to make
-    if not found and not unknown and second is not None:
-        found.append((UNUSABLE_SECONDS, *second))  # nothing to compare it with
-        second = None
-    if len(unknown) + len(found) == 1 and unknown and second is None:
-        return next(way for _, way, _ in unknown.values())  # nothing to choose between
-    free = [array for name, array in operands.items() if name not in constants]
-    if unknown:
-        _fill_random(free)
-        times = _times({engine: call for engine, (_, _, call) in unknown.items()}, threads)
-        for engine, seconds in times.items():
-            store.record(replace(key, engine=engine), seconds, "measured")
-            n, way, _ = unknown[engine]
-            found.append((seconds, n, way))
-    if second is not None:
-        least, _, best_way = min(found, key=lambda item: item[0])
-        if least > max(
-            NEGLIGIBLE_SECONDS, NEAR_BOUND_RATIO * bytes_moved(equation.scope) / (MAX_BYTES_PER_SECOND * threads)
-        ):
-            _fill_random(free)
-            try:
-                ratio = _time_ratio(call_of(best_way), call_of(second[1]), out, threads)
-            except NoKernel:
-                ratio = inf
-            except BackendError:
-                ratio = None  # it is not taken here: nothing to remember
-            if ratio is not None:
-                seconds = min(least * ratio, UNUSABLE_SECONDS)
-                store.record(replace(key, engine=C_ENGINE), seconds, "measured")
-                found.append((seconds, *second))
-    seconds, way = _take_fastest(found, refusals)
-    if threads == 1 or not NEGLIGIBLE_SECONDS < seconds < SHORT_KERNEL_SECONDS:
-        return way
-
-    def ratio_to(alone: SingleThreaded) -> float:
-        _fill_random(free)
-        return _time_ratio(call_of(way), call_of(alone), out, threads)
-
-    return _with_best_threads(way, seconds, replace(key, engine=way.engine + ONE_THREAD_SUFFIX), store, ratio_to)
+    return _Choice(bound, store).take(ways)
 
 
-def _take_fastest(found: list[tuple[float, int, W]], refusals: list[str]) -> tuple[float, W]:
-    """The time and the way to take of *found* (times, places and ways); what is refused is added to *refusals*."""
-    while found:
-        first = min(found, key=lambda item: item[1])
-        best = min(found, key=lambda item: item[0])
-        taken = best if best[0] * MIN_SPEEDUP < first[0] else first
-        seconds, _, way = taken
+@dataclass(frozen=True)
+class _Candidate:
+    """An implementation, its place among all of an equation, and its time, once it is known."""
+
+    way: Implementation
+    place: int
+    seconds: float = inf
+
+
+class _Choice:
+    """The choice of an implementation of one equation: ``timed`` are candidates whose times are known."""
+
+    def __init__(self, bound: BoundEquation, store: TimeStore) -> None:
+        self.bound, self.store, self.key = bound, store, bound.profile_key
+        self.timed: list[_Candidate] = []
+        self.refusals: list[str] = []
+
+    def take(self, ways: Iterable[Implementation]) -> Implementation:
+        """The fastest of *ways*, as ``fastest_implementation``."""
+        untimed, c_kernel = self._look_up(ways)
+        if c_kernel is None and not self.timed and len(untimed) == 1:
+            return untimed[0][0].way  # nothing to choose between
+        if untimed:
+            self._measure(untimed)
+        if c_kernel is not None:
+            self._compare_c_kernel(c_kernel)
+        best = self._fastest_that_loads()
+        if self.bound.threads > 1 and NEGLIGIBLE_SECONDS < best.seconds < SHORT_KERNEL_SECONDS:
+            return self._with_best_threads(best)
+        return best.way
+
+    def _look_up(self, ways: Iterable[Implementation]) -> tuple[list[tuple[_Candidate, Call]], _Candidate | None]:
+        """The candidates without a stored time, with their calls, and our own C kernel if its time is not stored."""
+        untimed: list[tuple[_Candidate, Call]] = []
+        c_kernel: _Candidate | None = None
+        for place, way in enumerate(ways):
+            candidate, stored = _Candidate(way, place), self.store.get(replace(self.key, engine=way.engine))
+            if stored is not None:
+                self.timed.append(replace(candidate, seconds=stored.seconds))
+            elif way.engine == C_ENGINE:
+                c_kernel = candidate
+            else:
+                try:
+                    untimed.append((candidate, self.bound.bind(way)))
+                except BackendError as error:
+                    self.refusals.append(str(error))
+                    continue
+            if way.engine == "tiled":
+                break  # plain kernels come after it where they win nowhere, and take long to make
+        return untimed, c_kernel
+
+    def _measure(self, untimed: list[tuple[_Candidate, Call]]) -> None:
+        self._fill_inputs()
+        times = _times({candidate.way.engine: call for candidate, call in untimed}, self.bound.threads)
+        for candidate, _ in untimed:
+            self._record(replace(candidate, seconds=times[candidate.way.engine]))
+
+    def _compare_c_kernel(self, c_kernel: _Candidate) -> None:
+        """Add the time of our own C kernel, where the best of the others leaves something to gain."""
+        if not self.timed:
+            self.timed.append(replace(c_kernel, seconds=UNUSABLE_SECONDS))  # nothing to compare it with
+            return
+        best = min(self.timed, key=lambda candidate: candidate.seconds)
+        seconds_at_bound = bytes_moved(self.bound.equation.scope) / (MAX_BYTES_PER_SECOND * self.bound.threads)
+        if best.seconds <= max(NEGLIGIBLE_SECONDS, NEAR_BOUND_RATIO * seconds_at_bound):
+            return
         try:
-            return seconds, load_implementation(way)
-        except BackendError as error:  # its time was stored where it could be compiled
-            refusals.append(str(error))
-            found.remove(taken)
-    raise BackendError("; ".join(refusals) or "no engine takes it")
+            ratio = self._time_ratio(best.way, c_kernel.way)
+        except NoKernel:
+            ratio = inf
+        except BackendError:
+            return  # it is not taken here: nothing to remember
+        self._record(replace(c_kernel, seconds=min(best.seconds * ratio, UNUSABLE_SECONDS)))
+
+    def _fastest_that_loads(self) -> _Candidate:
+        """The candidate to take; engines that refuse are added to ``refusals``."""
+        while self.timed:
+            first = min(self.timed, key=lambda candidate: candidate.place)
+            fastest = min(self.timed, key=lambda candidate: candidate.seconds)
+            best = fastest if fastest.seconds * MIN_SPEEDUP < first.seconds else first
+            try:
+                load_implementation(best.way)
+                return best
+            except BackendError as error:  # its time was stored where it could be compiled
+                self.refusals.append(str(error))
+                self.timed.remove(best)
+        raise BackendError("; ".join(self.refusals) or "no engine takes it")
+
+    def _with_best_threads(self, best: _Candidate) -> Implementation:
+        """*best*, or its kernel by one thread where that is faster.
+
+        Clearly faster, as of any implementation: with several threads others of the session have less of the core.
+        """
+        stored = self.store.get(replace(self.key, engine=best.way.engine + ONE_THREAD_SUFFIX))
+        if stored is not None and stored.seconds * MIN_SPEEDUP >= best.seconds:
+            return best.way
+        try:
+            alone = single_threaded_variant(best.way)
+            if alone is None:
+                return best.way
+            if stored is not None:
+                seconds = stored.seconds
+            else:
+                seconds = min(best.seconds * self._time_ratio(best.way, alone), UNUSABLE_SECONDS)
+                self._record(_Candidate(alone, best.place, seconds))
+            return load_implementation(alone) if seconds * MIN_SPEEDUP < best.seconds else best.way
+        except BackendError:
+            return best.way
+
+    def _record(self, candidate: _Candidate) -> None:
+        """Store the time of *candidate*."""
+        self.store.record(replace(self.key, engine=candidate.way.engine), candidate.seconds, "measured")
+        self.timed.append(candidate)
+
+    def _time_ratio(self, best: Implementation, other: Implementation) -> float:
+        self._fill_inputs()
+        return _time_ratio(self.bound.bind(best), self.bound.bind(other), self.bound.out, self.bound.threads)
+
+    def _fill_inputs(self) -> None:
+        """Fill arrays with numbers of an ordinary size: zeros are quicker, infinities slower."""
+        for name, array in self.bound.operands.items():
+            if name not in self.bound.constants and array.flags.writeable:
+                array[...] = np.random.default_rng(0).standard_normal(array.shape)
 
 
-def _with_best_threads(
-    way: W, seconds: float, key: ProfileKey, store: TimeStore, ratio_to: Callable[[SingleThreaded], float]
-) -> W | SingleThreaded:
-    """*way*, which takes so many *seconds*, or the same by one thread, whose time has this *key*, where it is faster.
-
-    Clearly faster, as of any way: with several threads others of the session have less of the core.
-    """
-    known = store.get(key)
-    if known is not None and known.seconds * MIN_SPEEDUP >= seconds:
-        return way
-    try:
-        alone = single_threaded_variant(way)
-        if alone is None:
-            return way
-        if known is None:
-            ratio = ratio_to(alone)
-            store.record(key, min(seconds * ratio, UNUSABLE_SECONDS), "measured")
-        else:
-            ratio = known.seconds / seconds
-        return load_implementation(alone) if ratio * MIN_SPEEDUP < 1 else way
-    except BackendError:
-        return way
-
-
-def _time_ratio(best: Callable[[], object], other: Callable[[], object], out: Array, threads: int) -> float:
+def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
     """The time of *other* over that of *best*, both writing *out*; infinity where it comes to something else."""
     best()
     want = out.copy()
@@ -225,14 +231,7 @@ def _time_ratio(best: Callable[[], object], other: Callable[[], object], out: Ar
     return times[C_ENGINE] / times["best"]
 
 
-def _fill_random(arrays: Iterable[Array]) -> None:
-    """Numbers of an ordinary size: zeros are quicker, infinities slower."""
-    for array in arrays:
-        if array.flags.writeable:
-            array[...] = np.random.default_rng(0).standard_normal(array.shape)
-
-
-def _times(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str, float]:
+def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
     """Seconds of each call, without what it costs to be called from Python."""
     # With threads everything is measured in a session.
     return {
@@ -241,7 +240,7 @@ def _times(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str,
     }
 
 
-def time_implementations(calls: Mapping[str, Callable[[], object]], threads: int) -> dict[str, float]:
+def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
     """Seconds of each call, which takes *threads* threads: the least of many short samples, taken in turn.
 
     What else runs on the machine only ever adds time, and a choice is kept for good: a sample that nothing disturbed is
@@ -268,17 +267,11 @@ def session_overhead() -> float:
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])
     model: onnx.ModelProto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", onnx_fragment.OPSET)], ir_version=onnx_fragment.IR_VERSION
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
     )
-    session = onnx_fragment.onnx_session(model, 1)
-    binding = session.io_binding()
-    x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    binding.bind_input("x", "cpu", 0, np.float32, [1], x.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, [1], y.ctypes.data)
-    timing = measurement.time_calls({"it": lambda: session.run_with_iobinding(binding)}, rounds=5, min_seconds=0.01)[
-        "it"
-    ]
-    return timing.low
+    session = onnx_session(model, 1)
+    call = bind_session(session, {"x": np.zeros(1, np.float32)}, {"y": np.zeros(1, np.float32)})
+    return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01)["it"].low
 
 
 class ProfileStore(TimeStore):
@@ -314,7 +307,7 @@ def _measure(
         case Program():
             whole = what
             constants = {t.name: _random_array(t.shape) for t in what.inputs if t.weight}
-    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(threads, store))
+    compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store))
     for array in compiled.inputs.values():
         array[...] = _random_array(array.shape)
     if not compiled.calls:

@@ -1,27 +1,26 @@
-"""Implementations of one equation: view, matrix product, TVM kernel, C kernel, tiled kernel."""
+"""Implementations of an equation: view, matrix product, TVM kernel, C kernel, tiled kernel; equations with arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.ir import Scope, Tensor, accesses, tensors
-from einnet_explore.runtime import generated, matrix_products, onnx_fragment, tvm_cpu
+from einnet_explore.ir import Equation, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.operators import Operator
+from einnet_explore.runtime import generated, matrix_products, tvm_cpu
 from einnet_explore.runtime.arrays import Array, bind_function
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
-from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
+from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 
 Call = Callable[[], object]
-W = TypeVar("W", bound="Implementation")
 
 
 class Implementation(Protocol):
@@ -69,7 +68,6 @@ class KernelCall:
 
     scope: Scope
     threads: int = 1
-    tune: bool = False
     engine = "tvm"
 
     @property
@@ -79,18 +77,13 @@ class KernelCall:
     @cached_property
     def kernel(self) -> tvm_cpu.TvmKernel:
         """The compiled kernel; raises BackendError where TVM refuses."""
-        return tvm_cpu.compile_scope(self.scope, "float32", self.threads, self.tune)
+        return tvm_cpu.compile_scope(self.scope, "float32", self.threads)
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        source = self.kernel.source
-        values = [writer.value(name) for name in self.reads]
-        node = onnx_fragment.kernel_node(
-            source.key, source.shapes, source.scope.shape, source.threads, values, writer.output_value(makes)
-        )
-        return writer.append(node)
+        return writer.add_kernel(self.kernel.source, [writer.value(name) for name in self.reads], makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +101,8 @@ class NativeCall:
         return bind_function(self.source, self.source.function, [arrays[name] for name in self.reads], out)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        source = self.source
-        assert source.function is not None
-        values = [writer.value(name) for name in self.reads]
-        node = onnx_fragment.kernel_node(
-            source.key, source.shapes, source.scope.shape, source.threads, values, writer.output_value(makes)
-        )
-        return writer.append(node)
+        assert self.source.function is not None  # it is compiled, or loaded, when it is asked for
+        return writer.add_kernel(self.source, [writer.value(name) for name in self.reads], makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,17 +123,12 @@ class TiledCall:
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         made = self.made
         assert made.function is not None  # it is compiled, or loaded, when it is asked for
-        values = [writer.value(name) for name in self.reads if name != self._packed]
-        if self._packed is not None:
-            values.insert(1, writer.weight(self._packed, made.packed(self.constants[self._packed])))
-        node = onnx_fragment.kernel_node(
-            made.key, made.shapes, made.scope.shape, made.plan.threads, values, writer.output_value(makes)
-        )
-        return writer.append(node)
-
-    @property
-    def _packed(self) -> str | None:
-        return self.reads[1] if self.made.plan.other is None else None
+        first, second, *sides = self.reads
+        if made.plan.other is None:
+            value = writer.weight(second, made.pack(self.constants[second]))
+        else:
+            value = writer.value(second)
+        return writer.add_kernel(made, [writer.value(first), value, *map(writer.value, sides)], makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +177,7 @@ class ViewCall:
         return as_strided(flat, self.scope.shape, tuple(s * flat.itemsize for s in strides))
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        return self._moved.bind(arrays, out)
+        return self._copy.bind(arrays, out)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         source, shape = self.reads[0], self.scope.shape
@@ -202,14 +185,14 @@ class ViewCall:
         if found == (0, row_major_strides(shape)) and prod(writer.shapes[source]) == prod(shape):
             writer.reshape(writer.value(source), shape, makes)
             return True
-        return self._moved.write(writer, makes)
+        return self._copy.write(writer, makes)
 
     @cached_property
-    def _moved(self) -> KernelCall:
+    def _copy(self) -> KernelCall:
         return KernelCall(self.inlined, self.threads)
 
 
-def load_implementation(way: W) -> W:
+def load_implementation(way: Implementation) -> Implementation:
     """*way*, whose kernel is compiled, or loaded, now; raises BackendError where its engine refuses."""
     match way:
         case KernelCall():
@@ -238,30 +221,56 @@ def single_threaded_variant(way: Implementation) -> SingleThreaded | None:
     return None
 
 
-def bind_in_session(
-    way: Implementation, arrays: Mapping[str, Array], out: Array, constants: Collection[str], threads: int
-) -> Call | None:
-    """A call that runs *way* as a session of its own, with the session's threads, as a plan would run it.
+@dataclass(frozen=True, eq=False)
+class BoundEquation:
+    """An *equation*, arrays like those that it will read, and one like *out* that it will write.
 
-    It reads *arrays* where they are now, those named in *constants* once, and writes *out*; None where no session runs
-    it, or an array is not packed.
+    *constants* are the arrays that never change, *views* the scopes of tensors that are views.  A library operator is
+    one of *operators*.
     """
-    fed = tuple(name for name in dict.fromkeys(way.reads) if name not in constants)
-    held = {name: arrays[name] for name in way.reads}
-    if not all(array.flags.c_contiguous for array in held.values()):
-        return None
-    shapes = {**{name: array.shape for name, array in held.items()}, "": out.shape}
-    fixed = {name: array for name, array in held.items() if name in constants}
-    writer = FragmentWriter({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
-    if not way.write(writer, ""):
-        return None
-    made = onnx_session(writer.model(fed, [""]), threads)
-    binding = made.io_binding()
-    for name in fed:
-        binding.bind_input(f"in {name}", "cpu", 0, np.float32, list(shapes[name]), held[name].ctypes.data)
-    binding.bind_output("out", "cpu", 0, np.float32, list(out.shape), out.ctypes.data)
 
-    def call(held: object = (held, out)) -> None:  # the binding knows addresses only
-        made.run_with_iobinding(binding)
+    equation: Equation
+    arrays: Mapping[str, Array]
+    out: Array
+    threads: int = 1
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    views: Mapping[str, Scope] = field(default_factory=dict)
+    operators: Sequence[Operator] = ()
 
-    return call
+    @property
+    def operands(self) -> Mapping[str, Array]:
+        """The arrays that the equation reads."""
+        return {t.name: self.arrays[t.name] for t in tensors(self.equation.scope)}
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        """The key of its measured times."""
+        strided = {name: array.strides for name, array in self.operands.items() if not array.flags.c_contiguous}
+        return profile_key(self.equation, self.threads, self.constants, strided)
+
+    @property
+    def inlined(self) -> Scope:
+        """Its scope, with reads of views replaced by reads of their sources: a kernel follows strides by itself."""
+        return map_tensors(self.equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
+
+    def bind(self, way: Implementation) -> Call:
+        """A call of *way*, by the threads of a session where there are several, as in a compiled program."""
+        call = self._bind_in_session(way) if self.threads > 1 else None
+        return call or way.bind(self.arrays, self.out)
+
+    def _bind_in_session(self, way: Implementation) -> Call | None:
+        """A call of *way* as a session of its own; None where no session runs it, or an array is not packed.
+
+        The session reads constants once, and all other arrays where they are now.
+        """
+        held = {name: self.arrays[name] for name in way.reads}
+        if not all(array.flags.c_contiguous for array in held.values()):
+            return None
+        fed = {name: array for name, array in held.items() if name not in self.constants}
+        fixed = {name: array for name, array in held.items() if name in self.constants}
+        shapes = {**{name: array.shape for name, array in held.items()}, "": self.out.shape}
+        writer = FragmentWriter({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
+        if not way.write(writer, ""):
+            return None
+        session = onnx_session(writer.model(tuple(fed), [""]), self.threads)
+        return bind_session(session, {f"in {name}": array for name, array in fed.items()}, {"out": self.out})

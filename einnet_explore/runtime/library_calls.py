@@ -5,11 +5,11 @@ A library call is a node of a larger session, or a session of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -17,11 +17,12 @@ import onnxruntime
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.codegen.kernel_kind import kernel_kind, outperforms_tiles
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors
-from einnet_explore.operators import OnnxNode, Operator
-from einnet_explore.runtime import generated, matrix_products, onnx_fragment
-from einnet_explore.runtime.arrays import ALIGNMENT, Array
+from einnet_explore.ir import VIEW, Tensor, accesses
+from einnet_explore.operators import OnnxNode
+from einnet_explore.runtime.arrays import Array, is_packed
+from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.implementations import (
+    BoundEquation,
     Implementation,
     KernelCall,
     NativeCall,
@@ -30,8 +31,9 @@ from einnet_explore.runtime.implementations import (
     ViewCall,
     load_implementation,
 )
+from einnet_explore.runtime.matrix_products import bind_matrix_product, match_matrix_product
 from einnet_explore.runtime.native import NativeSource
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, onnx_session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,24 +53,21 @@ class LibraryCall:
 
         What is *fixed* ONNX Runtime has packed once.
         """
-        binding = self._session.io_binding()
-        gathered: list[tuple[Array, Array]] = []
-        held = [out]
+        copies: list[tuple[Array, Array]] = []
+        inputs: dict[str, Array] = {}
         for name, value in zip(self._fed, _values(len(self._fed)), strict=True):
-            array = arrays[name]
-            packed = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-            if packed is not array:
-                gathered.append((packed, array))
-            held.append(packed)
-            binding.bind_input(value, "cpu", 0, np.float32, list(packed.shape), packed.ctypes.data)
-        binding.bind_output("y", "cpu", 0, np.float32, list(self.shape), out.ctypes.data)
-        run = self._session.run_with_iobinding
+            inputs[value] = array = arrays[name]
+            if not array.flags.c_contiguous:
+                inputs[value] = np.empty(array.shape, array.dtype)
+                copies.append((inputs[value], array))
+        run = bind_session(self._session, inputs, {"y": out})
+        if not copies:
+            return run
 
-        def call(held: Sequence[Array] = tuple(held)) -> None:  # the binding knows addresses only
-            del held
-            for packed, array in gathered:
+        def call() -> None:
+            for packed, array in copies:
                 np.copyto(packed, array)
-            run(binding)
+            run()
 
         return call
 
@@ -78,11 +77,11 @@ class LibraryCall:
         for name, shape, order in zip(self.reads, self.node.shapes, self.node.permutations, strict=True):
             value = writer.value_in_shape(name, shape)
             values.append(writer.add("Transpose", [value], perm=list(order)) if order else value)
-        attributes: dict[str, Any] = dict(self.node.attributes)
+        attributes = dict(self.node.attributes)
         if self.node.output == self.shape:
             writer.add(self.node.op_type, values, makes, **attributes)
         else:
-            writer.reshape(writer.add(self.node.op_type, values, **attributes), self.shape, makes)
+            writer.reshape(writer.add(self.node.op_type, values, None, **attributes), self.shape, makes)
         return True
 
     @property
@@ -95,8 +94,8 @@ class LibraryCall:
         same = LibraryCall(self.node, tuple(numbered[n] for n in self.reads), self.shapes, self.shape, self.threads)
         fixed = {numbered[name]: array for name, array in self.fixed.items()}
         if fixed:
-            return _alone(same, fixed)
-        return _shared(self.node, same.reads, self.shapes, self.shape, self.threads)
+            return _open_session(same, fixed)
+        return _open_shared_session(self.node, same.reads, self.shapes, self.shape, self.threads)
 
 
 def _values(number: int) -> tuple[str, ...]:
@@ -104,119 +103,96 @@ def _values(number: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _shared(
+def _open_shared_session(
     node: OnnxNode, reads: tuple[str, ...], shapes: tuple[Shape, ...], shape: Shape, threads: int
 ) -> onnxruntime.InferenceSession:
-    return _alone(LibraryCall(node, reads, shapes, shape, threads), {})
+    return _open_session(LibraryCall(node, reads, shapes, shape, threads), {})
 
 
-def _alone(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
+def _open_session(call: LibraryCall, fixed: Mapping[str, Array]) -> onnxruntime.InferenceSession:
     fed = tuple(name for name in dict.fromkeys(call.reads) if name not in fixed)
     shapes = {**dict(zip(call.reads, call.shapes, strict=True)), "y": call.shape}
     writer = FragmentWriter({**dict(zip(fed, _values(len(fed)), strict=True)), "y": "y"}, shapes, fixed)
     call.write(writer, "y")
-    return onnx_session(writer.model(fed, ["y"]), call.threads, spinning=False)
+    return onnx_session(writer.model(fed, ["y"]), call.threads, waiting="sleep")
 
 
-ImplementationChooser: TypeAlias = (
-    "Callable[[Equation, Iterable[Implementation], Mapping[str, Array], Array, Collection[str]], Implementation]"
-)
-"""What takes one of the ways to run an equation: given arrays like those that it reads, like its result, and the names
-of those that never change."""
+ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementation]], Implementation]
+"""A function that takes one of the implementations of an equation."""
 
 
-def first_implementation(
-    equation: Equation,
-    ways: Iterable[Implementation],
-    arrays: Mapping[str, Array],
-    out: Array,
-    constants: Collection[str],
-) -> Implementation:
-    """The way to take where nothing is measured; raises BackendError where its engine refuses."""
+def first_implementation(bound: BoundEquation, ways: Iterable[Implementation]) -> Implementation:
+    """The implementation to take where nothing is measured; raises BackendError where its engine refuses."""
     return load_implementation(next(iter(ways)))
 
 
-def view_call(equation: Equation, views: Mapping[str, Scope], threads: int) -> ViewCall | None:
-    """*equation* as a view; None where it is none."""
+def view_call(bound: BoundEquation) -> ViewCall | None:
+    """*bound* as a view of an array; None where it is none."""
+    equation = bound.equation
     if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
         return None
-    return ViewCall(equation.scope, inline_views(equation.scope, views), threads)
+    call = ViewCall(equation.scope, bound.inlined, bound.threads)
+    return None if call.view(bound.arrays) is None else call
 
 
-def implementations_of(
-    equation: Equation,
-    arrays: Mapping[str, Array],
-    out: Array,
-    views: Mapping[str, Scope],
-    operators: Sequence[Operator] = (),
-    threads: int = 1,
-    tune: bool = False,
-    constants: Mapping[str, Array] | None = None,
-) -> Iterable[Implementation]:
-    """The ways to run *equation*, the one to take where nothing is measured first; each is made when it is asked for.
+def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
+    """The implementations of *bound*, the one to take where nothing is measured first; each is made when asked for.
 
-    None is compiled here: what an engine refuses it refuses when the way is loaded, and the others are still to be had.
-
-    *arrays* are like those that it will read, *out* like the one it will write; *views* are the scopes of those that
-    are views, *constants* the arrays that never change.
+    None is compiled here: an engine that refuses does so when the implementation is loaded, and the others remain.
     """
+    equation = bound.equation
     if equation.via is None or equation.via.is_library_call:
-        node = _node(equation, arrays, operators, threads, constants or {})
+        node = _library_call(bound)
         if node is not None:
             yield node
-        product = matrix_products.match_matrix_product(equation.scope)
+        product = match_matrix_product(equation.scope)
         # BLAS would keep the program from being one session.
-        if product is not None and out.size and (node is None or not onnx_fragment.custom_ops_available()):
+        if product is not None and bound.out.size and (node is None or not custom_ops_available()):
             call = ProductCall(product)
-            left, right = (arrays[name] for name in call.reads)
-            if matrix_products.bind_matrix_product(product, left, right, out) is not None:
+            left, right = (bound.arrays[name] for name in call.reads)
+            if bind_matrix_product(product, left, right, bound.out) is not None:
                 yield call
-    seen = inline_views(equation.scope, views)
-    kernel_first = outperforms_tiles(kernel_kind(seen, this_machine()))
-    if kernel_first:
-        yield KernelCall(seen, threads, tune)
-    made = generated.tiled_contraction(equation.scope, constants or {}, threads)
-    tiled = (
-        None if made is None or not all(map(_packed, map(arrays.get, made.reads))) else TiledCall(made, constants or {})
-    )
-    if tiled is not None and tiled.made.worthwhile:
-        yield tiled
-    if not kernel_first:
-        yield KernelCall(seen, threads, tune)
-    if tiled is not None and not tiled.made.worthwhile:
-        yield tiled
-    if equation.via is None or equation.via.is_eoperator:
-        yield NativeCall(NativeSource(seen, threads))
+    yield from _kernels(bound)
 
 
-def inline_views(scope: Scope, views: Mapping[str, Scope]) -> Scope:
-    """*scope* with reads of views replaced by reads of what they show: a kernel follows strides by itself."""
+def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
+    """Our own kernels: by TVM, as a tiled contraction, and in C."""
+    scope = bound.inlined
+    kernel = KernelCall(scope, bound.threads)
+    if outperforms_tiles(kernel_kind(scope, this_machine())):
+        yield kernel  # a tile is chosen only if another implementation is asked for
+        order: tuple[Implementation | None, ...] = (_tiled_call(bound),)
+    else:
+        tiled = _tiled_call(bound)
+        order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
+    yield from (way for way in order if way is not None)
+    if bound.equation.via is None or bound.equation.via.is_eoperator:
+        yield NativeCall(NativeSource(scope, bound.threads))
 
-    return map_tensors(scope, lambda tensor: views.get(tensor.name, tensor))
+
+def _tiled_call(bound: BoundEquation) -> TiledCall | None:
+    """*bound* as a tiled contraction; None where it is none, or reads an array that the kernel does not take as it is.
+
+    A view need not be packed and aligned.
+    """
+    made = tiled_contraction(bound.equation.scope, bound.constants, bound.threads)
+    if made is None or not all(name in bound.arrays and is_packed(bound.arrays[name]) for name in made.reads):
+        return None
+    return TiledCall(made, bound.constants)
 
 
-def _packed(array: Array | None) -> bool:
-    """Whether a kernel takes *array* as it is, which a view need not allow."""
-    return array is not None and array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
-
-
-def _node(
-    equation: Equation,
-    arrays: Mapping[str, Array],
-    operators: Sequence[Operator],
-    threads: int,
-    constants: Mapping[str, Array],
-) -> LibraryCall | None:
-    via, shape = equation.via, equation.scope.shape
-    operator = next((o for o in operators if via is not None and via.operator in o.names), None)
+def _library_call(bound: BoundEquation) -> LibraryCall | None:
+    via, shape = bound.equation.via, bound.equation.scope.shape
+    operator = next((o for o in bound.operators if via is not None and via.operator in o.names), None)
     if via is None or operator is None or operator.onnx is None or not prod(shape):
         return None
     # Optional iterators that are absent may be left out of the attributes.
     node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
-    reads = tuple(a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor))
+    reads = tuple(a.source.name for a in accesses(bound.equation.scope.body) if isinstance(a.source, Tensor))
     if node is None or len(reads) != len(node.shapes):
         return None
-    fixed = {name: constants[name] for name in reads if name in constants}
+    fixed = {name: bound.constants[name] for name in reads if name in bound.constants}
     if len(fixed) == len(set(reads)):
         fixed = {}  # it is run once
-    return LibraryCall(node, reads, tuple(arrays[name].shape for name in reads), shape, threads, fixed)
+    shapes = tuple(bound.arrays[name].shape for name in reads)
+    return LibraryCall(node, reads, shapes, shape, bound.threads, fixed)

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
@@ -85,7 +84,7 @@ class NativeSource:
         return "n" + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:39]
 
     @cached_property
-    def function(self) -> Any:
+    def function(self) -> compiled.CompiledFunction:
         """The compiled function, from the cache directory where it is there.
 
         Raises BackendError where there is no C compiler, or it refuses the text, and where the first run fails.

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from einnet_explore.ir import Scope
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import SPIN_SECONDS
@@ -33,6 +34,11 @@ DOMAIN = "einnet"
 
 _LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
 """Where a compiled kernel keeps the runtime's functions that it calls; TVM fills them in when it loads the kernel."""
+
+
+Shape: TypeAlias = tuple[int, ...]
+Waiting: TypeAlias = Literal["spin", "sleep"]
+"""How a session's threads wait for work between two calls: in a loop, or asleep."""
 
 
 def custom_ops_available() -> bool:
@@ -45,15 +51,28 @@ def register_custom_ops(options: onnxruntime.SessionOptions) -> None:
     options.register_custom_ops_library(str(_custom_op_library()))
 
 
-def kernel_node(
-    key: str, shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...], threads: int, reads: Sequence[str], makes: str
-) -> onnx.NodeProto | None:
-    """The function kept under *key* on the values *reads*, giving *makes* in *shape*; None where no session can run it.
+class Kernel(Protocol):
+    """A compiled function of *scope*, kept under *key*; *shapes* are those of its arguments, the result last."""
 
-    *shapes* are those of its arguments, the result last, as the function sees them.  It was loaded before.  The node
-    holds an address; the library that it points into is never unloaded.
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]: ...
+
+    @property
+    def threads(self) -> int: ...
+
+
+def kernel_node(kernel: Kernel, reads: Sequence[str], makes: str) -> onnx.NodeProto | None:
+    """*kernel*, which was loaded before, on the values *reads*, giving *makes*; None where no session can run it.
+
+    The node holds an address; the library that it points into is never unloaded.
     """
-    file = compiled.kernel_file(key)
+    file = compiled.kernel_file(kernel.key)
     if file is None or not custom_ops_available():
         return None
     library = ctypes.CDLL(str(file))
@@ -61,8 +80,11 @@ def kernel_node(
         return None  # loaded a second time, from a file that was replaced: nobody filled these in
     _take_over(library)
     entry = ctypes.cast(library["__tvm_ffi_main"], ctypes.c_void_p).value
-    numbers = [len(shapes), *map(len, shapes), *(n for seen in shapes for n in seen), *shape]
-    return helper.make_node("Kernel", list(reads), [makes], domain=DOMAIN, entry=entry, threads=threads, shapes=numbers)
+    shapes = kernel.shapes
+    numbers = [len(shapes), *map(len, shapes), *(n for seen in shapes for n in seen), *kernel.scope.shape]
+    return helper.make_node(
+        "Kernel", list(reads), [makes], domain=DOMAIN, entry=entry, threads=kernel.threads, shapes=numbers
+    )
 
 
 def _take_over(library: ctypes.CDLL) -> None:
@@ -96,8 +118,6 @@ def _custom_op_library() -> Path | None:
         return None
     return path
 
-
-Shape = tuple[int, ...]
 
 OPSET, IR_VERSION = 21, 10
 
@@ -139,8 +159,9 @@ class FragmentWriter:
         self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
         return target
 
-    def append(self, node: onnx.NodeProto | None) -> bool:
-        """Add *node*; False where there is none."""
+    def add_kernel(self, kernel: Kernel, values: Sequence[str], makes: str) -> bool:
+        """Add *kernel* on *values*, which makes the tensor *makes*; return whether a session can run it."""
+        node = kernel_node(kernel, values, self.output_value(makes))
         if node is not None:
             self.nodes.append(node)
         return node is not None
@@ -192,29 +213,45 @@ def opset_imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdPro
     return [helper.make_opsetid(DOMAIN, 1)] if any(node.domain == DOMAIN for node in nodes) else []
 
 
-def session_options(threads: int, spinning: bool, kernels: bool) -> onnxruntime.SessionOptions:
-    """The options of a session with *threads* threads, which wait in loops if *spinning*, and *kernels* in its graph.
+def session_options(threads: int, waiting: Waiting = "spin") -> onnxruntime.SessionOptions:
+    """The options of a session with *threads* threads.
 
-    Threads that wait in a loop take the cores from whatever else runs on the machine between two calls, by default for
-    32 ms: here for ``measure.SPIN``, which is longer than what lies between two nodes that use them.
+    Threads that spin take the cores from other work between two calls, by default for 32 ms: here for ``SPIN_SECONDS``,
+    which is longer than what lies between two nodes that use them.
     """
     made = onnxruntime.SessionOptions()
     made.intra_op_num_threads = threads
     made.inter_op_num_threads = 1
     made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     made.log_severity_level = 4  # what fails raises with the same words
-    if not spinning:
+    if waiting == "sleep":
         made.add_session_config_entry("session.intra_op.allow_spinning", "0")
     made.add_session_config_entry("session.intra_op.spin_duration_us", str(int(SPIN_SECONDS * 1e6)))
-    if kernels:
-        register_custom_ops(made)
     return made
 
 
-def onnx_session(model: onnx.ModelProto, threads: int, spinning: bool = True) -> onnxruntime.InferenceSession:
+def onnx_session(model: onnx.ModelProto, threads: int, waiting: Waiting = "spin") -> onnxruntime.InferenceSession:
     """*model*, which may hold kernels, in ONNX Runtime."""
-    options = session_options(threads, spinning, bool(opset_imports(model.graph.node)))
+    options = session_options(threads, waiting)
+    if opset_imports(model.graph.node):
+        register_custom_ops(options)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def bind_session(
+    session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+) -> Callable[[], None]:
+    """A call of *session* that reads *inputs* where they are now and writes *outputs*; all are packed, in float32."""
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_input(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+    for name, array in outputs.items():
+        binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+
+    def call(_arrays: object = (inputs, outputs)) -> None:  # the binding knows addresses only
+        session.run_with_iobinding(binding)
+
+    return call
 
 
 ARRAY_ALIGNMENT_BYTES = 64
@@ -253,7 +290,7 @@ def copy_to_large_pages(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     return out
 
 
-def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[Any]:
+def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[onnxruntime.OrtValue]:
     """Let a session with *options* read *arrays*, its initializers of these names, where they are.
 
     What is given back has to live as long as the session.
@@ -261,4 +298,4 @@ def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str,
     values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
     for name, value in values.items():
         options.add_initializer(name, value)
-    return [*values.values()]
+    return list(values.values())

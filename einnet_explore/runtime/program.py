@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +21,15 @@ import onnxruntime
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import library_calls
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
-from einnet_explore.runtime.implementations import Implementation, ViewCall
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
+from einnet_explore.runtime.implementations import BoundEquation, Implementation, ViewCall
+from einnet_explore.runtime.library_calls import (
+    ImplementationChooser,
+    first_implementation,
+    implementations_of,
+    view_call,
+)
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
 from einnet_explore.support.errors import BackendError
 
 
@@ -81,7 +85,7 @@ def set_blas_threads(threads: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _blas_thread_setter() -> Any:
+def _blas_thread_setter() -> Callable[[int], object] | None:
     # NumPy's wheels bring OpenBLAS along; it is loaded already, so this opens no second copy.
     root = Path(np.__file__).parent
     for folder in (root.parent / "numpy.libs", root / ".dylibs"):
@@ -92,7 +96,7 @@ def _blas_thread_setter() -> Any:
                 continue
             for name in _SETTERS:
                 if hasattr(loaded, name):
-                    return getattr(loaded, name)
+                    return loaded[name]
     return None
 
 
@@ -195,8 +199,8 @@ class ContextPool:
 
 
 @contextmanager
-def _memory(what: str) -> Generator[None, None, None]:
-    """Where memory runs out in it that is a BackendError: *what* was to be made, of how many bytes."""
+def _refuse_memory_error(what: str) -> Generator[None, None, None]:
+    """Raise BackendError, which names *what* was to be allocated, where memory runs out."""
     try:
         yield
     except MemoryError as error:
@@ -230,7 +234,7 @@ class CompiledProgram:
             if array.shape != shape:
                 raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
             given[name] = array
-        with _memory("a run of the program"):
+        with _refuse_memory_error("a run of the program"):
             if self._session is None:
                 return self.contexts.run(given)
             feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
@@ -242,22 +246,22 @@ class CompiledProgram:
 
     def execute(self) -> None:
         """Compute ``outputs`` from what the arrays in ``inputs`` hold now, without copies; for one thread at a time."""
-        self._own.execute()
+        self._context.execute()
 
     @property
     def inputs(self) -> Mapping[str, Array]:
         """The arrays that ``execute`` reads."""
-        return self._own.inputs
+        return self._context.inputs
 
     @property
     def outputs(self) -> Mapping[str, Array]:
         """The arrays that ``execute`` writes."""
-        return self._own.outputs
+        return self._context.outputs
 
     @property
     def calls(self) -> Sequence[Callable[[], object]]:
         """What ``execute`` does: nothing where there are only views and constants."""
-        return self._own.calls
+        return self._context.calls
 
     def write(self, names: Mapping[str, str], prefix: str) -> FragmentWriter | None:
         """The program as a piece of an ONNX graph; None where a session cannot run some equation.
@@ -290,7 +294,7 @@ class CompiledProgram:
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
         if not set(inputs).isdisjoint(outputs):
             return None
-        with _memory("the weights of a session"):
+        with _refuse_memory_error("the weights of a session"):
             writer = self.write({name: name for name in (*inputs, *outputs)}, "/")
         if writer is None:
             return None
@@ -300,119 +304,122 @@ class CompiledProgram:
             raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
 
     @cached_property
-    @_memory("the arrays of the program")
-    def _own(self) -> ExecutionContext:
-        held = self._session
-        if held is None:
+    @_refuse_memory_error("the arrays of the program")
+    def _context(self) -> ExecutionContext:
+        session = self._session
+        if session is None:
             return self.contexts.context()
-        binding = held.io_binding()
         shapes = {e.name: e.scope.shape for e in self.program.equations}
         inputs = {name: aligned_empty(shape) for name, shape in self.contexts.inputs.items()}
         outputs = {name: aligned_empty(shapes[name]) for name in self.program.outputs}
-        for name, array in inputs.items():
+        for array in inputs.values():
             array[...] = 0
-            binding.bind_input(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
-        return ExecutionContext(inputs, outputs, (lambda: held.run_with_iobinding(binding),))
+        return ExecutionContext(inputs, outputs, (bind_session(session, inputs, outputs),))
 
 
 def compile_program(
     program: Program,
     threads: int = 1,
-    dtype: npt.DTypeLike = np.float32,
     constants: Mapping[str, npt.ArrayLike] | None = None,
     operators: Sequence[Operator] = OPERATORS,
-    tune: bool = False,
-    choose: library_calls.ImplementationChooser = library_calls.first_implementation,
+    choose: ImplementationChooser = first_implementation,
 ) -> CompiledProgram:
-    """Compile *program* for this CPU.
+    """Compile *program* for this CPU, in float32.
 
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
-    ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *tune* measures the
-    applicable schedules of every kernel, *choose* takes one of an equation's engines.  Raises BackendError, which names
-    the equation, where an engine refuses and where memory runs out.
+    ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *choose* takes one
+    of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses and where
+    memory runs out.
     """
-    if np.dtype(dtype) != np.float32:
-        raise BackendError(f"dtype {np.dtype(dtype)}: programs run in float32")
-    given = constants or {}
-    fixed = {t.name: _constant(t.name, t.shape, given[t.name]) for t in program.inputs if t.name in given}
-    inputs = {t.name: t.shape for t in program.inputs if t.name not in given}
-    # Arrays of the right shapes and strides: nothing is written to those that are no constants.
-    arrays = fixed | {name: _array(f"input {name}", shape) for name, shape in inputs.items()}
-    views: dict[str, Scope] = {}
-    names: dict[str, str] = {}
-    steps: list[ExecutionStep] = []
     set_blas_threads(threads)
-    for n, equation in enumerate(program.equations):
-        out = _array(f"equation {equation.name}", equation.scope.shape)
-        moved = is_transposed_for(equation, *program.equations[n + 1 :])
-        way = _way(equation, arrays, out, views, operators, threads, tune, fixed, choose, moved)
-        names[equation.name] = way.engine
-        match way:
-            case ViewCall():
-                views[equation.name] = library_calls.inline_views(equation.scope, views)
-                shown = way.view(arrays)
-                assert shown is not None
-                out = shown
-                if all(name in fixed for name in way.reads) and not out.flags.c_contiguous:
-                    # What never changes is stored as it is read, once.
-                    out = _constant(equation.name, out.shape, out)
-                    del views[equation.name]
-        arrays[equation.name] = out
-        if all(t.name in fixed for t in tensors(equation.scope)):
-            if way.engine != "view":
-                _first_run(equation, way, arrays, out)
-            fixed[equation.name], names[equation.name] = out, "constant"
+    compiler = _Compiler(program, threads, constants or {}, operators, choose)
+    for n in range(len(program.equations)):
+        compiler.compile(n)
+    contexts = ContextPool(tuple(compiler.steps), compiler.inputs, compiler.constants, program.outputs, threads)
+    return CompiledProgram(program, threads, compiler.engines, contexts)
+
+
+class _Compiler:
+    """The steps of a program, equation by equation; ``constants`` are all arrays that never change."""
+
+    def __init__(
+        self,
+        program: Program,
+        threads: int,
+        constants: Mapping[str, npt.ArrayLike],
+        operators: Sequence[Operator],
+        choose: ImplementationChooser,
+    ) -> None:
+        self.program, self.threads, self.operators, self.choose = program, threads, operators, choose
+        self.inputs = {t.name: t.shape for t in program.inputs if t.name not in constants}
+        self.constants = {
+            t.name: _copy_constant(t.name, t.shape, constants[t.name]) for t in program.inputs if t.name in constants
+        }
+        # Arrays of the right shapes and strides: nothing is written to those that are no constants.
+        self.arrays = self.constants | {name: _allocate(f"input {name}", shape) for name, shape in self.inputs.items()}
+        self.views: dict[str, Scope] = {}
+        self.engines: dict[str, str] = {}
+        self.steps: list[ExecutionStep] = []
+
+    def compile(self, n: int) -> None:
+        """Add the step of equation *n*, or its value where it only depends on constants."""
+        equation = self.program.equations[n]
+        name, scope = equation.name, equation.scope
+        if missing := [t.name for t in tensors(scope) if t.name not in self.arrays]:
+            raise BackendError(f"equation {name} reads {', '.join(missing)}, which nothing before it defines")
+        out = _allocate(f"equation {name}", scope.shape)
+        bound = BoundEquation(equation, self.arrays, out, self.threads, self.constants, self.views, self.operators)
+        way = self._implementation(bound, self.program.equations[n + 1 :])
+        self.engines[name] = way.engine
+        if isinstance(way, ViewCall):
+            out = self._view(bound, way)
+        self.arrays[name] = out
+        if all(t.name in self.constants for t in tensors(scope)):
+            if not isinstance(way, ViewCall):
+                _run_once(bound, way)
+            self.constants[name], self.engines[name] = out, "constant"
         else:
-            steps.append(ExecutionStep(equation.name, equation.scope.shape, way))
-    return CompiledProgram(program, threads, names, ContextPool(tuple(steps), inputs, fixed, program.outputs, threads))
+            self.steps.append(ExecutionStep(name, scope.shape, way))
+
+    def _implementation(self, bound: BoundEquation, later: Sequence[Equation]) -> Implementation:
+        equation = bound.equation
+        try:
+            if not is_transposed_for(equation, *later) and (view := view_call(bound)) is not None:
+                return view
+            return self.choose(bound, implementations_of(bound))
+        except BackendError as error:
+            raise BackendError(f"equation {equation.name}: {error}") from error
+        except Exception as error:  # every engine has classes of its own for its failures
+            via = equation.via.operator if equation.via else "no operator"
+            raise BackendError(f"equation {equation.name} ({via}): {type(error).__name__}: {error}") from error
+
+    def _view(self, bound: BoundEquation, way: ViewCall) -> Array:
+        """The array that *way* shows; a constant is stored as it is read, once."""
+        name = bound.equation.name
+        shown = way.view(self.arrays)
+        assert shown is not None
+        if all(read in self.constants for read in way.reads) and not shown.flags.c_contiguous:
+            return _copy_constant(name, shown.shape, shown)
+        self.views[name] = bound.inlined
+        return shown
 
 
-def _array(what: str, shape: tuple[int, ...]) -> Array:
-    with _memory(what):
+def _allocate(what: str, shape: tuple[int, ...]) -> Array:
+    with _refuse_memory_error(what):
         return aligned_empty(shape)
 
 
-def _constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> Array:
+def _copy_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> Array:
     array = np.asarray(given)
     if array.shape != shape:
         raise BackendError(f"constant {name} has shape {list(array.shape)}, expected {list(shape)}")
-    place = _array(f"constant {name}", shape)
+    place = _allocate(f"constant {name}", shape)
     np.copyto(place, array, casting="unsafe")
     return place
 
 
-def _way(
-    equation: Equation,
-    arrays: Mapping[str, Array],
-    out: Array,
-    views: Mapping[str, Scope],
-    operators: Sequence[Operator],
-    threads: int,
-    tune: bool,
-    constants: Mapping[str, Array],
-    choose: library_calls.ImplementationChooser,
-    moved: bool,
-) -> Implementation:
-    missing = [t.name for t in tensors(equation.scope) if t.name not in arrays]
-    if missing:
-        raise BackendError(f"equation {equation.name} reads {', '.join(missing)}, which nothing before it defines")
+def _run_once(bound: BoundEquation, way: Implementation) -> None:
     try:
-        shown = None if moved else library_calls.view_call(equation, views, threads)
-        if shown is not None and shown.view(arrays) is not None:
-            return shown
-        ways = library_calls.implementations_of(equation, arrays, out, views, operators, threads, tune, constants)
-        return choose(equation, ways, arrays, out, constants)
-    except BackendError as error:
-        raise BackendError(f"equation {equation.name}: {error}") from error
-    except Exception as error:
-        via = equation.via.operator if equation.via else "no operator"
-        raise BackendError(f"equation {equation.name} ({via}): {type(error).__name__}: {error}") from error
-
-
-def _first_run(equation: Equation, way: Implementation, arrays: Mapping[str, Array], out: Array) -> None:
-    try:
-        way.bind(arrays, out)()
-    except Exception as error:
-        raise BackendError(f"equation {equation.name}: {type(error).__name__}: {error}") from error
+        way.bind(bound.arrays, bound.out)()
+    except Exception as error:  # every engine has classes of its own for its failures
+        raise BackendError(f"equation {bound.equation.name}: {type(error).__name__}: {error}") from error

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
+import tvm
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
@@ -100,7 +100,7 @@ class TvmSource:
         return names[min(self.rank, len(names) - 1)]
 
     @cached_property
-    def function(self) -> Any:
+    def function(self) -> tvm.tirx.PrimFunc:
         """The scheduled PrimFunc."""
         inputs, machine = dict(zip(self.inputs, self.shapes, strict=False)), this_machine()
         match self.kind:
@@ -112,14 +112,14 @@ class TvmSource:
             case Rows(nest):
                 return rows.nest_function(nest, inputs, self.threads, machine)
         if self.template == "turn" and (view := body_structure.transposed_view(self.prepared)) is not None:
-            function, _ = self._lowered(view)
+            function, _ = self._lower(view)
             trial = Schedule(function)
             schedule.apply_template("turn", trial, "Y", view, self.threads)
             return trial.mod["main"]
-        function, stages = self._lowered(self.prepared)
-        return _scheduled(function, stages, self.rank, self.template, self.threads)
+        function, stages = self._lower(self.prepared)
+        return _schedule(function, stages, self.rank, self.template, self.threads)
 
-    def _lowered(self, prepared: Scope) -> tuple[Any, Mapping[str, Scope]]:
+    def _lower(self, prepared: Scope) -> tuple[tvm.tirx.PrimFunc, Mapping[str, Scope]]:
         lowered = lower_stages(prepared, self.dtype)
         # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
         known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
@@ -156,7 +156,7 @@ class TvmKernel:
     """A compiled eOperator."""
 
     source: TvmSource
-    function: Any = field(repr=False)
+    function: compiled.CompiledFunction = field(repr=False)
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """The result for *arrays*, in the order of ``source.inputs``; arrays that are not aligned are copied."""
@@ -167,7 +167,7 @@ class TvmKernel:
         out[...] = result
         return out
 
-    def bind(self, inputs: Sequence[Array], out: Array) -> Callable[[], None]:
+    def bind(self, inputs: Sequence[Array], out: Array) -> Callable[[], object]:
         """A call without arguments that reads *inputs* and writes *out*, where they are now.
 
         Raises BackendError where an array has the wrong shape or dtype, or is not contiguous and aligned.
@@ -192,11 +192,14 @@ def load_tvm_kernel(source: TvmSource) -> TvmKernel:
     raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
 
 
-def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: bool = False) -> TvmKernel:
-    """``load(emit(scope))``; with *tune* the best of the applicable schedules by measurement."""
-    first = load_tvm_kernel(tvm_source(scope, dtype, threads))
-    if not tune:
-        return first
+def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:
+    """The kernel of *scope* by the schedule that is expected to be fastest."""
+    return load_tvm_kernel(tvm_source(scope, dtype, threads))
+
+
+def tune_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:
+    """The kernel of *scope* by the fastest of the applicable schedules, by measurement."""
+    first = compile_scope(scope, dtype, threads)
     seen = {first.source.text: first}
     for rank in range(1, 3):
         source = tvm_source(scope, dtype, threads, rank)
@@ -211,7 +214,9 @@ def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1, tune: 
     return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
 
 
-def _scheduled(function: Any, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> Any:
+def _schedule(
+    function: tvm.tirx.PrimFunc, stages: Mapping[str, Scope], rank: int, template: str, threads: int
+) -> tvm.tirx.PrimFunc:
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = Schedule(function)
     for name, scope in stages.items():
