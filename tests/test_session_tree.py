@@ -12,10 +12,10 @@ import einnet_explore as ee
 from einnet_explore.checker.record import RecordError
 from einnet_explore.operators import OPERATORS
 from einnet_explore.session import candidate_benchmark as measuring
+from einnet_explore.session import session as sessions
 from einnet_explore.session.candidate_benchmark import bench
 from einnet_explore.session.session import Session
 from einnet_explore.support.errors import BackendError
-from einnet_explore.viz import views
 
 CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3)
 
@@ -197,8 +197,8 @@ def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             loaded.append(1)
 
     loaded: list[int] = []
-    monkeypatch.setattr(views, "_faces", [])
-    monkeypatch.setattr(views, "entry_points", lambda group: [Installed()] if group == views.FACE_GROUP else [])
+    monkeypatch.setattr(sessions, "_faces", [])
+    monkeypatch.setattr(sessions, "entry_points", lambda group: [Installed()] if group == sessions.FACE_GROUP else [])
     with pytest.raises(ValueError, match=r"no face is installed, .*einnet-explore\[notebook\]"):
         ee.explore(CONV).to_html(tmp_path / "page.html")
     assert loaded and not list(tmp_path.iterdir())
@@ -207,7 +207,7 @@ def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         def page(self, session: Session, title: str) -> str:
             return f"{title}: {session.here}"
 
-    views.register_face(Plain())
+    sessions.register_face(Plain())
     ee.explore(CONV).to_html(tmp_path / "page.html", title="conv")
     assert (tmp_path / "page.html").read_text() == "conv: 0"
 

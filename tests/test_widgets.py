@@ -11,7 +11,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 
 import einnet_explore as ee
 import einnet_widgets
-from einnet_explore.viz import views
+from einnet_explore.session import session as sessions
 from einnet_widgets import describe, monitor
 from einnet_widgets.look import Look
 from einnet_widgets.page import page, recorded
@@ -243,6 +243,6 @@ def test_marimo_is_given_the_explorer_and_the_expression_where_there_is_no_face(
 ) -> None:
     session = ee.explore(CONV)
     assert session._display_() is einnet_widgets.explorer(session)
-    monkeypatch.setattr(views, "_faces", [])
-    monkeypatch.setattr(views, "load_faces", lambda: None)
+    monkeypatch.setattr(sessions, "_faces", [])
+    monkeypatch.setattr(sessions, "load_faces", lambda: None)
     assert session._display_() == session.formula()

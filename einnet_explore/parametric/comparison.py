@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from math import isinf
-from typing import Any
 
 import islpy as isl
 
@@ -357,15 +356,15 @@ class _TermMultisets:
                     return Difference(f"element {x}, indices {values[len(self.head) :]}", tuple(values[:n]))
         return None
 
-    def _total(self, terms: list[Term]) -> dict[Number, Any]:
-        total: dict[Number, Any] = {}
+    def _total(self, terms: list[Term]) -> dict[Number, isl.Set]:
+        total: dict[Number, isl.Set] = {}
         for term in terms:
             k, piece = self.space.given.number(term.coefficient) if self.counts else Fraction(1), self._points(term)
             if not k:
                 continue
-            found: dict[Number, Any] = {}
+            found: dict[Number, isl.Set] = {}
 
-            def add_points(c: Number, points: Any, found: dict[Number, Any] = found) -> None:
+            def add_points(c: Number, points: isl.Set, found: dict[Number, isl.Set] = found) -> None:
                 if c and not points.is_empty():
                     found[c] = found[c] | points if c in found else points
 
@@ -377,7 +376,7 @@ class _TermMultisets:
             total = found
         return total
 
-    def _points(self, term: Term) -> Any:
+    def _points(self, term: Term) -> isl.Set:
         """Return the set at which *term* occurs; raises Undecided if several summation points coincide."""
         space = self.space
         forms = [form for _, at in term.factors for form in at]

@@ -19,9 +19,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import combinations_with_replacement, cycle, permutations, product
 from math import comb, factorial, prod
-from typing import Any
 
 from einnet_explore.ir import Path, Program, read_path
 from einnet_explore.operators import OPERATORS
@@ -151,9 +151,9 @@ def _replay_step(
         program.scope_at(step.at)
     except LookupError as error:
         raise Refused(f"step {n}, {rule.name}: {error}") from None
-    for params in _candidate_parameters(program, rule, step, found, sizes):
+    for match in _candidate_matches(program, rule, step, found, sizes):
         try:
-            after = Match(rule, step.at, params()).apply(program).after
+            after = match().apply(program).after
         except (LookupError, TypeError, ValueError) as error:
             why = str(error)
             continue
@@ -163,11 +163,11 @@ def _replay_step(
     raise Refused(f"step {n}, {rule.name}, does not carry over to {at}: {why}")
 
 
-def _candidate_parameters(
+def _candidate_matches(
     program: Program, rule: Rule[object], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int]
-) -> Iterable[Any]:
+) -> Iterable[Callable[[], Match[object]]]:
     for text in dict.fromkeys((_scale_parameters(step.params, found, sizes), step.params)):
-        yield lambda text=text: rule.decode(program, step.at, json.loads(text))
+        yield partial(rule.match, program, step.at, **json.loads(text))
     shape, numbers = _text_shape(step.params)
     proposed = []
     for params in rule.propose(program, step.at):
@@ -176,7 +176,7 @@ def _candidate_parameters(
         if its_shape == shape:
             proposed.append((sum(a != b for a, b in zip(numbers, its_numbers, strict=True)), params))
     for _, params in sorted(proposed, key=lambda way: way[0]):
-        yield lambda params=params: params
+        yield partial(Match, rule, step.at, params)
 
 
 def _text_shape(params: str) -> tuple[str, list[int]]:

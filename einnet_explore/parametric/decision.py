@@ -8,7 +8,9 @@ conjunctions has an integer solution.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import islpy as isl
 
@@ -25,6 +27,9 @@ from einnet_explore.parametric.size_polynomials import (
     symbols_in,
 )
 from einnet_explore.parametric.space import ParametricSpace
+
+if TYPE_CHECKING:
+    import z3
 
 Z3_RESOURCE_LIMIT = 4_000_000
 """Resource limit of one z3 query, in z3's machine-independent units."""
@@ -129,38 +134,37 @@ def solve_with_z3(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) ->
 
 def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
     """Return the solution of ``solve_with_z3`` by name."""
-    z3 = load_z3()
-    numbers: dict[str, Any] = {}
+    solver = load_z3()
+    numbers: dict[str, z3.ArithRef] = {}
 
-    def value(form: Form) -> Any:
-        total: Any = z3.IntVal(form.get("", 0))
+    def value(form: Form) -> z3.ArithRef:
+        total: z3.ArithRef = solver.IntVal(form.get("", 0))
         for name, k in form.items():
             if name:
-                made: Any = z3.IntVal(k)
+                made: z3.ArithRef = solver.IntVal(k)
                 for part in name.split("*"):
-                    made = made * numbers.setdefault(part, z3.Int(part))
+                    made = made * numbers.setdefault(part, solver.Int(part))
                 total = total + made
         return total
 
-    asked = z3.Solver()
-    asked.set("rlimit", Z3_RESOURCE_LIMIT)
-    asked.add(*(value(row) >= 0 for row in rows))
+    query = solver.Solver()
+    query.set("rlimit", Z3_RESOURCE_LIMIT)
+    query.add(*(value(row) >= 0 for row in rows))
     for conjunction in never:
-        asked.add(z3.Or(*(value(row) < 0 for row in conjunction)) if conjunction else z3.BoolVal(False))
-    answer = asked.check()
-    if answer == z3.unsat:
+        query.add(solver.Or(*(value(row) < 0 for row in conjunction)) if conjunction else solver.BoolVal(False))
+    answer = query.check()
+    if answer == solver.unsat:
         return None
-    if answer == z3.unknown:
-        raise Undecided(f"z3 gives up: {asked.reason_unknown()}")
-    model = asked.model()
+    if answer == solver.unknown:
+        raise Undecided(f"z3 gives up: {query.reason_unknown()}")
+    model = query.model()
     return {v: model.eval(n, model_completion=True).as_long() for v, n in numbers.items()}
 
 
-def load_z3() -> Any:
+def load_z3() -> ModuleType:
     """Return the module z3; raises Undecided if it is not installed."""
     try:
-        import z3
+        return import_module("z3")
     except ImportError:
         why = "products are beyond integer sets, and z3 is not installed (pip install 'einnet-explore[proofs]')"
         raise Undecided(why) from None
-    return z3

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from lark import Token, Tree
 
@@ -59,7 +59,7 @@ from einnet_explore.syntax.parser import unread_equations
 from einnet_explore.syntax.trees import Node, child_trees, integer_literal, name_from_tree, number_from_tree
 
 Schema: TypeAlias = Program
-IntegerMap: TypeAlias = "Callable[[int], Any]"
+IntegerMap: TypeAlias = "Callable[[int], int]"
 
 
 def map_integers(program: Program, change: IntegerMap, index: Callable[[Index], Index] | None = None) -> Program:
@@ -84,7 +84,12 @@ def split_integers(program: Program) -> tuple[Program, tuple[int, ...]]:
 def with_integers(program: Program, values: tuple[SizePolynomial, ...]) -> Schema:
     """Replace the integers of *program* by *values*, in order."""
     rest = iter(values)
-    return map_integers(program, lambda _: next(rest))
+    return map_integers(program, lambda _: as_schema_integer(next(rest)))
+
+
+def as_schema_integer(n: SizePolynomial) -> int:
+    """Return *n* for the place of an integer in a schema."""
+    return n  # type: ignore[return-value]
 
 
 def instantiate_schema(schema: Schema, sizes: Mapping[str, int]) -> Program:
@@ -131,7 +136,7 @@ class _IntegerMapping:
                 return value
             case tuple():
                 return tuple(self.change(n) for n in value)
-        return cast("int", self.change(value))
+        return self.change(value)
 
     def tensor(self, it: Tensor) -> Tensor:
         shape = tuple(map(self.change, it.shape))
@@ -212,16 +217,16 @@ class PrintedPolynomial(int):
     def __format__(self, spec: str) -> str:
         return ("" if self < 0 or spec != "+d" else "+") + str(self)
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> int:
         return self._with_value(-self.held) if self < 0 else self
 
-    def __sub__(self, other: int) -> Any:
+    def __sub__(self, other: int) -> int:
         return self._with_value(self.held - (other.held if isinstance(other, PrintedPolynomial) else other))
 
-    def __add__(self, other: int) -> Any:
+    def __add__(self, other: int) -> int:
         return self._with_value(self.held + (other.held if isinstance(other, PrintedPolynomial) else other))
 
-    def __rsub__(self, other: int) -> Any:
+    def __rsub__(self, other: int) -> int:
         return self._with_value(-self.held + other)
 
     __radd__ = __add__
@@ -428,7 +433,7 @@ class _SchemaReader:
             case Tree(data="iterator", children=[name]):
                 if str(name) in own:
                     return Index(((own[str(name)], 1),))
-                return _constant_index(self.sizes[str(name)])
+                return Index((), as_schema_integer(self.sizes[str(name)]))
             case Tree(data="index_plus" | "index_minus" as op, children=[a, b]):
                 return _add_scaled(self.index(a, own), self.index(b, own), 1 if op == "index_plus" else -1)
             case Tree(data="index_negative", children=[a]):
@@ -445,10 +450,6 @@ class _SchemaReader:
         raise AssertionError(f"{it} has been read before")
 
 
-def _constant_index(n: SizePolynomial) -> Index:
-    return Index((), n)  # type: ignore[arg-type]
-
-
 def _add_scaled(a: Index, b: Index, k: int) -> Index:
     """Return a + k·b with like terms collected, without other simplification."""
     total: dict[Atom, int] = dict(a.terms)
@@ -460,7 +461,7 @@ def _add_scaled(a: Index, b: Index, k: int) -> Index:
 def _divide(a: Index, d: int, quotient: bool) -> Index:
     if not a.terms:  # a quotient of sizes has to be whole
         if quotient and (n := divide_by_monomial(a.const, d)) is not None:
-            return _constant_index(n)
+            return Index((), as_schema_integer(n))
         if isinstance(a.const, int) and isinstance(d, int):
             return Index((), a.const // d if quotient else a.const % d)
     if not isinstance(d, Poly) and d == 1:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import islpy as isl
 
@@ -312,7 +312,7 @@ def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
         raise Undecided(f"integer sets: {error}") from None
 
 
-def smallest_point(points: Any) -> list[int]:
+def smallest_point(points: isl.Set) -> list[int]:
     """Return the lexicographically first point of a nonempty set."""
     point = points.lexmin().sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]

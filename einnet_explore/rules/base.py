@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Generic, ParamSpec, TypedDict, TypeVar
 
 from einnet_explore.analysis.equations import instantiate_at, whole_equation
-from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, scopes, show_path
+from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, read_path, scopes, show_path
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import as_object
 from einnet_explore.support.wording import count_noun
 
 A = ParamSpec("A")
@@ -126,6 +127,15 @@ class Match(Generic[P_co]):
     def __repr__(self) -> str:
         params = ", ".join(f"{name}={value!r}" for name, value in self.rule.encode(self.params).items())
         return f"<{self.rule.name} at {show_path(self.at)}{': ' if params else ''}{params}>"
+
+
+def match_from_json(known: Mapping[str, Rule[object]], program: Program, step: Mapping[str, object]) -> Match[object]:
+    """Return the match of ``Match.to_json``; raises one of ``BAD_STEP_ERRORS`` if *program* or *known* has none."""
+    name, at, params = str(step["rule"]), read_path(str(step["at"])), as_object(step["params"])
+    if name not in known:
+        raise LookupError(f"found the rule {name!r}, expected one of {', '.join(known)}")
+    program.scope_at(at)
+    return Match(known[name], at, known[name].decode(program, at, params))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,19 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
-from einnet_explore.session import records, scripts
+from einnet_explore.session.records import SESSION_FORMAT, SESSION_SUFFIX, from_record
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
-from einnet_explore.session.session import Session
+from einnet_explore.session.session import Session, load_faces
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
 from einnet_explore.viz.graph_figures import Figure, graph_figure
-from einnet_explore.viz.views import load_faces
 
 if TYPE_CHECKING:
     from einnet_explore.pipeline.optimised import Optimised
 
-KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, scripts.SUFFIX: scripts.FORMAT}
+KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """What files of JSON are by their names, where they do not say so themselves."""
 
 
@@ -57,11 +56,11 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
     match data:
         case {"format": str(found)} if found in KINDS.values():
             kind = found
-    if kind == scripts.FORMAT:
+    if kind == SESSION_FORMAT:
         return Session.load(path)
     if kind == SEARCH_FORMAT:
         return saved_search_from_json(Run, data, program_seconds, str(path))
-    return records.from_record(data, source=str(path))
+    return from_record(data, source=str(path))
 
 
 def search(

@@ -1,39 +1,41 @@
-"""Records: a derivation with its certificates as JSON, and back.
+"""Derivations in files: records and session trees as JSON, and Python scripts that repeat the steps.
 
-A record holds its programs in the text form, so that the checker reads it without rules; ``from_record`` applies the
-rules again and sees that they still lead to the same programs.
+A record (``.json``) is one derivation with its certificates.  It holds its programs in the text form, so that the
+checker reads it without rules; ``from_record`` applies the rules again and checks that they still lead to the same
+programs.  A session file (``.eins``) is a tree of derivations, for later releases.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from keyword import iskeyword
 from os import PathLike
-from typing import Any
 
-from einnet_explore.checker.record import FORMAT, VERSION, RecordedStep, RecordError, load_json, read_record
+from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
 from einnet_explore.equivalence.certificate import Certificate, compose_certificates
-from einnet_explore.ir import Program, read_path
-from einnet_explore.operators import OPERATORS
-from einnet_explore.rules import ALL_RULES
-from einnet_explore.rules.base import BAD_STEP_ERRORS, Derivation, Match, Rule
+from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.syntax import text
+from einnet_explore.syntax import parse, text
 
-_RESERVED = ("format", "version", "start", "steps", "certificate")
+_RESERVED_FIELDS = ("format", "version", "start", "steps", "certificate")
 
 
-def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), **meta: Any) -> dict[str, Any]:
-    """*derivation* as plain JSON values, with one certificate a step (or none) and *meta* (case, target, …) beside it.
+def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), **meta: object) -> JsonObject:
+    """Return *derivation* as JSON, with one certificate a step (or none) and the fields *meta* (case, target, …).
 
-    With certificates the record has one of its own, too: what these say of the first and the last program together.
+    With certificates, the record also has their composition: the certificate of the first and the last program.
 
-    Raises ValueError where the certificates are not as many as the steps, or *meta* uses a name of the format.
+    Raises ValueError if the certificates are not as many as the steps, or *meta* uses a name of the format.
     """
     if certificates and len(certificates) != len(derivation.steps):
         raise ValueError(f"{len(certificates)} certificates for {len(derivation.steps)} steps")
-    if taken := [name for name in meta if name in _RESERVED]:
+    if taken := [name for name in meta if name in _RESERVED_FIELDS]:
         raise ValueError(f"{', '.join(taken)}: names of the format itself")
     steps = [
         {
@@ -43,55 +45,199 @@ def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), 
         }
         for n, step in enumerate(derivation.steps)
     ]
-    held = {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
-    if not certificates:
-        return held
-    chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
-    return {**held, "certificate": compose_certificates(chain).to_json()}
+    record: JsonObject = {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
+    if certificates:
+        chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
+        record["certificate"] = compose_certificates(chain).to_json()
+    return record
 
 
 def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, source: str = "<record>") -> Derivation:
-    """The derivation of *record*, its rules applied again.
+    """Return the derivation of *record*, its rules applied again.
 
-    *rules* are those that it may name (all of the library's when None).  Raises RecordError where the record has
-    another form, names an unknown rule, or where a rule is refused or no longer gives the recorded program.
+    *rules* are those that it may name (all of the library's when None).  Raises RecordError if the record has another
+    form, names an unknown rule, or a rule is refused or no longer gives the recorded program.
     """
-    held = read_record(record, source)
+    found = read_record(record, source)
     every = (*ALL_RULES, matching_rule(OPERATORS))
     known = {rule.name: rule for rule in (every if rules is None else rules)}
-    derivation = Derivation(held.start)
-    for n, step in enumerate(held.steps):
-        derivation = _replay_step(derivation, step, known, f"{source}: $.steps[{n}]")
+    derivation = Derivation(found.start)
+    for n, step in enumerate(found.steps):
+        where, what = f"{source}: $.steps[{n}]", f"{step.rule} at {step.at}"
+        if step.rule not in known:
+            raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {', '.join(known)}")
+        written = {"rule": step.rule, "at": step.at, "params": step.params}
+        try:
+            derivation = derivation.then(match_from_json(known, derivation.end, written))
+        except BAD_STEP_ERRORS as error:
+            raise RecordError(f"{where}: {what}: {error}") from None
+        if derivation.end != step.after and text(derivation.end) != text(step.after):
+            raise RecordError(f"{where}.after: {what} now gives another program:\n{text(derivation.end)}")
     return derivation
 
 
-def save_record(path: str | PathLike[str], record: dict[str, Any]) -> None:
+def save_record(path: str | PathLike[str], record: JsonObject) -> None:
     """Write *record* to *path*, whole or not at all; raises OSError."""
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, text.encode(errors="backslashreplace"))  # a case's name may be no UTF-8, but JSON's \udcff
 
 
-def load_record(path: str | PathLike[str]) -> dict[str, Any]:
-    """The record in the file at *path*; raises OSError where it cannot be read, RecordError where it is none."""
+def load_record(path: str | PathLike[str]) -> JsonObject:
+    """Return the record in the file at *path*; raises OSError if it cannot be read, RecordError if it is none."""
     data = load_json(path)
     read_record(data, str(path))
     assert isinstance(data, dict)
     return data
 
 
-def _replay_step(derivation: Derivation, step: RecordedStep, known: dict[str, Rule[object]], where: str) -> Derivation:
-    if step.rule not in known:
-        raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {', '.join(known)}")
-    rule, program, at = known[step.rule], derivation.end, read_path(step.at)
+MATCHING = "operator_matching"
+
+_RESERVED_PARAMETERS = frozenset(("self", "rule", "at"))
+"""The named parameters of ``Session.apply`` itself."""
+
+SESSION_FORMAT, SESSION_VERSION = "einnet-explore session", 1
+SESSION_SUFFIX = ".eins"
+
+
+def derivation_script(derivation: Derivation, rules: Iterable[Rule[object]], operators: tuple[Operator, ...]) -> str:
+    """Return Python that repeats *derivation* on a new session with *rules* and *operators*."""
+    head = _script_head([derivation], rules, operators)
+    return "\n".join([*head, *(_apply_call(step.match) for step in derivation.steps)]) + "\n"
+
+
+def tree_script(
+    nodes: Sequence[Derivation],
+    parents: Sequence[int],
+    here: int,
+    rules: Iterable[Rule[object]],
+    operators: tuple[Operator, ...],
+) -> str:
+    """Return Python that repeats a whole tree of derivations: every node gets the number that it has.
+
+    Old files have twins, equal nodes below one parent, which sessions do not make any more: each gets the number of the
+    first.
+    """
+    lines, at, number, made = _script_head(nodes, rules, operators), 0, {0: 0}, 1
+    for n in range(1, len(nodes)):
+        parent = number[parents[n]]
+        twin = next((k for k in range(1, n) if number[parents[k]] == parent and nodes[k] == nodes[n]), None)
+        if twin is not None:
+            number[n] = number[twin]
+            continue
+        if parent != at:
+            lines.append(f"session.goto({parent})")
+        lines.append(_apply_call(nodes[n].steps[-1].match))
+        number[n] = at = made
+        made += 1
+    if number[here] != at:
+        lines.append(f"session.goto({number[here]})")
+    return "\n".join(lines) + "\n"
+
+
+def _script_head(
+    derivations: Sequence[Derivation], rules: Iterable[Rule[object]], operators: tuple[Operator, ...]
+) -> list[str]:
+    """Return the lines that import the objects of a script and make its session."""
+    program = text(derivations[0].start).replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    used = (step.match.rule for d in derivations for step in d.steps)
+    known = tuple(rule for rule in dict.fromkeys((*rules, *used)) if rule.name != MATCHING)
+    imports: list[str] = []
+    arguments = [
+        "program",
+        *_argument("rules", known, {"RULES": RULES, "INTER_RULES": INTER_RULES}, imports),
+        *_argument("operators", operators, {"OPERATORS": OPERATORS}, imports),
+    ]
+    return [
+        "import einnet_explore as ee",
+        *sorted(dict.fromkeys(imports)),
+        "",
+        f'program = ee.parse("""\n{program}""")',
+        f"session = ee.Session({', '.join(arguments)})",
+    ]
+
+
+def _argument(
+    name: str,
+    objects: Sequence[Rule[object] | Operator],
+    usual: Mapping[str, Sequence[Rule[object] | Operator]],
+    imports: list[str],
+) -> list[str]:
+    """Return *objects* as an argument called *name*, none if they are the default; *imports* are added to."""
+    if objects == tuple(value for values in usual.values() for value in values):
+        return []
+    items = []
+    for group, values in usual.items():
+        some = [value.name for value in values if value in objects]
+        if some:
+            imports.append(f"from {importable_name(values)[0]} import {group}")
+            items.append(f"*{group}" if len(some) == len(values) else f"*(x for x in {group} if x.name in {some})")
+    for value in objects:
+        if not any(value in values for values in usual.values()):
+            module, item = importable_name(value)
+            imports.append(f"from {module} import {item}")
+            items.append(item)
+    return [f"{name}=({', '.join(items)},)"]
+
+
+def importable_name(value: object) -> tuple[str, str]:
+    """Return the module that has *value* under a public name, and that name: the notebook first, then the shortest.
+
+    Raises LookupError if there is none, so that a script cannot name it.
+    """
+    found = [
+        (module != "__main__", module.count("."), module, name)
+        for module, contents in list(sys.modules.items())
+        for name, each in list(getattr(contents, "__dict__", {}).items())
+        if each is value and name.isidentifier() and not name.startswith("_")
+    ]
+    if not found:
+        raise LookupError(
+            f"{value!r} has no name in any module: give it one where it is made, so that a script can import it"
+        )
+    *_, module, name = min(found)
+    return module, name
+
+
+def _apply_call(match: Match[object]) -> str:
+    written = match.to_json()
+    params = {k: v for k, v in written["params"].items() if v is not None}
+    if all(k.isidentifier() and not iskeyword(k) and k not in _RESERVED_PARAMETERS for k in params):
+        arguments = "".join(f", {k}={v!r}" for k, v in params.items())
+        return f"session.apply({written['rule']!r}, at={written['at']!r}{arguments})"
+    # Users' rules may have parameters with names that Python reserves.
+    return f"session.apply(session.match({written['rule']!r}, {match.at!r}, {params!r}))"
+
+
+def tree_to_json(nodes: Sequence[Derivation], parents: Sequence[int], here: int) -> JsonObject:
+    """Return a tree of derivations as JSON."""
+    steps = [{"parent": parents[n], **nodes[n].steps[-1].match.to_json()} for n in range(1, len(nodes))]
+    start = text(nodes[0].end)
+    return {"format": SESSION_FORMAT, "version": SESSION_VERSION, "start": start, "steps": steps, "here": here}
+
+
+def tree_from_json(
+    data: object, known: Mapping[str, Rule[object]], source: str = "<session>"
+) -> tuple[list[Derivation], list[int], int]:
+    """Return the nodes, their parents, and the current node; raises RecordError if *data* is no such tree."""
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (SESSION_FORMAT, SESSION_VERSION):
+        raise RecordError(f"{source}: expected {SESSION_FORMAT!r} version {SESSION_VERSION}")
+    where = "$"
     try:
-        program.scope_at(at)
-        longer = derivation.then(Match(rule, at, rule.decode(program, at, step.params)))
+        nodes, parents = [Derivation(parse(data["start"]))], [-1]
+        for n, step in enumerate(json_field(data, "steps", list)):
+            where = f"$.steps[{n}]"
+            parent = json_field(step, "parent", int)
+            if not 0 <= parent < len(nodes):
+                raise RecordError(f"{source}: {where}.parent: found {parent}, expected 0 to {len(nodes) - 1}")
+            nodes.append(nodes[parent].then(match_from_json(known, nodes[parent].end, step)))
+            parents.append(parent)
+        where = "$.here"
+        if type(here := data["here"]) is not int or not 0 <= here < len(nodes):
+            raise RecordError(f"{source}: $.here: found {here!r}, expected 0 to {len(nodes) - 1}")
+    except RecordError:
+        raise
+    except KeyError as error:
+        raise RecordError(f"{source}: {where}: {error} is missing") from None
     except BAD_STEP_ERRORS as error:
-        raise RecordError(f"{where}: {step.rule} at {step.at}: {error}") from None
-    if not _same_text(longer.end, step.after):
-        raise RecordError(f"{where}.after: {step.rule} at {step.at} now gives another program:\n{text(longer.end)}")
-    return longer
-
-
-def _same_text(one: Program, other: Program) -> bool:
-    return one == other or text(one) == text(other)
+        raise RecordError(f"{source}: {where}: {error}") from None
+    return nodes, parents, here

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from os import PathLike
-from typing import Any, Self, TypeAlias, TypeVar
+from types import NoneType
+from typing import Self, TypeAlias, TypeVar
 
 from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
-from einnet_explore.rules import ALL_RULES, Match
-from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, Rule
+from einnet_explore.rules import ALL_RULES, Match, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.limits import MEMORY_LIMIT
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import parse, text
@@ -78,7 +80,7 @@ class RunningSearch:
         self.events = 0
         self._door, self._event = threading.RLock(), threading.RLock()
         self._events_to_replay: int | None = None
-        self._going: Any = None
+        self._going: Generator[SearchEvent] | None = None
         self.error: BaseException | None = None
         self._observers: list[Observer] = []
         self._stopped = threading.Event()
@@ -121,7 +123,7 @@ class RunningSearch:
             pass
         with self._event:
             if self._going is None:
-                self._going = iter(self.search.run())
+                self._going = (event for event in self.search.run())
             events, first = self.events, self.first_found
             held = [(kept, len(kept)) for kept in (self.search.states, self.candidates, self.pruned, self.refused)]
             try:
@@ -135,7 +137,7 @@ class RunningSearch:
                     for kept, count in held:
                         del kept[count:]
                     self.first_found = first
-                    self.require_replay(events)
+                    self.behind(events)
                 raise
 
     @contextmanager
@@ -144,7 +146,7 @@ class RunningSearch:
         with self._door, self._event:
             yield
 
-    def require_replay(self, events: int) -> None:
+    def behind(self, events: int) -> None:
         """Say that what this run holds is what its search says in its first *events* events, and that it has to be run.
 
         So it is where the run was loaded, or broken off.
@@ -158,7 +160,7 @@ class RunningSearch:
         """
         held = self.search
         again = Search(held.start, held.cost, held.options)
-        going = iter(again.run())
+        going = (event for event in again.run())
         said = 0
         for _ in islice(going, events):
             said += 1
@@ -258,45 +260,50 @@ SEARCH_SUFFIX = ".einx"
 R = TypeVar("R", bound=RunningSearch)
 
 
-def saved_search_to_json(run: RunningSearch) -> dict[str, Any]:
-    """*run* as plain JSON values; one that runs in a thread waits meanwhile, so that all of it is of one moment."""
+def saved_search_to_json(run: RunningSearch) -> JsonObject:
+    """Return *run* as JSON; a run in a thread is paused meanwhile, so that all results are of one moment."""
     with run.paused():
-        return _search_to_json(run)
+        search = run.search
+        return {
+            "format": SEARCH_FORMAT,
+            "version": SAVED_VERSION,
+            "start": text(search.start),
+            "target": list(run.target),
+            "limit": run.limit,
+            "most": run.most,
+            "options": _options_to_json(search.options),
+            "events": run.events,
+            "seconds": run.seconds,
+            "complete": search.complete,
+            "ended": search.ended,
+            "expanded": sorted(search.expanded),
+            "pruned": search.pruned,
+            "first_found": run.first_found,
+            "states": [
+                {
+                    "parent": s.parent,
+                    "depth": s.depth,
+                    "phase": s.phase,
+                    "distance": s.distance,
+                    "steps": [m.to_json() for m in s.matches],
+                }
+                for s in search.states
+            ],
+            "candidates": [{"state": c.state, "seconds": c.seconds, "how": c.how} for c in run.candidates],
+            "prunings": [
+                {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": [m.to_json() for m in p.matches]}
+                for p in run.pruned
+            ],
+            "refusals": [
+                {"state": r.state, "at": show_path(r.at), "target": r.target, "why": r.why} for r in run.refused
+            ],
+        }
 
 
-def _search_to_json(run: RunningSearch) -> dict[str, Any]:
-    search = run.search
-    return {
-        "format": SEARCH_FORMAT,
-        "version": SAVED_VERSION,
-        "start": text(search.start),
-        "target": list(run.target),
-        "limit": run.limit,
-        "most": run.most,
-        "options": _options_to_json(search.options),
-        "events": run.events,
-        "seconds": run.seconds,
-        "complete": search.complete,
-        "ended": search.ended,
-        "expanded": sorted(search.expanded),
-        "pruned": search.pruned,
-        "first_found": run.first_found,
-        "states": [
-            {
-                "parent": s.parent,
-                "depth": s.depth,
-                "phase": s.phase,
-                "distance": s.distance,
-                "steps": _steps_to_json(s.matches),
-            }
-            for s in search.states
-        ],
-        "candidates": [{"state": c.state, "seconds": c.seconds, "how": c.how} for c in run.candidates],
-        "prunings": [
-            {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": _steps_to_json(p.matches)} for p in run.pruned
-        ],
-        "refusals": [{"state": r.state, "at": show_path(r.at), "target": r.target, "why": r.why} for r in run.refused],
-    }
+def _options_to_json(options: Options) -> JsonObject:
+    """Return every option but the targets, which the run names."""
+    plain: JsonObject = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
+    return plain | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
 
 
 def save_search(run: RunningSearch, path: str | PathLike[str]) -> None:
@@ -305,98 +312,99 @@ def save_search(run: RunningSearch, path: str | PathLike[str]) -> None:
 
 
 def load_search(kind: type[R], path: str | PathLike[str], cost: Cost) -> R:
-    """The run in the file at *path*; *cost* prices what it finds when it goes on.  Raises OSError or RecordError."""
+    """Return the run in the file at *path*, which continues with *cost*.  Raises OSError or RecordError."""
     return saved_search_from_json(kind, load_json(path), cost, str(path))
 
 
 def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") -> R:
-    """The run that *data* describes; raises RecordError where it has another form or its steps do not apply."""
+    """Return the run that *data* describes; raises RecordError if it has another form or its steps do not apply."""
     if not isinstance(data, dict) or "format" not in data or "version" not in data:
         raise RecordError(f"{source}: expected a saved search, an object with format and version")
     if (data["format"], data["version"]) != (SEARCH_FORMAT, SAVED_VERSION):
         found = f"{data['format']!r} version {data['version']}"
         raise RecordError(f"{source}: found {found}, expected {SEARCH_FORMAT!r} version {SAVED_VERSION}")
     try:
-        return _restore(kind, data, cost)
-    except RecordError as error:
-        raise RecordError(f"{source}: {error}") from None
+        run = _start_of_saved_search(kind, data, cost)
+        _restore_results(run, data)
     except KeyError as error:
         raise RecordError(f"{source}: {error} is missing") from None
     except BAD_STEP_ERRORS as error:
         raise RecordError(f"{source}: {error}") from None
-
-
-def _restore(kind: type[R], data: Mapping[str, Any], cost: Cost) -> R:
-    options = dict(data["options"])
-    if unknown := set(options) - {f.name for f in fields(Options)}:
-        raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
-    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    options["rules"] = tuple(_find_rule(known, name) for name in options["rules"])
-    options["fixed"] = frozenset(options["fixed"])
-    limits = {"limit": data["limit"], "states": data.get("most")}  # older files do not say how many states at most
-    run = kind(parse(data["start"]), cost, target=data["target"], options=Options(**options), **limits)
-    search = run.search
-    known["operator_matching"] = matching_rule(search.options.targets)
-    for n, each in enumerate(data["states"]):
-        if not (0 <= each["parent"] < max(n, 1)):
-            raise RecordError(f"state {n}: found parent {each['parent']}, expected an earlier state")
-        before = search.states[each["parent"]].program if n else search.start
-        matches, program = _replay_steps(known, before, each["steps"], f"state {n}")
-        search.states.append(State(n, each["parent"], matches, program, each["depth"], each["phase"], each["distance"]))
-    there = range(len(search.states))
-    for n, each in enumerate(data["candidates"]):
-        derivation = search.derivation(_check_state(each, "state", there, f"candidate {n}"))
-        run.candidates.append(Candidate(each["state"], derivation, float(each["seconds"]), each["how"]))
-    for n, each in enumerate(data["prunings"]):
-        _check_state(each, "parent", there, f"pruning {n}")
-        matches, _ = _replay_steps(known, search.states[each["parent"]].program, each["steps"], f"pruning {n}")
-        run.pruned.append(Pruned(each["parent"], matches, each["why"], each["twin"]))
-    for n, each in enumerate(data["refusals"]):
-        _check_state(each, "state", there, f"refusal {n}")
-    run.refused = [MatchRefused(r["state"], read_path(r["at"]), r["target"], r["why"]) for r in data["refusals"]]
-    search.pruned, search.complete, search.ended = data["pruned"], data["complete"], data["ended"]
-    search.expanded.update(data["expanded"])
-    search.best = min((c.seconds for c in run.candidates), default=float("inf"))
-    first = data["first_found"]
-    run.first_found = None if first is None else (first[0], first[1])
-    run.seconds = float(data["seconds"])
-    run.require_replay(data["events"])
     return run
 
 
-def _check_state(entry: Mapping[str, Any], key: str, there: range, where: str) -> int:
-    if not isinstance(found := entry[key], int) or found not in there:
-        raise RecordError(f"{where}: found {key} {found!r}, expected one of the {len(there)} states")
-    return found
+def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
+    """Return the run without results."""
+    options = dict(json_field(data, "options", dict))
+    if unknown := set(options) - {f.name for f in fields(Options)}:
+        raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
+    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+    if strange := [name for name in options["rules"] if name not in known]:
+        raise RecordError(f"found the rule {strange[0]!r}, expected one of {', '.join(known)}")
+    options["rules"] = tuple(known[name] for name in options["rules"])
+    options["fixed"] = frozenset(options["fixed"])
+    return kind(
+        parse(json_field(data, "start", str)),
+        cost,
+        target=json_field(data, "target", list),
+        limit=json_field(data, "limit", int, float, NoneType),
+        states=json_field({"most": None, **data}, "most", int, NoneType),  # older files have no limit of states
+        options=Options(**options),
+    )
 
 
-def _options_to_json(options: Options) -> dict[str, Any]:
-    """Every option but the targets, which the run names."""
-    said: dict[str, Any] = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
-    return said | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
+def _restore_results(run: RunningSearch, data: JsonObject) -> None:
+    search = run.search
+    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(search.options.targets))}
+    for n, entry in enumerate(json_field(data, "states", list)):
+        parent = json_field(entry, "parent", int)
+        if not 0 <= parent < max(n, 1):
+            raise RecordError(f"state {n}: found parent {parent}, expected an earlier state")
+        before = search.states[parent].program if n else search.start
+        matches, program = _replay_steps(known, before, json_field(entry, "steps", list), f"state {n}")
+        phase, distance = json_field(entry, "phase", str), json_field(entry, "distance", int, NoneType)
+        search.states.append(State(n, parent, matches, program, json_field(entry, "depth", int), phase, distance))
+    count = len(search.states)
+    for n, entry in enumerate(json_field(data, "candidates", list)):
+        state = _state_field(entry, "state", count, f"candidate {n}")
+        seconds, how = float(json_field(entry, "seconds", int, float)), json_field(entry, "how", str)
+        run.candidates.append(Candidate(state, search.derivation(state), seconds, how))
+    for n, entry in enumerate(json_field(data, "prunings", list)):
+        parent = _state_field(entry, "parent", count, f"pruning {n}")
+        steps, program = json_field(entry, "steps", list), search.states[parent].program
+        matches, _ = _replay_steps(known, program, steps, f"pruning {n}")
+        why, twin = json_field(entry, "why", str), json_field(entry, "twin", int, NoneType)
+        run.pruned.append(Pruned(parent, matches, why, twin))
+    for n, entry in enumerate(json_field(data, "refusals", list)):
+        state = _state_field(entry, "state", count, f"refusal {n}")
+        at, target = read_path(json_field(entry, "at", str)), json_field(entry, "target", str)
+        run.refused.append(MatchRefused(state, at, target, json_field(entry, "why", str)))
+    search.pruned = json_field(data, "pruned", int)
+    search.complete, search.ended = json_field(data, "complete", bool), json_field(data, "ended", bool)
+    search.expanded.update(json_field(data, "expanded", list))
+    search.best = min((c.seconds for c in run.candidates), default=float("inf"))
+    if first := json_field(data, "first_found", list, tuple, NoneType):
+        run.first_found = first[0], first[1]
+    run.seconds = float(json_field(data, "seconds", int, float))
+    run.behind(json_field(data, "events", int))
 
 
-def _steps_to_json(matches: Iterable[Match[object]]) -> list[MatchJson]:
-    return [match.to_json() for match in matches]
-
-
-def _find_rule(known: Mapping[str, Rule[object]], name: str) -> Rule[object]:
-    if name not in known:
-        raise RecordError(f"found the rule {name!r}, expected one of {', '.join(known)}")
-    return known[name]
+def _state_field(entry: object, name: str, count: int, where: str) -> int:
+    state = json_field(entry, name, int)
+    if not 0 <= state < count:
+        raise RecordError(f"{where}: found {name} {state!r}, expected one of the {count} states")
+    return state
 
 
 def _replay_steps(
-    known: Mapping[str, Rule[object]], program: Program, steps: Iterable[Mapping[str, Any]], where: str
+    known: Mapping[str, Rule[object]], program: Program, steps: Iterable[Mapping[str, object]], where: str
 ) -> tuple[tuple[Match[object], ...], Program]:
     matches: list[Match[object]] = []
     for step in steps:
-        rule, at = _find_rule(known, step["rule"]), read_path(step["at"])
+        name, at = step["rule"], step["at"]
         try:
-            program.scope_at(at)
-            match = Match(rule, at, rule.decode(program, at, step["params"]))
-            program = match.apply(program).after
+            matches.append(match_from_json(known, program, step))
+            program = matches[-1].apply(program).after
         except BAD_STEP_ERRORS as error:
-            raise RecordError(f"{where}: {rule.name} at {step['at']}: {error}") from None
-        matches.append(match)
+            raise RecordError(f"{where}: {name} at {at}: {error}") from None
     return tuple(matches), program

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
@@ -19,7 +20,7 @@ from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
-from einnet_explore.session import records, scripts
+from einnet_explore.session import records
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
 from einnet_explore.session.explanations import Refusal, Refusals, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
@@ -31,9 +32,9 @@ from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure
 from einnet_explore.viz.tables import Matches, TextTable
-from einnet_explore.viz.views import Formula, face
+from einnet_explore.viz.views import Formula
 
-Observer: TypeAlias = "Callable[[Any], None]"
+Observer: TypeAlias = "Callable[[DerivationTree], None]"
 
 
 class DerivationTree:
@@ -222,7 +223,7 @@ class RuleTree(DerivationTree):
         """Return the match that ``apply`` would apply; raises ``Refused``."""
         return self._match(self.rule(rule), self.path(at), params)
 
-    def _match(self, rule: Rule[object], at: Path, params: Mapping[str, Any]) -> Match[object]:
+    def _match(self, rule: Rule[object], at: Path, params: Mapping[str, object]) -> Match[object]:
         where = f"{rule.name} at {show_path(at)}"
         if params:
             try:
@@ -338,11 +339,10 @@ class Session(RuleTree):
         Rules and operators of your own are imported from where they are defined, which may be the notebook itself;
         raises LookupError for one that has no name anywhere.
         """
-        known = scripts.KnownObjects(tuple(r for r in self.known if r.name != scripts.MATCHING), self.operators)
         with self._lock:
             if branches:
-                return scripts.tree_script(self.nodes, self.parents, self.here, known)
-            return scripts.script(self.derivation, known)
+                return records.tree_script(self.nodes, self.parents, self.here, self.known, self.operators)
+            return records.derivation_script(self.derivation, self.known, self.operators)
 
     def record(self, case: str = "") -> dict[str, Any]:
         """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
@@ -353,10 +353,10 @@ class Session(RuleTree):
 
         As ``.eins`` all branches; otherwise the ``record`` of the derivation to here, with its certificates.
         """
-        if str(path).endswith(scripts.SUFFIX):
+        if str(path).endswith(records.SESSION_SUFFIX):
             with self._lock:
-                held = scripts.tree_to_json(self.nodes, self.parents, self.here)
-            write_atomically(path, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+                tree = records.tree_to_json(self.nodes, self.parents, self.here)
+            write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
         else:
             records.save_record(path, self.record(case))
 
@@ -372,9 +372,11 @@ class Session(RuleTree):
         """
         known = (*ALL_RULES, *rules, matching_rule(operators))
         data = load_json(path)
-        if str(path).endswith(scripts.SUFFIX) or (isinstance(data, dict) and data.get("format") == scripts.FORMAT):
+        if str(path).endswith(records.SESSION_SUFFIX) or (
+            isinstance(data, dict) and data.get("format") == records.SESSION_FORMAT
+        ):
             named = {rule.name: rule for rule in known}
-            nodes, parents, here = scripts.tree_from_json(data, named, str(path))
+            nodes, parents, here = records.tree_from_json(data, named, str(path))
             session = Session(nodes[0].end, rules, operators)
             session.nodes, session.parents, session.here = nodes, parents, here
             return session
@@ -423,3 +425,41 @@ class Session(RuleTree):
             return face().view(self)
         except ValueError:
             return self.formula()
+
+
+class Face(Protocol):
+    """A view of sessions by another package, such as notebook widgets."""
+
+    def page(self, session: Session, title: str) -> str:
+        """Return an interactive HTML page of *session* that needs no network and no kernel."""
+
+    def view(self, session: Session) -> object:
+        """Return the live notebook view of *session*."""
+
+
+FACE_GROUP = "einnet_explore.faces"
+"""Entry points of packages that register a face when they are imported."""
+
+_faces: list[Face] = []
+
+
+def register_face(face: Face) -> None:
+    """Make *face* the one that sessions use."""
+    _faces.append(face)
+
+
+def face() -> Face:
+    """Return the face registered last; raises ValueError if none is installed."""
+    load_faces()
+    if not _faces:
+        raise ValueError(
+            "no face is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
+        )
+    return _faces[-1]
+
+
+def load_faces() -> None:
+    """Import the packages with faces, unless a face is registered."""
+    if not _faces:
+        for entry_point in entry_points(group=FACE_GROUP):
+            entry_point.load()

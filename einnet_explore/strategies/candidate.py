@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.equivalence.verdict import weakest_kind
-from einnet_explore.ir import Equation, Program, read_path
+from einnet_explore.ir import Equation, Program
 from einnet_explore.operators import OPERATORS
-from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused
-from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson
+from einnet_explore.rules import ALL_RULES, Derivation, Refused
+from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.support.json_values import as_object
 from einnet_explore.support.wording import count_noun
 
 
@@ -82,10 +81,7 @@ def replay(start: Program, steps: Iterable[Mapping[str, object]]) -> Derivation:
     derivation = Derivation(start)
     for n, step in enumerate(steps):
         try:
-            rule, at = known[str(step["rule"])], read_path(str(step["at"]))
-            derivation.end.scope_at(at)
-            params = rule.decode(derivation.end, at, as_object(step["params"]))
-            derivation = derivation.then(Match(rule, at, params))
+            derivation = derivation.then(match_from_json(known, derivation.end, step))
         except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation

@@ -1,9 +1,21 @@
-"""Convert values of untrusted JSON to the types that a reader needs; ValueError shows a value that has another type."""
+"""Types of JSON values; conversions of untrusted JSON to the types that a reader needs, which raise ValueError."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import SupportsInt
+from typing import SupportsInt, TypeAlias, TypeVar
+
+JsonObject: TypeAlias = "dict[str, object]"
+
+T = TypeVar("T")
+
+
+def json_field(entry: object, name: str, *kinds: type[T]) -> T:
+    """Return the field *name* of the object *entry*, a value of one of *kinds*; raises KeyError if it is missing."""
+    value = as_object(entry)[name]
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name}: found {value!r}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
 
 
 def as_integer(value: object) -> int:

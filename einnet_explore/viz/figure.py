@@ -14,7 +14,8 @@ from html import escape
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TypeAlias
 
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
@@ -335,7 +336,7 @@ def _with_standard_fonts(svg: str) -> str:
 
 
 @lru_cache(1)
-def _converter() -> Any:
+def _converter() -> ModuleType:
     """Return the library that converts SVG, with Matplotlib's fonts registered."""
     if importlib.util.find_spec("vl_convert") is None or importlib.util.find_spec("matplotlib") is None:
         raise Refused("PDF and PNG need vl-convert-python and matplotlib: pip install 'einnet-explore[notebook]'")

@@ -7,16 +7,17 @@ layer is ordered by the mean position of its neighbours; positions move towards 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
 
 import graphviz
 
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
+from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, computation_graph, dot_of
 from einnet_explore.viz.figure import (
@@ -324,7 +325,9 @@ def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
     return TextLine(x, at[1] - radius - 6 if hides else at[1] + 4, label, 12, anchor, halo=4)
 
 
-def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None) -> Any:
+def search_graph(
+    states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None
+) -> JsonObject:
     """Return the search as ``{"nodes": […], "edges": […]}``: states, the moves between them, and merges.
 
     A node has ``id``, ``depth``, ``phase`` (``start``, ``explorative``, ``converging``), ``distance`` and ``seconds``
@@ -337,18 +340,18 @@ def search_graph(states: Sequence[State], pruned: Iterable[Pruned] = (), costs: 
         {"id": s.id, "depth": s.depth, "phase": s.phase, "distance": s.distance, "seconds": known.get(s.id)}
         for s in states
     ]
-    edges = [_edge_json(s.parent, s.id, "move", s.matches) for s in states if s.id]
-    merges: dict[object, dict[str, Any]] = {}
-    for p in pruned:
-        if p.twin is not None:
-            edge = _edge_json(p.parent, p.twin, "merge", p.matches)
-            same = merges.setdefault((p.parent, p.twin, tuple(map(tuple, edge["steps"]))), edge | {"times": 0})
-            same["times"] += 1
-    return {"nodes": nodes, "edges": [*edges, *merges.values()]}
+    moves = [_edge_json(s.parent, s.id, "move", _rules_and_places(s.matches)) for s in states if s.id]
+    times = Counter((p.parent, p.twin, _rules_and_places(p.matches)) for p in pruned if p.twin is not None)
+    merges = [_edge_json(start, end, "merge", steps) | {"times": n} for (start, end, steps), n in times.items()]
+    return {"nodes": nodes, "edges": [*moves, *merges]}
 
 
-def _edge_json(start: int, end: int, kind: str, matches: Iterable[Match[object]]) -> dict[str, Any]:
-    return {"from": start, "to": end, "kind": kind, "steps": [[m.rule.name, show_path(m.at)] for m in matches]}
+def _edge_json(start: int, end: int, kind: str, steps: Iterable[tuple[str, str]]) -> JsonObject:
+    return {"from": start, "to": end, "kind": kind, "steps": list(map(list, steps))}
+
+
+def _rules_and_places(matches: Iterable[Match[object]]) -> tuple[tuple[str, str], ...]:
+    return tuple((m.rule.name, show_path(m.at)) for m in matches)
 
 
 __all__ = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.ir import EOPERATOR, VIEW, show_path
 from einnet_explore.rules import Derivation, Match
@@ -126,7 +126,7 @@ def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> Tex
     return TextTable(("state", "library operators", "eOperators", "steps", "estimated", "certificate"), rows, caption)
 
 
-def format_operator(name: str, attributes: dict[str, Any]) -> str:
+def format_operator(name: str, attributes: Mapping[str, object]) -> str:
     """Format a library call as ``Matmul(m=49, n=4608, k=512)``; attributes that are 0 or 1 are omitted."""
     sizes = ", ".join(f"{k}={v}" for k, v in attributes.items() if v not in (0, 1))
     return f"{name}({sizes})" if name not in (EOPERATOR, VIEW) else name

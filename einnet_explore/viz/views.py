@@ -1,10 +1,7 @@
-"""Displays: expressions, derivations and rules in notebooks, HTML pages, and the views of sessions by other packages.
+"""Displays: expressions, derivations and rules in notebooks, and derivations as HTML pages.
 
 A notebook shows LaTeX with an SVG and a text fallback.  The SVG is drawn by Matplotlib's mathtext if it is installed,
 otherwise it shows the text form; it is displayed where no kernel runs or LaTeX is not typeset.
-
-A package such as ``einnet_widgets`` registers its face, a view of sessions, when it is imported.  An installed package
-names itself as an entry point of ``FACE_GROUP`` and is imported when a face is first needed.
 """
 
 from __future__ import annotations
@@ -17,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import cleandoc
-from typing import Any, Protocol, TypeVar, overload
+from typing import TypeVar, overload
 
 from einnet_explore import rules
 from einnet_explore.equivalence.certificate import certify
@@ -292,11 +288,11 @@ def _figure(program: Program, caption: str) -> str:
     return f"<figure>{captioned}{graph_figure(program).svg}</figure>"
 
 
-def _params(params: Mapping[str, Any]) -> str:
+def _params(params: Mapping[str, object]) -> str:
     return "; ".join(f"{escape(name)} = <code>{escape(_value(value))}</code>" for name, value in params.items())
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     match value:
         case dict():
             return ", ".join(f"{k}: {_value(v)}" for k, v in value.items())
@@ -315,43 +311,3 @@ def _program(program: Program, before: Program | None = None) -> str:
     ]
     folded = f"<details><summary>LaTeX</summary><pre>{escape(latex(program))}</pre></details>"
     return f"<pre>{''.join(lines)}</pre>{folded}"
-
-
-S_contra = TypeVar("S_contra", contravariant=True)
-
-FACE_GROUP = "einnet_explore.faces"
-
-
-class Face(Protocol[S_contra]):
-    """A view of sessions, of type *S_contra*."""
-
-    def page(self, session: S_contra, title: str) -> str:
-        """An interactive HTML page of *session* that needs no network and no kernel."""
-
-    def view(self, session: S_contra) -> object:
-        """Return the live notebook view of *session*."""
-
-
-_faces: list[Face[Any]] = []
-
-
-def register_face(face: Face[Any]) -> None:
-    """Make *face* the one that sessions use."""
-    _faces.append(face)
-
-
-def face() -> Face[Any]:
-    """The face registered last; raises ValueError where none is installed."""
-    load_faces()
-    if not _faces:
-        raise ValueError(
-            "no face is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
-        )
-    return _faces[-1]
-
-
-def load_faces() -> None:
-    """Import the faces that are installed, unless one is there already."""
-    if not _faces:
-        for each in entry_points(group=FACE_GROUP):
-            each.load()
