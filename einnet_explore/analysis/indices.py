@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import gcd, lcm
-from typing import Any
 
 from einnet_explore.ir import (
     Access,
@@ -116,12 +115,12 @@ def iterator_by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
     return known[name]
 
 
-def parse_index_over(text: Any, iterators: Iterable[Iterator]) -> Index:
+def parse_index_over(text: object, iterators: Iterable[Iterator]) -> Index:
     """The index that *text* writes in terms of *iterators*; raises ValueError where it is none."""
     return parse_index(str(text), {x.name: x for x in iterators})
 
 
-def parse_ranges(written: Mapping[str, Any], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
+def parse_ranges(written: Mapping[str, object], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
     """``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
     known = tuple(iterators)
     out: list[tuple[Iterator, int, int]] = []

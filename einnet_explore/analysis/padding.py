@@ -65,6 +65,7 @@ from einnet_explore.ir import (
     map_accesses,
     padded,
 )
+from einnet_explore.support.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +172,13 @@ def _join_constancies(parts: list[Constancy | None], combine: Callable[..., floa
 Ranges = Mapping[Iterator, tuple[int, int]]
 
 
-def change_ranges(scope: Scope, ranges: Ranges, wrap: bool = True) -> Scope:
-    """*scope* with iterators over new ranges, each wider or narrower than before.
-
-    Raises ValueError where what is added or cut away is not the constant, or where a tensor would have to be copied to
-    make reads legal and *wrap* is not set.
-    """
+def change_ranges(scope: Scope, ranges: Ranges) -> Scope:
+    """Change the ranges of iterators, each to a wider or narrower one; raises ValueError unless points are constant."""
     grown = {x: (min(x.lo, lo), max(x.hi, hi)) for x, (lo, hi) in ranges.items()}
     wide = scope
     to = {x: Iterator(x.name, *span) for x, span in grown.items() if span != (x.lo, x.hi)}
     if to:
-        wide = fit_padding(_with_padding(with_iterators(scope, to), scope.box), REDUCTIONS[scope.reduce], wrap)
+        wide = fit_padding(_with_padding(with_iterators(scope, to), scope.box), REDUCTIONS[scope.reduce])
         for x, new in to.items():
             for lo, hi in ((new.lo, x.lo), (x.hi, new.hi)):
                 wide = _must_be_constant(wide, scope, new, lo, hi, "adds")
@@ -287,7 +284,7 @@ def sliding_windows(scope: Scope) -> tuple[Window, ...]:
     return tuple(out)
 
 
-def recentre_windows(scope: Scope, windows: tuple[Window, ...], wrap: bool = True) -> Scope:
+def recentre_windows(scope: Scope, windows: tuple[Window, ...]) -> Scope:
     """*scope* with every h of *windows* replaced by base - j.
 
     Raises ValueError with a term that is lost, or where what a window reads beyond the range of h is not neutral.
@@ -301,7 +298,7 @@ def recentre_windows(scope: Scope, windows: tuple[Window, ...], wrap: bool = Tru
             raise ValueError(f"window {h.name} = {base} - [0, {n}): expected some terms and a base of other iterators")
         _must_cover(scope, h, base, n)
     spans = {h: _span(h, base, n) for h, base, n in windows}
-    wide = change_ranges(scope, {h: span for h, span in spans.items() if span != (h.lo, h.hi)}, wrap)
+    wide = change_ranges(scope, {h: span for h, span in spans.items() if span != (h.lo, h.hi)})
     to: dict[Iterator, Index] = {}
     taps: dict[Iterator, Iterator] = {}
     for h, base, n in windows:
@@ -368,19 +365,21 @@ def excess(scope: Scope) -> tuple[Excess, ...]:
     return tuple(out)
 
 
-def fit_padding(scope: Scope, value: float, wrap: bool = True) -> Scope:
-    """*scope* with every read made legal by padding nested scopes, and by copying tensors if *wrap* is set.
+def check_tensor_reads(scope: Scope) -> None:
+    """Raise Refused if *scope* reads a tensor beyond its padding."""
+    read = list(accesses(scope.body))
+    if beyond := [e for e in excess(scope) if isinstance(read[e.access].source, Tensor)]:
+        raise Refused(str(beyond[0]))
 
-    New padding holds *value* unless the source has padding already.  Raises ValueError where a tensor would have
-    to be copied and must not be.
+
+def fit_padding(scope: Scope, value: float) -> Scope:
+    """Make every read of *scope* legal: pad nested scopes, and copy tensors with padding.
+
+    New padding holds *value* unless the source has padding already.
     """
-    beyond = excess(scope)
-    if not beyond:
+    numbers = {e.access for e in excess(scope)}
+    if not numbers:
         return scope
-    numbers = {e.access for e in beyond}
-    tensors = [e for e in beyond if isinstance(list(accesses(scope.body))[e.access].source, Tensor)]
-    if tensors and not wrap:
-        raise ValueError(str(tensors[0]))
     count = iter(range(len(list(accesses(scope.body)))))
 
     def fit(access: Access) -> Access:
@@ -408,6 +407,12 @@ def _fit(access: Access, reader: Scope, value: float) -> Access:
 
 def _padding(source: Tensor | Table | Scope) -> Padding:
     return source.padding or ((0, 0),) * len(source.box)
+
+
+def copies_tensor(before: Scope, after: Scope) -> bool:
+    """Whether *after* reads a copy with padding where *before*, of the same accesses, reads the tensor itself."""
+    pairs = zip(accesses(before.body), accesses(after.body), strict=True)
+    return any(isinstance(a.source, Tensor) and isinstance(b.source, Scope) for a, b in pairs)
 
 
 def trim_padding(scope: Scope) -> Scope:

@@ -7,6 +7,7 @@ Source: EinNet §3 and Table 3.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 from einnet_explore.ir import (
@@ -86,10 +87,10 @@ def conv_transpose2d(
     r, s = y + ph - h * sh, x + pw - w * sw
     pads = _reach(r, R), _reach(s, S)
     if layout == "NHWC":
-        K = _tensor("K", (R, S, C, F), (*pads, (0, 0), (0, 0)), weight=True)
+        K = replace(_tensor("K", (R, S, C, F), (*pads, (0, 0), (0, 0))), weight=True)
         return _sum((n, y, x, c), (h, w, f), Tensor("A", (N, H, W, F))[n, h, w, f], K[r, s, c, f])
     _nchw(layout)
-    K = _tensor("K", (F, C, R, S), ((0, 0), (0, 0), *pads), weight=True)
+    K = replace(_tensor("K", (F, C, R, S), ((0, 0), (0, 0), *pads)), weight=True)
     return _sum((n, c, y, x), (h, w, f), Tensor("A", (N, F, H, W))[n, f, h, w], K[f, c, r, s])
 
 
@@ -233,9 +234,9 @@ def _reach(index: Index, extent: int) -> tuple[int, int]:
     return max(0, -lo), max(0, hi + 1 - extent)
 
 
-def _tensor(name: str, shape: tuple[int, ...], padding: Padding, value: float = 0, weight: bool = False) -> Tensor:
+def _tensor(name: str, shape: tuple[int, ...], padding: Padding, value: float = 0) -> Tensor:
     outside = any(map(any, padding))
-    return Tensor(name, shape, padding if outside else (), value if outside else 0, weight)
+    return Tensor(name, shape, padding if outside else (), value if outside else 0)
 
 
 def _sum(traversals: tuple[Iterator, ...], summations: tuple[Iterator, ...], *reads: Scalar) -> Program:

@@ -98,13 +98,12 @@ class Layout:
     """How one operand of the call comes from the scope: *scope* has the operand's canonical box and reads the source.
 
     *same*: it is the source itself.  *free*: it is the source or a view that the operator takes; otherwise an eOperator
-    has to gather it, and *why* says why.
+    has to gather it.
     """
 
     scope: Scope
     same: bool
     free: bool
-    why: str = ""
 
 
 @lru_cache(maxsize=1 << 13)
@@ -170,17 +169,16 @@ def _gather(
     gathered = Scope(tuple(own), (), read, padding=padding, value=neutral if padding else 0)
     try:
         strides = strides_of(gathered)
-    except Refused as why:
-        return Layout(gathered, False, False, f"{pattern.name}: {why}")
+    except Refused:
+        return Layout(gathered, same=False, free=False)
     straight = tuple(x.single for x in index) == tuple(own) and read.source.shape == gathered.shape
     if straight and isinstance(read.source, Tensor) and not any(lo for lo, _ in read.source.box):
         # A tensor that the operator may read beyond its padding is not what the operator reads.
         around = zip(read.source.reach, gathered.reach, strict=True)
         if all(lo <= first and last <= hi for (lo, hi), (first, last) in around):
-            return Layout(gathered, True, True)
-    if is_packed(strides, gathered.shape) or (operator.strided and is_leading(strides, gathered.shape)):
-        return Layout(gathered, False, True)
-    return Layout(gathered, False, False, f"{pattern.name}: strides {list(strides)} of shape {list(gathered.shape)}")
+            return Layout(gathered, same=True, free=True)
+    usable = is_packed(strides, gathered.shape) or (operator.strided and is_leading(strides, gathered.shape))
+    return Layout(gathered, same=False, free=usable)
 
 
 @lru_cache(maxsize=4096)

@@ -181,16 +181,12 @@ class OperatorMatch:
         return frozenset((*free, -1) if self.output_free else free)
 
 
-def match_operator(
-    scope: Scope, operator: Operator, limit: int = 16, direct: bool = False
-) -> tuple[OperatorMatch, ...]:
+def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[OperatorMatch, ...]:
     """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
 
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
-    channels), or keeps the layout of every tensor that it keeps, and of more.  *direct* takes only ways in which the
-    operator is called on the scope's own tensors, or views of them, dimension by dimension: no layout eOperator, no
-    ``A[m, m + k]`` (which strides express, but no table of iterators).  Raises Refused with every reason if there is
-    none.
+    channels), or keeps the layout of every tensor that it keeps, and of more.  Raises Refused with every reason if
+    there is none.
     """
     form = comparable_form(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
@@ -202,9 +198,6 @@ def match_operator(
                     way = fit_operator(scope, operator, operands, iterators)
                 except Refused as reason:
                     reasons.setdefault(str(reason))
-                    continue
-                if direct and (why := _indirect(form, way)):
-                    reasons.setdefault(why)
                     continue
                 if not way.composite and len(way.free_accesses) <= len(operands):
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
@@ -261,25 +254,6 @@ def fit_operator(
         form.scale,
         free,
     )
-
-
-def _indirect(form: ScopeForm, way: OperatorMatch) -> str:
-    """Why *way* is more than a call on the scope's own tensors; empty if it is that."""
-    whose = {x: name for name, xs in way.iterators for x in xs}
-    merged = way.operator.pattern.merged
-    for a, layout in zip(way.operands, way.layouts, strict=True):
-        if not layout.free:
-            return layout.why
-        read = form.reads[a]
-        for d, index in enumerate(read.index):
-            mixed = sorted({whose[x] for x in index.iterators} & merged)
-            if len(mixed) > 1:
-                return f"dimension {d} of {read!r} mixes {' and '.join(mixed)}"
-        for x in form.summations:
-            at = [d for d, index in enumerate(read.index) if x in index.iterators]
-            if len(at) > 1:
-                return f"{whose[x]} stands in dimensions {' and '.join(map(str, at))} of {read!r}"
-    return ""
 
 
 def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:

@@ -24,7 +24,13 @@ from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
-from einnet_explore.support.executors import has_device, is_cluster, iterate_settled, submit_work
+from einnet_explore.support.executors import (
+    Cluster,
+    has_device,
+    iterate_settled,
+    submit_device_work,
+    submit_work,
+)
 from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, limit_memory
 
 Steps: TypeAlias = "list[MatchJson]"
@@ -106,7 +112,7 @@ def search_on_executor(
 
     The memory limit of this process holds for each of the executor's processes too.
     """
-    limit = None if is_cluster(executor) else MEMORY_LIMIT.limit
+    limit = None if isinstance(executor, Cluster) else MEMORY_LIMIT.limit
     futures = {
         name: submit_work(executor, answer_request, r.program, cost, settings, r.seconds, r.below, limit)
         for name, r in requests.items()
@@ -125,7 +131,7 @@ def tune_on_devices(
 
     *arguments* of *run_task* are the serialized model, settings and budget.
     """
-    futures = {name: submit_work(executor, run_task, *arguments, name, device=True) for name in requests}
+    futures = {name: submit_device_work(executor, run_task, *arguments, name) for name in requests}
     for name, answer in iterate_settled(executor, futures, seconds):
         trial = trial_from_json(answer, requests[name].program)
         if trial is not None:

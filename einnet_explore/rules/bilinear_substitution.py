@@ -177,7 +177,7 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _W
         reads.append(as_index(z))
     body = mul(as_table(params.algorithm.u)[p, i], Access(source, tuple(reads)))
     plain = Scope(tuple(over), (i,), body, padding=tuple(padding) if any(map(any, padding)) else ())
-    return fit_padding(plain, 0, wrap=True)
+    return fit_padding(plain, 0)
 
 
 def _taps(window: Window, params: Filter, p: Iterator) -> Scope:

@@ -19,7 +19,14 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import residue_divisors, windows
 from einnet_explore.analysis.indices import parse_ranges, substitute_domain
-from einnet_explore.analysis.padding import change_ranges, constancy, excess, fit_padding, reduced_constant
+from einnet_explore.analysis.padding import (
+    change_ranges,
+    check_tensor_reads,
+    constancy,
+    excess,
+    fit_padding,
+    reduced_constant,
+)
 from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -94,8 +101,10 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
         raise Refused("no bound is named")
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:
         raise Refused(f"bound {stray[0]}: the domain has {len(inner.domain)} bounds")
-    with refusing():
-        freed = fit_padding(_drop_bounds(inner, params.bounds), REDUCTIONS[inner.reduce], params.wrap)
+    freed = _drop_bounds(inner, params.bounds)
+    if not params.wrap:
+        check_tensor_reads(freed)
+    freed = fit_padding(freed, REDUCTIONS[inner.reduce])
     for n in params.bounds:
         check_redundant(scope, access, freed, inner.domain[n], inner.value)
     number = count()
@@ -112,9 +121,7 @@ def _drop_bounds(inner: Scope, bounds: tuple[int, ...]) -> Scope:
 
 def _without_domain(inner: Scope) -> Scope:
     """Return *inner* without any bound; reads outside a tensor go to a padded copy."""
-    return fit_padding(
-        replace(inner, domain=(), value=inner.value if inner.padding else 0), REDUCTIONS[inner.reduce], wrap=True
-    )
+    return fit_padding(replace(inner, domain=(), value=inner.value if inner.padding else 0), REDUCTIONS[inner.reduce])
 
 
 def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, value: float) -> None:

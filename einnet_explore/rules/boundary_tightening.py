@@ -19,14 +19,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over, parse_ranges
-from einnet_explore.analysis.padding import change_ranges, constancy, recentre_windows, sliding_windows, tightest_ranges
+from einnet_explore.analysis.padding import (
+    Window,
+    change_ranges,
+    constancy,
+    copies_tensor,
+    recentre_windows,
+    sliding_windows,
+    tightest_ranges,
+)
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
-from einnet_explore.rules.base import Rule, accepted, refusing
+from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_object
-
-recentre = refusing()(recentre_windows)
-"""``recentre_windows`` that raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def propose(program: Program, at: Path) -> Iterable[Tightening]:
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     if ranges := tightest_ranges(scope, iterators):
         yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
-    if legal := tuple(window for window in sliding_windows(scope) if accepted(recentre, scope, (window,), wrap=False)):
+    if legal := tuple(window for window in sliding_windows(scope) if _copies(scope, (window,)) is False):
         yield Tightening(window=legal)
 
 
@@ -54,9 +59,15 @@ def phased(scope: Scope) -> Tightening | None:
     longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
     """
     windows = sliding_windows(scope)
-    if not windows or accepted(recentre, scope, windows, wrap=False):
+    return Tightening(window=windows) if windows and _copies(scope, windows) else None
+
+
+def _copies(scope: Scope, windows: tuple[Window, ...]) -> bool | None:
+    """Whether moving *windows* copies a tensor with padding; None if they must not move."""
+    try:
+        return copies_tensor(scope, recentre_windows(scope, windows))
+    except ValueError:
         return None
-    return Tightening(window=windows) if accepted(recentre, scope, windows, wrap=True) else None
 
 
 def rewrite(program: Program, at: Path, params: Tightening) -> Program:
@@ -73,7 +84,7 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
             raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
         scope = change_ranges(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
-    return program.replace_at(at, recentre(scope, params.window) if params.window else scope)
+        return program.replace_at(at, recentre_windows(scope, params.window) if params.window else scope)
 
 
 def explain(program: Program, at: Path) -> str:

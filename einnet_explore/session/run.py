@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path as FilePath
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
@@ -19,7 +18,7 @@ from einnet_explore.session import explanations, records
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.support.executors import ProcessExecutor, gather_results, submit_work
+from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
 from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
@@ -170,16 +169,9 @@ class Run(RunningSearch):
         return self.table()._repr_mimebundle_()
 
 
-class Submits(Protocol):
-    """An executor: a ``concurrent.futures.Executor`` or a client of ``dask.distributed``."""
-
-    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A future of ``work(*args)``: it has ``result()``."""
-
-
 def run_searches(
     programs: Iterable[Program] | Mapping[str, Program],
-    executor: Executor | Submits | None = None,
+    executor: WorkExecutor | None = None,
     *,
     target: str | Iterable[str] = (),
     limit: float | None = None,

@@ -1,7 +1,7 @@
-"""What runs independent work elsewhere: processes of this machine, or a cluster of ``dask.distributed``.
+"""Executors of independent work: processes of this machine, or a cluster of ``dask.distributed``.
 
-Work is a function at the top of a module and plain values, so where it ran cannot be seen in what it gives.  A worker
-that dies costs its own item one attempt and no other item anything.
+Work is a function at the top of a module and plain values, so results do not depend on where it runs.  If a worker
+dies, only its own item is repeated.
 """
 
 from __future__ import annotations
@@ -12,17 +12,51 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K")
 
+
+class Pending(Protocol[T_co]):
+    """A result to come: a future of ``concurrent.futures`` or of ``dask.distributed``."""
+
+    def result(self) -> T_co:
+        """Wait for the result."""
+
+    def cancel(self) -> object:
+        """Cancel the work unless it has begun."""
+
+    def done(self) -> bool:
+        """Whether the work has ended or was cancelled."""
+
+    def add_done_callback(self, fn: Callable[[object], object], /) -> object:
+        """Call *fn* once the work has ended."""
+
+
+@runtime_checkable
+class Cluster(Protocol):
+    """A client of ``dask.distributed``; its workers have memory limits of their own."""
+
+    def submit(
+        self, fn: Callable[..., T], /, *args: object, pure: bool, resources: Mapping[str, int] | None
+    ) -> Pending[T]:
+        """Submit a call that needs *resources* of a worker."""
+
+    def scheduler_info(self, n_workers: int) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]:
+        """Describe the scheduler and so many of its workers (-1: all)."""
+
+
+WorkExecutor: TypeAlias = Executor | Cluster
+
 MAX_ATTEMPTS = 3
-"""Workers that one item may take down before it is given up: it is the item then, and no accident."""
+"""Worker deaths after which an item is given up: the item is then the likely cause."""
 
 WAKE_SECONDS = 1.0
 """Seconds after which a wait for workers looks for signals."""
@@ -32,10 +66,10 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class ProcessExecutor(Executor):
-    """At most *jobs* processes of this machine, each by itself: one that dies takes only its own item with it.
+    """At most *jobs* processes of this machine, isolated: one that dies fails only its own item.
 
-    Items are handed out one by one as processes come free.  A process is started when there is something for it.  An
-    item whose process died is done again, ``ATTEMPTS`` times at most; then its future raises RuntimeError.
+    Free processes take items one by one.  A process starts when there is an item for it.  An item whose process died is
+    repeated, at most ``MAX_ATTEMPTS`` times in all; then its future raises RuntimeError.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -46,47 +80,48 @@ class ProcessExecutor(Executor):
         self._lock = threading.Lock()
         self._pools: list[ProcessPoolExecutor] = []
         self._killed = False
-        self._drops = 0
+        self._kills = 0
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """A future of ``fn(*args, **kwargs)``."""
-        return self._threads.submit(self._done, fn, args, kwargs)
+        return self._threads.submit(self._run, fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes, those that are at work too where *cancel_futures* says so."""
+        """End the processes; with *cancel_futures* also those at work."""
         self._threads.shutdown(wait and not cancel_futures, cancel_futures=cancel_futures)
         self._killed = cancel_futures
         if cancel_futures:
-            self.drop(wait)
+            for pool in self.kill():
+                pool.shutdown(wait)
             return
         with self._lock:
             pools, self._pools = self._pools, []
         for pool in pools:
             pool.shutdown(wait)
 
-    def drop(self, wait: bool = False) -> None:
-        """End the processes that there are: what they are at is cancelled, what waits is done by others."""
+    def kill(self) -> list[ProcessPoolExecutor]:
+        """Kill the processes: their items are cancelled, waiting items go to new ones; return their pools."""
         with self._lock:
-            self._drops += 1
+            self._kills += 1
             pools, self._pools = self._pools, []
         for pool in pools:
             for process in list((pool._processes or {}).values()):
                 process.kill()
-            pool.shutdown(wait)
+        return pools
 
     def __exit__(self, kind: object, *rest: object) -> bool | None:
         self.shutdown(cancel_futures=kind is not None)
         return None
 
     def pids(self) -> list[int]:
-        """The ids of the processes that there are."""
+        """The ids of the running processes."""
         with self._lock:
             return [pid for pool in self._pools for pid in (pool._processes or {})]
 
-    def _done(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        drops = self._drops
+    def _run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        kills = self._kills
         for _ in range(MAX_ATTEMPTS):
-            pool = self._pool(drops)
+            pool = self._pool(kills)
             try:
                 return pool.submit(fn, *args, **kwargs).result()
             except BrokenProcessPool:
@@ -96,10 +131,10 @@ class ProcessExecutor(Executor):
                 pool.shutdown(wait=False)
         raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {MAX_ATTEMPTS} processes died of it")
 
-    def _pool(self, drops: int) -> ProcessPoolExecutor:
-        """This thread's process, begun where it has none, for an item that came after so many *drops*."""
+    def _pool(self, kills: int) -> ProcessPoolExecutor:
+        """This thread's process, started if it has none, for an item that came after so many *kills*."""
         with self._lock:
-            if self._killed or self._drops != drops:
+            if self._killed or self._kills != kills:
                 raise CancelledError
             held: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
             if held is not None and held in self._pools:
@@ -111,9 +146,9 @@ class ProcessExecutor(Executor):
 
 
 class SerialExecutor(Executor):
-    """No other process: what is submitted is done at once."""
+    """Runs submitted work at once, in this process."""
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """A future of ``fn(*args, **kwargs)`` that is done, or raises what it raised."""
         future: Future[T] = Future()
         try:
@@ -124,10 +159,10 @@ class SerialExecutor(Executor):
 
 
 @contextmanager
-def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[Any, None, None]:
-    """What *jobs* and *cluster* ask for: a cluster's client, ``Processes``, else ``Serial``.
+def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[WorkExecutor, None, None]:
+    """Open the client of *cluster*, or *jobs* processes, or else a serial executor.
 
-    Raises ValueError where both are named, and what ``connected`` raises.
+    Raises ValueError if both are given, and what ``connect_cluster`` raises.
     """
     if jobs is not None and cluster is not None:
         raise ValueError("jobs and a cluster: expected one of them")
@@ -142,7 +177,7 @@ def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[A
 
 
 @contextmanager
-def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Generator[Any, None, None]:
+def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Generator[Cluster, None, None]:
     """A client of the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``), closed at the end.
 
     The scheduler gives the work of workers that die to others (``distributed.scheduler.allowed-failures`` times).
@@ -155,44 +190,45 @@ def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Gene
             "a cluster: found no dask.distributed, expected pip install 'einnet-explore[cluster]'"
         ) from None
     try:
-        client: Any = distributed.Client(address, timeout=wait, set_as_default=False)  # type: ignore[no-untyped-call]
+        client = distributed.Client(address, timeout=wait, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, TimeoutError, ValueError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cluster {address}: found no scheduler ({said}), expected tcp://HOST:PORT") from None
-    try:
+    with closing(client):
         try:
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError:
             raise ValueError(f"cluster {address}: found no worker, expected one: dask worker {address}") from None
         yield client
-    finally:
-        client.close()
 
 
-def submit_work(executor: Any, work: Callable[..., T], /, *args: Any, device: bool = False) -> Any:
-    """A future of ``work(*args)`` on *executor*; with *device* on a worker that has the resource of that name.
-
-    On a cluster an item is one task of its own, however alike two are.
-    """
-    if not is_cluster(executor):
-        return executor.submit(work, *args)
-    return executor.submit(work, *args, pure=False, resources={"device": 1} if device else None)
+def submit_work(executor: WorkExecutor, work: Callable[..., T], /, *args: object) -> Pending[T]:
+    """Submit ``work(*args)``; on a cluster every item is a task of its own, even if two are equal."""
+    return _submit(executor, work, args, None)
 
 
-def is_cluster(executor: Any) -> bool:
-    """Whether *executor* is a cluster, whose workers have limits of memory of their own."""
-    return hasattr(executor, "scheduler_info")
+def submit_device_work(executor: WorkExecutor, work: Callable[..., T], /, *args: object) -> Pending[T]:
+    """Submit ``work(*args)``; on a cluster to a worker with the resource ``device``."""
+    return _submit(executor, work, args, {"device": 1})
 
 
-def has_device(executor: Any) -> bool:
+def _submit(
+    executor: WorkExecutor, work: Callable[..., T], args: tuple[object, ...], resources: Mapping[str, int] | None
+) -> Pending[T]:
+    if isinstance(executor, Cluster):
+        return executor.submit(work, *args, pure=False, resources=resources)
+    return executor.submit(work, *args)
+
+
+def has_device(executor: WorkExecutor) -> bool:
     """Whether *executor* is a cluster with a worker that offers the resource ``device``."""
-    if not is_cluster(executor):
+    if not isinstance(executor, Cluster):
         return False
     workers = executor.scheduler_info(n_workers=-1)["workers"].values()
     return any("device" in worker["resources"] for worker in workers)
 
 
-def gather_results(futures: Iterable[Any]) -> list[Any]:
+def gather_results(futures: Iterable[Pending[T]]) -> list[T]:
     """The results of *futures*, in their order; where one raises or is interrupted, the others are cancelled."""
     held = list(futures)
     try:
@@ -206,8 +242,8 @@ def gather_results(futures: Iterable[Any]) -> list[Any]:
 
 
 def iterate_settled(
-    executor: Any, futures: Mapping[str, Any], seconds: float | None = None
-) -> Generator[tuple[str, Any], None, None]:
+    executor: WorkExecutor, futures: Mapping[str, Pending[T]], seconds: float | None = None
+) -> Generator[tuple[str, T], None, None]:
     """The names and results of those *futures* of *executor* that do not fail, as they come.
 
     After so many *seconds*, and where there is an interrupt, the others are cancelled; processes that are at one end.
@@ -223,17 +259,22 @@ def iterate_settled(
     finally:
         going = [future for future in futures.values() if not future.cancel() and not future.done()]
         if going and isinstance(executor, ProcessExecutor):
-            executor.drop()
+            for pool in executor.kill():
+                pool.shutdown(wait=False)
 
 
-def _arrivals(futures: Mapping[K, Any], seconds: float | None = None) -> Iterable[K]:
+def _arrivals(futures: Mapping[K, Pending[object]], seconds: float | None = None) -> Iterable[K]:
     """The names of *futures* as they come, for so many *seconds*.
 
     Wakes every second: a signal that came just before the wait began, or to another thread, does not end a wait.
     """
     came = SimpleQueue[K]()
+
+    def note(name: K) -> Callable[[object], None]:
+        return lambda _: came.put(name)
+
     for name, future in futures.items():
-        future.add_done_callback(lambda _, name=name: came.put(name))
+        future.add_done_callback(note(name))
     until = inf if seconds is None else perf_counter() + seconds
     left = len(futures)
     while left:

@@ -312,22 +312,22 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Access():
             return _access(body, place)
         case Const(value):
-            return _parenthesise(latex_number(value), value < 0 and level > SUM)
+            return _parenthesise(latex_number(value), SUM if value < 0 else ATOM, level)
         case Compare(op, left, right):
             return f"{latex_index(left)} {_COMPARE[op]} {latex_index(right)}"
         case Apply("+" | "-" as op, (first, *rest)):
             shown = f" {op} ".join((_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest)))
-            return _parenthesise(shown, level > SUM)
+            return _parenthesise(shown, SUM, level)
         case Apply("*", (Const(value), *rest)) if value < 0:
             return _parenthesise(
-                r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), level > SUM
+                r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), SUM, level
             )
         case Apply("*", args):
-            return _parenthesise(r"\,".join(_scalar(a, place, ATOM) for a in args), level > PRODUCT)
+            return _parenthesise(r"\,".join(_scalar(a, place, ATOM) for a in args), PRODUCT, level)
         case Apply("/", (above, below)):
             return rf"\frac{{{_scalar(above, place)}}}{{{_scalar(below, place)}}}"
         case Apply("neg", (inner,)):
-            return _parenthesise(f"-{_scalar(inner, place, PRODUCT)}", level > SUM)
+            return _parenthesise(f"-{_scalar(inner, place, PRODUCT)}", SUM, level)
         case Apply(op, args):
             return latex_function(op, [_scalar(a, place) for a in args], place.dialect)
 
@@ -351,5 +351,6 @@ def _instance(via: Instance) -> str:
     return rf"\mathrm{{{escape_latex(via.operator)}}}({', '.join(shown)})"
 
 
-def _parenthesise(shown: str, parentheses: bool) -> str:
-    return rf"\left({shown}\right)" if parentheses else shown
+def _parenthesise(shown: str, binding: int, level: int) -> str:
+    """Parenthesise *shown*, whose operator binds as tightly as *binding*, if *level* binds more tightly."""
+    return rf"\left({shown}\right)" if level > binding else shown
