@@ -13,14 +13,14 @@ import random
 import numpy as np
 
 from einnet_explore.codegen.machine import this_machine
-from einnet_explore.codegen.tiling import (
+from einnet_explore.codegen.tiling.cost import (
     Hardware,
     as_contraction,
     cpu_hardware,
     search_best_first,
     search_exhaustively,
-    tile_contraction,
 )
+from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.measurement import time_calls, times_faster

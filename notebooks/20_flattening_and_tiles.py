@@ -25,15 +25,9 @@ import numpy as np
 import einnet_explore as ee
 from einnet_explore.analysis.flattening import flatten_scope
 from einnet_explore.codegen.language import I32, emit
-from einnet_explore.codegen.tiling import (
-    Hardware,
-    as_contraction,
-    local_layout,
-    search_best_first,
-    thread_layout,
-    tile_contraction,
-    tile_cost,
-)
+from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
+from einnet_explore.codegen.tiling.kernel import tile_contraction
+from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout
 from einnet_explore.runtime import opencl
 from einnet_explore.viz.kernels import tile_figure
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, emit, literal
-from einnet_explore.codegen.tiling import Hardware, TiledKernel, thread_layout, tile_contraction
+from einnet_explore.codegen.tiling.cost import Hardware
+from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
+from einnet_explore.codegen.tiling.shared_layout import thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels, opencl
 from einnet_explore.runtime.cuda import nvrtc

@@ -17,20 +17,17 @@ from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope, It
 from einnet_explore.cli import main
 from einnet_explore.codegen.language import F32, I32, I64, check_kernel, emit
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.tiling import (
+from einnet_explore.codegen.tiling.cost import (
     Hardware,
-    LocalLayout,
-    TiledKernel,
     TilingProblem,
     as_contraction,
     cpu_hardware,
-    local_layout,
     search_best_first,
     search_exhaustively,
-    thread_layout,
-    tile_contraction,
     tile_cost,
 )
+from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
+from einnet_explore.codegen.tiling.shared_layout import LocalLayout, local_layout, thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
 from einnet_explore.runtime import opencl

@@ -15,7 +15,6 @@ from math import prod
 
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.body_structure import moved_elements
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
@@ -26,7 +25,7 @@ from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.transpose_tiles import transpose_kernel
-from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS
+from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
 from einnet_explore.runtime import compiled

@@ -13,7 +13,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
-from einnet_explore.codegen import body_structure, versions
+from einnet_explore.codegen import versions
 from einnet_explore.codegen.fused_tiling import kernel as blocks
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts
 from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
@@ -74,7 +74,7 @@ class TvmSource:
                 return any(part.blocks > 1 for part in choose_parts(chain, self.threads, this_machine()))
             case OnePass() | Rows():
                 return True
-        return body_structure.moved_elements(self.prepared) >= schedule.MIN_PARALLEL_ELEMENTS
+        return schedule.moved_elements(self.prepared) >= schedule.MIN_PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -95,7 +95,7 @@ class TvmSource:
                 return "online"
             case Rows():
                 return "nest"
-        names = body_structure.schedule_templates(self.prepared)
+        names = schedule.schedule_templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
 
@@ -111,7 +111,7 @@ class TvmSource:
                 return one_pass.online_function(online, inputs, self.threads, machine)
             case Rows(nest):
                 return rows.nest_function(nest, inputs, self.threads, machine)
-        if self.template == "turn" and (view := body_structure.transposed_view(self.prepared)) is not None:
+        if self.template == "turn" and (view := schedule.transposed_view(self.prepared)) is not None:
             function, _ = self._lower(view)
             trial = Schedule(function)
             schedule.apply_template("turn", trial, "Y", view, self.threads)
@@ -220,7 +220,7 @@ def _schedule(
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = Schedule(function)
     for name, scope in stages.items():
-        names = tuple(n for n in body_structure.schedule_templates(scope) if n != "turn")
+        names = tuple(n for n in schedule.schedule_templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
         for trial_name in names[first:]:
             # A copy: partitioned loops define a variable in every part, which a new schedule would not take.

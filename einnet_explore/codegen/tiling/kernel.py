@@ -1,14 +1,15 @@
 """The tiled kernel: clear, { load, sync, accumulate, sync }, roll up, post-operations, write.
 
-A block computes one tile of the result.  Its threads load the tiles of the inputs together, then each of them adds to
-sums of its own.  Threads that share a result hold partial sums, which are rolled up in shared memory.  On a device with
-a cache instead of shared memory threads read elements in place.
+A block computes one tile of the result.  Its threads load the tiles of the inputs together, one after the other, or the
+next one while the previous one is used.  Then each of them adds to sums of its own.  Threads that share a result hold
+partial sums, which are rolled up in shared memory.  On a device with a cache instead of shared memory threads read
+elements in place.
 Source: PlaidML's automatic kernel generation (threading, code generation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
@@ -18,9 +19,11 @@ from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language import (
     F32,
     I32,
+    I64,
     Array,
     Barrier,
     Comment,
+    Copy,
     Declare,
     Expr,
     For,
@@ -28,6 +31,7 @@ from einnet_explore.codegen.language import (
     Kernel,
     LaunchIndex,
     Literal,
+    Load,
     LocalArray,
     Statement,
     Store,
@@ -41,12 +45,199 @@ from einnet_explore.codegen.language import (
 )
 from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
 from einnet_explore.codegen.language.statements import LoopHint
+from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
-from einnet_explore.codegen.tiling.contraction import EpilogueContraction, as_contraction
-from einnet_explore.codegen.tiling.cost import Hardware, TileCost, search_best_first, tile_cost
-from einnet_explore.codegen.tiling.staging import THREAD_INDEX, Exprs, TileLoader, affine_expression
-from einnet_explore.ir import REDUCTIONS, Access, Scalar, Scope, Table, Tensor, map_accesses
+from einnet_explore.codegen.tiling.cost import (
+    EpilogueContraction,
+    Hardware,
+    TileCost,
+    as_contraction,
+    search_best_first,
+    tile_cost,
+)
+from einnet_explore.codegen.tiling.shared_layout import (
+    Exprs,
+    ThreadLayout,
+    TileInput,
+    affine_expression,
+    thread_layout,
+)
+from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.program import Program
+
+
+@dataclass(frozen=True)
+class TileFrame:
+    """*contraction* in tiles of *cost*, for elements of *kind*: the names and positions in its statements."""
+
+    contraction: EpilogueContraction
+    cost: TileCost
+    kind: Type
+
+    @cached_property
+    def rows(self) -> tuple[Iterator, ...]:
+        core = self.contraction.core
+        return tuple(sorted((*core.traversals, *core.summations), key=lambda x: x.name))
+
+    @cached_property
+    def inputs(self) -> tuple[TileInput, ...]:
+        table, reads = self.contraction.table, dict.fromkeys(accesses(self.contraction.core.body))
+        pairs = zip(reads, table.inputs, strict=True)
+        return tuple(TileInput(read, column, table, self.cost.tile, self.rows) for read, column in pairs)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        both = (*accesses(self.contraction.core.body), *accesses(self.contraction.epilogue))
+        found: dict[str, Tensor] = {}
+        for source in (a.source for a in both if a.source != SUM_RESULT):
+            if isinstance(source, Tensor) and found.setdefault(source.name, source).shape != source.shape:
+                raise ValueError(f"tensor {source.name} is read as {source.shape} and as {found[source.name].shape}")
+        return tuple(found.values())
+
+    @cached_property
+    def memory(self) -> dict[str, Array]:
+        """Every input's array in global memory."""
+        return {t.name: Array(t.name, self.kind, prod(t.shape), const=True) for t in self.tensors}
+
+    @cached_property
+    def result(self) -> Array:
+        core = self.contraction.core
+        name = next(n for k in range(len(self.memory) + 1) if (n := "O" if not k else f"O{k}") not in self.memory)
+        return Array(name, self.kind, prod(core.shape))
+
+    @cached_property
+    def threads(self) -> ThreadLayout:
+        hardware = self.cost.hardware
+        return thread_layout(self.contraction.table, self.cost.tile, hardware.threads, hardware.square)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Sums of a thread along every row."""
+        steps = self.threads.steps(self.cost.tile)
+        return tuple(s if r.output else 1 for s, r in zip(steps, self.contraction.table.rows, strict=True))
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Tiles along every row."""
+        return tuple(-(-n // t) for n, t in zip(self.contraction.table.ranges, self.cost.tile, strict=True))
+
+    @cached_property
+    def wide(self) -> Type:
+        """The type of addresses: 64 bits if 32 are too few."""
+        ends = [n * t for n, t in zip(self.counts, self.cost.tile, strict=True)]
+        columns = self.contraction.table.columns
+        far = max(sum(abs(k) * n for k, n in zip(c.coefficients, ends, strict=True)) + abs(c.offset) for c in columns)
+        return I32 if max(far, *(a.size for a in self.memory.values()), 0) < 1 << 31 else I64
+
+    def output(self, n: int) -> bool:
+        return self.contraction.table.rows[n].output
+
+    def name(self, n: int, what: str) -> str:
+        return f"{self.rows[n].name}_{what}"
+
+    @cached_property
+    def base(self) -> tuple[Expr, ...]:
+        """The begin of the tile: variables of the block, loops over the summations."""
+        return tuple(Var(self.name(n, "base")) if c > 1 else Literal(0, I32) for n, c in enumerate(self.counts))
+
+    @cached_property
+    def place(self) -> tuple[Expr, ...]:
+        """The begin of this thread in the tile."""
+        return tuple(
+            Var(self.name(n, "thread")) if c > 1 else Literal(0, I32) for n, c in enumerate(self.threads.counts)
+        )
+
+    @cached_property
+    def within(self) -> tuple[Expr, ...]:
+        """The position of a product in the tile."""
+        out: list[Expr] = []
+        for n, t in enumerate(self.cost.tile):
+            if self.output(n):
+                step = Var(self.name(n, "step")) if self.steps[n] > 1 else Literal(0, I32)
+                out.append(self.place[n] + step * self.threads.counts[n])
+            else:
+                out.append(Var(self.name(n, "in")) if t > 1 else Literal(0, I32))
+        return tuple(out)
+
+    @cached_property
+    def at(self) -> tuple[Expr, ...]:
+        """The point of the iteration space."""
+        return tuple(b + w for b, w in zip(self.base, self.within, strict=True))
+
+    @cached_property
+    def sums(self) -> Array:
+        return Array("sums", self.kind, prod(self.steps), "private")
+
+    @cached_property
+    def loops(self) -> tuple[int, ...]:
+        """The rows along which a thread holds several sums, outermost first: neighbours in memory innermost."""
+        return tuple(n for n in reversed(self.threads.order) if self.steps[n] > 1)
+
+    @cached_property
+    def sum_at(self) -> Expr:
+        """The position of a sum among those of the thread."""
+        held = [Var(self.name(n, "step")) for n in self.loops]
+        strides = [prod(self.steps[n] for n in self.loops[k + 1 :]) for k in range(len(held))]
+        return affine_expression(strides, held, 0, I32)
+
+
+THREAD_INDEX = LaunchIndex("thread")
+
+
+@dataclass(frozen=True)
+class TileLoader(TileFrame):
+    """The tiles of the inputs: their arrays, and their loads."""
+
+    @cached_property
+    def turning(self) -> int | None:
+        """The row whose tiles alternate between two halves of an array, to overlap loads with arithmetic, or None."""
+        hardware = self.cost.hardware
+        if not hardware.managed or hardware.stages < 2 or self.kind.size not in (4, 8) or self.threads.threads == 1:
+            return None
+        rows = [n for n, c in enumerate(self.counts) if c > 1 and not self.output(n)]
+        return rows[0] if len(rows) == 1 else None
+
+    def tile(self, i: TileInput) -> Array:
+        """Return the array of the tile of *i*, or of two alternating ones."""
+        size = i.layout.size if self.turning is None else 2 * i.layout.size
+        return Array(f"{i.column.name}_tile", self.kind, size, "shared")
+
+    def half(self, i: TileInput) -> Expr:
+        """Return the begin of the current tile in its array."""
+        if self.turning is None:
+            return Literal(0, I32)
+        return self.base[self.turning] // self.cost.tile[self.turning] % 2 * i.layout.size
+
+    def load(self, i: TileInput, later: Mapping[int, Expr] | None = None, half: Expr | None = None) -> Statement:
+        """Return the load of the tile of *i*, into a *half* of its array if it has two.
+
+        *later* replaces rows of the base.
+        """
+        number = Var(f"{i.column.name}_element")
+        base = [(later or {}).get(n, b) for n, b in enumerate(self.base)]
+        place, value = i.loaded(number, base, self.source(i.access), self.kind, self.wide)
+        step = Literal(self.threads.threads, I32)
+        end = Literal(i.layout.elements, I32)
+        start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
+        if half is None:
+            return For(number, start, end, step, (Store(self.tile(i), place, value),))
+        return For(number, start, end, step, _async_copy(self.tile(i), place + half * i.layout.size, value))
+
+    def source(self, access: Access) -> Array:
+        """Return the array in memory that *access* reads."""
+        assert isinstance(access.source, Tensor)
+        return self.memory[access.source.name]
+
+
+def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
+    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these."""
+    match value:
+        case Load(array, index) if array.space == "global" and array.kind == tile.kind:
+            return (Copy(tile, place, array, index, 1, asynchronous=True),)
+        case Select(condition, yes, no):
+            return (If(condition, _async_copy(tile, place, yes), _async_copy(tile, place, no)),)
+    return (Store(tile, place, value),)
+
 
 MAX_UNROLLED_SUMS = 64
 """Loops over at most so many sums are unrolled, so that the sums are registers."""

@@ -1,4 +1,4 @@
-r"""Layout of a tile's inputs in shared memory, and of a group's threads over the tile.
+r"""Layout of a tile's inputs in shared memory, their loads, and the layout of a group's threads over the tile.
 
 Two iterators of one tensor merge if the larger step is a multiple of the smaller one and lands inside the range of the
 smaller one, or right after it:
@@ -14,9 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope
+from einnet_explore.codegen.language import (
+    Array,
+    Expr,
+    Literal,
+    Type,
+    binary_operation,
+    cast,
+    conjunction,
+    literal,
+    select,
+)
+from einnet_explore.codegen.language.statements import integer_constant
+from einnet_explore.ir import Access, Index, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +181,132 @@ def _spread_along(counts: list[int], n: int, enough: int, left: int) -> int:
         counts[n] *= 2
         left //= 2
     return left
+
+
+Exprs = Sequence[Expr]
+
+
+def affine_expression(coefficients: Sequence[int], values: Exprs, const: int, wide: Type) -> Expr:
+    """Return const + Σ coefficient · value, in *wide*."""
+    total: Expr = Literal(0, wide)
+    for k, value in zip(coefficients, values, strict=True):
+        if k:
+            part = cast(wide, value)
+            total = total + part * k if k > 0 else total - part * -k
+    return total + const if const >= 0 else total - -const
+
+
+@dataclass(frozen=True)
+class TileInput:
+    """The read *access*, its *column* of the table, and its tile; *rows* are the table's iterators.
+
+    Bounds are tested at the loads where possible: the index of a dimension must move by whole groups of the layout,
+    since otherwise elements at one address may be inside their source for one product and outside for another.
+    """
+
+    access: Access
+    column: AddressColumn
+    table: FlattenedScope
+    tile: tuple[int, ...]
+    rows: tuple[Iterator, ...]
+
+    @cached_property
+    def layout(self) -> LocalLayout:
+        """The layout of the tile in shared memory."""
+        return local_layout(self.table, self.column, self.tile)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The least and the largest index of each dimension, over whole tiles, even outside the result."""
+        out = []
+        for index in self.access.index:
+            least = most = index.const
+            for k, n, t in zip(self.along(index), self.table.ranges, self.tile, strict=True):
+                last = -(-n // t) * t - 1
+                least, most = least + min(0, k * last), most + max(0, k * last)
+            out.append((least, most))
+        return tuple(out)
+
+    @cached_property
+    def leaving(self) -> tuple[int, ...]:
+        """The dimensions in which the tiles leave the source."""
+        pairs = zip(self.spans, self.access.source.box, strict=True)
+        return tuple(d for d, ((least, most), (lo, hi)) in enumerate(pairs) if least < lo or most >= hi)
+
+    @cached_property
+    def late(self) -> tuple[int, ...]:
+        """The dimensions whose condition must be tested for every product."""
+        return tuple(d for d in self.leaving if self._by_groups(self.access.index[d]) is None)
+
+    def along(self, index: Index) -> tuple[int, ...]:
+        """Return the coefficient of every row in *index*."""
+        return tuple(index.coefficient(x) for x in self.rows)
+
+    def _by_groups(self, index: Index) -> tuple[int, ...] | None:
+        """Return the steps by which positions of the groups move *index*, or None if the members of a group disagree.
+
+        Nor may it move with an iterator that does not move the address, like `h` in ``B[c+h, -h]`` of width 1.
+        """
+        along, out = self.along(index), list[int]()
+        grouped = {m.row for group in self.layout.groups for m in group.members}
+        if any(k and t > 1 and n not in grouped for n, (k, t) in enumerate(zip(along, self.tile, strict=True))):
+            return None
+        for group in self.layout.groups:
+            found = {along[m.row] / m.step for m in group.members}
+            if len(found) != 1 or not (q := found.pop()).is_integer():
+                return None
+            out.append(int(q))
+        return tuple(out)
+
+    def position(self, group: IteratorGroup, within: Exprs) -> Expr:
+        """Return the position in *group* of the tile's point *within*."""
+        steps = [m.step for m in group.members]
+        return affine_expression(steps, [within[m.row] for m in group.members], self._shift(group), within[0].type)
+
+    def _shift(self, group: IteratorGroup) -> int:
+        return sum(-m.step * (self.tile[m.row] - 1) for m in group.members if m.step < 0)
+
+    def local(self, within: Exprs) -> Expr:
+        """Return the position in shared memory of the tile's point *within*."""
+        groups = self.layout.groups
+        places = [self.position(g, within) for g in groups]
+        return affine_expression([g.local for g in groups], places, 0, within[0].type)
+
+    def address(self, at: Exprs, wide: Type) -> Expr:
+        """Return the position in memory of the point *at* of the iteration space."""
+        return affine_expression(self.column.coefficients, at, self.column.offset, wide)
+
+    def loaded(self, number: Expr, base: Exprs, memory: Array, kind: Type, wide: Type) -> tuple[Expr, Expr]:
+        """Return (position in shared memory, value) of element *number* of the tile at *base*, in memory order."""
+        groups, rest = self.layout.groups, number
+        places: dict[IteratorGroup, Expr] = {}
+        for group in sorted(groups, key=lambda g: g.stride):
+            places[group] = binary_operation("%", rest, group.extent) if len(places) + 1 < len(groups) else rest
+            rest = binary_operation("/", rest, group.extent)
+        found = [places[g] for g in groups]
+        start = self.column.offset - sum(g.stride * self._shift(g) for g in groups)
+        address = affine_expression(
+            (*self.column.coefficients, *(g.stride for g in groups)), (*base, *found), start, wide
+        )
+        tests = list[Expr]()
+        for d in self.leaving:
+            index, (lo, hi) = self.access.index[d], self.access.source.box[d]
+            steps = self._by_groups(index)
+            if steps is None:
+                continue
+            const = index.const - sum(q * self._shift(g) for q, g in zip(steps, groups, strict=True))
+            value = affine_expression((*self.along(index), *steps), (*base, *found), const, number.type)
+            tests += [value.ge(lo), value.lt(hi)]
+        if self.late:
+            tests += [address.ge(0), address.lt(memory.size)]
+        local = affine_expression([g.local for g in groups], found, 0, number.type)
+        beyond = literal(self.access.source.value, kind)
+        value, test = self.element(memory, address, kind), conjunction(*tests)
+        return local, value if test is None else select(test, value, beyond)
+
+    def element(self, memory: Array, address: Expr, kind: Type) -> Expr:
+        """Return the element at *address*; an address that is always outside gives the padding."""
+        known = integer_constant(address)
+        if known is not None and not 0 <= known < memory.size:
+            return literal(self.access.source.value, kind)
+        return cast(kind, memory[address])

@@ -1,18 +1,23 @@
 """Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
 
-Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.
+Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.  Transpose
+tiles are a tensor intrinsic of ``codegen.language.dialects.transpose_rows``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import count
 from math import inf
 
+import tvm
 from tvm import te, tirx
+from tvm.s_tir import TensorIntrin
 
 from einnet_explore.analysis.indices import guard
+from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
@@ -333,3 +338,65 @@ def _reducer(name: str, dtype: str) -> Callable[..., TvmObject]:
     }
     neutral = tvm_constant(REDUCTIONS[name], dtype)
     return te.comm_reducer(combine[name], lambda _: neutral, name=name)  # type: ignore[no-any-return]
+
+
+@lru_cache(256)
+def transpose_intrinsic(side: int, gap: int, between: int) -> str:
+    """Return the name of the intrinsic B[j, 0 × *gap*, i] = A[i, 0 × *between*, j] for tiles of *side*² float32.
+
+    *side* is 4, 8 or 16.
+    """
+    name = f"einnet_explore.transpose.{side}.{gap}.{between}"
+    moves, last = _transpose_statements(side, between)
+    stores = "".join(f"        B.vstore([{_indices(i, gap, 0)}], {row})\n" for i, row in enumerate(last))
+    a_shape, b_shape = ((side, *[1] * n, side) for n in (between, gap))
+    a_strides, b_strides = (
+        [*(f"{letter}{n}" for n in range(len(shape) - 1)), "1"] for letter, shape in (("r", a_shape), ("s", b_shape))
+    )
+    head = f"""    with T.sblock("root"):
+        T.reads(A[{_ranges(a_shape)}])
+        T.writes(B[{_ranges(b_shape)}])
+"""
+    meaning = f"""
+@T.prim_func(s_tir=True)
+def meaning(a: T.handle, b: T.handle) -> None:
+    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1)
+    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1)
+{head}        for i, j in T.grid({side}, {side}):
+            with T.sblock("element"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                B[{_indices("vi", gap, "vj")}] = A[{_indices("vj", between, "vi")}]
+"""
+    variables = "".join(f"    {s} = T.int32()\n" for s in (*a_strides[:-1], *b_strides[:-1]))
+    done = f"""
+@T.prim_func(s_tir=True)
+def done(a: T.handle, b: T.handle) -> None:
+{variables}    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1, strides=[{", ".join(a_strides)}])
+    B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1, strides=[{", ".join(b_strides)}])
+{head}{moves}{stores}"""
+    TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
+    return name
+
+
+def _indices(first: object, zeros: int, last: object) -> str:
+    return ", ".join(map(str, (first, *[0] * zeros, last)))
+
+
+def _ranges(shape: tuple[int, ...]) -> str:
+    return ", ".join(f"0:{n}" for n in shape)
+
+
+def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
+    """Return (statements, names of the transposed rows)."""
+    lines: list[str] = []
+    numbers = count()
+
+    def let(value: str) -> str:
+        name = f"v{next(numbers)}"
+        # Not an assignment: that would be a buffer on the heap.
+        lines.append(f"        {name}: T.let = {value}\n")
+        return name
+
+    rows = [let(f'A.vload([{_indices(i, between, 0)}], "float32x{side}")') for i in range(side)]
+    done = transpose_rows(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
+    return "".join(lines), done

@@ -22,7 +22,8 @@ from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.gpu_copies import copy_kernel
 from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement
-from einnet_explore.codegen.tiling import Hardware, tile_contraction
+from einnet_explore.codegen.tiling.cost import Hardware
+from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
