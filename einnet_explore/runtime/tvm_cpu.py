@@ -1,28 +1,41 @@
-"""eOperators on the CPU through TVM and LLVM: scope → Source → Kernel."""
+"""eOperators on the CPU through TVM and LLVM: scope → Source → Kernel.
+
+The ``kind`` attribute of an eOperator names the law that made it.  The kind of a kernel is decided once, from the scope
+itself: views are substituted into it after the law was applied, and an equation may be run before any law was.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
+from einnet_explore.analysis.fused_chain import Chain
+from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
+from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.fused_tiling import kernel as blocks
-from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts
-from einnet_explore.codegen.kernel_kind import BlockedChain, KernelKind, LoopNests, OnePass, Rows, kernel_kind
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, tileable_chain
+from einnet_explore.codegen.fused_tiling.kernel import chain_function
+from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
-from einnet_explore.codegen.rows import kernel as rows
-from einnet_explore.codegen.rows import online as one_pass
-from einnet_explore.codegen.tvm import schedule
+from einnet_explore.codegen.rows.kernel import nest_function
+from einnet_explore.codegen.rows.online import is_one_pass_faster, online_function
 from einnet_explore.codegen.tvm.emission import lower_stages
+from einnet_explore.codegen.tvm.schedule import (
+    MIN_PARALLEL_ELEMENTS,
+    apply_template,
+    moved_elements,
+    schedule_templates,
+    transposed_view,
+)
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, measurement
@@ -33,6 +46,58 @@ DTYPES = ("float32", "int64")
 
 LAST_RANK = 3
 """Of this rank every stage is as written: no structure has more templates before ``plain``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnePass:
+    """A softmax-weighted sum in one pass over its columns."""
+
+    online: OnlineSoftmax
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Band products, reductions of rows and what is done with them, for blocks of rows."""
+
+    nest: RowNest
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedChain:
+    """Stages with products among them, computed block by block of what they share."""
+
+    chain: Chain
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNests:
+    """A loop nest for every reduction and one for the result, each scheduled by a template."""
+
+
+KernelKind: TypeAlias = OnePass | Rows | BlockedChain | LoopNests
+
+
+@lru_cache(256)
+def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
+    """Return the kind of the float32 kernel of *scope* on *machine*."""
+    match row_work(scope):
+        case OnlineSoftmax(nest=nest) as online:
+            return OnePass(online) if is_one_pass_faster(online, machine) else Rows(nest)
+        case RowNest() as nest:
+            return Rows(nest)
+    chain = tileable_chain(scope, machine)
+    return LoopNests() if chain is None else BlockedChain(chain)
+
+
+def outperforms_tiles(kind: KernelKind) -> bool:
+    """Return whether a kernel of *kind* is tried before a tiled contraction of the same scope."""
+    match kind:
+        case OnePass() | BlockedChain():
+            return True
+        case Rows(nest):
+            return nest.banded
+        case LoopNests():
+            return False
 
 
 @dataclass(frozen=True)
@@ -74,7 +139,7 @@ class TvmSource:
                 return any(part.blocks > 1 for part in choose_parts(chain, self.threads, this_machine()))
             case OnePass() | Rows():
                 return True
-        return schedule.moved_elements(self.prepared) >= schedule.MIN_PARALLEL_ELEMENTS
+        return moved_elements(self.prepared) >= MIN_PARALLEL_ELEMENTS
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -95,7 +160,7 @@ class TvmSource:
                 return "online"
             case Rows():
                 return "nest"
-        names = schedule.schedule_templates(self.prepared)
+        names = schedule_templates(self.prepared)
         names = tuple(n for n in names if n != "turn") if self.dtype != "float32" else names
         return names[min(self.rank, len(names) - 1)]
 
@@ -106,15 +171,15 @@ class TvmSource:
         match self.kind:
             case BlockedChain(chain):
                 flat = {name: size for name, (size,) in inputs.items()}
-                return blocks.chain_function(choose_parts(chain, self.threads, machine), flat, self.threads, machine)
+                return chain_function(choose_parts(chain, self.threads, machine), flat, self.threads, machine)
             case OnePass(online):
-                return one_pass.online_function(online, inputs, self.threads, machine)
+                return online_function(online, inputs, self.threads, machine)
             case Rows(nest):
-                return rows.nest_function(nest, inputs, self.threads, machine)
-        if self.template == "turn" and (view := schedule.transposed_view(self.prepared)) is not None:
+                return nest_function(nest, inputs, self.threads, machine)
+        if self.template == "turn" and (view := transposed_view(self.prepared)) is not None:
             function, _ = self._lower(view)
             trial = Schedule(function)
-            schedule.apply_template("turn", trial, "Y", view, self.threads)
+            apply_template("turn", trial, "Y", view, self.threads)
             return trial.mod["main"]
         function, stages = self._lower(self.prepared)
         return _schedule(function, stages, self.rank, self.template, self.threads)
@@ -220,13 +285,13 @@ def _schedule(
     """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
     current = Schedule(function)
     for name, scope in stages.items():
-        names = tuple(n for n in schedule.schedule_templates(scope) if n != "turn")
+        names = tuple(n for n in schedule_templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
         for trial_name in names[first:]:
             # A copy: partitioned loops define a variable in every part, which a new schedule would not take.
             trial = current.copy()
             try:
-                schedule.apply_template(trial_name, trial, name, scope, threads)
+                apply_template(trial_name, trial, name, scope, threads)
             except (ScheduleError, RuntimeError, ValueError):
                 continue
             current = trial
