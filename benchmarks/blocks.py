@@ -25,9 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.variants import best_by_algorithm, find_variants
+from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_task import best_by_algorithm, find_variants
 from einnet_explore.runtime.device_profile import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse

@@ -25,14 +25,12 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.joining import join_adjacent
+from einnet_explore.pipeline.assembly import join_adjacent
+from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation
-from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.pipeline.subprogram import anonymize
-from einnet_explore.pipeline.variants import Variant, best_by_algorithm, find_variants
+from einnet_explore.pipeline.tuning_task import Variant, best_by_algorithm, find_variants
 from einnet_explore.rules import Derivation, Step
 
 STATES = 120

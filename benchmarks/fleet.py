@@ -64,9 +64,8 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
     """Write a CSV of (quantity, subject, value)."""
     from einnet_evaluation.models import write
     from einnet_explore.onnx_import.load import load_model
-    from einnet_explore.pipeline.optimiser import Optimiser
-    from einnet_explore.pipeline.request import make_settings
-    from einnet_explore.pipeline.variants import find_variants
+    from einnet_explore.pipeline.optimiser import Optimiser, make_settings
+    from einnet_explore.pipeline.tuning_task import find_variants
     from einnet_explore.runtime.implementation_choice import ProfileStore
     from einnet_explore.runtime.profile_store import profile_key
 
@@ -78,7 +77,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
 
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import einnet_explore.pipeline.remote_tuning"], check=True)
+        subprocess.run([sys.executable, "-c", "import einnet_explore.pipeline.tuner"], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         keep("worker start seconds", "import", after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     with tempfile.TemporaryDirectory() as scratch:

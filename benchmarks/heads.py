@@ -23,7 +23,7 @@ from benchmarks.merging import separable
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.runtime.epilogues import compile_measured

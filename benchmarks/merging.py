@@ -17,7 +17,7 @@ import numpy as np
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.candidate import Candidate

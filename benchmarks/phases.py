@@ -19,9 +19,8 @@ from onnx import helper
 from benchmarks.blocks import library, lower_quartiles
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.variants import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
 from einnet_explore.runtime.device_profile import peak_flops
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse

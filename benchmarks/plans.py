@@ -19,10 +19,10 @@ from einnet_evaluation.models import write
 from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.baseline import discriminating_inputs
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
-from einnet_explore.pipeline.plan_timing import discriminating_inputs
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.runtime.measurement import settle_seconds
 from einnet_explore.runtime.program import compile_program

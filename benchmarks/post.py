@@ -19,14 +19,13 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.joining import Piece, join_adjacent
+from einnet_explore.pipeline.assembly import Piece, join_adjacent
+from einnet_explore.pipeline.fusion import fuse_eoperators
+from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation
-from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.trial import step_certificates
-from einnet_explore.pipeline.variants import Variant, find_variants
+from einnet_explore.pipeline.tuning_task import Variant, find_variants
 from einnet_explore.rules import Derivation
 
 SECONDS = 0.5

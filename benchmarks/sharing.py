@@ -38,9 +38,8 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.variants import find_variants, variants_by_algorithm
+from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.onnx_fragment import session_options

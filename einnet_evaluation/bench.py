@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from einnet_evaluation.engines import DIRECT, NUMPY, ORT, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
 from einnet_evaluation.workers import RemoteEngine, Worker
-from einnet_explore.pipeline.request import check_device
+from einnet_explore.pipeline.optimiser import check_device
 from einnet_explore.runtime.arrays import Arrays, largest_error
 
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = {}

@@ -22,14 +22,14 @@ from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.plan_timing import discriminating_inputs
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.variants import MAX_ESTIMATE_RATIO
+from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.storage import write_atomically

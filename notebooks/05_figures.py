@@ -33,9 +33,8 @@ import einnet_explore as ee
 from einnet_explore.ir import scopes
 from einnet_explore.operators import expression_distance
 from einnet_explore.operators.library import MATMUL
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation
-from einnet_explore.pipeline.post.layouts import assign_layouts
+from einnet_explore.pipeline.fusion import fuse_eoperators
+from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.session.comparison import mapping_table
 from einnet_explore.strategies.closure import Limits, candidates
 from einnet_explore.support.errors import Refused

@@ -23,7 +23,7 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.strategies.closure import Limits, candidates
 
 # %% [markdown]

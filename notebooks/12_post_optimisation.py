@@ -20,9 +20,8 @@
 # %%
 import einnet_explore as ee
 from einnet_explore.ir import program
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation
-from einnet_explore.pipeline.post.layouts import assign_layouts
+from einnet_explore.pipeline.fusion import fuse_eoperators
+from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.strategies.closure import Limits, candidates
 
 

@@ -40,7 +40,7 @@ from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.analysis.online_softmax import softmax_homomorphism
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.running_error import bilinear_error_bound, bilinear_growth, run_bilinear
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
+from einnet_explore.pipeline.fusion import chain_in_blocks
 from einnet_explore.rules import (
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,

@@ -14,9 +14,9 @@ from onnx_building import build, node
 from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline import backward_elimination as sparing_module
-from einnet_explore.pipeline import export_selection as filed_module
-from einnet_explore.pipeline import forward_selection as forward_module
+from einnet_explore.pipeline import part_selection as filed_module
+from einnet_explore.pipeline import part_selection as forward_module
+from einnet_explore.pipeline import part_selection as sparing_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm

@@ -26,7 +26,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
-from einnet_explore.pipeline.variants import find_variants
+from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty

@@ -30,8 +30,7 @@ from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors
-from einnet_explore.pipeline.post.chaining import chain_in_blocks
-from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
+from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators, fuse_with_refusals
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BLOCKED_GENERATION,

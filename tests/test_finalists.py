@@ -13,12 +13,12 @@ import einnet_explore as ee
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
-from einnet_explore.pipeline import remote_tuning
+from einnet_explore.pipeline import tuner
 from einnet_explore.pipeline.trial import Trial
 from einnet_explore.pipeline.tuning_context import Settings, TuningContext
-from einnet_explore.pipeline.tuning_task import TuningTask
-from einnet_explore.pipeline.variants import (
+from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
+    TuningTask,
     Variant,
     best_by_algorithm,
     find_variants,
@@ -151,11 +151,11 @@ def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: 
     """Of each algorithm what runs in blocks, too: some of these are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
-    rates = remote_tuning.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
-    answer = remote_tuning.answer_request(program, rates, settings, 0.0, MAX_ESTIMATE_RATIO * times["before"])
+    rates = tuner.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
+    answer = tuner.answer_request(program, rates, settings, 0.0, MAX_ESTIMATE_RATIO * times["before"])
     told = pickle.loads(pickle.dumps(answer))
     outcome, measured = held(tmp_path, program, **times)
-    again, there = held(tmp_path, program, **times, found=partial(remote_tuning.variants_of_reply, program, told))
+    again, there = held(tmp_path, program, **times, found=partial(tuner.variants_of_reply, program, told))
     assert there == measured and again.winner == outcome.winner
     assert len(measured) > settings.finalists + 1  # at least two of them in blocks
 

@@ -19,17 +19,14 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
 from einnet_explore.pipeline import assembly
-from einnet_explore.pipeline.assembly import Assembler, WeightFolder
-from einnet_explore.pipeline.exported import compile_in_onnxruntime, export_model, program_model
-from einnet_explore.pipeline.history import TuningHistory
-from einnet_explore.pipeline.joining import Piece, join_adjacent, join_programs
+from einnet_explore.pipeline.assembly import Assembler, Piece, WeightFolder, join_adjacent, join_programs
+from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.plan import build_plan, export_model
+from einnet_explore.pipeline.submodels import compile_in_onnxruntime, program_model, random_inputs
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
-from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.instantiation import matching_rule

@@ -13,8 +13,8 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program, Table, accesses
-from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
-from einnet_explore.pipeline.variants import find_variants
+from einnet_explore.pipeline.fusion import fuse_eoperators, fuse_with_refusals
+from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import (
     BILINEAR_SUBSTITUTION,
     BOUNDARY_RELAXING,

@@ -24,7 +24,7 @@ from einnet_explore.onnx_export.export import to_onnx
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.pipeline.variants import find_variants
+from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source

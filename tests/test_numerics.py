@@ -40,26 +40,27 @@ from einnet_explore.ir import (
     as_index,
 )
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline import error_report as badge_module
-from einnet_explore.pipeline import forward_selection as forward_module
+from einnet_explore.pipeline import numerics as badge_module
 from einnet_explore.pipeline import optimiser as optimise_module
+from einnet_explore.pipeline import part_selection as forward_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
-from einnet_explore.pipeline.error_report import ErrorReport, report_errors
 from einnet_explore.pipeline.numerics import (
     APPROXIMATING,
     LEVELS,
     REASSOCIATING,
+    ErrorReport,
     allowed_rules,
     derivation_level,
+    report_errors,
     rule_level,
 )
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.request import make_settings as asked
+from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.variants import Variant, find_variants
+from einnet_explore.pipeline.tuning_task import Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,

@@ -14,8 +14,8 @@ from einnet_explore.onnx_import import shapes as computed
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, make_identifiers
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
-from einnet_explore.pipeline.exported import export_model
 from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.plan import export_model
 
 W = np.ones((4, 3, 3, 3), np.float32)
 CONV = [node("Conv", ["x", "w"], ["y"], "conv1", pads=[1, 1, 1, 1])]

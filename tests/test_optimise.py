@@ -21,20 +21,18 @@ from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline import backward_elimination as sparing_module
-from einnet_explore.pipeline import forward_selection as forward_module
-from einnet_explore.pipeline import plan_timing as whole_module
+from einnet_explore.pipeline import baseline as whole_module
+from einnet_explore.pipeline import part_selection as forward_module
+from einnet_explore.pipeline import part_selection as sparing_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuner as contests_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline.optimiser import Optimiser, optimize_model
+from einnet_explore.pipeline.baseline import discriminating_inputs
+from einnet_explore.pipeline.optimiser import Optimiser, make_settings, optimize_model, parse_budget
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.plan_timing import discriminating_inputs
-from einnet_explore.pipeline.remote_tuning import PortableCost, answer_request
-from einnet_explore.pipeline.request import make_settings, parse_budget
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram, certify_trial
-from einnet_explore.pipeline.tuner import Tuner
+from einnet_explore.pipeline.tuner import PortableCost, Tuner, answer_request
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import TuningTask
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step

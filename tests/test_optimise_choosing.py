@@ -14,15 +14,13 @@ from einnet_evaluation.models import write
 from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
-from einnet_explore.pipeline import forward_selection as forward_module
-from einnet_explore.pipeline import plan_timing as whole_module
+from einnet_explore.pipeline import baseline as whole_module
+from einnet_explore.pipeline import part_selection as forward_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline.baseline import Baseline
-from einnet_explore.pipeline.baseline_process import time_with_original_process
-from einnet_explore.pipeline.export_selection import ExportSelection, select_for_export
-from einnet_explore.pipeline.forward_selection import ForwardSelection
+from einnet_explore.pipeline.baseline import Baseline, time_with_original_process
 from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.part_selection import ExportSelection, ForwardSelection, select_for_export
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram, choose_joined_or_parts

@@ -16,18 +16,18 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
-from einnet_explore.pipeline.post.fusing import fuse_eoperators, fuse_with_refusals
-from einnet_explore.pipeline.post.layout_assignment import (
+from einnet_explore.pipeline.fusion import fuse_eoperators, fuse_with_refusals
+from einnet_explore.pipeline.layouts import (
     LayoutAssignment,
     Mode,
     Transform,
+    assign_layouts,
     assign_modes,
     candidate_layouts,
     estimate_equation,
     needed_transforms,
     total_seconds,
 )
-from einnet_explore.pipeline.post.layouts import assign_layouts
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation
 from einnet_explore.strategies.instantiation import matching_rule
 from tests.rules_kit import assert_equal

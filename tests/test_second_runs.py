@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 
 from einnet_explore.pipeline import baseline as against_module
+from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as optimise_module
-from einnet_explore.pipeline import plan_timing as whole_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline.backward_elimination import (
+from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, Effort, is_clearly_faster
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.part_selection import (
     CERTAIN_SPEEDUP,
     ELIMINATION_SECONDS,
+    FORWARD_SELECTION_SECONDS,
+    MAX_CONTENDERS,
     MAX_ELIMINATION_TRIALS,
     eliminate_unprofitable,
+    forward_selection,
 )
-from einnet_explore.pipeline.baseline import Baseline
-from einnet_explore.pipeline.forward_selection import FORWARD_SELECTION_SECONDS, MAX_CONTENDERS, forward_selection
-from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.plan_timing import BRIEF_SECONDS, CLEAR_SPEEDUP, Effort, is_clearly_faster
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore

@@ -18,22 +18,22 @@ from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.pipeline import assembly as assembling_module
-from einnet_explore.pipeline import backward_elimination as attribution_module
-from einnet_explore.pipeline import forward_selection as forward_module
+from einnet_explore.pipeline import part_selection as attribution_module
+from einnet_explore.pipeline import part_selection as forward_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline.backward_elimination import ELIMINATION_SECONDS
 from einnet_explore.pipeline.baseline import Baseline
-from einnet_explore.pipeline.export_selection import EXPORT_SELECTION_SECONDS as FILING
-from einnet_explore.pipeline.export_selection import ExportSelection
-from einnet_explore.pipeline.forward_selection import (
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.part_selection import (
+    ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
     UNTRIED,
+    ExportSelection,
     ForwardSelection,
     forward_selection,
 )
-from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import Optimiser
+from einnet_explore.pipeline.part_selection import EXPORT_SELECTION_SECONDS as FILING
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
 from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session

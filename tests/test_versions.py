@@ -26,7 +26,7 @@ from einnet_explore.codegen import machine, versions
 from einnet_explore.codegen.register_tiles import best_tile
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Program, Scope, tensors
-from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.rules import REDUCTION_GENERATION
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.generated import choose_tile, tiled_contraction

@@ -23,10 +23,10 @@ from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.post.fusing import fuse_eoperators
 from einnet_explore.pipeline.subprogram import anonymize
-from einnet_explore.pipeline.variants import find_variants, search_subprogram, select_finalists
+from einnet_explore.pipeline.tuning_task import find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan

@@ -202,7 +202,7 @@ def exported(work: Optimiser, assembled: Any, truth: Truth, n: int, outcome: Out
     truth.compare("export", work.assembler.export(assembled).run(dict(truth.feeds)), outcome, shown)
     if n % REFERENCE or not truth.told:
         return
-    from einnet_explore.pipeline.exported import export_model as written
+    from einnet_explore.pipeline.plan import export_model as written
 
     proto = onnx.load_from_string(written(work.model, work.assembler.replacements(assembled)).SerializeToString())
     judged = onnx.load_from_string(proto.SerializeToString())

@@ -66,7 +66,9 @@ def _cost(device: str, threads: int | None) -> Cost:
         if threads is not None:
             raise ValueError(f"--threads {threads}: expected with --device profile:FILE.sqlite, whose times it chooses")
         return program_seconds
-    from einnet_explore.pipeline.devices import device_cost  # loads compilers, which a search on this machine needs not
+    from einnet_explore.runtime.device_profile import (
+        device_cost,  # loads compilers, which a search on this machine needs not
+    )
 
     return device_cost(device, threads)
 

@@ -15,8 +15,7 @@ from einnet_explore.cli.errors import INTERRUPTED, NO, OK, one_line
 from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, save_file, say, write_json
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.request import make_settings, read_model
+from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.pipeline.trial import step_certificates
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR

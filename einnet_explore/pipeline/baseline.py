@@ -1,25 +1,159 @@
-"""The baseline: the original model, whose outputs and time every plan of this run is compared with."""
+"""The baseline: the original model, whose outputs and time every plan is compared with, measured in turns.
+
+Without this project a user runs one engine in one process.  A process that measures many programs with several threads
+has a thread pool for each, which compete for memory and cores.  So with several threads the original runs in a process
+of its own: this module, run as a script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import onnx
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.baseline_process import time_with_original_process
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.plan_timing import (
-    Effort,
-    conservative_speedup,
-    is_clearly_faster,
-    measurement_rounds,
-    time_against_original,
+from einnet_explore.pipeline.submodels import Array, open_session, random_inputs
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, differences, largest_error
+from einnet_explore.runtime.measurement import (
+    NOTHING,
+    Enough,
+    Sampler,
+    Timing,
+    all_rounds,
+    sample_seconds,
+    settle_seconds,
+    time_calls,
+    time_samplers,
+    times_faster,
 )
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, differences
-from einnet_explore.runtime.measurement import Timing, all_rounds
+from einnet_explore.support.errors import Refused
+
+Effort: TypeAlias = Literal["full", "brief"]
+"""A brief measurement ends as soon as the new plan is clearly faster."""
+
+MIN_SPEEDUP = 1.02
+"""Speedup below which a model is given back as it was: less is within the noise of measurement."""
+
+CLEAR_SPEEDUP = 3.0
+"""Speedup of a single round that leaves no doubt: equal plans, one of them disturbed, have differed by about two."""
+
+BRIEF_SECONDS = 3.0
+"""Seconds of measurement after which rounds suffice that are all ``CLEAR_SPEEDUP``, or are ``MIN_ROUNDS`` and all
+``MIN_SPEEDUP``."""
+
+MIN_ROUNDS = 3
+"""Rounds of a model that takes a second or more."""
+
+MAX_INPUT_DRAWS = 16
+"""Random inputs that are tried to find one on which the model itself is well-conditioned."""
+
+
+def discriminating_inputs(model: Model, plan: ExecutionPlan) -> dict[str, Any]:
+    """Return random inputs on which *model* is well-conditioned, so that comparing outputs can find mistakes.
+
+    If rounding the inputs moves the outputs by as much as a mistake may (a saturated sigmoid returns nothing but
+    rounding errors), agreement proves nothing: other inputs are drawn, and those that move the outputs least are taken.
+    Raises Refused if the model fails on all of them, for example because its inputs are sizes or positions.
+    """
+    return random_inputs(model, discriminating_seed(model, plan))
+
+
+def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
+    """Return the seed of ``discriminating_inputs``, after two runs of *plan* or more."""
+    found: list[tuple[float, int]] = []
+    failure = ""
+    for seed in range(MAX_INPUT_DRAWS):
+        feeds = random_inputs(model, seed)
+        rounded = {k: _rounded_up(v) if v.dtype.kind == "f" else v for k, v in feeds.items()}
+        try:
+            change = largest_error(plan.run(feeds), plan.run(rounded))
+        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+            failure = str(error).strip().splitlines()[0]
+            continue
+        found.append((change, seed))
+        if change <= MAX_RELATIVE_ERROR / 10:
+            break
+    if not found:
+        raise Refused(
+            f"{model.path}: found that it fails on random inputs ({failure}), expected one that runs on any numbers: "
+            "sizes and positions may be weights"
+        )
+    return min(found)[1]
+
+
+def _rounded_up(array: Any) -> Any:
+    return np.asarray(np.nextafter(array, np.inf, dtype=array.dtype))
+
+
+def plan_speedup(
+    before: ExecutionPlan, after: ExecutionPlan, feeds: Arrays, once: float, warm: Mapping[str, float] = NOTHING
+) -> float:
+    """Return the speedup of *after* over *before*, one run of which takes about *once* seconds."""
+    times = time_plans(before, after, feeds, measurement_rounds(once, 11), 0.3, warm)
+    return times_faster(times["before"], times["after"])
+
+
+def time_plans(
+    before: ExecutionPlan,
+    after: ExecutionPlan,
+    feeds: Arrays,
+    rounds: int,
+    min_seconds: float,
+    warm: Mapping[str, float] = NOTHING,
+    effort: Effort = "full",
+) -> dict[str, Timing]:
+    """Time both plans in turns, with a pause in which the other's spinning threads settle; *warm* as in ``compare``."""
+    calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
+    settle = settle_seconds(max(before.threads, after.threads))
+    return time_calls(calls, rounds, min_seconds, settle, warm, is_clearly_faster if effort == "brief" else all_rounds)
+
+
+def is_clearly_faster(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Whether *samples* ``before`` and ``after`` took long enough and all agree that ``after`` is faster."""
+    pairs = list(zip(samples["before"], samples["after"], strict=True))
+    least = MIN_SPEEDUP if len(pairs) >= MIN_ROUNDS else CLEAR_SPEEDUP
+    return sum(map(sum, pairs)) >= BRIEF_SECONDS and all(one >= least * other for one, other in pairs)
+
+
+def time_against_original(
+    original: ExecutionPlan,
+    plan: ExecutionPlan,
+    feeds: Arrays,
+    once: float,
+    warm: Mapping[str, float] = NOTHING,
+    effort: Effort = "full",
+) -> dict[str, Timing]:
+    """Time *plan* and *original*, a run of which takes about *once* seconds; equal plans are timed once."""
+    rounds = measurement_rounds(once, 21)
+    if plan is original:
+        same = time_calls({"before": lambda: original.run(feeds)}, rounds=rounds, warm=warm)["before"]
+        return {"before": same, "after": same}
+    return time_plans(original, plan, feeds, rounds, 1.0, warm, effort)
+
+
+def conservative_speedup(timings: Mapping[str, Timing]) -> float:
+    """Return the smaller of two speedups, the median of ratios and the ratio of quartiles: noise makes them differ."""
+    before, after = timings["before"], timings["after"]
+    return min(times_faster(before, after), before.low / after.low)
+
+
+def measurement_rounds(once: float, most: int) -> int:
+    """Return the rounds for a run of *once* seconds: *most*, fewer if that takes many seconds."""
+    return max(5 if once < 1 else MIN_ROUNDS, min(most, int(4 / once)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +224,99 @@ class Baseline:
             if timings is not None:
                 return timings
         return time_against_original(self.original, plan, self.feeds, self.seconds, warm, effort)
+
+
+REPLY_TIMEOUT_SECONDS = 120.0
+"""Seconds without a reply after which the other process counts as hanging."""
+
+
+class OriginalProcess:
+    """*model* in ONNX Runtime with *threads* threads, in another process; leaving the context ends it."""
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> None:
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            file, arrays = folder / "model.onnx", folder / "feeds.npz"
+            onnx.save_model(model, file, save_as_external_data=model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF)
+            np.savez(arrays, *feeds.values())
+            command = [sys.executable, "-m", __name__, str(file), str(arrays), str(threads), *feeds]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        except (OSError, ValueError) as error:
+            self._stack.close()
+            raise ConnectionError(str(error)) from error
+
+    def sample(self, repeats: int) -> float:
+        """Return the seconds of a run, over *repeats* in a row; raises ConnectionError if the process died or hangs."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{repeats}\n")
+            self._process.stdin.flush()
+            ready, _, _ = select.select([self._process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
+            return float(self._process.stdout.readline()) if ready else _gone()
+        except (OSError, ValueError) as error:
+            raise ConnectionError(str(error)) from error
+
+    def __enter__(self) -> OriginalProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                self._stack.callback(_closed, pipe)
+        self._stack.close()
+
+
+def _gone() -> float:
+    raise ConnectionError(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
+
+
+def _closed(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except OSError:
+        return
+
+
+def time_with_original_process(
+    model: onnx.ModelProto,
+    plan: ExecutionPlan,
+    feeds: Mapping[str, Array],
+    rounds: int,
+    min_seconds: float = 1.0,
+    warm: Mapping[str, float] = NOTHING,
+    enough: Enough = all_rounds,
+) -> dict[str, Timing] | None:
+    """Time *plan* (``after``) and *model* in its own process (``before``) in turns, until the samples are *enough*.
+
+    Where *plan* was run just now, *warm* says how long that took, as in ``compare``.  None where the other process
+    cannot be had.
+    """
+    try:
+        with OriginalProcess(model, feeds, plan.threads) as before:
+            samplers: dict[str, Sampler] = {
+                "before": before.sample,
+                "after": partial(sample_seconds, partial(plan.run, feeds)),
+            }
+            return time_samplers(samplers, rounds, min_seconds, settle_seconds(plan.threads), warm, enough)
+    except ConnectionError:
+        return None
+
+
+def _main(file: str, arrays: str, threads: str, *names: str) -> None:
+    """Time the model in *file*, with as many runs in a row as each line of standard input says."""
+    with np.load(arrays) as held:
+        feeds = {name: held[f"arr_{n}"] for n, name in enumerate(names)}
+    session = open_session(file, int(threads))
+    for line in sys.stdin:
+        print(json.dumps(sample_seconds(lambda: session.run(None, feeds), int(line))), flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,14 +1,31 @@
-"""Numerics levels of rules: how a rewrite may change rounding errors.  In exact arithmetic all rules are equalities.
+"""Numerics levels of rules, and rounding errors of derivations.  In exact arithmetic all rules are equalities.
 
-``exact``: every sum keeps its terms and their order.  ``reassociate``: sums are reordered or split, factors move in and
-out of them; the error bound stays that of the sum of the same terms' magnitudes.  ``approximate``: other terms are
-summed, which may be larger and cancel.
+* ``exact``: every sum keeps its terms and their order.
+* ``reassociate``: sums are reordered or split, factors move in and out of them; the error bound stays that of the sum
+  of the same terms' magnitudes.
+* ``approximate``: other terms are summed, which may be larger and cancel.
+
+``report_errors`` evaluates the original and the derived program in double precision on the inputs of their trial, with
+a running error bound for single precision, and compares the outputs of ONNX Runtime and of the derived program's
+kernels with these values.  All errors are relative to the largest output.  Of a large program only a window of the
+outputs is evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
 
+import numpy as np
+
+from einnet_explore.analysis.bilinear import Bilinear
+from einnet_explore.equivalence.program_diff import inline_equations
+from einnet_explore.equivalence.sampling import slice_scope
+from einnet_explore.interpreter.running_error import BoundedValue, running_error
+from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
+from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import (
     BATCH_MERGING,
     BILINEAR_PRODUCT,
@@ -23,8 +40,11 @@ from einnet_explore.rules import (
     SUMMATION_SPLITTING,
     VARIABLE_SUBSTITUTION,
     Derivation,
+    Match,
     Rule,
 )
+from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.support.errors import BackendError
 
 LEVELS = ("exact", "reassociate", "approximate")
 
@@ -66,3 +86,183 @@ def allowed_rules(rules: Iterable[Rule[object]], most: str) -> tuple[Rule[object
 def is_within(level: str, most: str) -> bool:
     """Whether *level* is at most *most*."""
     return LEVELS.index(level) <= LEVELS.index(check_level(most))
+
+
+MAX_EVALUATED_WORK = 200_000_000
+"""Work of both programs up to which they are evaluated whole: multiplications in sums, some tenths of a second."""
+
+ELEMENT_WORK = 20
+"""Work of an element that is written or is a function's argument, in multiplications of a sum."""
+
+MIN_BLOCK_COLUMNS = 16
+"""Fewest columns in a block of a softmax in one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingError:
+    """Loss of single precision in one program, relative to the largest output: *bound* (None: none) and *error*."""
+
+    bound: float | None
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """The numerics *level* of a derivation, the *rules* that cause it, and rounding errors.
+
+    *before* and *after* are the errors of the original and the derived program over *elements* of *whole* output
+    elements; if nothing was evaluated they are None and *why* says why.  A report that is *memory_short* is not
+    remembered.
+    """
+
+    level: str
+    rules: tuple[str, ...]
+    before: RoundingError | None = None
+    after: RoundingError | None = None
+    elements: int = 0
+    whole: int = 0
+    why: str = ""
+    memory_short: bool = False
+
+    def __str__(self) -> str:
+        kind = {"exact": "exact", "reassociate": "re-association only", "approximate": "approximate"}[self.level]
+        by = f" ({', '.join(self.rules)})" if self.level == "approximate" else ""
+        if self.after is None:
+            return f"{kind}{by}: not measured, {self.why}" if self.why else f"{kind}{by}"
+        bound = "no bound" if self.after.bound is None else f"≤ {self.after.bound:.1e}"
+        return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return ``numerics`` of one entry of ``subprograms`` in the JSON of ``optimize``."""
+        sides = {"before": self.before, "after": self.after}
+        return {
+            "level": self.level,
+            "rules": list(self.rules),
+            **{f"bound_{name}": side.bound if side else None for name, side in sides.items()},
+            **{f"error_{name}": side.error if side else None for name, side in sides.items()},
+            "elements": self.elements,
+            "of": self.whole,
+            "why": self.why,
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> ErrorReport:
+        """Return the report that ``to_json`` wrote."""
+        before, after = (
+            None if found[f"error_{name}"] is None else RoundingError(found[f"bound_{name}"], found[f"error_{name}"])
+            for name in ("before", "after")
+        )
+        rules = tuple(found["rules"])
+        return ErrorReport(found["level"], rules, before, after, found["elements"], found["of"], found["why"])
+
+
+def level_report(derivation: Derivation) -> ErrorReport:
+    """Report the level of *derivation* and the rules that cause it, with their algorithms; nothing is measured."""
+    most = derivation_level(derivation)
+    steps = (step.match for step in derivation.steps if rule_level(step.match.rule) == most != LEVELS[0])
+    return ErrorReport(most, tuple(dict.fromkeys(_rule_name(match) for match in steps)))
+
+
+def report_errors(
+    derivation: Derivation, opener: OriginalOpener, constants: Arrays, compiler: ProgramCompiler
+) -> ErrorReport:
+    """Measure the rounding errors of *derivation* against its original.
+
+    If the derived program does not run, or a node has no error bound, the report says so.
+    """
+    plain = level_report(derivation)
+    try:
+        original, feeds = opener()
+        want, got = original(), compiler(derivation.end, constants)(feeds)
+        return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
+    except (BackendError, LookupError, ValueError) as problem:
+        return ErrorReport(plain.level, plain.rules, why=str(problem))
+    except OUT_OF_MEMORY as problem:
+        why = f"it does not fit: {type(problem).__name__}: {problem}"
+        return ErrorReport(plain.level, plain.rules, why=why, memory_short=True)
+
+
+def measure_errors(
+    derivation: Derivation, plain: ErrorReport, inputs: Arrays, want: Arrays, got: Arrays
+) -> ErrorReport:
+    """*plain* with bounds and errors: *want* is what the original gave for *inputs*, *got* what the derived program."""
+    start, end = derivation.start, derivation.end
+    meant = inline_equations(start, ()), inline_equations(end, ())
+    share = MAX_EVALUATED_WORK // len(start.outputs)
+    before, after = [], []
+    elements = whole = 0
+    for name in start.outputs:
+        pair = meant[0][name], meant[1][name]
+        window = _window(*pair, share)
+        if window is None:
+            return ErrorReport(
+                plain.level, plain.rules, why="one output element alone takes too long in double precision"
+            )
+        largest = float(np.abs(want[name]).max(initial=0)) or 1.0
+        at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
+        found = running_error(slice_scope(pair[0], window), inputs)
+        again = running_error(slice_scope(pair[1], window), inputs, _rescalings(end))
+        before.append(_rounded(found, found.value, want[name][at], largest))
+        after.append(_rounded(again, found.value, got[name][at], largest))
+        elements += prod(hi - lo for lo, hi in window)
+        whole += want[name].size
+    return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
+
+
+def _rule_name(match: Match[object]) -> str:
+    """Name a rule, with its algorithm if it has one."""
+    rule = match.rule.name.replace("_", " ")
+    match match.params:
+        case object(algorithm=Bilinear(name=name)):
+            return f"{rule} {name}"
+    return rule
+
+
+def _window(before: Scope, after: Scope, most: int) -> Box | None:
+    """Return the middle of the outputs that both evaluate within *most* work; None if one element is too much."""
+    box = list(before.box)
+    while sum(evaluation_work(slice_scope(scope, tuple(box))) for scope in (before, after)) > most:
+        if all(hi - lo <= 1 for lo, hi in box):
+            return None
+        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
+        lo, hi = box[d]
+        cut = (hi - lo) // 4
+        box[d] = (lo + cut, lo + cut + max(1, (hi - lo) // 2))
+    return tuple(box)
+
+
+def evaluation_work(scope: Scope) -> int:
+    """Return the work of evaluating *scope* and the scopes below it, each distinct one once."""
+    total = 0
+    for inner in dict.fromkeys(s for _, s in scopes(scope)):
+        points, written = (
+            prod(x.extent for x in xs) for xs in ((*inner.traversals, *inner.summations), inner.traversals)
+        )
+        total += points + ELEMENT_WORK * (written if inner.reduce == "sum" and _polynomial(inner.body) else points)
+    return total
+
+
+def _polynomial(body: Scalar) -> bool:
+    match body:
+        case Apply(op, args):
+            return op in ("+", "-", "neg", "*") and all(map(_polynomial, args))
+    return True
+
+
+def _rescalings(program: Program) -> int:
+    """Return how often the exponentials of a softmax in one pass are rescaled, at most."""
+    passes = [e for e in program.equations if e.via and e.via.eoperator_kind is EOperatorKind.ONE_PASS]
+    columns = [x.extent for e in passes for _, scope in scopes(e.scope) for x in scope.summations]
+    return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)
+
+
+def _rounded(near: BoundedValue, truth: Any, got: Any, largest: float) -> RoundingError:
+    error = float(np.abs(got.astype(np.float64) - truth).max(initial=0)) / largest
+    bound = float(near.error.max(initial=0)) / largest
+    return RoundingError(bound if isfinite(bound) else None, error)
+
+
+def _worst(found: list[RoundingError]) -> RoundingError:
+    bounds = [r.bound for r in found]
+    error = max(r.error for r in found)
+    return RoundingError(None if None in bounds else max(b for b in bounds if b is not None), error)

@@ -21,12 +21,11 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.assembly import PlanProgram
-from einnet_explore.pipeline.backward_elimination import Attribution, LeaveOneOut
-from einnet_explore.pipeline.export_selection import UNMEASURED_EXPORT, ExportSelection
+from einnet_explore.pipeline.baseline import conservative_speedup
 from einnet_explore.pipeline.numerics import LEVELS
+from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attribution, ExportSelection, LeaveOneOut
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.plan_timing import conservative_speedup
 from einnet_explore.pipeline.submodels import random_inputs
 from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.rules import Derivation

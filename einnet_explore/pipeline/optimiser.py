@@ -8,11 +8,12 @@ is never slower.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,86 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
-from einnet_explore.pipeline.baseline import Baseline
-from einnet_explore.pipeline.error_report import ErrorReport, report_errors
-from einnet_explore.pipeline.history import TuningHistory
+from einnet_explore.pipeline.baseline import Baseline, discriminating_seed
+from einnet_explore.pipeline.layouts import estimate_equation, measured_price
+from einnet_explore.pipeline.numerics import ErrorReport, check_level, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, random_inputs
-from einnet_explore.pipeline.plan_timing import discriminating_seed
-from einnet_explore.pipeline.post.layout_assignment import estimate_equation, measured_price
-from einnet_explore.pipeline.request import NOTHING, make_settings, parse_budget, read_model
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import Selector
+from einnet_explore.pipeline.submodels import library_forms, program_model, random_inputs
 from einnet_explore.pipeline.subprogram import Subprogram, content_digest, open_original
 from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
 from einnet_explore.pipeline.tuner import Tuner
-from einnet_explore.pipeline.tuning_context import Implementations, Settings
+from einnet_explore.pipeline.tuning_context import Implementations, Settings, TuningHistory
+from einnet_explore.runtime.cuda import execution
+from einnet_explore.runtime.device_profile import PROFILE_PREFIX
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.support.errors import BackendError
+
+NOTHING: Mapping[str, tuple[int, ...]] = {}
+
+RUNTIMES = ("plan", "onnxruntime")
+"""Runtimes of the optimised model: our plan, or ONNX Runtime alone on the exported file."""
+
+
+def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+    """Return *model*, read from a file if it is a path; programs are exported first."""
+    match model:
+        case Model():
+            return model
+        case Program():
+            return load_model(program_model(list(islice(library_forms(model), 2))[-1], {}), shapes)
+        case _:
+            return load_model(model, shapes)
+
+
+def make_settings(
+    device: str, threads: int | None, max_depth: int, runtime: str = "plan", numerics: str = "approximate"
+) -> Settings:
+    """Return the settings of tuning; raises ValueError for an unknown device, runtime or numerics level."""
+    check_device(device)
+    if runtime not in RUNTIMES:
+        raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
+    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=check_level(numerics))
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError, with the reason, unless *device* can be used."""
+    if device == "cuda":
+        try:
+            execution.require_cuda()
+        except BackendError as error:
+            raise ValueError(
+                f"device 'cuda': {error}; plans of whole models run on CPUs, expected cpu (for a GPU see "
+                "python -m benchmarks.gpu bundle)"
+            ) from None
+        raise ValueError(
+            "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
+            "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
+        )
+    if device.startswith(PROFILE_PREFIX):
+        raise ValueError(
+            f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "
+            f"and of python -m benchmarks.gpu bundle OUT.zip --model FILE.onnx --device {device}, which the device "
+            "then measures; expected cpu"
+        )
+    if device != "cpu":
+        raise ValueError(f"device {device!r}: found no such device, expected cpu")
+
+
+def parse_budget(budget: float | str | None) -> float | None:
+    """Return seconds: ``60``, ``60.0`` and ``"60s"`` are sixty; raises ValueError unless they are positive."""
+    if budget is None:
+        return None
+    try:
+        value = float(str(budget).removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60 or '60s'")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

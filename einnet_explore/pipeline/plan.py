@@ -26,15 +26,15 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
+from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model, ModelNode
+from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.submodels import (
     Array,
     ModelRegions,
     describe_nodes,
     open_session,
-    random_inputs,
     run_session,
-    subgraph_session,
 )
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
@@ -402,12 +402,28 @@ def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segme
     return tuple(out)
 
 
-__all__ = [
-    "ExecutionPlan",
-    "GroupRun",
-    "Refused",
-    "Segment",
-    "build_plan",
-    "random_inputs",
-    "subgraph_session",
-]
+def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.ModelProto:
+    """Return *model* with *replacements* in standard operators; raises Refused, also beyond 2 GiB."""
+    made = rewrite_model(restore_folded_nodes(model), replacements)
+    if made.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        raise Refused(f"the model has {made.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
+    return made
+
+
+def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> ExecutionPlan:
+    """Return the exported model as a plan of one session; raises Refused."""
+    return session_plan(model, export_model(model, replacements), threads)
+
+
+def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> ExecutionPlan:
+    """Return *proto*, which has the inputs and outputs of *model*, as a plan of one session."""
+    session = open_session(proto, threads)
+    types = {v.name: v.dtype for v in model.inputs}
+    feeds = tuple(v.name for v in session.get_inputs())
+    outputs = tuple(v.name for v in model.outputs)
+
+    def run(held: dict[str, Array]) -> Sequence[Array]:
+        return run_session(session, outputs, {name: held[name] for name in feeds})
+
+    segment = Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+    return ExecutionPlan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)

@@ -11,29 +11,27 @@ from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
-from einnet_explore.pipeline.assembly import Assembler, PlanForm, PlanProgram, Proof
-from einnet_explore.pipeline.backward_elimination import ELIMINATION_SECONDS, LeaveOneOut, eliminate_unprofitable
-from einnet_explore.pipeline.baseline import Baseline, MeasuredPlan
-from einnet_explore.pipeline.export_selection import (
+from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanProgram, Proof
+from einnet_explore.pipeline.baseline import MIN_SPEEDUP, Baseline, Effort, MeasuredPlan, measurement_rounds
+from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.part_selection import (
+    ELIMINATION_SECONDS,
     EXPORT_SELECTION_SECONDS,
+    FORWARD_SELECTION_SECONDS,
+    MAX_SINGLE_TRIALS,
     MEASURED_IN_ONNXRUNTIME,
     ORIGINAL_EXPORT,
     ExportSelection,
+    ForwardSelection,
+    LeaveOneOut,
+    eliminate_unprofitable,
+    forward_selection,
     select_for_export,
 )
-from einnet_explore.pipeline.forward_selection import (
-    FORWARD_SELECTION_SECONDS,
-    MAX_SINGLE_TRIALS,
-    ForwardSelection,
-    forward_selection,
-)
-from einnet_explore.pipeline.history import TuningHistory
-from einnet_explore.pipeline.joining import Piece
-from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.plan_timing import MIN_SPEEDUP, Effort, measurement_rounds
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import TunedSubprogram, count_fusions
+from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
 

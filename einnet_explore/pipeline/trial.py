@@ -9,7 +9,7 @@ from typing import Any
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.error_report import ErrorReport, level_report
+from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.rules import Derivation
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 from einnet_explore.support.errors import Refused

@@ -1,21 +1,27 @@
-"""The settings of tuning, and how this machine estimates and runs the variants of a subprogram."""
+"""What the tuning tasks of a model share: settings, the cost model and compiler of this machine, and the history."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
+from einnet_explore.codegen.versions import all_versions
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.exported import compile_in_onnxruntime
+from einnet_explore.pipeline.submodels import compile_in_onnxruntime
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.device_profile import peak_flops, stream_bandwidth
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 
@@ -96,3 +102,50 @@ class Implementations:
     def context(self, settings: Settings | None = None) -> TuningContext:
         """The context of tasks, with other *settings* (less time) where they are given."""
         return TuningContext(settings or self.settings, self.store, self.cost, self.compiler)
+
+
+_TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
+
+
+class TuningHistory:
+    """JSON documents by kind and key, in the file of *store*.
+
+    If that file cannot be used, documents last as long as this object; the store reports why.
+    """
+
+    def __init__(self, store: ProfileStore) -> None:
+        self.path = store.path
+        self._written: dict[tuple[str, str], str] = {}
+
+    def get(self, what: str, *parts: object) -> Any:
+        """Return the document for the key *parts*, or None."""
+        key = _key(parts)
+        if (what, key) in self._written:
+            return json.loads(self._written[what, key])
+        try:
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                row = connection.execute(
+                    "SELECT found FROM remembered WHERE what = ? AND key = ?", (what, key)
+                ).fetchone()
+            return json.loads(row[0]) if row else None
+        except (sqlite3.Error, OSError, ValueError):
+            return None
+
+    def put(self, found: Any, what: str, *parts: object) -> None:
+        """Store the document *found* under the key *parts*."""
+        key, text = _key(parts), json.dumps(found)
+        self._written[what, key] = text
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path, timeout=20)) as connection, connection:
+                connection.execute(_TABLE)
+                connection.execute("INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)", (what, key, text))
+        except (sqlite3.Error, OSError):
+            return
+
+
+def _key(parts: tuple[object, ...]) -> str:
+    versions = (package_version("einnet-explore"), all_versions())
+    text = "\n".join((*map(str, parts), device_name(), library_versions(), *versions))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -359,7 +359,7 @@ def _measure_on_cpu(
 
 
 def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
-    from einnet_explore.pipeline.devices import device_cost_model
+    from einnet_explore.runtime.device_profile import device_cost_model
 
     model = device_cost_model(device)
     found = {name: model.program_cost(program) for name, program in programs.items()}
