@@ -26,6 +26,7 @@ from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import best_by_algorithm, find_variants
 from einnet_explore.runtime.device_profile import peak_flops
 from einnet_explore.runtime.program import compile_program
@@ -130,7 +131,7 @@ def main() -> None:
             found = model.program_cost(p)
             return found.seconds, found.how
 
-        ranked, _ = find_variants(program, cost, 7, args.seconds)
+        ranked = find_variants(program, cost, Settings(seconds=args.seconds)).variants
         for entry in best_by_algorithm(ranked, 4, 1.0):
             whole = fuse_eoperators(entry.derivation())
             blocks = chain_in_blocks(whole)

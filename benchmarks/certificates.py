@@ -30,6 +30,7 @@ from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, best_by_algorithm, find_variants
 from einnet_explore.rules import Derivation, Step
 
@@ -47,7 +48,8 @@ def derivations(model: Model, states: int = STATES) -> Iterable[Derivation]:
 
     @cache
     def searched(program: Program) -> tuple[Variant, ...]:
-        return tuple(find_variants(program, program_seconds, 4, inf, states=states)[0])
+        settings = Settings(max_depth=4, seconds=inf, states=states)
+        return tuple(find_variants(program, program_seconds, settings).variants)
 
     known: set[str] = set()
     for s in partition(model).subprograms:

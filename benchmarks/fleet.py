@@ -32,6 +32,7 @@ from math import cos, pi
 from pathlib import Path
 
 from einnet_explore.cli.output import format_table
+from einnet_explore.pipeline.tuning_context import Settings
 
 MEASURED = Path(__file__).parent / "history" / "fleet.csv"
 DAY = 86_400.0
@@ -101,10 +102,10 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
                     continue
                 contests += 1
                 processor = time.process_time()
-                found = find_variants(task.program, task.context.cost, 7, effort, states=STATES)
+                found = find_variants(task.program, task.context.cost, Settings(seconds=effort, states=STATES))
                 keep("search seconds", name, time.process_time() - processor)
                 wall = time.perf_counter()
-                trial = replace(task, variants=lambda _, found=found: found).run(effort)  # type: ignore[misc]
+                trial = replace(task, found=found).run(effort)
                 keep("contest seconds", name, time.perf_counter() - wall)
                 keep("kept", name, trial.winner is not None)
         for n in range(40):

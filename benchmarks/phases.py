@@ -20,6 +20,7 @@ from benchmarks.blocks import library, lower_quartiles
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
 from einnet_explore.runtime.device_profile import peak_flops
 from einnet_explore.runtime.program import compile_program
@@ -62,7 +63,7 @@ def main() -> None:
         theirs = library(NODE, data, taps, args.threads)
         want = theirs()
         for group in variants_by_algorithm(
-            find_variants(transposed(n, c, f, h), cost, 7, 0, states=args.states)[0], 7, 1.0
+            find_variants(transposed(n, c, f, h), cost, Settings(states=args.states)).variants, 7, 1.0
         ):
             forms = [(e, fuse_eoperators(e.derivation())) for e in group[:4]]
             chains = [(e, whole, made) for e, whole in forms if (made := chain_in_blocks(whole)) is not None]

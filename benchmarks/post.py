@@ -25,6 +25,7 @@ from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.trial import step_certificates
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, find_variants
 from einnet_explore.rules import Derivation
 
@@ -38,7 +39,7 @@ Searched: TypeAlias = "Callable[[Program], Sequence[Variant]]"
 
 def by_time(program: Program) -> Sequence[Variant]:
     """Search *program* for ``SECONDS``."""
-    return find_variants(program, program_seconds, 4, SECONDS)[0]
+    return find_variants(program, program_seconds, Settings(max_depth=4, seconds=SECONDS)).variants
 
 
 def pieces(model: Model, searched: Searched = by_time) -> Iterable[Piece]:

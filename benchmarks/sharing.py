@@ -39,6 +39,7 @@ from einnet_explore.codegen.machine import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants, variants_by_algorithm
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
@@ -134,7 +135,7 @@ def main() -> None:
         given, node = program(case)
         arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in given.inputs}
         theirs = {f"ONNX Runtime, {n}": library(node, arrays, n) for n in sorted({1, args.threads})}
-        groups = variants_by_algorithm(find_variants(given, cost, 7, args.seconds)[0], 7, 1.0)
+        groups = variants_by_algorithm(find_variants(given, cost, Settings(seconds=args.seconds)).variants, 7, 1.0)
         forms = (
             next(filter(None, (chain_in_blocks(fuse_eoperators(e.derivation())) for e in g[:4] if e.tables)), None)
             for g in groups

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_building import build, node
 
 from einnet_explore.cli import main
-from einnet_explore.cli.errors import one_line
+from einnet_explore.cli.output import one_line
 from einnet_explore.onnx_import.load import inline_functions, load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.operator_table import NotUnderstood, express

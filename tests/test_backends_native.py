@@ -26,6 +26,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
@@ -322,7 +323,8 @@ def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
     assert found is not None and len(found.end.equations) == 1
     assert found.end.equations[0].via == Instance(EOPERATOR, (("kind", "reductions"),))
     assert certify(program, found.end).kind in ("proved", "exact")
-    among, _ = find_variants(program, lambda p: (float(len(p.equations)), ""), 2, 0.1)
+    settings = Settings(max_depth=2, seconds=0.1)
+    among = find_variants(program, lambda p: (float(len(p.equations)), ""), settings).variants
     assert next(len(e.derivation().end.equations) for e in among) == 1  # beside the kernels apart, by cost
     assert len(among) > 1
 

@@ -19,7 +19,7 @@ from onnx_building import build, node
 import einnet_explore
 from benchmarks.soak import kills
 from einnet_explore.cli import main
-from einnet_explore.cli.errors import one_line
+from einnet_explore.cli.output import one_line
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError, ModelValue, check_memory
 from einnet_explore.pipeline.optimiser import optimize_model

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def test_every_kind_gets_its_best_first() -> None:
 
 def test_a_search_has_its_first_candidate_whatever_the_time() -> None:
     program = ee.parse("tensor A[64, 64]\ntensor B[64, 64]\nC[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]\noutput C")
-    found, _ = search_subprogram(program, program_seconds, 2, 0.05)
+    found, _ = search_subprogram(program, program_seconds, Settings(max_depth=2, seconds=0.05), MemoryWatch())
     assert found and found == sorted(found)
 
 
@@ -70,7 +69,7 @@ E[m:32, n:48] = sum[k:32] A[m, k] * D[k, n]
 output C, E"""
     )
     for program in (one, two):
-        found, _ = find_variants(program, program_seconds, 2, 0.5)
+        found = find_variants(program, program_seconds, Settings(max_depth=2, seconds=0.5)).variants
         best = found[0].derivation()
         assert best.start == program and all(e.via is not None for e in best.end.equations)
         assert [e.seconds for e in found] == sorted(e.seconds for e in found)
@@ -110,7 +109,7 @@ def held(
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
     context = TuningContext(settings, store, program_seconds, engine)
-    contest = TuningTask(program, lambda: (lambda: result, result), {}, context, variants=found)
+    contest = TuningTask(program, lambda: (lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
     return contest.run(1.0), measured
@@ -118,9 +117,9 @@ def held(
 
 def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: Path) -> None:
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
-    found, states = find_variants(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
-    assert states == BUDGET
-    (best, *_) = (made for e in found if nested((made := e.derivation()).end))
+    search = find_variants(program, program_seconds, Settings(states=BUDGET))
+    assert search.states == BUDGET
+    (best, *_) = (made for e in search.variants if nested((made := e.derivation()).end))
     assert [step.match.rule.name for step in best.steps[:2]] == ["bilinear_substitution"] * 2
     assert {certify(step.before, step.after).kind for step in best.steps} == {"proved"}
     outcome, measured = held(tmp_path, program, before=1.5e-3, won=0.8e-3, other=1.2e-3)
@@ -132,7 +131,7 @@ def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: 
 def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_path: Path) -> None:
     """With 512 channels at 7² it has been measured at 1.04 of the original's time."""
     program = ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3)
-    found, _ = find_variants(program, program_seconds, Settings().max_depth, 0.0, states=BUDGET)
+    found = find_variants(program, program_seconds, Settings(states=BUDGET)).variants
     assert any(nested(e.derivation().end) for e in found)
     outcome, measured = held(tmp_path, program, before=1.051e-3, won=seconds, other=1.2e-3)
     least = min(seconds if nested(p) else 1.2e-3 for p in measured)
@@ -152,10 +151,11 @@ def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: 
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
     rates = tuner.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
-    answer = tuner.answer_request(program, rates, settings, 0.0, MAX_ESTIMATE_RATIO * times["before"])
+    request = tuner.SearchRequest(program, 0.0, MAX_ESTIMATE_RATIO * times["before"])
+    answer = tuner.answer_request(request, rates, settings)
     told = pickle.loads(pickle.dumps(answer))
     outcome, measured = held(tmp_path, program, **times)
-    again, there = held(tmp_path, program, **times, found=partial(tuner.variants_of_reply, program, told))
+    again, there = held(tmp_path, program, **times, found=tuner.variants_of_reply(program, told))
     assert there == measured and again.winner == outcome.winner
     assert len(measured) > settings.finalists + 1  # at least two of them in blocks
 

@@ -308,7 +308,9 @@ def test_outcomes_are_told_and_applied_again() -> None:
     for n in range(len(program.equations)):
         for match in EOPERATOR_GENERATION.matches(end.end, (n,)):
             end = end.then(match)
-    told = trial_to_json(Trial(2.0, 1.0, end, 0.1, 3, "2x", None))
+    told = trial_to_json(
+        Trial(seconds_before=2.0, seconds_after=1.0, winner=end, search_seconds=0.1, states=3, why="2x")
+    )
     again = trial_from_json(told, program)
     assert again is not None and again.winner is not None and again.winner.end == end.end
     assert (again.seconds_before, again.seconds_after, again.states, again.why) == (2.0, 1.0, 3, "2x")

@@ -24,6 +24,7 @@ from einnet_explore.onnx_export.export import to_onnx
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.subprogram import Subprogram
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import ROW_GENERATION, Refused
 from einnet_explore.runtime.program import compile_program
@@ -236,7 +237,7 @@ def test_vertical_fusion_substitutes_what_saves_most_traffic_first() -> None:
 
 
 def test_fused_variants_compete_with_the_others() -> None:
-    found, _ = find_variants(attention(1, 61, 8, 8, 4, 3), program_seconds, 2, 1.0, states=30)
+    found = find_variants(attention(1, 61, 8, 8, 4, 3), program_seconds, Settings(max_depth=2, states=30)).variants
     kinds = {variant.kind for variant in found}
     assert (0, "rows") in kinds and any("rows" not in kind for kind in kinds)
 

@@ -60,7 +60,7 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import Variant, find_variants
+from einnet_explore.pipeline.tuning_task import FoundVariants, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
@@ -160,14 +160,18 @@ def test_numerics_bound_the_search() -> None:
     conv = ee.ops.conv2d(N=1, H=12, W=12, C=16, F=16, R=3, S=3, padding=1)
     tables = {}
     for numerics in LEVELS:
-        found, _ = find_variants(conv, program_seconds, 3, 0.5, numerics)
+        found = find_variants(conv, program_seconds, Settings(max_depth=3, seconds=0.5, numerics=numerics)).variants
         ends = [entry.derivation() for entry in found]
         assert all(LEVELS.index(derivation_level(d)) <= LEVELS.index(numerics) for d in ends)
         read = (a for d in ends for e in d.end.equations for a in accesses(e.scope.body))
         tables[numerics] = any(isinstance(a.source, Table) for a in read)
     assert not tables["exact"] and not tables["reassociate"]
     start = attention(1, 5, 7, 3, 4)
-    found = {n: find_variants(start, program_seconds, 2, 0.3, n)[0] for n in ("reassociate", "approximate")}
+    settings = Settings(max_depth=2, seconds=0.3)
+    found = {
+        n: find_variants(start, program_seconds, replace(settings, numerics=n)).variants
+        for n in ("reassociate", "approximate")
+    }
     kinds = {n: [v.derivation().steps[-1].match.rule.name for v in variants][:1] for n, variants in found.items()}
     assert kinds["approximate"] == ["one_pass_generation"] != kinds["reassociate"]
 
@@ -341,12 +345,13 @@ def test_a_program_that_does_not_run_has_no_figures() -> None:
     assert (found.level, found.after, found.why) == ("approximate", None, "no compiler")
 
 
-def fewest(program: Program, *_: object) -> tuple[list[Variant], int]:
+def fewest(program: Program, *_: object) -> FoundVariants:
     """The first candidate with fewer multiplications that the search finds, however long that takes."""
     search = Search(program, program_seconds, Options(max_depth=1, rules=FEWER_PRODUCTS))
     found = (event for event in search.run() if isinstance(event, Found))
     first = next(e for e in found if any(map(with_table, search.states[e.state.id].program.equations)))
-    return [Variant(first.seconds, (), lambda: search.derivation(first.state.id))], len(search.states)
+    variant = Variant(first.seconds, (), lambda: search.derivation(first.state.id))
+    return FoundVariants([variant], len(search.states))
 
 
 def with_table(equation: Equation) -> bool:
@@ -402,7 +407,12 @@ def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch,
         held = load_model(build(nodes, {"x": [1, 8, 6, 6]}, ["y"], weights), {})
         work = Optimiser(held, Settings(1, 3, 0.5, 2), store=ProfileStore(tmp_path / "p.sqlite"))
         assert len({s.anonymous.signature for s in work.subprograms}) == 1
-        trials = {s.nodes: Trial(2.0, 1.0, Derivation(s.anonymous.program), 0.0, 1, "") for s in work.subprograms}
+        trials = {
+            s.nodes: Trial(
+                seconds_before=2.0, seconds_after=1.0, winner=Derivation(s.anonymous.program), states=1, why=""
+            )
+            for s in work.subprograms
+        }
         parts = [TunedSubprogram(nodes, trial, True, "proved", "") for nodes, trial in trials.items()]
         return [work._with_errors(part).measured for part in parts]
 

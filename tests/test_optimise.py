@@ -203,7 +203,7 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
         seconds.append(left)
         name = next(iter(asked))
         cost = PortableCost.of(means.model.device, means.store, 1)
-        yield name, answer_request(asked[name].program, cost, means.settings, 1.0, asked[name].below)
+        yield name, answer_request(replace(asked[name], seconds=1.0), cost, means.settings)
         if interrupt:
             raise KeyboardInterrupt
 
@@ -339,7 +339,13 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     right = ee.parse("tensor A[3]\nY[x:3] = A[x] + 1")
     wrong = ee.parse("tensor A[3]\nY[x:3] = A[x] + 2")
     match = Match(EOPERATOR_GENERATION, (0,), None)
-    won = contest_module.Trial(2.0, 1.0, Derivation(right, (Step(right, match, wrong),)), 0.0, 1, "2x")
+    won = contest_module.Trial(
+        seconds_before=2.0,
+        seconds_after=1.0,
+        winner=Derivation(right, (Step(right, match, wrong),)),
+        states=1,
+        why="2x",
+    )
     part = certify_trial(("a", "b"), won)
     assert not part.kept and part.certificate == "false" and "a step that is false" in part.why
 

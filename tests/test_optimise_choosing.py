@@ -243,7 +243,8 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
     end = Derivation(ee.parse("tensor A[3]\nY[x:3] = A[x] + 1"))
 
     def part(nodes: tuple[str, ...], before: float, after: float) -> TunedSubprogram:
-        return TunedSubprogram(nodes, Trial(before, after, end, 0.0, 1, "faster"), True, "proved", "faster")
+        trial = Trial(seconds_before=before, seconds_after=after, winner=end, states=1, why="faster")
+        return TunedSubprogram(nodes, trial, True, "proved", "faster")
 
     for gain, kept in ((1.5, [False, False, True, True]), (0.9, [True, True, True, False])):
         apart = [part(("a",), 2.0, 1.5), part(("b",), 2.0, 1.4), part(("c",), 2.0, 1.0)]

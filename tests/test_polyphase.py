@@ -10,6 +10,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, best_by_algorithm, find_variants
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, VARIABLE_SUBSTITUTION, rule
 from einnet_explore.runtime.program import compile_program
@@ -37,7 +38,7 @@ def tables(entry: Variant) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def found() -> list[Variant]:
     """What a search to depth 2 with all its states finds."""
-    return find_variants(transposed(), program_seconds, 2, 0.0, states=400)[0]
+    return find_variants(transposed(), program_seconds, Settings(max_depth=2, states=400)).variants
 
 
 def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Variant]) -> None:

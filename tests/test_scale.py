@@ -50,7 +50,7 @@ from einnet_explore.support.executors import (
     has_device,
     iterate_settled,
 )
-from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, limit_memory
+from einnet_explore.support.limits import MEMORY_LIMIT, limit_memory
 
 CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
 
@@ -171,16 +171,18 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     """With the times that the store holds: one of a candidate's calls is said to take nothing."""
     store = ProfileStore(tmp_path / "p.sqlite")
     settings = Settings(max_depth=3, states=40)
-    plain, _ = find_variants(CONV, program_seconds, 3, 1.0, states=40)
+    plain = find_variants(CONV, program_seconds, settings).variants
     slow = plain[0].derivation().end.equations
     for equation in slow:
         store.record(ee_key(equation), 1.0, "said")
     model = CostModel(CPU_DEFAULT, store.lookup())
-    here, states = find_variants(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), 3, 1.0, states=40)
+    found_here = find_variants(CONV, lambda p: ((c := model.program_cost(p)).seconds, c.how), settings)
+    here = found_here.variants
     assert [e.seconds for e in here] != [e.seconds for e in plain]
-    answer = answer_request(CONV, PortableCost.of(CPU_DEFAULT, store, 1), settings, 1.0, float("inf"))
-    there, seen = variants_of_reply(CONV, answer, MemoryWatch())
-    assert seen == states == 40
+    answer = answer_request(SearchRequest(CONV, 1.0, float("inf")), PortableCost.of(CPU_DEFAULT, store, 1), settings)
+    found_there = variants_of_reply(CONV, answer)
+    there = found_there.variants
+    assert found_there.states == found_here.states == 40
     assert [(e.seconds, e.kind) for e in there] == [(e.seconds, e.kind) for e in here]
     chosen = [n for n, (*_, steps) in enumerate(answer.ranked) if steps is not None]
     assert settings.finalists <= len(chosen) < len(there) and not answer.cut
@@ -201,10 +203,16 @@ def test_a_search_elsewhere_has_the_limit_of_who_asks(monkeypatch: pytest.Monkey
     with limit_memory(1000):
         looks = itertools.count()
         monkeypatch.setattr(limits, "used_bytes", lambda: 600 * next(looks))
-        answer = answer_request(CONV, rates, Settings(max_depth=3, states=400), 1.0, 1.0, 1000)
-        MEMORY_LIMIT.reached, memory = False, MemoryWatch()
-        variants_of_reply(CONV, answer, memory)
-        assert answer.cut and answer.states < 400 and MEMORY_LIMIT.reached and memory.short
+        settings = Settings(max_depth=3, states=400)
+        answer = answer_request(SearchRequest(CONV, 1.0, 1.0), rates, settings, 1000)
+        MEMORY_LIMIT.reached = False
+        store = ProfileStore(tmp_path / "p.sqlite")
+        context = TuningContext(settings, store, program_seconds, lambda *_: pytest.fail("run"))
+        opened: Callable[[], Any] = lambda: pytest.fail("it was opened")  # noqa: E731
+        contest = TuningTask(CONV, opened, {}, context, found=variants_of_reply(CONV, answer))
+        store.record(contest._key("onnxruntime alone"), 1e-12, "said")
+        outcome = contest.run(1.0)
+        assert answer.cut and answer.states < 400 and MEMORY_LIMIT.reached and outcome.memory_short
 
 
 def ee_key(equation: Any) -> Any:
@@ -236,7 +244,7 @@ def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pyt
     assert run.events == events + 1
     with limit_memory(1000):
         taken[0] = 10_000
-        few, _ = find_variants(CONV, program_seconds, 3, 100.0)
+        few = find_variants(CONV, program_seconds, Settings(max_depth=3, seconds=100.0)).variants
         assert MEMORY_LIMIT.reached
     assert len(few) < len(run.candidates)
 

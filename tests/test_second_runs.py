@@ -178,7 +178,7 @@ class Plans:
 
 def parts(*gains: float) -> dict[int, TunedSubprogram]:
     """Parts that are so many times faster by themselves."""
-    outcomes = [Trial(gain, 1.0, None, 0.0, 1, "") for gain in gains]
+    outcomes = [Trial(seconds_before=gain, seconds_after=1.0, states=1, why="") for gain in gains]
     return {n: TunedSubprogram((f"n{n}",), outcome, True, "proved", "") for n, outcome in enumerate(outcomes)}
 
 

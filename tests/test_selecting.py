@@ -269,7 +269,7 @@ def test_an_interrupt_while_parts_are_left_out_keeps_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
-    monkeypatch.setattr(attribution_module, "plan_speedup", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(attribution_module.LeaveOneOut, "measure", raising(KeyboardInterrupt()))
     assert main(argv) == 130
     report = json.loads((tmp_path / "o.json").read_text())
     assert report["attribution"] == [] and report["interrupted"] is True

@@ -26,12 +26,14 @@ from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, e
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
+from einnet_explore.support.limits import MemoryWatch
 from einnet_explore.syntax import parse
 
 LIBRARY = "library"
@@ -223,7 +225,7 @@ def interpolation(given: int, out: int) -> np.ndarray:
 
 def library(program: Program, cost: Cost) -> Program:
     """*program* with as many library operators as it has, as it is; itself where it has none."""
-    found, made = search_subprogram(program, cost, 0, 5.0)
+    found, made = search_subprogram(program, cost, Settings(max_depth=0, seconds=5.0), MemoryWatch())
     named = [(-len(calls(made.states[s].program)), seconds, s) for seconds, s in found]
     return fuse_eoperators(made.derivation(min(named)[2])).end if named else fuse_eoperators(Derivation(program)).end
 
@@ -237,7 +239,7 @@ def derived(program: Program, first: Program, cost: Cost, seconds: float) -> Ite
     """The derived forms of *program* that are worth measuring beside *first*, cheapest first."""
     if not calls(first):
         return
-    ranked, _ = find_variants(program, cost, 7, seconds)
+    ranked = find_variants(program, cost, Settings(seconds=seconds)).variants
     for entry in select_finalists(ranked, FINALISTS, SLACK * cost(first)[0]):
         yield fuse_eoperators(entry.derivation()).end
 

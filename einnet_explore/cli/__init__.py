@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from einnet_explore.cli.arguments import command_parser
-from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
+from einnet_explore.cli.output import BAD_INPUT, INTERRUPTED, OK, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

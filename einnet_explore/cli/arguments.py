@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NoReturn
 
-from einnet_explore.cli.errors import BAD_INPUT
+from einnet_explore.cli.output import BAD_INPUT
 from einnet_explore.cli.values import parse_count, parse_memory, parse_natural, parse_seconds
 
 _EXPERIMENTS = ("e1", "e2", "e3", "e4", "e5", "e6")

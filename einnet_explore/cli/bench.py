@@ -8,8 +8,18 @@ from typing import Any
 
 from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import check_engines
-from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, OK, one_line
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
+from einnet_explore.cli.output import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    STDOUT,
+    check_writable,
+    format_table,
+    one_line,
+    progress_bar,
+    say,
+    write_json,
+)
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.support.wording import count_noun, format_seconds
 

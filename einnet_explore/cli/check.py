@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.checker import check_record, load_json, read_record
-from einnet_explore.cli.errors import NO, NOT_PROVED, OK
-from einnet_explore.cli.output import STDOUT, check_writable, write_json
+from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
 
 
 def run_check(arguments: argparse.Namespace) -> int:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import argparse
 import gc
 
-from einnet_explore.cli.errors import INTERRUPTED, NO, OK
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, say, write_json
+from einnet_explore.cli.output import (
+    INTERRUPTED,
+    NO,
+    OK,
+    STDOUT,
+    check_writable,
+    format_table,
+    progress_bar,
+    say,
+    write_json,
+)
 from einnet_explore.cost import program_seconds
 from einnet_explore.session.explanations import end_text
 from einnet_explore.session.run import Run

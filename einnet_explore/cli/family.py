@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from einnet_explore.cli.errors import NO, OK
-from einnet_explore.cli.output import STDOUT, check_writable, write_json
+from einnet_explore.cli.output import NO, OK, STDOUT, check_writable, write_json
 from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance, load_family
 from einnet_explore.syntax import text
 
@@ -24,7 +22,7 @@ def run_family(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_json(arguments.json, _report(arguments.case, derived, instance))
     if arguments.json != STDOUT:
-        print(_format(derived, instance, arguments.latex))
+        print(_format(derived, derived.latex() if arguments.latex else derived.text().rstrip(), instance))
     return OK if derived.proof.kind == "proved" else NO
 
 
@@ -41,7 +39,7 @@ def _parse_sizes(argument: str) -> dict[str, int]:
     return out
 
 
-def _report(case: str, derived: FamilyDerivation, instance: FamilyInstance | None) -> dict[str, Any]:
+def _report(case: str, derived: FamilyDerivation, instance: FamilyInstance | None) -> dict[str, object]:
     """Return the document that ``--json`` writes."""
     steps = zip(derived.proof.rules, derived.proof.verdicts, strict=True)
     return {
@@ -65,11 +63,11 @@ def _report(case: str, derived: FamilyDerivation, instance: FamilyInstance | Non
     }
 
 
-def _format(derived: FamilyDerivation, instance: FamilyInstance | None, latex: bool) -> str:
+def _format(derived: FamilyDerivation, programs: str, instance: FamilyInstance | None) -> str:
     lines = [repr(derived.proof)]
     if derived.inferred:
         lines.append(f"inferred: {', '.join(derived.inferred)}")
-    lines += ["", derived.latex() if latex else derived.text().rstrip()]
+    lines += ["", programs]
     if instance is not None:
         at = ", ".join(f"{name} = {n}" for name, n in instance.sizes)
         lines += ["", f"at {at}: {instance.certificate}", text(instance.program).rstrip()]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import check_writable, save_file
+from einnet_explore.cli.output import OK, check_writable, save_file
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.support.wording import printable
 from einnet_explore.syntax import load_text

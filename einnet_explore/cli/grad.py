@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from einnet_explore.autodiff.differentiation import grad
 from einnet_explore.autodiff.stash import Passes, cse
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
+from einnet_explore.cli.output import OK, STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import Program
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import latex, load_text, text

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from einnet_evaluation.models import MODELS, PARTS, write
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import check_writable, format_table, save_file
+from einnet_explore.cli.output import OK, check_writable, format_table, save_file
 
 
 def run_models(arguments: argparse.Namespace) -> int:

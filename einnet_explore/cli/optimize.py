@@ -11,8 +11,19 @@ from typing import Any
 
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
-from einnet_explore.cli.errors import INTERRUPTED, NO, OK, one_line
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, progress_bar, save_file, say, write_json
+from einnet_explore.cli.output import (
+    INTERRUPTED,
+    NO,
+    OK,
+    STDOUT,
+    check_writable,
+    format_table,
+    one_line,
+    progress_bar,
+    save_file,
+    say,
+    write_json,
+)
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
@@ -47,7 +58,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     if room.reached:
         say(f"searches stopped near {format_bytes(arguments.memory)} of memory: their results so far are reported")
     report = fast.report()
-    failures = _written(arguments, fast, report)
+    failures = _write_outputs(arguments, fast, report)
     if arguments.json != STDOUT:
         print(format_table(fast.rows()))
         print(fast.summary())
@@ -78,7 +89,7 @@ def _result(work: Optimiser) -> Optimised:
     return work.result()
 
 
-def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
+def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
@@ -86,7 +97,7 @@ def _written(arguments: argparse.Namespace, fast: Optimised, report: dict[str, A
         (arguments.certificates, lambda path: _write_records(path, fast)),
         (
             arguments.json,
-            lambda path: write_json(path, _with_attributions(report, fast, selection_seconds(arguments.budget))),
+            lambda path: write_json(path, report | _attributions(fast, selection_seconds(arguments.budget))),
         ),
     ]
     failures: list[Exception] = []
@@ -108,17 +119,23 @@ def _write_model(path: str, fast: Optimised) -> None:
         say(f"{path}: {lacks}")
 
 
-def _with_attributions(report: dict[str, Any], fast: Optimised, seconds: float) -> dict[str, Any]:
-    """Add to *report* the speedup of each selected kind of derivation, measured within *seconds* or until Ctrl-C."""
-    report["attribution"] = []
+def _write_report(path: str, fast: Optimised, report: dict[str, Any], seconds: float) -> None:
+    """Add the attributions to *report* and write it as JSON."""
+    report |= _attributions(fast, seconds)
+    write_json(path, report)
+
+
+def _attributions(fast: Optimised, seconds: float) -> dict[str, object]:
+    """Return the speedup of each selected kind of derivation, measured within *seconds* or until Ctrl-C."""
+    found: list[dict[str, object]] = []
     try:
-        for found in fast.attributions(seconds):
-            report["attribution"].append(found.to_json())
+        for attribution in fast.attributions(seconds):
+            found.append(attribution.to_json())
     except KeyboardInterrupt:
-        report["interrupted"] = True
         kinds = 0 if fast.without is None else len(fast.without.groups)
-        say(f"interrupted: what {len(report['attribution'])} of {kinds} kept kinds bring is reported")
-    return report
+        say(f"interrupted: what {len(found)} of {kinds} kept kinds bring is reported")
+        return {"attribution": found, "interrupted": True}
+    return {"attribution": found}
 
 
 def _write_records(directory: str, fast: Optimised) -> None:

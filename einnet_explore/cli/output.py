@@ -1,4 +1,4 @@
-"""Output of commands: results as JSON or tables, files, and remarks and progress on standard error."""
+"""Output of commands: exit codes, JSON, tables and files; remarks, errors and progress on standard error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,42 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import printable
+
+OK, NO, BAD_INPUT, NOT_PROVED, INTERRUPTED = 0, 1, 2, 3, 130
+
+_MAX_MESSAGE_CHARACTERS = 600
+"""Longer messages are cut: some libraries put whole programs into theirs."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of *error* as one printable line.
+
+    A system error names its file.  An error that no input explains, such as a bug or a failing compiler, names its type
+    and the option ``--debug``.
+    """
+    match error:
+        case OSError(strerror=str(reason)) if reason:
+            return printable(f"{error.filename}: {reason}" if error.filename else reason).replace("\n", " ")
+        case MemoryError():
+            return f"not enough memory: {' '.join(str(error).split()) or 'an allocation failed'}"
+        case KeyError() if error.args:
+            message = str(error.args[0])
+        case _:
+            message = str(error)
+    line = printable(" ".join(message.split()))
+    shown = line if len(line) <= _MAX_MESSAGE_CHARACTERS else f"{line[:_MAX_MESSAGE_CHARACTERS]} …"
+    if isinstance(error, ValueError | LookupError | OSError) and " " in shown:
+        return shown
+    # A bare key or number, or an exception of another type: its message was not written for users.
+    kind = type(error).__name__
+    return (
+        f"{kind}: {shown} (unexpected; --debug shows where)" if shown else f"{kind} (unexpected; --debug shows where)"
+    )
+
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -59,7 +91,7 @@ def say(message: str) -> None:
     print(printable(message), file=sys.stderr)
 
 
-def write_json(where: str, document: Mapping[str, Any]) -> None:
+def write_json(where: str, document: Mapping[str, object]) -> None:
     """Write one JSON document to standard output (``-``) or atomically to a file; infinities and NaN become null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = text.encode(errors="backslashreplace")  # file names that are not UTF-8 become JSON's \udcff
@@ -69,8 +101,8 @@ def write_json(where: str, document: Mapping[str, Any]) -> None:
         save_file(where, data)
 
 
-def _finite(value: Any) -> Any:
-    # JSON has no infinity and no NaN.
+def _finite(value: object) -> object:
+    """Return *value* with null for infinities and NaN, which JSON does not have."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -82,7 +114,7 @@ def _finite(value: Any) -> Any:
             return value
 
 
-def progress_bar(total: int | None = None, unit: str = "states") -> tqdm[Any]:
+def progress_bar(total: int | None = None, unit: str = "states") -> tqdm[NoReturn]:
     """Return a progress bar on standard error; it prints nothing unless that is a terminal."""
     from tqdm import tqdm
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, write_json
+from einnet_explore.cli.output import OK, STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import show_path
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session

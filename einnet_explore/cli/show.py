@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from einnet_explore.analysis.flattening import flatten_scope
-from einnet_explore.cli.errors import OK
-from einnet_explore.cli.output import check_writable, save_file, say
+from einnet_explore.cli.output import OK, check_writable, save_file, say
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Derivation
 from einnet_explore.session.api import load

@@ -6,8 +6,18 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from einnet_explore.cli.errors import BAD_INPUT, INTERRUPTED, NO, OK, one_line
-from einnet_explore.cli.output import STDOUT, check_writable, format_table, say, write_json
+from einnet_explore.cli.output import (
+    BAD_INPUT,
+    INTERRUPTED,
+    NO,
+    OK,
+    STDOUT,
+    check_writable,
+    format_table,
+    one_line,
+    say,
+    write_json,
+)
 from einnet_explore.ir import Program
 from einnet_explore.session.run import check_options, run_search
 from einnet_explore.support.executors import executor, submit_work

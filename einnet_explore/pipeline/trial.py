@@ -15,7 +15,7 @@ from einnet_explore.strategies.candidate import combined_verdict, replay, steps_
 from einnet_explore.support.errors import Refused
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Measured times of a subprogram's original and of its best variant.
 
@@ -25,10 +25,10 @@ class Trial:
 
     seconds_before: float
     seconds_after: float
-    winner: Derivation | None
-    search_seconds: float
-    states: int
     why: str
+    winner: Derivation | None = None
+    search_seconds: float = 0.0
+    states: int = 0
     contender: Derivation | None = None
     memory_short: bool = False
 
@@ -131,10 +131,9 @@ def certify_trial(nodes: tuple[str, ...], trial: Trial) -> TunedSubprogram:
     """Keep the winner of *trial* unless one of its steps is false or unknown, however fast it is."""
     kind = "none" if trial.derivation is None else combined_verdict(step_certificates(trial.derivation))
     if kind in UNSOUND_KINDS:
-        return TunedSubprogram(
-            nodes, trial, False, kind, f"the fastest candidate's derivation has a step that is {kind}"
-        )
-    return TunedSubprogram(nodes, trial, trial.winner is not None, kind, trial.why)
+        why = f"the fastest candidate's derivation has a step that is {kind}"
+        return TunedSubprogram(nodes, trial, kept=False, certificate=kind, why=why)
+    return TunedSubprogram(nodes, trial, kept=trial.winner is not None, certificate=kind, why=trial.why)
 
 
 def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
@@ -168,7 +167,6 @@ def trial_from_json(found: Mapping[str, Any], program: Program) -> Trial | None:
             seconds_before=found["seconds_before"],
             seconds_after=found["seconds_after"],
             winner=winner,
-            search_seconds=0.0,
             states=found["states"],
             why=found["why"],
             contender=contender,

@@ -23,6 +23,7 @@ from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
+    FoundVariants,
     TuningTask,
     Variant,
     find_variants,
@@ -34,7 +35,7 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.support.executors import Cluster, has_device, iterate_settled, submit_device_work, submit_work
-from einnet_explore.support.limits import MEMORY_LIMIT, STARVATION_FACTOR, MemoryWatch, limit_memory
+from einnet_explore.support.limits import MEMORY_LIMIT, STARVATION_FACTOR, limit_memory
 
 Steps: TypeAlias = "list[MatchJson]"
 
@@ -117,8 +118,8 @@ def search_on_executor(
     """
     limit = None if isinstance(executor, Cluster) else MEMORY_LIMIT.limit
     futures = {
-        name: submit_work(executor, answer_request, r.program, cost, settings, r.seconds, r.below, limit)
-        for name, r in requests.items()
+        name: submit_work(executor, answer_request, request, cost, settings, limit)
+        for name, request in requests.items()
     }
     return iterate_settled(executor, futures, seconds)
 
@@ -142,31 +143,29 @@ def tune_on_devices(
 
 
 def answer_request(
-    program: Program, cost: PortableCost, settings: Settings, seconds: float, below: float, limit: int | None = None
+    request: SearchRequest, cost: PortableCost, settings: Settings, limit: int | None = None
 ) -> SearchReply:
-    """Search *program* within the memory *limit*; the reply has the steps of variants that a task may need."""
-    memory = MemoryWatch()
+    """Answer *request* within the memory *limit*; the reply has the steps of variants that a task may need."""
     with limit_memory(limit):
-        ranked, states = find_variants(
-            program, cost, settings.max_depth, seconds, settings.numerics, settings.states, memory
-        )
-    needed = {id(variant) for variant in requested_variants(ranked, settings, below)}
-    sent = [(v.seconds, v.kind, v.tables, steps_to_json(v.derivation()) if id(v) in needed else None) for v in ranked]
-    return SearchReply(sent, states, memory.short)
+        found = find_variants(request.program, cost, replace(settings, seconds=request.seconds))
+    needed = {id(variant) for variant in requested_variants(found.variants, settings, request.below)}
+    sent = [
+        (v.seconds, v.kind, v.tables, steps_to_json(v.derivation()) if id(v) in needed else None)
+        for v in found.variants
+    ]
+    return SearchReply(sent, found.states, found.memory_short)
 
 
-def variants_of_reply(program: Program, reply: SearchReply, memory: MemoryWatch) -> tuple[list[Variant], int]:
-    """Return the variants of *program* in *reply*, and the states seen; steps are applied on demand."""
-    if reply.cut:
-        memory.stopped()
+def variants_of_reply(program: Program, reply: SearchReply) -> FoundVariants:
+    """Return the variants of *program* in *reply*; steps are applied on demand."""
     ranked = [
-        Variant(seconds, kind, partial(_replayed, program, steps), tables)
+        Variant(seconds, kind, partial(_replay_steps, program, steps), tables)
         for seconds, kind, tables, steps in reply.ranked
     ]
-    return ranked, reply.states
+    return FoundVariants(ranked, reply.states, reply.cut)
 
 
-def _replayed(program: Program, steps: Steps | None) -> Derivation:
+def _replay_steps(program: Program, steps: Steps | None) -> Derivation:
     if steps is None:
         raise LookupError("a candidate that no contest asks for was left where it was found")
     return replay(program, steps)
@@ -279,7 +278,7 @@ class Tuner:
         except ISOLATED_ERRORS as error:
             why = f"its search failed: {type(error).__name__}: {error}"
             warnings.warn(f"{', '.join(subprogram.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
-            return Trial(0.0, 0.0, None, 0.0, 0, why)
+            return Trial(seconds_before=0.0, seconds_after=0.0, why=why)
 
     def _remembered_trial(self, subprogram: Subprogram) -> Trial | None:
         """Return the trial of an earlier run; None if that had no time for it."""
@@ -324,7 +323,7 @@ class Tuner:
             constants,
             self.implementations.context(self._limited_settings()),
             operators=operator_digest(self.model, subprogram.nodes),
-            variants=None if reply is None else partial(variants_of_reply, program, reply),
+            found=None if reply is None else variants_of_reply(program, reply),
         )
 
     def _limited_settings(self) -> Settings:

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from itertools import chain
 from math import inf, prod
 from time import perf_counter
-from typing import TypeAlias
 
 from einnet_explore.analysis.counts import intensity
 from einnet_explore.cost.model import ELEMENT_BYTES
@@ -66,24 +65,31 @@ class Variant:
     """The coefficient tables that it reads; their shapes identify a bilinear algorithm."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundVariants:
+    """The *variants* of a search, cheapest first, and the number of *states* that it saw (0: not counted).
+
+    If *memory_short*, a memory limit ended the search.
+    """
+
+    variants: list[Variant]
+    states: int
+    memory_short: bool = False
+
+
 def search_subprogram(
-    program: Program,
-    cost: Cost,
-    max_depth: int,
-    seconds: float,
-    numerics: str = "approximate",
-    states: int | None = None,
-    memory: MemoryWatch | None = None,
+    program: Program, cost: Cost, settings: Settings, memory: MemoryWatch
 ) -> tuple[list[tuple[float, int]], Search]:
     """Search *program*; return its executable programs as (estimated seconds, state), cheapest first, and the search.
 
-    Only compute-bound equations are derived; the others are generated as they are.  Rules beyond the level *numerics*
-    are not used.  The search ends after *seconds*, or after *states* whatever the clock says, or when *memory* is full.
+    Only compute-bound equations are derived; the others are generated as they are.  Rules beyond the numerics level of
+    *settings* are not used.  The search ends after its states or else its seconds, or when *memory* is full.
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
-    made = Search(program, cost, Options(max_depth=max_depth, fixed=fixed, rules=allowed_rules(EVERY_RULE, numerics)))
-    watch, memory = WorkClock(), memory or MemoryWatch()
+    rules = allowed_rules(EVERY_RULE, settings.numerics)
+    made = Search(program, cost, Options(max_depth=settings.max_depth, fixed=fixed, rules=rules))
+    watch, states, seconds = WorkClock(), settings.states, settings.seconds
     found: list[tuple[float, int]] = []
     for event in made.run():
         if isinstance(event, Found):
@@ -96,36 +102,28 @@ def search_subprogram(
     return sorted(found), made
 
 
-def find_variants(
-    program: Program,
-    cost: Cost,
-    max_depth: int,
-    seconds: float,
-    numerics: str = "approximate",
-    states: int | None = None,
-    memory: MemoryWatch | None = None,
-) -> tuple[list[Variant], int]:
-    """Return the variants of a subprogram, cheapest first, and the number of states seen (0: not counted).
+def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVariants:
+    """Return the variants of a subprogram that a search with the effort of *settings* finds.
 
     Intermediates are computed inside their readers where that can be generated (vertical fusion).  Several
     compute-bound expressions are searched one by one and merged where possible (Algorithm 1).
     """
-    also = fused_variants(program, cost, numerics)
-    seen = 0
+    also = fused_variants(program, cost, settings.numerics)
+    memory, seen = MemoryWatch(), 0
     if len(compute_bound(program)) > 1:
         limits = Limits(
-            seconds=seconds if states is None else inf,
-            max_depth=max_depth,
-            rules=allowed_rules(EVERY_RULE, numerics),
-            states=states,
-            memory=memory or MemoryWatch(),
+            seconds=settings.seconds if settings.states is None else inf,
+            max_depth=settings.max_depth,
+            rules=allowed_rules(EVERY_RULE, settings.numerics),
+            states=settings.states,
+            memory=memory,
         )
         found = [_made(c.seconds, c.derivation) for c in candidates(program, cost, limits)]
     else:
-        ranked, made = search_subprogram(program, cost, max_depth, seconds, numerics, states, memory)
+        ranked, made = search_subprogram(program, cost, settings, memory)
         found = [_variant(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
         seen = len(made.states)
-    return sorted((*found, *also), key=lambda v: v.seconds), seen
+    return FoundVariants(sorted((*found, *also), key=lambda v: v.seconds), seen, memory.short)
 
 
 def fused_variants(program: Program, cost: Cost, numerics: str = "approximate") -> tuple[Variant, ...]:
@@ -190,9 +188,6 @@ def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) ->
     return tuple(map(tuple, list(groups.values())[:most]))
 
 
-VariantSource: TypeAlias = "Callable[[MemoryWatch], tuple[list[Variant], int]]"
-"""Returns variants that were searched elsewhere, and the states of that search."""
-
 MAX_CHAIN_VARIANTS = 4
 """Variants of one algorithm that are tried as a kernel in blocks."""
 
@@ -229,7 +224,7 @@ class TuningTask:
     """*program* to be tuned against its original, which *opener* opens if it has to be run.
 
     *constants* are the arrays of its weights, *operators* digests its ONNX operators (``operator_digest``): the
-    original's times belong to them.  *variants*, if given, replaces the search.
+    original's times belong to them.  Variants that were *found* already replace the search.
     """
 
     program: Program
@@ -237,7 +232,7 @@ class TuningTask:
     constants: Arrays
     context: TuningContext
     operators: str = ""
-    variants: VariantSource | None = None
+    found: FoundVariants | None = None
 
     @cached_property
     def original_seconds(self) -> float:
@@ -264,49 +259,50 @@ class TuningTask:
         """Return the trial of a task whose ``search_effort`` is None."""
         before = self.original_seconds
         why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: no gain there could be seen"
-        return Trial(before, before, None, 0.0, 0, why)
+        return Trial(seconds_before=before, seconds_after=before, why=why)
 
     def run(self, seconds: float) -> Trial:
         """Search for *seconds*, measure the finalists and the original in turns, and return the fastest that agrees.
 
         If the store holds all times, nothing is measured.
         """
-        began, memory, before = perf_counter(), MemoryWatch(), self.original_seconds
-        ranked, states = self.variants(memory) if self.variants else self._search(seconds, memory)
+        began, memory = perf_counter(), MemoryWatch()
+        settings = replace(self.context.settings, seconds=seconds)
+        found = self.found or find_variants(self.program, self.context.cost, settings)
+        if found.memory_short:
+            memory.stopped()
+        trial = self._try_finalists(found.variants, memory)
+        return replace(trial, search_seconds=perf_counter() - began, states=found.states, memory_short=memory.short)
 
-        def stays(why: str, contender: Derivation | None = None, after: float | None = None) -> Trial:
-            spent = perf_counter() - began
-            return Trial(before, after or before, None, spent, states, why, contender, memory.short)
-
+    def _try_finalists(self, ranked: Sequence[Variant], memory: MemoryWatch) -> Trial:
+        before = self.original_seconds
+        stays = partial(Trial, seconds_before=before, seconds_after=before)
         below = MAX_ESTIMATE_RATIO * before
         promising = select_finalists(ranked, self.context.settings.finalists, below)
         if not promising:
             least = f"{ranked[0].seconds * 1e6:.0f} µs" if ranked else "no candidate"
-            found = count_noun(len(ranked), "candidate")
-            return stays(f"the cheapest of {found}: estimated {least}, the original takes {before * 1e6:.0f} µs")
+            count = count_noun(len(ranked), "candidate")
+            return stays(why=f"the cheapest of {count}: estimated {least}, the original takes {before * 1e6:.0f} µs")
         try:
             memory.require(working_set_bytes(self.program), "the original")
         except Refused as shortage:
-            return stays(str(shortage))
+            return stays(why=str(shortage))
         forms = [fuse_eoperators(variant.derivation()) for variant in promising]
         forms += blocked_forms(chain_groups(ranked, self.context.settings, below))
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
         if not times:
-            return stays("; ".join(finalists.refusals))
+            return Trial(seconds_before=before, seconds_after=before, why="; ".join(finalists.refusals))
         best = min(times, key=lambda name: times[name])
-        ratio, winner = times[best] / before, finalists.derivations[best]
-        if times[best] <= MAX_WINNER_RATIO * before:
-            why, spent = f"{before / times[best]:.2f}x in its own right", perf_counter() - began
-            return Trial(before, times[best], winner, spent, states, why, memory_short=memory.short)
+        fastest, after = finalists.derivations[best], times[best]
+        outcome = partial(Trial, seconds_before=before, seconds_after=after)
+        if after <= MAX_WINNER_RATIO * before:
+            return outcome(winner=fastest, why=f"{before / after:.2f}x in its own right")
         measured = f"the fastest of {len(finalists.derivations)} measured candidates"
-        contender = winner if times[best] <= MAX_CONTENDER_RATIO * before else None
-        return stays(f"{measured} takes {ratio:.2f} of the original's time", contender, times[best])
-
-    def _search(self, seconds: float, memory: MemoryWatch) -> tuple[list[Variant], int]:
-        chosen = self.context.settings
-        cost = self.context.cost
-        return find_variants(self.program, cost, chosen.max_depth, seconds, chosen.numerics, chosen.states, memory)
+        return outcome(
+            contender=fastest if after <= MAX_CONTENDER_RATIO * before else None,
+            why=f"{measured} takes {after / before:.2f} of the original's time",
+        )
 
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms*, and time those that agree with the original, and the original."""
