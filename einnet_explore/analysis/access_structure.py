@@ -1,13 +1,12 @@
-"""What index functions suggest: skews, residues, windows and contiguous runs (EinNet §4.1, §6.1).
+"""Structure of index functions, from which rules infer candidate parameters (EinNet §4.1, §6.1).
 
-Rules infer their candidate parameters from these.  All that is found depends on the extents and coefficients at hand:
+Everything found depends only on the extents and coefficients:
 
-* a *skew* is a sum of iterators, :math:`h + r - 1`, that one new iterator may stand for;
+* a *skew* is a sum of iterators, :math:`h + r - 1`, that one new iterator can replace;
 * a *residue* is an iterator that is added to a multiple of another, :math:`2 h + r`, or divided itself;
 * a *window* is a summation that slides over a traversal;
-* a *run* is a chain of iterators that walk through every source they index without a gap.
-
-Filters in an expression: a traversal and a summation that only meet as k·(h ± r), where data meet taps.
+* a *run* is a chain of iterators that is contiguous in every source that they index;
+* a *filter* is a traversal and a summation that only meet as k·(h ± r), where data meet taps.
 """
 
 from __future__ import annotations

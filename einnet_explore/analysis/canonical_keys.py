@@ -1,32 +1,27 @@
 """Canonical keys: two scopes, or two programs, have equal keys exactly if they are alpha-equal.
 
-Scopes are keyed in ``analysis.canonical_keys``.  Programs are alpha-equal if they are so up to the names and the
-order of
-their equations; tensors made by equations count by what they are.
+**Scopes** are alpha-equal if they are equal up to the names of iterators, the order of summations, of the operands of
+``+``, ``*``, ``maximum`` and ``minimum`` and of domain bounds.  The order of traversals is the layout and counts.
+(EinNet §6.2 requires these invariants of its fingerprint; a key is no hash: whole structures are compared.)
 
-Equations are put in a canonical topological order: of those whose reads are all placed, the one with the smallest code
-is next.  A code holds the positions of what is read, how the equation is run, and its scope with the reads numbered in
-the order of these positions.  So it says where things stand, yet the scope's part is one fact wherever they stand.
-
-Copies (equations of one code) are told apart by who reads them: their colours come from refinement over the graph of
-equations (McKay & Piperno, "Practical graph isomorphism, II", 2014).  Each of those that it leaves alike is tried,
-but one is enough of two from which the same program follows in some order: an automorphism exchanges them.
-
-Canonical keys of scopes: two scopes have equal keys exactly if they are alpha-equal.
-
-Alpha-equal means equal up to the names of iterators, the order of summations, of the operands of ``+``, ``*``,
-``maximum`` and ``minimum`` and of domain bounds.  The order of traversals is the layout and counts.  (EinNet §6.2 asks
-for these invariants of its fingerprint; a key is no hash: whole structures are compared.)
-
-A key is a nested tuple in which traversals are numbers by position and summations are numbers in a canonical order,
-which is found by individualisation and refinement (McKay & Piperno, "Practical graph isomorphism, II", 2014):
+A scope's key is a nested tuple in which traversals are numbered by position and summations in a canonical order, found
+by individualisation and refinement (McKay & Piperno, "Practical graph isomorphism, II", 2014):
 
 1. summations start in cells of equal range;
-2. a cell is split by how the scope reads with one member marked, until nothing splits;
-3. if a cell with several members is left, each of them is tried in front of the others (one of those that may be
+2. a cell is split by the code of the scope with one member marked, until no cell splits;
+3. if a cell with several members is left, each of them is tried in front of the others (one of those that can be
    exchanged without changing the scope is enough), and the smallest outcome is the key.
 
-The keys of nested scopes are remembered, so that a rewrite of one scope computes only those around it anew.
+The keys of nested scopes are cached, so that a rewrite of one scope recomputes only the keys of those around it.
+
+**Programs** are alpha-equal if they are so up to the names and the order of their equations; tensors made by equations
+count by what they are.  Equations are put in a canonical topological order: of those whose reads are all placed, the
+one with the smallest code is next.  A code holds the positions of the tensors read, how the equation is run, and its
+scope with the reads numbered in the order of these positions, so that a scope's code is independent of its place.
+
+Equations of equal code are distinguished by their readers: refinement over the graph of equations gives them colours.
+Each equation of those that keep one colour is tried, but one is enough of two from which the same program follows in
+some order: an automorphism exchanges them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-r"""Counts: arithmetic operations, elements and bytes of a scope, without a device in mind.
+r"""Counts of a scope, independent of any device: arithmetic operations, elements, bytes, repeated reads.
 
 .. math::  \text{intensity} = \frac{\text{FLOPs}}{\text{tensor elements read and written}}
 
 Source: EinNet §5.2: below an intensity of 4 an expression is bound by memory and becomes an eOperator.
 
-How a sum walks through what it reads.
+``is_transposed_for`` finds tensors that are worth a transposed copy:
 
 .. math::  T = \mathop{L}_{\vec z} A[\pi(\vec z)], \qquad Y[\vec x, h] = \sum_{i} U[\cdot, i]\; T[\dots, h]
 
-Where `h` runs along the last dimension of `T` but not along the memory of `A`, vectors of `Y` are gathered from `A` for
-every term; `T` made once costs each element once.
+If `h` runs along the last dimension of `T` but not along the memory of `A`, vectors of `Y` are gathered from `A` for
+every term; a copy `T` gathers each element once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Equations of a program beside one another: who reads whom, in what order they can stand, what an access comes to.
-
-Who reads a tensor in a program, and reading another one instead.
-"""
+"""Equations of a program: dependences, order, readers, and edits of one equation and of its reads."""
 
 from __future__ import annotations
 

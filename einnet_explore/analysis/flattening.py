@@ -1,13 +1,10 @@
-r"""An expression as a table of numbers: for every iterator its range, and its coefficient in every tensor's address.
-
-.. math::  \mathrm{address}_T = \mathit{off}_T + \sum_k c_{k,T}\, x_k, \qquad 0 \le x_k < n_k
-
-``M[i, i+j]`` of 16×16 is 17i + j.  What ranges do not express, that reads lie inside their tensors, and the domain,
-stands beside the table as constraints.  Source: PlaidML's automatic kernel generation (flattening); EinNet §5.1.
-
-Flattening: an access as one index into the row-major elements of its source (EinNet §5.1; PlaidML).
+r"""Flattening: accesses as row-major addresses, and a scope as a table of ranges and address coefficients.
 
 .. math::  \mathrm{flat}(T[\tau]) = \sum_d (\tau_d - lo_d)\, \prod_{e > d} n_e
+           = \mathit{off}_T + \sum_k c_{k,T}\, x_k, \qquad 0 \le x_k < n_k
+
+``M[i, i+j]`` of 16×16 is 17i + j.  Constraints that ranges do not express (reads stay inside their tensors; the domain)
+are listed below the table.  Source: PlaidML's automatic kernel generation (flattening); EinNet §5.1.
 """
 
 from __future__ import annotations

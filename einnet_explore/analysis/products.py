@@ -1,9 +1,7 @@
-r"""Products as sums over one body: nested sums put in, factors by what they read, reciprocals told from quotients.
+r"""Sums of products: recognition, factors, nested sums, and the cheapest order of a contraction.
 
-The order of a contraction of several factors: which pair is multiplied and summed first.
-
-A contraction :math:`\sum_{\vec y} f_1 f_2 \cdots f_n` may be computed as a binary tree; at each node what no other
-factor and no output depends on is summed.  A node costs as many multiplications as its grid has points,
+A contraction :math:`\sum_{\vec y} f_1 f_2 \cdots f_n` can be computed as a binary tree; at each node, iterators that no
+other factor and no output depends on are summed.  A node costs as many multiplications as its grid has points,
 
 .. math::  c(S) = \min_{S = A \uplus B} c(A) + c(B) + \prod_{x \in A \cup B} |x|,
 

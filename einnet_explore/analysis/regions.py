@@ -1,9 +1,9 @@
-r"""What an index does over a box of iterators cut down by a domain: the exact questions that guards ask.
+r"""Values of an index over a box of iterators within a domain: exact answers for the guards of rules.
 
 .. math::  \{\, e(\vec x) : \vec x \in X,\ \vec x \text{ in the domain} \,\}
 
-Interval arithmetic answers most of them at once; where it may be too coarse (quotients, remainders, a domain) the
-integer sets of isl decide.  Source: Verdoolaege, "isl: An Integer Set Library", for the quasi-affine sets.
+Interval arithmetic decides most questions; where it may be too coarse (quotients, remainders, a domain), the integer
+sets of isl decide.  Source: Verdoolaege, "isl: An Integer Set Library", for the quasi-affine sets.
 """
 
 from __future__ import annotations

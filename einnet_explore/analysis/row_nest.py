@@ -42,6 +42,12 @@ from einnet_explore.ir import (
 )
 from einnet_explore.support.errors import Refused
 
+COLUMN_MULTIPLE = 64
+"""Columns are counted in so many: no tile is wider."""
+
+MIN_ROW_EXTENT = 4
+"""Shorter rows fill no vector."""
+
 
 @dataclass(frozen=True, slots=True)
 class BandNode:
@@ -95,6 +101,16 @@ class RowPlaces:
     column: Iterator
     dense: bool = False
 
+    @staticmethod
+    def band(row: Iterator, along: Iterator) -> RowPlaces:
+        """Return the places of a band."""
+        return RowPlaces(row, along, _column(row.extent + along.extent - 1))
+
+    @staticmethod
+    def full(row: Iterator, along: Iterator) -> RowPlaces:
+        """Return the places of rows that see every column."""
+        return RowPlaces(row, along, _column(along.extent), dense=True)
+
     @property
     def names(self) -> set[str]:
         """The names that nothing else may have."""
@@ -109,6 +125,10 @@ class RowPlaces:
             on = self.along.name if self.dense else f"{self.row.name} + {self.along.name}"
             raise Refused(f"{body!r} does not depend on {on} alone")
         return moved
+
+
+def _column(count: int) -> Iterator:
+    return Iterator("u", 0, -(-count // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
 
 
 @dataclass
@@ -243,13 +263,6 @@ def read_nodes(body: Scalar) -> Iterable[int]:
             yield int(access.source.name[1:])
 
 
-COLUMN_MULTIPLE = 64
-"""Columns are counted in so many: no tile is wider."""
-
-MIN_ROW_EXTENT = 4
-"""Shorter rows fill no vector."""
-
-
 @dataclass(frozen=True, slots=True)
 class RowProduct:
     """The result is the sum over `w` of the row values and *right* (b, u, n) at :math:`u = m + w`."""
@@ -302,7 +315,7 @@ def match_row_nest(scope: Scope) -> RowNest | None:
         return None
     if scope.summations and scope.reduce != "sum":
         return None
-    tries = (_product, _band) if scope.summations else (_rows,)
+    tries = (_band_times_matrix, _band) if scope.summations else (_rows,)
     for attempt in tries:
         for row in reversed(scope.traversals[:-1]):
             try:
@@ -326,58 +339,47 @@ def match_dense_product(scope: Scope) -> RowNest | None:
         return None
     for row in reversed(scope.traversals[:-1]):
         try:
-            return _product(scope, row, dense=True)
+            return _product(scope, RowPlaces.full(row, scope.summations[0]))
         except Refused:
             continue
     return None
 
 
-def _product(scope: Scope, row: Iterator, *, dense: bool = False) -> RowNest:
-    """Σ_w of row values and what is read along a band (or, *dense*, of every column)."""
+def _band_times_matrix(scope: Scope, row: Iterator) -> RowNest:
+    return _product(scope, RowPlaces.band(row, scope.summations[0]))
+
+
+def _product(scope: Scope, places: RowPlaces) -> RowNest:
+    """Match Σ_w of row values and a matrix over the columns."""
     if len(scope.summations) != 1 or scope.summations[0].lo:
         raise Refused("it sums over more than one iterator")
-    (along,), n = scope.summations, scope.traversals[-1]
-    batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    places = RowPlaces(row, along, _dense_column(along) if dense else _column(row, along), dense)
+    n = scope.traversals[-1]
     right, left = split_factors(scope.body, (n,))
     if not right:
         raise Refused(f"no factor is {n.name}'s")
     moved = places.over_columns(mul(*map(inline_scopes, right)))
     rows = RowNodes(places)
     product = RowProduct(n, moved, column_support(moved, places.column))
-    result = rows.scalar(mul(*left))
-    return _assemble(RowNest(scope, batch, row, along, places.column, (), result, Const(1), product, dense), rows)
+    return _assemble(scope, rows, rows.scalar(mul(*left)), product)
 
 
 def _band(scope: Scope, row: Iterator) -> RowNest:
-    """A band product by itself."""
-    along = scope.traversals[-1]
-    batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    rows = RowNodes(RowPlaces(row, along, _column(row, along)))
-    result = rows.band(scope.summations, scope.body)
-    return _assemble(RowNest(scope, batch, row, along, rows.places.column, (), result, Const(1)), rows)
+    """Match a band product by itself."""
+    rows = RowNodes(RowPlaces.band(row, scope.traversals[-1]))
+    return _assemble(scope, rows, rows.band(scope.summations, scope.body))
 
 
 def _rows(scope: Scope, row: Iterator) -> RowNest:
     along = scope.traversals[-1]
     if along.extent < MIN_ROW_EXTENT:
         raise Refused(f"rows have {along.extent} elements")
-    batch = tuple(x for x in scope.traversals[:-1] if x != row)
-    rows = RowNodes(RowPlaces(row, along, _column(row, along)))
-    return _assemble(RowNest(scope, batch, row, along, rows.places.column, (), rows.scalar(scope.body), Const(1)), rows)
+    rows = RowNodes(RowPlaces.band(row, along))
+    return _assemble(scope, rows, rows.scalar(scope.body))
 
 
-def _column(row: Iterator, along: Iterator) -> Iterator:
-    return Iterator("u", 0, -(-(row.extent + along.extent - 1) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
-
-
-def _dense_column(along: Iterator) -> Iterator:
-    return Iterator("u", 0, -(-along.extent // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)
-
-
-def _assemble(nest: RowNest, rows: RowNodes) -> RowNest:
-    """*nest* with the nodes of *rows*, less those rows that are read once: their reader computes them itself."""
-    result, nodes = nest.result, list(rows.nodes)
+def _assemble(scope: Scope, rows: RowNodes, result: Scalar, product: RowProduct | None = None) -> RowNest:
+    """Build the nest of *rows*; rows that are read once are computed by their reader."""
+    places, nodes = rows.places, list(rows.nodes)
     for n, node in enumerate(nodes):
         often = [m for body in (*map(_body, nodes), result) for m in read_nodes(body)].count(n)
         if isinstance(node, RowNode) and often == 1:
@@ -386,8 +388,11 @@ def _assemble(nest: RowNest, rows: RowNodes) -> RowNest:
     used = _needed_nodes(nodes, result)
     number = {n: k for k, n in enumerate(used)}
     nodes = [_with_body(nodes[n], _renumber(_body(nodes[n]), number)) for n in used]
-    result, scale = _split_scale(_renumber(result, number), nest.along)
-    return replace(nest, nodes=tuple(nodes), result=result, scale=scale)
+    result, scale = _split_scale(_renumber(result, number), places.along)
+    batch = tuple(x for x in scope.traversals[:-1] if x != places.row)
+    return RowNest(
+        scope, batch, places.row, places.along, places.column, tuple(nodes), result, scale, product, places.dense
+    )
 
 
 def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:

@@ -53,8 +53,9 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) 
             return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounds)])
     constants = [constant_value(arg) for arg in args]
     function = SCALAR_FUNCTIONS.get(op)
-    if function and function.is_integral and function.compute and None not in constants:
-        value = function.of_numbers(*constants)
+    known = [c for c in constants if c is not None]
+    if function and function.is_integral and function.compute and len(known) == len(constants):
+        value = function.of_numbers(*known)
         return ((value, ()),) if value else ()
     if op in ("maximum", "minimum"):
         neutral = -inf if op == "maximum" else inf

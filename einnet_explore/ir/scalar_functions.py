@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from einnet_explore.ir.expression import Apply, Const, Scalar, add, is_zero, mul, sub
+
+N = TypeVar("N", bound="float | Fraction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,11 @@ class ScalarFunction:
         """Whether finite arguments never give an infinite value."""
         return self.is_integral or self.is_bounded
 
-    def of_numbers(self, *values: Any) -> Any:
-        """Its value at Python numbers."""
+    def of_numbers(self, *values: N) -> N:
+        """Return its value at Python numbers."""
         assert self.compute is not None
-        return self.compute(_NUMBERS, *values)
+        value: N = self.compute(_NUMBERS, *values)
+        return value
 
 
 _NUMBERS = SimpleNamespace(

@@ -1,6 +1,6 @@
-"""How much memory this process may take: a limit that searches stop at and that measurement stays below.
+"""Limits of searches: memory of this process, below which measurement stays too, and processor time.
 
-How long a search has taken: by the processor's time, so that a busy machine does not make it find less.
+Processor time makes a search independent of other work on the machine.
 """
 
 from __future__ import annotations

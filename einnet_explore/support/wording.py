@@ -1,4 +1,4 @@
-"""How things are shown: text that somebody else wrote, such as a name in a file, numbers of things, colours."""
+"""Text for people: names and messages from outside made printable, counts, durations, colours."""
 
 GREEN, AMBER, RED = "#00a040", "#c08000", "#e0002d"
 

@@ -132,7 +132,11 @@ def _insert_sizes(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
     """*tree* with numbers in place of polynomials."""
     match tree:
         case Tree(data=data, children=children) if data in _SIZED:
-            return Tree(data, [t for child in children for t in _number(child, sizes, data == "signed")], tree.meta)
+            values = [(child, _value(child, sizes)) for child in children]
+            for child, value in values:
+                if value < 0 and data != "signed":
+                    raise error_at(child, f"found {value}, expected a number that is not negative")
+            return Tree(data, [token for child, value in values for token in _number(child, value)], tree.meta)
         case Tree(data="range", children=[Token() as name, *_]) if str(name) in sizes:
             raise error_at(name, f"found the iterator {name}, which is a parameter, expected another name")
         case Tree(data="iterator" | "integer" as kind) if kind == "integer" or str(tree.children[0]) in sizes:
@@ -153,11 +157,8 @@ def _integer(tree: Tree[Token], value: int) -> Tree[Token]:
     return digits if value >= 0 else Tree("index_negative", [digits], tree.meta)
 
 
-def _number(node: Node, sizes: Mapping[str, int], signed: bool) -> list[Token]:
-    """The value of *node* as the tokens of a number; without a sign only where it is not negative."""
-    value = _value(node, sizes)
-    if value < 0 and not signed:
-        raise error_at(node, f"found {value}, expected a number that is not negative")
+def _number(node: Node, value: int) -> list[Token]:
+    """Return *value* as the tokens of a number where *node* stood."""
     digits = _token("INT", abs(value), node)
     return [digits] if value >= 0 else [_token("MINUS", "-", node), digits]
 
