@@ -163,8 +163,14 @@ def test_a_flat_product_is_taken_apart_from_the_left() -> None:
 
 def test_no_order_is_proposed_that_sums_nothing_below() -> None:
     """Found by a soak: a sum over nothing that is read costs its grid, but no tree takes it away."""
-    for text in ("Y[s:4] = sum[c:1, n:3] g[s] * A[s, 1] * g[s]", "Y[s:4] = sum[n:3] g[s] * g[s] * v[n]"):
-        assert not list(CONTRACTION_ORDER.matches(made(text), (0,)))
+    assert not list(CONTRACTION_ORDER.matches(made("Y[s:4] = sum[c:1, n:3] g[s] * A[s, 1] * g[s]"), (0,)))
+
+
+def test_a_factor_is_summed_alone_over_what_only_it_reads() -> None:
+    before = made("Y[s:4] = sum[n:3] g[s] * g[s] * v[n]")
+    (match,) = CONTRACTION_ORDER.matches(before, (0,))
+    after = proved(before, CONTRACTION_ORDER, **match.to_json()["params"])
+    assert "{[] sum[n:0..3] v[n]}[]" in repr(after) and not after.equations[0].scope.summations
 
 
 def test_nested_products_are_associated_anew() -> None:
@@ -196,7 +202,8 @@ def test_contraction_order_refuses(text: str, tree: object, why: str) -> None:
 
 def test_why_no_order_is_proposed() -> None:
     for text, why in (
-        ("Y[i:4] = sum[j:5] A[i, j] * v[j]", "2 factors have one order"),
+        ("Y[i:4] = sum[j:5] A[i, j] * v[j]", "the present order takes 20 multiplications, no other fewer"),
+        ("Y[i:4] = sum[j:5] A[i, j]", "there is only one factor"),
         ("Y[i:4] = g[i]", "sums nothing"),
         (
             f"Y[z:1] = sum[j:5] {' * '.join(['v[j]'] * (MAX_FACTORS + 1))}",

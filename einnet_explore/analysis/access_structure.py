@@ -94,6 +94,13 @@ def residue_divisors(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], 
     return tuple((x, d) for x, d in found if d < x.extent)
 
 
+def quotient_divisors(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
+    """Traversals of *scope* with a divisor of a quotient that reads them, the largest of each first."""
+    atoms = (atom for index in _indices(scope) for atom, _ in index.terms if isinstance(atom, Quotient))
+    found = {(x, a.divisor) for a in atoms for x in a.numerator.iterators if x in scope.traversals and x.extent > 1}
+    return tuple(sorted(found, key=lambda pair: (scope.traversals.index(pair[0]), -pair[1])))
+
+
 def windows(scope: Scope) -> Group:
     """The summations that are added to a traversal in some index with unit coefficients: they slide over it."""
     found: dict[Iterator, None] = {}

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.indices import iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, accesses, factors
+from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, Tensor, accesses, factors
 from einnet_explore.support.errors import Refused
 
 
@@ -138,18 +138,43 @@ def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator
     return own & (elsewhere | kept)
 
 
-def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator]) -> int:
-    """What *tree* costs: the points of its nodes' grids."""
+def reads_weights(body: Scalar) -> bool:
+    """Whether *body* is known at compile time: it reads weights and coefficients alone, at any depth."""
+    for access in accesses(body):
+        match access.source:
+            case Tensor(weight=False):
+                return False
+            case Scope(body=inner) if not reads_weights(inner):
+                return False
+    return True
+
+
+def count_products(scope: Scope) -> int:
+    """The products that *scope* forms at run time: the points of its grid and of those of sums that it multiplies."""
+    if reads_weights(scope.body):
+        return 0
+    here = prod(x.extent for x in (*scope.traversals, *scope.summations))
+    inner = (f.source for f in factors(scope.body) if isinstance(f, Access))
+    return here + sum(count_products(s) for s in inner if isinstance(s, Scope) and s.summations)
+
+
+def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> int:
+    """What *tree* costs: the points of its nodes' grids; products of *weights* alone cost nothing."""
     if isinstance(tree, int):
         return 0
-    grid = frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
-    return prod(x.extent for x in grid) + sum(multiplications(part, reads, kept) for part in tree)
+    here = 0 if weights.issuperset(tree_leaves(tree)) else prod(x.extent for x in _grid(tree, reads, kept))
+    return here + sum(multiplications(part, reads, kept, weights) for part in tree)
 
 
-def cheapest_tree(reads: Reads, kept: frozenset[Iterator]) -> Tree:
+def _grid(tree: tuple[Tree, Tree], reads: Reads, kept: frozenset[Iterator]) -> frozenset[Iterator]:
+    """What the two operands of the product at the top of *tree* depend on."""
+    return frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
+
+
+def cheapest_tree(reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
     """The tree with the fewest multiplications, the first in the order of factors where several have them.
 
-    Raises ValueError for fewer than two factors, or more than ``MOST``.
+    Raises ValueError for fewer than two factors, or more than ``MAX_FACTORS``.
     """
     count = len(reads)
     if not 2 <= count <= MAX_FACTORS:
@@ -167,8 +192,8 @@ def cheapest_tree(reads: Reads, kept: frozenset[Iterator]) -> Tree:
                 one = frozenset((first, *more))
                 a, b = best(one), best(chosen - one)
                 tree = (a[2], b[2])
-                grid = frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
-                found.append((a[0] + b[0] + prod(x.extent for x in grid), repr(tree), tree))
+                here = 0 if chosen <= weights else prod(x.extent for x in _grid(tree, reads, kept))
+                found.append((a[0] + b[0] + here, repr(tree), tree))
         return min(found)
 
     return best(frozenset(range(count)))[2]

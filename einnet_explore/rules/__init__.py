@@ -12,6 +12,7 @@ from einnet_explore.rules.contraction_order import CONTRACTION_ORDER
 from einnet_explore.rules.dead_equation import DEAD_EQUATION
 from einnet_explore.rules.distributivity import DISTRIBUTIVITY
 from einnet_explore.rules.eoperator_generation import EOPERATOR_GENERATION
+from einnet_explore.rules.expression_extraction import EXPRESSION_EXTRACTION
 from einnet_explore.rules.expression_fusion import EXPRESSION_FUSION
 from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
 from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
@@ -23,6 +24,7 @@ from einnet_explore.rules.sibling_merging import SIBLING_MERGING
 from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
 from einnet_explore.rules.summation_exchange import SUMMATION_EXCHANGE
 from einnet_explore.rules.summation_splitting import SUMMATION_SPLITTING
+from einnet_explore.rules.traversal_factoring import TRAVERSAL_FACTORING
 from einnet_explore.rules.traversal_merging import TRAVERSAL_MERGING
 from einnet_explore.rules.variable_substitution import VARIABLE_SUBSTITUTION
 from einnet_explore.support.errors import Refused
@@ -44,6 +46,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
     DISTRIBUTIVITY,
     SUMMATION_EXCHANGE,
     CONTRACTION_ORDER,
+    TRAVERSAL_FACTORING,
     RECENTRING,
     BILINEAR_PRODUCT,
 )
@@ -54,6 +57,7 @@ INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, 
 
 POST_RULES: tuple[Rule[object], ...] = (
     EXPRESSION_INLINING,
+    EXPRESSION_EXTRACTION,
     COMMON_SUBEXPRESSION,
     DEAD_EQUATION,
     STORAGE_LAYOUT,
@@ -89,6 +93,7 @@ __all__ = [
     "DEAD_EQUATION",
     "DISTRIBUTIVITY",
     "EOPERATOR_GENERATION",
+    "EXPRESSION_EXTRACTION",
     "EXPRESSION_FUSION",
     "EXPRESSION_INLINING",
     "EXPRESSION_SPLITTING",
@@ -105,6 +110,7 @@ __all__ = [
     "STORAGE_LAYOUT",
     "SUMMATION_EXCHANGE",
     "SUMMATION_SPLITTING",
+    "TRAVERSAL_FACTORING",
     "TRAVERSAL_MERGING",
     "VARIABLE_SUBSTITUTION",
     "Derivation",

@@ -1,4 +1,4 @@
-r"""Contraction order: associativity of products of several factors, by what each order costs.
+r"""Contraction order: variable elimination in a sum over a product of several factors, by what each order costs.
 
 .. math::
    \mathop{L}_{i\,l} \sum_k \Big\{ \mathop{L}_{i\,k} \sum_j A[i,j]\, B[j,k] \Big\} C[k,l]
@@ -6,15 +6,15 @@ r"""Contraction order: associativity of products of several factors, by what eac
    \mathop{L}_{i\,l} \sum_j A[i,j] \Big\{ \mathop{L}_{j\,l} \sum_k B[j,k]\, C[k,l] \Big\}
 
 Sums that are read as factors are put in (distributivity inwards), which leaves one sum over all factors; then it is
-taken apart along a binary tree of them, in which each node sums over what no other factor needs.  The tree with the
-fewest multiplications is proposed (``analysis/products.py``).
+taken apart along a binary tree of them, in which each node, a single factor included, sums over what no other factor
+needs: :math:`\sum_{j k} A[i,k]\, B[j,k] = \sum_k A[i,k]\, \{\sum_j B[j,k]\}[k]`.  The tree with the fewest
+multiplications at run time is proposed (``analysis/products.py``): products of weights alone are computed beforehand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import iterators_of
@@ -22,10 +22,12 @@ from einnet_explore.analysis.products import (
     MAX_FACTORS,
     Tree,
     cheapest_tree,
+    count_products,
     has_finite_padding,
     multiplications,
     open_iterators,
     open_reduction,
+    reads_weights,
     summed_factors,
     tree_leaves,
 )
@@ -55,19 +57,12 @@ def propose(scope: Scope) -> Iterable[Order]:
     try:
         flat = _flat(scope)
         reads, kept = _reads(flat), frozenset(scope.traversals)
-        tree = cheapest_tree(reads, kept)
+        tree = cheapest_tree(reads, kept, _weights(flat))
     except ValueError:
         return
-    cheaper = len(flat.parts) > 2 and multiplications(tree, reads, kept) < _cost(scope)
+    cheaper = multiplications(tree, reads, kept, _weights(flat)) < count_products(scope)
     if cheaper and canonical_key(_ordered(scope, flat, tree)) != canonical_key(scope):
         yield Order(tree)
-
-
-def _cost(scope: Scope) -> int:
-    """The points of all grids of products, nested sums and all."""
-    here = prod(x.extent for x in (*scope.traversals, *scope.summations))
-    inner = (f.source for f in factors(scope.body) if isinstance(f, Access))
-    return here + sum(_cost(s) for s in inner if isinstance(s, Scope) and s.summations)
 
 
 def rewrite(scope: Scope, params: Order) -> Scope:
@@ -129,15 +124,18 @@ def _reads(flat: _Flat) -> tuple[frozenset[Iterator], ...]:
     return tuple(map(iterators_of, flat.parts))
 
 
+def _weights(flat: _Flat) -> frozenset[int]:
+    """The factors that read weights alone."""
+    return frozenset(n for n, part in enumerate(flat.parts) if reads_weights(part))
+
+
 def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
     """The body that *tree* stands for at the top, and what is summed below it."""
     reads, kept, own = _reads(flat), frozenset(scope.traversals), (*scope.traversals, *flat.summations)
     summed: set[Iterator] = set()
 
     def part(tree: Tree) -> Scalar:
-        if isinstance(tree, int):
-            return flat.parts[tree]
-        body = mul(part(tree[0]), part(tree[1]))
+        body = flat.parts[tree] if isinstance(tree, int) else mul(part(tree[0]), part(tree[1]))
         there = open_iterators(reads, tree_leaves(tree), kept)
         read = frozenset[Iterator]().union(*(reads[n] for n in tree_leaves(tree)))
         gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
@@ -158,11 +156,11 @@ def explain(scope: Scope) -> str:
         flat = _flat(scope)
     except Refused as why:
         return str(why)
-    if len(flat.parts) < 3:
-        return f"{len(flat.parts)} factors have one order"
+    if len(flat.parts) < 2:
+        return "there is only one factor"
     if len(flat.parts) > MAX_FACTORS:
         return f"{len(flat.parts)} factors: orders of up to {MAX_FACTORS} are compared"
-    return f"the present order takes {_cost(scope)} multiplications, no other fewer"
+    return f"the present order takes {count_products(scope)} multiplications, no other fewer"
 
 
 def encode(params: Order) -> dict[str, object]:

@@ -1,0 +1,210 @@
+"""Factoring across expressions: the products that algebra leaves, proved, at several sizes; else the start is kept."""
+
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Program
+from einnet_explore.rules import EXPRESSION_EXTRACTION, TRAVERSAL_FACTORING, Derivation
+from einnet_explore.strategies.factoring import factorings, products_at_run_time
+from einnet_explore.syntax import parse
+from tests.rules_kit import check_rule, refuses
+
+
+def best(program: Program) -> Derivation:
+    """The last factoring, which has the fewest products; every step and the whole are proved."""
+    *_, derivation = factorings(program)
+    assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
+    assert certify(program, derivation.end).kind == "proved"
+    return derivation
+
+
+def agree(start: Program, end: Program) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {t.name: rng.integers(-3, 4, t.shape) for t in start.inputs}
+    want, got = evaluate(start, arrays, np.float64), evaluate(end, arrays, np.float64)
+    for name in start.outputs:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-12, atol=1e-9)
+
+
+def row_sums(n: int, o: int, k: int) -> tuple[Program, int]:
+    text = f"""tensor x[{n}, {k}]
+    tensor W[{o}, {k}] weight
+    T[n:{n}, o:{o}] = sum[k:{k}] x[n, k] * W[o, k] * 0.5
+    Y[n:{n}] = sum[o:{o}] T[n, o] * 1.5
+    output Y"""
+    return parse(text), n * k
+
+
+def attention(b: int, m: int, k: int) -> tuple[Program, int]:
+    text = f"""tensor Q[{b}, {m}, {k}]
+    tensor K[{b}, {m}, {k}]
+    tensor V[{b}, {m}, {k}]
+    S[b:{b}, i:{m}, j:{m}] = sum[k:{k}] Q[b, i, k] * K[b, j, k]
+    Y[b:{b}, i:{m}, d:{k}] = sum[j:{m}] S[b, i, j] * V[b, j, d]
+    output Y"""
+    return parse(text), 2 * b * m * k * k
+
+
+def absorption(m: int, k: int, r: int) -> tuple[Program, int]:
+    text = f"""tensor x[1, {k}]
+    tensor c[{m}, {r}]
+    tensor Wq[{k}, {k}] weight
+    tensor Wk[{r}, {k}] weight
+    A[n:1, k:{k}] = sum[i:{k}] x[n, i] * Wq[i, k]
+    B[m:{m}, k:{k}] = sum[i:{r}] c[m, i] * Wk[i, k]
+    S[n:1, m:{m}] = sum[k:{k}] A[n, k] * B[m, k]
+    output S"""
+    return parse(text), k * r + m * r
+
+
+def pooled(c: int, f: int, h: int) -> tuple[Program, int]:
+    text = f"""tensor x[{c}, {2 * h}, {2 * h}]
+    tensor W[{f}, {c}] weight
+    C[f:{f}, h:{2 * h}, w:{2 * h}] = sum[c:{c}] x[c, h, w] * W[f, c]
+    Y[f:{f}, h:{h}, w:{h}] = sum[r:2, s:2] 0.25 * C[f, 2*h+r, 2*w+s]
+    output Y"""
+    return parse(text), f * h * h * c + 4 * c * h * h
+
+
+def mean_of_convolution(c: int, f: int, h: int) -> tuple[Program, int]:
+    text = f"""tensor x[{c}, {h}, {h}] pad [0, 1, 1]
+    tensor W[{f}, {c}, 3, 3] weight
+    C[f:{f}, h:{h}, w:{h}] = sum[c:{c}, r:3, s:3] x[c, h+r-1, w+s-1] * W[f, c, r, s]
+    Y[f:{f}] = sum[h:{h}, w:{h}] 0.25 * C[f, h, w]
+    output Y"""
+    return parse(text), 9 * c * h * h + 9 * c * f
+
+
+def upsampled(c: int, f: int, h: int) -> tuple[Program, int]:
+    text = f"""tensor x[{c}, {h}, {h}]
+    tensor W[{f}, {c}] weight
+    U[c:{c}, h:{2 * h}, w:{2 * h}] = x[c, h//2, w//2]
+    Y[f:{f}, h:{2 * h}, w:{2 * h}] = sum[c:{c}] U[c, h, w] * W[f, c]
+    output Y"""
+    return parse(text), f * h * h * c + f * 4 * h * h
+
+
+def factorisation_machine(n: int, d: int) -> tuple[Program, int]:
+    text = f"""tensor v[{n}, {d}]
+    G[i:{n}, j:{n}] = sum[d:{d}] v[i, d] * v[j, d]
+    Y[z:1] = sum[i:{n}, j:{n}] G[i, j]
+    output Y"""
+    return parse(text), n * d + d
+
+
+COLLAPSES = {
+    "row sums": (row_sums, [(4, 9, 7), (16, 5, 12), (3, 33, 8)]),
+    "linear attention": (attention, [(1, 12, 4), (2, 17, 3), (3, 9, 4)]),
+    "absorption": (absorption, [(20, 12, 5), (33, 9, 4), (7, 24, 6)]),
+    "pool through a convolution": (pooled, [(6, 8, 3), (5, 9, 2), (8, 8, 4)]),
+    "mean of a convolution": (mean_of_convolution, [(3, 4, 6), (2, 5, 7), (4, 3, 5)]),
+    "convolution of an upsampling": (upsampled, [(6, 8, 3), (5, 4, 4), (9, 7, 2)]),
+    "factorisation machine": (factorisation_machine, [(10, 4), (7, 6), (25, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_collapse_reaches_the_products_of_algebra(name: str) -> None:
+    build, sizes = COLLAPSES[name]
+    for size in sizes:
+        start, least = build(*size)
+        end = best(start).end
+        assert products_at_run_time(end) <= least
+        agree(start, end)
+
+
+def test_equal_intermediates_are_shared() -> None:
+    derivation = best(factorisation_machine(10, 4)[0])
+    assert len(derivation.end.equations) == 2 and derivation.steps[-1].match.rule.name == "common_subexpression"
+
+
+def test_products_of_weights_are_computed_beforehand() -> None:
+    end = best(absorption(20, 12, 5)[0]).end
+    folded = next(e for e in end.equations if e.scope.shape == (12, 5))
+    assert all(t.weight for t in end.inputs if t.name in repr(folded.scope))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The present order is the cheaper one: few rows, many features.
+        "S[i:3, j:4] = sum[k:9] Q[i, k] * K[j, k]\nY[i:3, d:9] = sum[j:4] S[i, j] * V[j, d]\noutput Y",
+        # A function between two products ends the region.
+        "S[i:3, j:4] = sum[k:9] Q[i, k] * K[j, k]\nR[i:3, j:4] = relu(S[i, j])\n"
+        "Y[i:3, d:9] = sum[j:4] R[i, j] * V[j, d]\noutput Y",
+        # A maximum is no sum.
+        "S[i:3, j:4] = sum[k:9] Q[i, k] * K[j, k]\nY[i:3] = max[j:4] S[i, j]\noutput Y",
+        # The caller sees the intermediate.
+        "S[i:3, j:4] = sum[k:9] Q[i, k] * K[j, k]\nY[i:3] = sum[j:4] S[i, j]\noutput S, Y",
+    ],
+)
+def test_program_is_kept_where_nothing_is_gained(text: str) -> None:
+    start = parse(f"tensor Q[3, 9]\ntensor K[4, 9]\ntensor V[4, 9]\n{text}")
+    assert not list(factorings(start))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(1, 6), min_size=4, max_size=9))
+def test_matrix_chain_gets_the_optimal_order(sizes: list[int]) -> None:
+    """The recurrence over intervals is the oracle; the chain is written as one product after the other."""
+    count = len(sizes) - 1
+    lines = [f"tensor A{n}[{a}, {b}]" for n, (a, b) in enumerate(pairwise(sizes))]
+    left = "A0"
+    for n in range(1, count):
+        lines.append(f"P{n}[i:{sizes[0]}, j:{sizes[n + 1]}] = sum[k:{sizes[n]}] {left}[i, k] * A{n}[k, j]")
+        left = f"P{n}"
+    start = parse("\n".join([*lines, f"output {left}"]))
+    least = {(n, n): 0 for n in range(count)}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            least[i, j] = min(
+                least[i, k] + least[k + 1, j] + prod((sizes[i], sizes[k + 1], sizes[j + 1])) for k in range(i, j)
+            )
+    found = [products_at_run_time(d.end) for d in factorings(start)]
+    assert min([products_at_run_time(start), *found]) <= least[0, count - 1]
+
+
+# The rules
+
+
+def test_traversal_factoring_keeps_every_value() -> None:
+    start = parse("tensor x[3, 4]\ntensor W[5, 3]\nY[f:5, h:7, z:2] = sum[c:3] W[f, c] * x[c, h//2]")
+    assert check_rule(TRAVERSAL_FACTORING, start) == 1
+    (match,) = TRAVERSAL_FACTORING.matches(start, (0,))
+    assert TRAVERSAL_FACTORING.encode(match.params) == {"divisors": {"z": 2, "h": 2}}
+    agree(start, match.apply(start).after)
+
+
+@pytest.mark.parametrize(
+    ("text", "divisors", "why"),
+    [
+        ("Y[h:6] = sum[c:3] x[c, h//2] * x[c, h//3]", {"h": 2}, "h is read finer than h // 2"),
+        ("Y[h:6] = sum[c:3] x[c, h//2]", {"h": 4}, "h is read finer than h // 4"),
+        ("Y[h:6] = sum[c:3] x[c, h//2]", {"h": 1}, "expected at least 2"),
+        ("Y[h:6] = sum[c:3] x[c, h//2]", {}, "no traversal is divided"),
+        ("Y[h:6] = sum[c:3] x[c, h//2]", {"c": 2}, "no iterator is called 'c'"),
+    ],
+)
+def test_traversal_factoring_refuses(text: str, divisors: dict[str, int], why: str) -> None:
+    refuses(TRAVERSAL_FACTORING, parse(f"tensor x[3, 4]\n{text}"), (0,), why, divisors=divisors)
+
+
+def test_expression_extraction_is_the_inverse_of_fusion() -> None:
+    start = parse(
+        "tensor A[4, 5]\ntensor B[5, 6]\nY[i:4] = sum[k:6] relu({[i:4, k:6] sum[j:5] A[i, j] * B[j, k]}[i, k])"
+    )
+    assert check_rule(EXPRESSION_EXTRACTION, start) == 1
+    (match,) = EXPRESSION_EXTRACTION.matches(start, (0, 0))
+    step = match.apply(start)
+    assert len(step.after.equations) == 2 and certify(step.before, step.after).kind == "proved"
+    refuses(EXPRESSION_EXTRACTION, start, (0,), "Y is an expression already")
+    plain = parse("tensor A[4]\nY[i:4] = {[i:4] A[i] * 2}[i] + 1")
+    refuses(EXPRESSION_EXTRACTION, plain, (0, 0), "the nested scope sums nothing")
