@@ -220,11 +220,6 @@ class Window:
     taps: Access
     backwards: bool
 
-    @property
-    def start_iterators(self) -> tuple[Iterator, ...]:
-        """The iterators that *start* depends on."""
-        return self.start.iterators
-
 
 def filter_windows(scope: Scope) -> Iterable[tuple[Iterator, Iterator, Window]]:
     """Yield every traversal and summation of *scope* that meet as a filter, and their window."""

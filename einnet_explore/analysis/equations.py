@@ -27,11 +27,8 @@ from einnet_explore.support.errors import Refused
 
 
 def find_equation(program: Program, name: str) -> Equation:
-    """The equation called *name*; raises ValueError with those that there are."""
-    for equation in program.equations:
-        if equation.name == name:
-            return equation
-    raise ValueError(f"no equation is called {name!r}: there are {', '.join(e.name for e in program.equations)}")
+    """Return the equation called *name*; raises ValueError with the names that there are."""
+    return program.equations[equation_number(program, name)]
 
 
 def is_generated(equation: Equation) -> bool:
@@ -156,13 +153,11 @@ def readers(program: Program, name: str) -> tuple[int, ...]:
 
 
 def equation_number(program: Program, name: str) -> int:
-    """The number of the equation called *name*; raises ValueError where there is none."""
-    for n, equation in enumerate(program.equations):
-        if equation.name == name:
-            return n
-    raise ValueError(
-        f"{name} is no equation of this program, expected one of {_list(e.name for e in program.equations)}"
-    )
+    """Return the number of the equation called *name*; raises ValueError with the names that there are."""
+    names = [e.name for e in program.equations]
+    if name not in names:
+        raise ValueError(f"no equation is called {name!r}: there are {', '.join(names) or 'none'}")
+    return names.index(name)
 
 
 def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Scope:
@@ -240,7 +235,3 @@ def union_padding(one: Padding, other: Padding) -> Padding:
     if not one or not other:
         return one or other
     return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"

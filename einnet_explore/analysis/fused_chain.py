@@ -27,7 +27,6 @@ from einnet_explore.ir import (
     Index,
     Iterator,
     Scope,
-    Table,
     Tensor,
     accesses,
     as_index,
@@ -244,8 +243,3 @@ def _union(a: Region, b: Region, source: Tensor) -> Region:
             origin.append(p + lo)
             extent.append(hi - lo)
     return Region(tuple(origin), tuple(extent))
-
-
-def table_reads(scope: Scope) -> tuple[Access, ...]:
-    """The reads of tables in the body of *scope*."""
-    return tuple(a for a in accesses(scope.body) if isinstance(a.source, Table))

@@ -61,11 +61,6 @@ class Work:
         """Bytes read and written."""
         return self.read_bytes + self.written_bytes
 
-    @property
-    def intensity(self) -> float:
-        """FLOPs a tensor element, the measure of EinNet §4.3 for memory-bound expressions (there: below 4)."""
-        return self.flops * ELEMENT_BYTES / max(1, self.nbytes)
-
 
 def work(scope: Scope) -> Work:
     """The work of *scope* and the scopes nested in it, each evaluated once over its box."""

@@ -1,9 +1,9 @@
 """Library operators as values, their iterator mapping tables, and matching (EinNet §5.1)."""
 
 from einnet_explore.operators.form import ExpressionDistance, GroupDistance, expression_distance, own_iterators
-from einnet_explore.operators.layout import Layout, flatten, strides_of
+from einnet_explore.operators.layout import Layout, strides_of
 from einnet_explore.operators.library import OPERATORS, check_canonical, find_operators
-from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator, stride_equations
+from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator
 from einnet_explore.operators.operator import Attributes, IteratorTable, OnnxNode, Operator
 from einnet_explore.support.errors import Refused
 
@@ -22,9 +22,7 @@ __all__ = [
     "expression_distance",
     "find_operators",
     "fit_operator",
-    "flatten",
     "match_operator",
     "own_iterators",
-    "stride_equations",
     "strides_of",
 ]

@@ -19,41 +19,6 @@ from einnet_explore.operators.pattern import Dimension
 from einnet_explore.support.errors import Refused
 
 
-@dataclass(frozen=True, slots=True)
-class FlatAccess:
-    """The address of an access in strides of its source: (dimension, coefficient) pairs for each iterator.
-
-    ``Y[u-1, u, i, w]`` is ``(l_Y0 + l_Y1)*u + l_Y2*i + l_Y3*w - l_Y0``.
-    """
-
-    name: str
-    strides: tuple[tuple[Iterator, tuple[tuple[int, int], ...]], ...]
-    offset: tuple[tuple[int, int], ...]
-
-    def stride(self, x: Iterator) -> str:
-        """The stride of *x*, written with the source's strides ``l_``."""
-        return _show(self.name, dict(self.strides).get(x, ()))
-
-    @property
-    def offset_text(self) -> str:
-        """The constant offset, written with the source's strides."""
-        return _show(self.name, self.offset)
-
-
-def flatten(access: Access, name: str = "") -> FlatAccess | None:
-    """*access* by the strides of its source, or None where its index is not affine."""
-    source = access.source
-    name = name or (source.name if isinstance(source, Tensor) else "S")
-    if not all(i.affine for i in access.index):
-        return None
-    iterators = dict.fromkeys(x for i in access.index for x in i.iterators)
-    return FlatAccess(
-        name,
-        tuple((x, tuple((d, k) for d, i in enumerate(access.index) if (k := i.coefficient(x)))) for x in iterators),
-        tuple((d, i.const) for d, i in enumerate(access.index) if i.const),
-    )
-
-
 def strides_of(scope: Scope) -> tuple[int, ...]:
     """Return the strides of *scope* as a view of the tensor that it reads; raises Refused if it is no view."""
     match scope:
@@ -83,11 +48,6 @@ def is_leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether each row is packed and rows do not overlap: what an operator with leading dimensions takes."""
     rows = [s for n, s in zip(shape[:-1], strides[:-1], strict=True) if n > 1]
     return (shape[-1] == 1 or strides[-1] == 1) and all(s >= shape[-1] for s in rows[-1:]) and all(s >= 0 for s in rows)
-
-
-def _show(name: str, parts: tuple[tuple[int, int], ...]) -> str:
-    text = "".join(f" {'-' if k < 0 else '+'} {'' if abs(k) == 1 else f'{abs(k)}*'}l_{name}{d}" for d, k in parts)
-    return text.removeprefix(" + ").replace(" - ", "-", 1 if text.startswith(" -") else 0) or "0"
 
 
 Assignment = Mapping[str, tuple[Iterator, ...]]

@@ -6,8 +6,6 @@ iterators are merged into one, :math:`m = t_1 T_2 + t_2`.  Iterators of extent 1
 
 A composite index of the operator, ``sh*h + dh*r - ph``, is compared with one dimension of the scope's source; the
 coefficients of matched iterators, the constant and the extent are equations for the attributes (step 3).
-
-The solved strides are written as in Fig. 8: ``l_B0 = l_Y0 + l_Y1``.
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ from einnet_explore.ir import (
     as_index,
     tensors,
 )
-from einnet_explore.operators.form import ScopeForm, comparable_form, overlaps, read_form, tensor_maps
+from einnet_explore.operators.form import ScopeForm, comparable_form, overlaps, tensor_maps
 from einnet_explore.operators.layout import (
     Assignment,
     Layout,
-    flatten,
     lay_out_operand,
     locate_result,
 )
@@ -270,37 +267,6 @@ def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, 
                 raise Refused(f"{x.name} is {have}, {name} of {operator.name} is {want}")
         if len(xs) > 1 and name not in operator.pattern.merged:
             raise Refused(f"{name} of {operator.name} takes one iterator, given {iterator_names(xs)}")
-
-
-def stride_equations(scope: Scope, way: OperatorMatch) -> tuple[str, ...]:
-    """The strides of the call's operands by those of the scope's sources, where both are affine.
-
-    One line for each operand and each of its iterators: its stride by the last (fastest) of the iterators merged into
-    it, and what the merge asks of the others; then the constant offset, if there is one.
-    """
-    form = read_form(scope)
-    if isinstance(form, str):
-        raise Refused(form)
-    given = dict(way.iterators)
-    attributes = dict(way.attributes)
-    lines: list[str] = []
-    for p, a in enumerate(way.operands):
-        operand, flat = way.operator.pattern.operands[p], flatten(form.reads[a])
-        if flat is None:
-            continue
-        for d, dimension in enumerate(way.operator.dimensions(p, attributes)):
-            name = dimension.single
-            if name is None or not given[name]:
-                continue
-            *outer, last = given[name]
-            lines.append(f"l_{operand.name}{d} = {flat.stride(last)}")
-            extent = last.extent
-            for x in reversed(outer):
-                lines.append(f"{flat.stride(x)} = {extent}*({flat.stride(last)})")
-                extent *= x.extent
-        if flat.offset:
-            lines.append(f"offset of {operand.name} = {flat.offset_text}")
-    return tuple(lines)
 
 
 MINUS = Polynomial((((), -1),))
