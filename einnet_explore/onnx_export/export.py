@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +21,16 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Table, Tensor, accesses, tensors
 from einnet_explore.onnx_export.lowering import lower_scope
 from einnet_explore.onnx_export.value_grid import Array, NodeBuilder
-from einnet_explore.onnx_import.model import ModelError, ModelNode, check_names, list_nodes, opset, topological_order
+from einnet_explore.onnx_import.model import (
+    ModelError,
+    ModelNode,
+    check_names,
+    copy_message,
+    list_nodes,
+    opset,
+    replace_contents,
+    topological_order,
+)
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
 from einnet_explore.support.errors import Refused
@@ -255,7 +263,7 @@ def _share_weights(
     called: dict[str, str] = {}
     for tensor in made.initialisers:
         name = tensor.name
-        bare = _copy(tensor)
+        bare = copy_message(tensor)
         bare.name = ""
         called[name] = names_by_digest.setdefault(
             hashlib.sha256(bare.SerializeToString(deterministic=True)).digest(), name
@@ -272,8 +280,7 @@ def _convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of *model* in operator set 21 if it can be converted."""
     version = opset(model)
     if version < EXPORT_OPSET:
-        named = onnx.ModelProto()
-        named.CopyFrom(model)
+        named = copy_message(model)
         for node, proto in zip(list_nodes(named.graph), named.graph.node, strict=True):
             proto.name = node.name
         try:
@@ -286,8 +293,7 @@ def _convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         if opset(named) < MIN_OPSET:
             raise Refused(f"operator set {version}: found one that ONNX cannot convert, expected {MIN_OPSET} or later")
         model = named
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = copy_message(model)
     out.ir_version = IR_VERSION if opset(out) <= EXPORT_OPSET else max(out.ir_version, IR_VERSION)
     return out
 
@@ -342,13 +348,9 @@ def _fill(
 ) -> None:
     """Set *nodes* (sorted, without dead ones), the *weights* they read and *functions* on *model*."""
     graph = model.graph
-    copies = [_copy(node) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_contents(graph.node, nodes)
     known = {w.name: w for w in weights}
-    stored = [_copy(w) for w in known.values()]
-    del graph.initializer[:]
-    graph.initializer.extend(stored)
+    replace_contents(graph.initializer, known.values())
     try:
         check_names("model", graph, list_nodes(graph))
         ordered = topological_order("model", list_nodes(graph))
@@ -360,38 +362,25 @@ def _fill(
         if not needed.isdisjoint(node.results):
             alive.append(node)
             needed.update(node.reads)
-    _keep(graph.initializer, [w for w in graph.initializer if w.name in needed])
-    _keep(graph.sparse_initializer, [w for w in graph.sparse_initializer if w.values.name in needed])
+    replace_contents(graph.initializer, [w for w in graph.initializer if w.name in needed])
+    replace_contents(graph.sparse_initializer, [w for w in graph.sparse_initializer if w.values.name in needed])
     # A graph input that only declares the type of a weight is removed with the weight.
-    _keep(graph.input, [v for v in graph.input if v.name in needed or v.name not in known])
-    _keep(graph.node, [node.proto for node in reversed(alive)])
+    replace_contents(graph.input, [v for v in graph.input if v.name in needed or v.name not in known])
+    replace_contents(graph.node, [node.proto for node in reversed(alive)])
     made = {name for node in alive for name in node.results}
-    _keep(graph.value_info, [v for v in graph.value_info if v.name in made])
+    replace_contents(graph.value_info, [v for v in graph.value_info if v.name in made])
     called = tuple(functions)
-    _keep(model.functions, called)
+    replace_contents(model.functions, called)
     if any(f.domain == FUNCTION_DOMAIN for f in called) and FUNCTION_DOMAIN not in {
         o.domain for o in model.opset_import
     }:
         model.opset_import.append(helper.make_opsetid(FUNCTION_DOMAIN, 1))
 
 
-def _keep(field: Any, kept: Iterable[Any]) -> None:
-    """Replace the contents of a repeated *field* of a protocol buffer by *kept*."""
-    copies = [_copy(item) for item in kept]
-    del field[:]
-    field.extend(copies)
-
-
-def _copy(message: Any) -> Any:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
-
-
 def _check(model: onnx.ModelProto) -> None:
     if model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return
-    checked = _copy(model)
+    checked = copy_message(model)
     replace_misjudged_nodes(checked)
     try:
         onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True)

@@ -25,9 +25,11 @@ from einnet_explore.onnx_import.model import (
     check_names,
     check_sizes,
     check_weights,
+    copy_message,
     list_nodes,
     make_identifiers,
     opset,
+    replace_contents,
     topological_order,
 )
 from einnet_explore.onnx_import.shapes import fold_constants, fold_shape_computations, graph_values, set_input_shapes
@@ -122,8 +124,7 @@ def load_model(
     _sort(file, proto)
     set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
-    original = onnx.ModelProto()
-    original.CopyFrom(proto)
+    original = copy_message(proto)
     _valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
@@ -170,9 +171,7 @@ def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
 def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
     match model:
         case onnx.ModelProto():
-            proto = onnx.ModelProto()
-            proto.CopyFrom(model)
-            return "<model>", _require_no_external_data("<model>", proto)
+            return "<model>", _require_no_external_data("<model>", copy_message(model))
         case bytes():
             return "<bytes>", _require_no_external_data("<bytes>", _parse("<bytes>", model))
         case _:
@@ -218,12 +217,9 @@ def _sort(file: str, proto: onnx.ModelProto) -> None:
     check_names(file, proto.graph, nodes)
     copies = []
     for node in topological_order(file, nodes):
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node.proto)
-        copy.name = node.name
-        copies.append(copy)
-    del proto.graph.node[:]
-    proto.graph.node.extend(copies)
+        copies.append(copy_message(node.proto))
+        copies[-1].name = node.name
+    replace_contents(proto.graph.node, copies)
 
 
 def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
@@ -245,9 +241,7 @@ def _lift_constants(file: str, proto: onnx.ModelProto) -> None:
             )
         tensor.name = node.outputs[0]
         graph.initializer.append(tensor)
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_contents(graph.node, kept)
 
 
 _CONSTANTS = {
@@ -280,8 +274,7 @@ def _valid(file: str, proto: onnx.ModelProto) -> None:
 
 
 def _check(proto: onnx.ModelProto) -> None:
-    shaped = onnx.ModelProto()
-    shaped.CopyFrom(proto)
+    shaped = copy_message(proto)
     for value in shaped.graph.output:
         # The checker requires shapes of outputs, which are inferred later.
         value.type.tensor_type.shape.SetInParent()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -22,6 +22,31 @@ from einnet_explore.ir import FUNCTIONS, REDUCTIONS
 
 Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"
+
+
+M = TypeVar(
+    "M",
+    onnx.FunctionProto,
+    onnx.ModelProto,
+    onnx.NodeProto,
+    onnx.SparseTensorProto,
+    onnx.TensorProto,
+    onnx.ValueInfoProto,
+)
+
+
+def copy_message(message: M) -> M:
+    """Return a copy of a protocol buffer."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def replace_contents(field: MutableSequence[M], messages: Iterable[M]) -> None:
+    """Replace the contents of a repeated *field* by copies of *messages*, which may be some of them."""
+    copies = [copy_message(message) for message in messages]
+    del field[:]
+    field.extend(copies)
 
 
 class ModelError(ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -16,7 +16,17 @@ import onnxruntime
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from einnet_explore.onnx_import.model import Array, Model, ModelError, ModelNode, ModelValue, Shape, list_nodes
+from einnet_explore.onnx_import.model import (
+    Array,
+    Model,
+    ModelError,
+    ModelNode,
+    ModelValue,
+    Shape,
+    copy_message,
+    list_nodes,
+    replace_contents,
+)
 
 
 def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
@@ -89,8 +99,7 @@ def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
 
 def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return *proto* with inferred shapes; raise ModelError for contradictory shapes."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
+    bare = copy_message(proto)
     del bare.graph.value_info[:]
     _open_outputs(bare.graph)
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
@@ -101,8 +110,7 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     for data_prop in (False,) if ranges else (True, False):
         try:
             shaped = shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
-            del shaped.graph.node[:]
-            shaped.graph.node.extend(proto.graph.node)
+            replace_contents(shaped.graph.node, proto.graph.node)
             return shaped if strict else _by_runtime(shaped)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
@@ -115,8 +123,7 @@ def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
     if not unknown or proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
         return proto
-    shown = onnx.ModelProto()
-    shown.CopyFrom(proto)
+    shown = copy_message(proto)
     have = {v.name for v in proto.graph.output}
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in have)
     options = onnxruntime.SessionOptions()
@@ -221,7 +228,6 @@ MAX_FOLDED_BYTES = 1 << 30
 _NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "QuantizeLinear", "Random")
 """Name prefixes of random operators, and of operators by which ONNX Runtime recognises integer kernels."""
 
-_P = TypeVar("_P", onnx.ModelProto, onnx.NodeProto, onnx.TensorProto)
 _Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
 
 
@@ -249,9 +255,8 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
     folded, gone = _folded(file, proto, fits)
     read = {name for node in list_nodes(folded.graph) for name in node.reads}
     made = {name for node in gone for name in node.output}
-    kept = [_copy(w) for w in folded.graph.initializer if w.name in read or w.name not in made]
-    del folded.graph.initializer[:]
-    folded.graph.initializer.extend(kept)
+    weights = folded.graph.initializer
+    replace_contents(weights, [w for w in weights if w.name in read or w.name not in made])
     return folded, gone
 
 
@@ -260,7 +265,7 @@ def restore_folded_nodes(model: Model) -> onnx.ModelProto:
 
     The caller drops nodes that no output needs.
     """
-    out = _copy(model.proto)
+    out = copy_message(model.proto)
     graph = out.graph
     maker = {name: n for n, node in enumerate(model.folded) for name in node.output if name}
     sizes = {w.name: _nbytes(w) for w in graph.initializer}
@@ -276,11 +281,8 @@ def restore_folded_nodes(model: Model) -> onnx.ModelProto:
         if sources <= sizes.keys() and sum(sizes[source] for source in sources) < sizes[name]:
             restored |= nodes
     made = {name for n in restored for name in model.folded[n].output}
-    kept = [_copy(w) for w in graph.initializer if w.name not in made]
-    nodes_in_order = [*(model.folded[n] for n in sorted(restored)), *map(_copy, graph.node)]
-    del graph.initializer[:], graph.node[:]
-    graph.initializer.extend(kept)
-    graph.node.extend(nodes_in_order)
+    replace_contents(graph.initializer, [w for w in graph.initializer if w.name not in made])
+    replace_contents(graph.node, [*(model.folded[n] for n in sorted(restored)), *graph.node])
     return out
 
 
@@ -305,15 +307,14 @@ def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodePro
     for node in list_nodes(graph):
         results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable)
         if results is None:
-            kept.append(_copy(node.proto))
+            kept.append(node.proto)
             continue
-        gone.append(_copy(node.proto))
+        gone.append(copy_message(node.proto))
         for name, array in zip(node.results, results, strict=True):
             known[name] = numpy_helper.from_array(array, name)
             graph.initializer.append(known[name])
     if gone:
-        del graph.node[:]
-        graph.node.extend(kept)
+        replace_contents(graph.node, kept)
     return gone
 
 
@@ -383,9 +384,3 @@ def _values_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> li
 def _nbytes(weight: onnx.TensorProto) -> int:
     """Return the bytes of *weight* as raw data."""
     return int(prod(weight.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize)
-
-
-def _copy(message: _P) -> _P:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made

@@ -34,15 +34,15 @@ def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
     """*array* as it is where a kernel can take it, else an aligned copy."""
     given = np.asarray(array)
     fits = given.dtype == np.dtype(dtype) and given.flags.c_contiguous and given.flags.writeable
-    if fits and is_packed(given):
+    if fits and fits_kernel(given):
         return given
     copy = aligned_empty(given.shape, dtype)
     copy[...] = given
     return copy
 
 
-def is_packed(array: Array) -> bool:
-    """Return whether a kernel takes *array* as it is: contiguous and aligned."""
+def fits_kernel(array: Array) -> bool:
+    """Return whether a compiled kernel takes *array* as it is: contiguous and aligned."""
     return array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0
 
 
@@ -50,7 +50,7 @@ def check_argument(name: str, array: Array, shape: tuple[int, ...], dtype: str =
     """Raise BackendError unless a kernel takes *array* as *name*, of *shape* and *dtype*."""
     if array.shape != shape or array.dtype != dtype:
         raise BackendError(f"{name} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
-    if not is_packed(array):
+    if not fits_kernel(array):
         raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Const, Equation, Iterator, Program, Scope, Tensor, add, mul
-from einnet_explore.runtime import generated, tvm_cpu
+from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.options import Cost
@@ -44,7 +45,7 @@ def peak_flops(threads: int = 1) -> float:
     m, n, k = Iterator("m", 0, rows), Iterator("n", 0, columns), Iterator("k", 0, depth)
     scope = Scope((m, n), (k,), mul(Tensor("A", (rows, depth))[m, k], Tensor("B", (depth, columns))[k, n]))
     arrays = {name: aligned(np.ones(s, np.float32)) for name, s in (("A", (rows, depth)), ("B", (depth, columns)))}
-    made = generated.tiled_contraction(scope, {"A"}, 1)
+    made = tiled_contraction(scope, {"A"}, 1)
     assert made is not None
     call = made.bind(arrays, aligned_empty((rows, columns)))
     samples = time_calls({"product": call}, rounds=15, min_seconds=0.02)["product"].samples

@@ -38,8 +38,9 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import generated, implementation_choice
+from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import Array, aligned_empty
+from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.implementations import BoundEquation, TiledCall
 from einnet_explore.runtime.library_calls import implementations_of
 from einnet_explore.runtime.profile_store import UNFUSED_PAIR, TimeStore, profile_key
@@ -148,7 +149,7 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
     body = substitute(first.scope.body, to)
     inner = replace(first.scope, traversals=scope.traversals, summations=tuple(sums), body=body, padding=())
     made = replace(scope, body=map_accesses(scope.body, lambda a: inner[scope.traversals] if a == read else a))
-    return None if generated.tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
+    return None if tiled_contraction(made) is None else Equation(second.name, made, Instance(EOPERATOR))
 
 
 def _reads_each_once(read: Access, scope: Scope) -> bool:
@@ -206,7 +207,7 @@ def _times(
     tiled_seconds = _known_seconds(store, pair.first, threads, constant, "tiled")
     if all(seconds) and tiled_seconds > sum(seconds):  # slower even without the epilogue: not compiled
         return {"tiled": tiled_seconds, UNFUSED_PAIR: sum(seconds)}
-    made = generated.tiled_contraction(pair.both.scope, constants, threads)
+    made = tiled_contraction(pair.both.scope, constants, threads)
     if made is None:
         raise BackendError(f"{pair.both.name} is no contraction")
 

@@ -14,8 +14,9 @@ from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Equation, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import Operator
-from einnet_explore.runtime import generated, matrix_products, tvm_cpu
+from einnet_explore.runtime import matrix_products, tvm_cpu
 from einnet_explore.runtime.arrays import Array, bind_function
+from einnet_explore.runtime.generated import TiledContraction
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
@@ -109,7 +110,7 @@ class NativeCall:
 class TiledCall:
     """A contraction by a kernel made for it; an operand in *constants* is packed once."""
 
-    made: generated.TiledContraction
+    made: TiledContraction
     constants: Mapping[str, Array] = field(repr=False)
     engine = "tiled"
 

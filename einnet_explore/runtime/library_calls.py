@@ -18,7 +18,7 @@ from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import VIEW, Tensor, accesses
 from einnet_explore.operators import OnnxNode
-from einnet_explore.runtime.arrays import Array, is_packed
+from einnet_explore.runtime.arrays import Array, fits_kernel
 from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.implementations import (
     BoundEquation,
@@ -176,7 +176,7 @@ def _tiled_call(bound: BoundEquation) -> TiledCall | None:
     A view need not be packed and aligned.
     """
     made = tiled_contraction(bound.equation.scope, bound.constants, bound.threads)
-    if made is None or not all(name in bound.arrays and is_packed(bound.arrays[name]) for name in made.reads):
+    if made is None or not all(name in bound.arrays and fits_kernel(bound.arrays[name]) for name in made.reads):
         return None
     return TiledCall(made, bound.constants)
 

@@ -9,7 +9,7 @@ diagonals need no attributes: they are strides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import EllipsisType
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -101,7 +101,7 @@ def _from_start(array: Array, access: Access) -> Array:
     """*array* from the element on that is read where every iterator is at its start."""
     start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
     # The ellipsis makes it a view also where there are no dimensions.
-    where: Any = (*(slice(at, None) for at in start), ...)
+    where: tuple[slice | EllipsisType, ...] = (*(slice(at, None) for at in start), ...)
     return array[where] if array.size else array
 
 

@@ -51,7 +51,7 @@ def register_custom_ops(options: onnxruntime.SessionOptions) -> None:
     options.register_custom_ops_library(str(_custom_op_library()))
 
 
-class Kernel(Protocol):
+class SessionKernel(Protocol):
     """A compiled function of *scope*, kept under *key*; *shapes* are those of its arguments, the result last."""
 
     @property
@@ -67,7 +67,7 @@ class Kernel(Protocol):
     def threads(self) -> int: ...
 
 
-def kernel_node(kernel: Kernel, reads: Sequence[str], makes: str) -> onnx.NodeProto | None:
+def kernel_node(kernel: SessionKernel, reads: Sequence[str], makes: str) -> onnx.NodeProto | None:
     """*kernel*, which was loaded before, on the values *reads*, giving *makes*; None where no session can run it.
 
     The node holds an address; the library that it points into is never unloaded.
@@ -159,7 +159,7 @@ class FragmentWriter:
         self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
         return target
 
-    def add_kernel(self, kernel: Kernel, values: Sequence[str], makes: str) -> bool:
+    def add_kernel(self, kernel: SessionKernel, values: Sequence[str], makes: str) -> bool:
         """Add *kernel* on *values*, which makes the tensor *makes*; return whether a session can run it."""
         node = kernel_node(kernel, values, self.output_value(makes))
         if node is not None:

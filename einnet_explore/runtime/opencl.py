@@ -28,7 +28,7 @@ from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
 
-class Device(Protocol):
+class OpenCLDevice(Protocol):
     """A device of pyopencl's."""
 
     name: str
@@ -39,20 +39,20 @@ class Device(Protocol):
     local_mem_size: int
 
     @property
-    def platform(self) -> Platform: ...
+    def platform(self) -> OpenCLPlatform: ...
 
 
-class Platform(Protocol):
+class OpenCLPlatform(Protocol):
     """The driver that a device belongs to."""
 
     name: str
 
 
-class Queue(Protocol):
+class OpenCLQueue(Protocol):
     """A command queue of pyopencl's, for one device."""
 
     context: object
-    device: Device
+    device: OpenCLDevice
 
     def finish(self) -> None: ...
 
@@ -74,7 +74,7 @@ _PROCESSOR_NAMES = (
 """Names that LLVM 14 knows, of processors whose instructions this one has too."""
 
 
-def set_processor_name(device: Device) -> bool:
+def set_processor_name(device: OpenCLDevice) -> bool:
     """Give *device* a processor's name if it is pocl's and has none; return whether it was given one."""
     if sys.platform != "linux" or not str(device.version).endswith(f"-{_UNKNOWN_PROCESSOR.decode()}"):
         return False
@@ -146,7 +146,7 @@ class OpenCLKernel:
         except cl.Error as error:
             raise BackendError(f"kernel {self.kernel.name}: OpenCL says {error}") from None
 
-    def _run(self, queue: Queue, arguments: Sequence[np.ndarray | np.generic], blocks: Grid) -> None:
+    def _run(self, queue: OpenCLQueue, arguments: Sequence[np.ndarray | np.generic], blocks: Grid) -> None:
         cl = _package()
         buffers: list[tuple[object, np.ndarray | np.generic, bool]] = []  # they live until the kernel has run
         for n, (p, argument) in enumerate(zip(self.kernel.params, arguments, strict=True)):
@@ -220,7 +220,7 @@ def _package() -> ModuleType:
 
 
 @lru_cache(maxsize=1)
-def _queue() -> Queue:
+def _queue() -> OpenCLQueue:
     """A queue of the first device: a GPU where there is one."""
     cl = _package()
     try:
@@ -231,5 +231,5 @@ def _queue() -> Queue:
         raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' makes one of the CPU")
     chosen = min(devices, key=lambda d: not d.type & cl.device_type.GPU)
     set_processor_name(chosen)
-    queue: Queue = cl.CommandQueue(cl.Context([chosen]))
+    queue: OpenCLQueue = cl.CommandQueue(cl.Context([chosen]))
     return queue

@@ -157,8 +157,7 @@ class TimeStore:
 
         def read_row(connection: sqlite3.Connection) -> StoredTime | None:
             row = connection.execute(f"SELECT seconds, how FROM engine_profile WHERE {_WHERE}", astuple(key)).fetchone()
-            how = _measured_how(key, str(row[1])) if row else None
-            return None if how is None or not 0 < float(row[0]) < inf else StoredTime(float(row[0]), how)
+            return _valid_time(key, float(row[0]), str(row[1])) if row else None
 
         return self._do(read_row, lambda memory: memory.get(key))
 
@@ -230,9 +229,9 @@ def _times(file: sqlite3.Connection) -> dict[ProfileKey, StoredTime]:
     )
     found: dict[ProfileKey, StoredTime] = {}
     for *key, seconds, said in rows:
-        how = _measured_how(own := ProfileKey(*key), str(said))
-        if how is not None and 0 < float(seconds) < inf:
-            found[own] = StoredTime(float(seconds), how)
+        own = ProfileKey(*key)
+        if (time := _valid_time(own, float(seconds), str(said))) is not None:
+            found[own] = time
     return found
 
 
@@ -252,10 +251,10 @@ def _kernel_versions(key: ProfileKey) -> str:
     return _VERSIONS_SEPARATOR + ", ".join(by) if by else ""
 
 
-def _measured_how(key: ProfileKey, said: str) -> str | None:
-    """How the time of *key* was taken, by what its row *said*; None where its kernels were written otherwise."""
+def _valid_time(key: ProfileKey, seconds: float, said: str) -> StoredTime | None:
+    """The time of *key* in a row; None for one that is not positive, or of kernels that are written otherwise now."""
     how, *_ = said.partition(_VERSIONS_SEPARATOR)
-    return how if said == how + _kernel_versions(key) else None
+    return StoredTime(seconds, how) if 0 < seconds < inf and said == how + _kernel_versions(key) else None
 
 
 def _least(times: Iterable[tuple[ProfileKey, float]]) -> dict[ProfileKey, float]:

@@ -17,7 +17,6 @@ import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from math import prod  # noqa: E402
-from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import tvm_ffi  # noqa: E402
@@ -37,7 +36,7 @@ def serve() -> None:
         asked = json.loads(line)
         lasting = True
         try:
-            wrong = first_run_failure(asked)
+            wrong = first_run_failure(asked["file"], asked["arrays"])
         except MemoryError:
             wrong, lasting = "there is no memory for the arrays of its first run", False
         except Exception as error:
@@ -45,11 +44,11 @@ def serve() -> None:
         print(json.dumps({"wrong": wrong, "lasting": lasting}), file=answers, flush=True)
 
 
-def first_run_failure(asked: dict[str, Any]) -> str:
-    """What is wrong with the kernel, or nothing."""
-    function = tvm_ffi.load_module(asked["file"])["main"]
+def first_run_failure(file: str, specs: list[tuple[list[int], str]]) -> str:
+    """What is wrong with the kernel in *file* for arrays of these shapes and dtypes, or nothing."""
+    function = tvm_ffi.load_module(file)["main"]
     held, arrays = [], []
-    for shape, dtype in asked["arrays"]:
+    for shape, dtype in specs:
         kind = np.dtype(dtype)
         size = prod(shape) * kind.itemsize
         raw = np.full(size + 2 * GUARD_BYTES + 64, 0x5A, np.uint8)

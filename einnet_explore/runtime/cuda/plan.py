@@ -48,12 +48,11 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
 
     Raises BackendError, which names the equation, where no kernel can be made of it.
     """
-    maker = _Planner(operators, {t.name: t.shape for t in program.inputs})
+    maker = _Planner(program, operators)
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
     for equation in program.equations:
-        steps = maker.steps(equation, equation.name in program.outputs)
-        (early if equation.name in once else late).extend(steps)
+        (early if equation.name in once else late).extend(maker.steps(equation))
     return CudaPlan(
         maker.buffers,
         tuple(t.name for t in program.inputs if not t.weight),
@@ -67,16 +66,17 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
 class _Planner:
     """Steps, equation by equation; ``views`` are those that are no buffers."""
 
-    def __init__(self, operators: Sequence[Operator], inputs: Mapping[str, Shape]) -> None:
-        self.operators = operators
-        self.buffers: dict[str, Shape] = dict(inputs)
+    def __init__(self, program: Program, operators: Sequence[Operator]) -> None:
+        self.operators, self.outputs = operators, program.outputs
+        self.buffers: dict[str, Shape] = {t.name: t.shape for t in program.inputs}
         self.views: dict[str, Scope] = {}
-        self.places: dict[str, View] = {name: _whole_view(name, shape) for name, shape in inputs.items()}
+        self.places: dict[str, View] = {name: _whole_view(name, shape) for name, shape in self.buffers.items()}
 
-    def steps(self, equation: Equation, kept: bool) -> tuple[Step, ...]:
+    def steps(self, equation: Equation) -> tuple[Step, ...]:
+        """The steps that compute *equation*: none for a view that is no output, which its readers read through."""
         scope = equation.scope
         is_view = equation.via is not None and equation.via.operator == VIEW
-        if is_view and not kept and (seen := view_strides(scope)) is not None:
+        if is_view and equation.name not in self.outputs and (seen := view_strides(scope)) is not None:
             (source,) = tensors(scope)
             place = self.places[source.name]
             if place == _whole_view(source.name, source.shape):

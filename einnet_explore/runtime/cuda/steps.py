@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from einnet_explore.support.json_values import as_integer, as_integers, as_items, as_object, as_texts
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -112,42 +114,54 @@ class CudaPlan:
             f"float32, results may differ by {self.agreement:.1e} of the largest"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What ``from_json`` reads."""
+    def to_json(self) -> dict[str, object]:
+        """The plan as ``cuda_plan_from_json`` reads it."""
         return asdict(self)
 
 
-def cuda_plan_from_json(told: Mapping[str, Any]) -> CudaPlan:
-    """The plan that ``to_json`` told; raises ValueError for a step or a precision of an unknown kind."""
+def cuda_plan_from_json(plan: Mapping[str, object]) -> CudaPlan:
+    """The plan that ``to_json`` wrote; raises ValueError for a step or a precision of an unknown kind."""
     return CudaPlan(
-        {name: tuple(shape) for name, shape in told["buffers"].items()},
-        tuple(told["inputs"]),
-        tuple(told["weights"]),
-        tuple(told["outputs"]),
-        tuple(map(_step, told["steps"])),
-        told["once"],
-        told["dtype"],
-        told["dtypes"],
-        told["precision"],
+        {name: as_integers(shape) for name, shape in as_object(plan["buffers"]).items()},
+        as_texts(plan["inputs"]),
+        as_texts(plan["weights"]),
+        as_texts(plan["outputs"]),
+        tuple(_step(as_object(step)) for step in as_items(plan["steps"])),
+        as_integer(plan["once"]),
+        str(plan["dtype"]),
+        {name: str(dtype) for name, dtype in as_object(plan["dtypes"]).items()},
+        str(plan["precision"]),
     )
 
 
-def _step(told: Mapping[str, Any]) -> Step:
-    match told:
-        case {"op": "launch", "entry": entry, "text": text, "grid": grid, "block": block, "arguments": arguments}:
-            given = tuple(a if isinstance(a, str) else (a[0], a[1]) for a in arguments)
-            return CudaLaunch(entry, text, tuple(grid), tuple(block), given)
-        case {"op": "product", "out": out, "left": left, "right": right}:
-            return CudaProduct(_view(out), _view(left), _view(right))
-        case {"op": "convolution"}:
-            out, data, weights = (_view(told[k]) for k in ("out", "data", "weights"))
-            strides, dilations, pads, extra = (
-                tuple(told[k]) for k in ("strides", "dilations", "pads", "output_padding")
-            )
-            return Convolution(told["kind"], out, data, weights, strides, dilations, pads, extra, told["group"])
-        case _:
-            raise ValueError(f"step {told.get('op')!r}: expected launch, product or convolution")
+def _step(step: Mapping[str, object]) -> Step:
+    match step.get("op"):
+        case "launch":
+            x, y, z = as_integers(step["grid"])
+            across, down, deep = as_integers(step["block"])
+            arguments = tuple(_argument(a) for a in as_items(step["arguments"]))
+            return CudaLaunch(str(step["entry"]), str(step["text"]), (x, y, z), (across, down, deep), arguments)
+        case "product":
+            out, left, right = (_view(as_object(step[key])) for key in ("out", "left", "right"))
+            return CudaProduct(out, left, right)
+        case "convolution":
+            out, data, weights = (_view(as_object(step[key])) for key in ("out", "data", "weights"))
+            strides, dilations, pads = (as_integers(step[key]) for key in ("strides", "dilations", "pads"))
+            extra, group = as_integers(step["output_padding"]), as_integer(step["group"])
+            return Convolution(str(step["kind"]), out, data, weights, strides, dilations, pads, extra, group)
+        case other:
+            raise ValueError(f"step {other!r}: expected launch, product or convolution")
 
 
-def _view(told: Mapping[str, Any]) -> View:
-    return View(told["name"], told["offset"], tuple(told["shape"]), tuple(told["strides"]))
+def _argument(argument: object) -> str | tuple[float, str]:
+    match argument:
+        case str():
+            return argument
+        case [int() | float() as value, str(dtype)]:
+            return value, dtype
+    raise ValueError(f"argument {argument!r}: expected a buffer, or a number and its type")
+
+
+def _view(view: Mapping[str, object]) -> View:
+    shape, strides = as_integers(view["shape"]), as_integers(view["strides"])
+    return View(str(view["name"]), as_integer(view["offset"]), shape, strides)
