@@ -64,7 +64,7 @@ def linked(body: str) -> Callable[[object, Path], None]:
         source = path.with_suffix(".c")
         source.write_text(KERNEL.replace("BODY", body))
         compiled._link("-O0", "-fPIC", str(source), "-o", str(path))
-        compiled._close(path)
+        compiled._seal_file(path)
 
     return save
 

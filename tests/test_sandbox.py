@@ -99,7 +99,7 @@ def test_an_interrupt_while_the_process_starts_leaves_no_answer_for_another_kern
             computes(44)
     assert not trial._children
     assert computes(44)
-    trial._end(trial._children[os.getpid()])
+    trial._stop(trial._children[os.getpid()])
 
 
 def test_a_fork_has_a_lock_of_its_own() -> None:

@@ -58,7 +58,7 @@ def function_of(
 
     The name ends in a digest of the body, so that functions have equal names if and only if they are equal.
     """
-    inputs = {tensor: f"X{n}" for n, tensor in enumerate(_read_by(scope))}
+    inputs = {tensor: f"X{n}" for n, tensor in enumerate(_input_names(scope))}
     body = NodeBuilder("v", np.dtype(dtype), opset)
     body.finish(lower_scope(scope, inputs, body), "Y", inputs.values())
     made = helper.make_function(
@@ -103,7 +103,7 @@ class _Export:
         if missing := [o for o in program.outputs if o not in program.names()]:
             raise Refused(f"output {', '.join(missing)}: no equation and no input has this name")
         places = {name: self.value_name(name) for name in program.names()}
-        known = self._folded()
+        known = self._fold_constants()
         made = {name for name in known if not self._exists(name)}
         nodes: list[onnx.NodeProto] = []
         functions: dict[str, onnx.FunctionProto] = {}
@@ -132,7 +132,7 @@ class _Export:
     def _exists(self, name: str) -> bool:
         return name in self.names and any(t.name == name for t in self.program.inputs)
 
-    def _folded(self) -> dict[str, Array]:
+    def _fold_constants(self) -> dict[str, Array]:
         """Return the arrays of the constants and of all equations that depend on them only, in double precision."""
         known = {t.name: np.asarray(self.constants[t.name]) for t in self.program.inputs if t.name in self.constants}
         for tensor in self.program.inputs:
@@ -160,7 +160,7 @@ class _Export:
         except ValueError as error:
             raise Refused(f"equation {equation.name}: {error}") from error
         functions.setdefault(made.name, made)
-        inputs = [places[name] for name in _read_by(equation.scope)]
+        inputs = [places[name] for name in _input_names(equation.scope)]
         return [
             helper.make_node(made.name, inputs, [target], name=f"{self.prefix}{equation.name}", domain=FUNCTION_DOMAIN)
         ]
@@ -199,7 +199,7 @@ class _Export:
         raise ValueError(f"{source!r} has no value")
 
 
-def _read_by(scope: Scope) -> tuple[str, ...]:
+def _input_names(scope: Scope) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.name for t in tensors(scope)))
 
 
@@ -228,7 +228,7 @@ def rewrite_model(
     """
     groups = tuple(replacements)
     out = _convert_opset(model)
-    taken = _taken(list_nodes(out.graph), groups)
+    taken = _replaced_nodes(list_nodes(out.graph), groups)
     prefix = _free_prefix(out)
     version = opset(out)
     place = {node.name: n for n, node in enumerate(list_nodes(out.graph))}
@@ -298,7 +298,7 @@ def _convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     return out
 
 
-def _taken(nodes: Sequence[ModelNode], groups: Sequence[Replacement]) -> set[str]:
+def _replaced_nodes(nodes: Sequence[ModelNode], groups: Sequence[Replacement]) -> set[str]:
     known = {node.name for node in nodes}
     taken: set[str] = set()
     for group in groups:

@@ -229,7 +229,7 @@ class _Values:
                 return self.grid.apply("Div", self.sum(a), self.value(b))
             case Apply("where", (Compare() as test, a, b)) if not self._sums(test):
                 return self.grid.apply("Where", self.value(test), self.sum(a), self.sum(b))
-            case Apply("where", (Compare(), _, Const(0))) if factors := self._guarded(scalar):
+            case Apply("where", (Compare(), _, Const(0))) if factors := self._guard_factors(scalar):
                 return self._product(factors)
             case Apply("*", args):
                 return self._product(args)
@@ -238,7 +238,7 @@ class _Values:
     def _sums(self, test: Compare) -> bool:
         return any(x in self.summations for x in _iterators(test))
 
-    def _guarded(self, scalar: Scalar) -> list[Scalar]:
+    def _guard_factors(self, scalar: Scalar) -> list[Scalar]:
         """Return the factors of a product guarded by comparisons; each comparison guards the smallest factor it can.
 
         Returns no factors if one may be infinite where a comparison fails, as padding may be: 0 · ∞ is not 0.
@@ -298,7 +298,7 @@ class _Values:
         """Return *value* broadcast to *traversals* and reshaped to *shape*."""
         own = [x.extent for x in traversals if x in value.over]
         full = [x.extent for x in traversals]
-        name = self.grid.aligned(value, traversals)
+        name = self.grid.align(value, traversals)
         if own != full:
             name = self.body.emit("Expand", name, self.body.constant(full))
         return self.body.reshape(name, full, shape)

@@ -224,16 +224,16 @@ class ValueGrid:
         union = {x for a in args for x in a.over}
         widest = max(args, key=lambda a: prod(x.extent for x in a.over)).over
         over = widest if union <= set(widest) else tuple(x for x in self.iterators if x in union)
-        return GridValue(self.body.emit(op, *(self.aligned(a, over) for a in args)), over)
+        return GridValue(self.body.emit(op, *(self.align(a, over) for a in args)), over)
 
-    def aligned(self, value: GridValue, over: Sequence[Iterator]) -> str:
+    def align(self, value: GridValue, over: Sequence[Iterator]) -> str:
         """Return *value* transposed and reshaped to broadcast against the dimensions *over*."""
-        name = self._transposed(value, [x for x in over if x in value.over])
+        name = self._transpose(value, [x for x in over if x in value.over])
         first = next((n for n, x in enumerate(over) if x in value.over), len(over))
         shape = [x.extent if x in value.over else 1 for x in over[first:]]
         return self.body.reshape(name, [x.extent for x in over if x in value.over], shape)
 
-    def _transposed(self, value: GridValue, over: Sequence[Iterator]) -> str:
+    def _transpose(self, value: GridValue, over: Sequence[Iterator]) -> str:
         return self.body.transpose(value.name, [value.over.index(x) for x in over])
 
     def total(self, monoid: str, value: GridValue, summed: Sequence[Iterator]) -> GridValue:
@@ -258,7 +258,7 @@ class ValueGrid:
 
     def _matrix(self, value: GridValue, batch: list[Iterator], rows: list[Iterator], columns: list[Iterator]) -> str:
         order = [*batch, *rows, *columns]
-        name = self._transposed(value, order)
+        name = self._transpose(value, order)
         return self.body.reshape(name, [x.extent for x in order], _sizes(*([batch] if batch else []), rows, columns))
 
 
@@ -326,13 +326,13 @@ def emit_access(body: NodeBuilder, access: Access, source: str, pads: Padding) -
         at, extent = index - (lo - before), hi - lo + before + after
         first, last = at.bounds
         dims.append(_Dim(extent, at, first < 0 or last >= extent))
-    name, dims = _independent(body, name, dims)
+    name, dims = _separate_dimensions(body, name, dims)
     shape = tuple(d.extent for d in dims)
     name, shape = _slice(body, name, shape, dims, access.source.value)
     return _gather(body, name, shape, dims)
 
 
-def _independent(body: NodeBuilder, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
+def _separate_dimensions(body: NodeBuilder, name: str, dims: list[_Dim]) -> tuple[str, list[_Dim]]:
     """Split and merge dimensions until no iterator occurs in two of them."""
     shape = tuple(d.extent for d in dims)
     groups: list[list[int]] = []

@@ -33,12 +33,12 @@ def _matmul(call: NodeCall) -> Iterable[Equation]:
     rest = at[: len(at) - len(columns)]
     rows = rest[-1:] if len(a.shape) > 1 else ()
     batch = rest[: len(rest) - len(rows)]
-    left = _batched(a, batch, (*rows, Index(((k, 1),))))
-    right = _batched(b, batch, (Index(((k, 1),)), *columns))
+    left = _batch_access(a, batch, (*rows, Index(((k, 1),))))
+    right = _batch_access(b, batch, (Index(((k, 1),)), *columns))
     yield call.equation(Scope(tuple(xs), (k,), mul(left, right)))
 
 
-def _batched(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]) -> Access:
+def _batch_access(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]) -> Access:
     """Access *source* at batch × matrix; only batch dimensions are broadcast, m, n and k keep iterators of extent 1."""
     own = len(source.shape) - len(matrix)
     over = broadcast(Tensor(source.name, source.shape[:own]), batch)
@@ -157,7 +157,7 @@ def _conv(call: NodeCall) -> Iterable[Equation]:
     one = groups == 1
     left = access(x, n, c if one else g * k.shape[1] + c, *at)
     right = access(k, f if one else g * f.extent + f, c, *rs)
-    yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left, right)))
+    yield from _ungroup_channels(call, Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left, right)))
 
 
 def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
@@ -180,7 +180,7 @@ def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
     for i, d in zip(shifted, dilations, strict=True):
         if d > 1:  # a dilated kernel is 0 between its taps
             right = Apply("where", (Compare("==", i % d, Index()), right, Const(0)))
-    yield from _grouped(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
+    yield from _ungroup_channels(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
 
 
 def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Shape:
@@ -204,7 +204,7 @@ def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Sha
     return tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
 
 
-def _grouped(call: NodeCall, scope: Scope) -> Iterable[Equation]:
+def _ungroup_channels(call: NodeCall, scope: Scope) -> Iterable[Equation]:
     """Yield the equations of the node's result from *scope*: groups viewed as channels, bias added."""
     grouped = len(scope.traversals) > len(call.out.shape)
     if not grouped and not call.has(2):

@@ -34,7 +34,7 @@ from einnet_explore.support.errors import Refused
 IndexMap = Callable[[NodeCall, tuple[Index, ...]], Iterable[Index]]
 
 
-def _moving(index: IndexMap) -> Express:
+def _reindex(index: IndexMap) -> Express:
     """Return the expression of an operator with Y[i] = A[index(call, i)]."""
 
     def express(call: NodeCall) -> Iterable[Equation]:
@@ -189,20 +189,20 @@ def _space_to_depth(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
 
 
 LAYOUT: tuple[OnnxOperator, ...] = (
-    OnnxOperator("Transpose", "layout", _moving(_transpose), integers=True, attributes="perm"),
-    OnnxOperator("Reshape", "layout", _moving(_reshape), integers=True, attributes="shape allowzero"),
-    OnnxOperator("Flatten", "layout", _moving(_reshape), integers=True, attributes="axis"),
-    OnnxOperator("Squeeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
-    OnnxOperator("Unsqueeze", "layout", _moving(_reshape), integers=True, attributes="axes"),
-    OnnxOperator("Slice", "layout", _moving(_slice), integers=True, attributes="starts ends axes steps"),
+    OnnxOperator("Transpose", "layout", _reindex(_transpose), integers=True, attributes="perm"),
+    OnnxOperator("Reshape", "layout", _reindex(_reshape), integers=True, attributes="shape allowzero"),
+    OnnxOperator("Flatten", "layout", _reindex(_reshape), integers=True, attributes="axis"),
+    OnnxOperator("Squeeze", "layout", _reindex(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Unsqueeze", "layout", _reindex(_reshape), integers=True, attributes="axes"),
+    OnnxOperator("Slice", "layout", _reindex(_slice), integers=True, attributes="starts ends axes steps"),
     OnnxOperator("Split", "layout", _split, integers=True, attributes="axis split num_outputs"),
     OnnxOperator("Concat", "layout", _concat, integers=True, attributes="axis"),
     OnnxOperator("Pad", "layout", _pad, integers=True, attributes="mode pads value"),
     OnnxOperator("Expand", "layout", _expand, integers=True),
-    OnnxOperator("Tile", "layout", _moving(_tile), integers=True),
-    OnnxOperator("Gather", "layout", _moving(_gather), integers=True, attributes="axis"),
-    OnnxOperator("DepthToSpace", "layout", _moving(_depth_to_space), integers=True, attributes="blocksize mode"),
-    OnnxOperator("SpaceToDepth", "layout", _moving(_space_to_depth), integers=True, attributes="blocksize mode"),
+    OnnxOperator("Tile", "layout", _reindex(_tile), integers=True),
+    OnnxOperator("Gather", "layout", _reindex(_gather), integers=True, attributes="axis"),
+    OnnxOperator("DepthToSpace", "layout", _reindex(_depth_to_space), integers=True, attributes="blocksize mode"),
+    OnnxOperator("SpaceToDepth", "layout", _reindex(_space_to_depth), integers=True, attributes="blocksize mode"),
 )
 """The model knows the shape of a reshape's result, so the expression does not read the shape operand."""
 

@@ -125,7 +125,7 @@ def load_model(
     set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
     original = copy_message(proto)
-    _valid(file, proto)
+    _check_valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
@@ -253,7 +253,7 @@ _CONSTANTS = {
 }
 
 
-def _valid(file: str, proto: onnx.ModelProto) -> None:
+def _check_valid(file: str, proto: onnx.ModelProto) -> None:
     """Run ONNX's checker, and require inputs and outputs to be tensors."""
     values = (("input", v) for v in proto.graph.input), (("output", v) for v in proto.graph.output)
     for what, value in chain(*values):

@@ -110,7 +110,7 @@ def _scale(call: NodeCall, centred: Tensor, axes: tuple[int, ...], epsilon: floa
     yield call.equation(Scope(ys, (), fn("rsqrt", add(access(variance.tensor, *ys), Const(epsilon)))), "scale")
 
 
-def _scaled(call: NodeCall, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Scalar) -> Equation:
+def _scale_and_shift(call: NodeCall, centred: Tensor, scale: Tensor, gamma: Scalar, beta: Scalar) -> Equation:
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     return call.equation(Scope(xs, (), add(mul(broadcast(centred, at), broadcast(scale, at), gamma), beta)))
@@ -128,7 +128,7 @@ def _layer_normalization(call: NodeCall) -> Iterable[Equation]:
             yield Equation(call.output(n).name, Scope(xs, (), access(inner.tensor, *xs)))
     at = as_indices(extent_iterators(call.out.shape))
     beta = call.operand(2, at) if call.has(2) else Const(0)
-    yield _scaled(call, before[1].tensor, scale.tensor, call.operand(1, at), beta)
+    yield _scale_and_shift(call, before[1].tensor, scale.tensor, call.operand(1, at), beta)
 
 
 def _rms_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -137,7 +137,7 @@ def _rms_normalization(call: NodeCall) -> Iterable[Equation]:
     *before, scale = _scale(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
     at = as_indices(extent_iterators(call.out.shape))
-    yield _scaled(call, call.tensor(0), scale.tensor, call.operand(1, at), Const(0))
+    yield _scale_and_shift(call, call.tensor(0), scale.tensor, call.operand(1, at), Const(0))
 
 
 def _instance_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -145,7 +145,7 @@ def _instance_normalization(call: NodeCall) -> Iterable[Equation]:
     *before, scale = _moments(call, call.tensor(0), axes, call.get("epsilon", 1e-5))
     yield from (*before, scale)
     c = as_indices(extent_iterators(call.out.shape))[1]
-    yield _scaled(call, before[1].tensor, scale.tensor, access(call.tensor(1), c), access(call.tensor(2), c))
+    yield _scale_and_shift(call, before[1].tensor, scale.tensor, access(call.tensor(1), c), access(call.tensor(2), c))
 
 
 def _group_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -176,7 +176,7 @@ def _mean_variance(call: NodeCall) -> Iterable[Equation]:
     ys = variance.scope.traversals
     deviation = fn("sqrt", access(variance.tensor, *ys))
     yield (scale := call.equation(Scope(ys, (), fn("/", Const(1), add(deviation, Const(1e-9)))), "scale"))
-    yield _scaled(call, before[1].tensor, scale.tensor, Const(1), Const(0))
+    yield _scale_and_shift(call, before[1].tensor, scale.tensor, Const(1), Const(0))
 
 
 def _lp_normalization(call: NodeCall) -> Iterable[Equation]:
@@ -255,7 +255,7 @@ def _attention(call: NodeCall) -> Iterable[Equation]:
     score = mul(Const(call.get("scale", 1 / sqrt(depth))), access(product.tensor, *at))
     if cap := call.get("softcap", 0.0):
         score = mul(Const(cap), fn("tanh", mul(Const(1 / cap), score)))
-    yield (scores := call.equation(Scope((b, h, i, j), (), _masked(call, score, (b, h, i, j))), "scores"))
+    yield (scores := call.equation(Scope((b, h, i, j), (), _mask_scores(call, score, (b, h, i, j))), "scores"))
     yield (largest := call.equation(reduction_scope(scores.tensor, (3,), "max"), "max"))
     power = fn("exp", fn("-", access(scores.tensor, *at), broadcast(largest.tensor, at)))
     yield (powers := call.equation(Scope((b, h, i, j), (), power), "exp"))
@@ -299,7 +299,7 @@ def _element(call: NodeCall, n: int, b: IndexLike, h: IndexLike, place: Iterator
     return access(call.tensor(n), b, place, start * d.extent + d)
 
 
-def _masked(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
+def _mask_scores(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
     """Return *score* with -∞ where the mask excludes a key; refuse a mask that excludes every key of a row."""
     at = as_indices(xs)
     if call.has(_MASK):

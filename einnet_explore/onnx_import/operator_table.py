@@ -117,33 +117,33 @@ def assemble(equations: Iterable[Equation], outputs: tuple[str, ...]) -> Program
     for e in equations:
         for tensor in tensors(e.scope):
             reads.setdefault(tensor.name, []).append(tensor)
-    common = {name: _common(found) for name, found in reads.items()}
+    common = {name: _common_padding(found) for name, found in reads.items()}
     out = []
     for e in equations:
-        scope = _unified(e.scope, common)
+        scope = _with_common_padding(e.scope, common)
         padding, value = common.get(e.name, ((), 0.0))
         out.append(replace(e, scope=replace(scope, padding=padding, value=value) if padding else scope))
     inputs = (replace(found[0], padding=common[name][0], value=common[name][1]) for name, found in reads.items())
     return Program(tuple(t for t in inputs if t.name not in made), tuple(out), outputs)
 
 
-def _common(found: list[Tensor]) -> PaddedWith:
+def _common_padding(found: list[Tensor]) -> PaddedWith:
     """The padding that most readers agree on: the widest of those with the commonest value."""
     padded = [t for t in found if t.padding]
     if not padded:
         return (), 0.0
     value = Counter(t.value for t in padded).most_common(1)[0][0]
-    return _widest(t.padding for t in padded if t.value == value), value
+    return _widest_padding(t.padding for t in padded if t.value == value), value
 
 
-def _widest(paddings: Iterable[Padding]) -> Padding:
+def _widest_padding(paddings: Iterable[Padding]) -> Padding:
     return tuple(
         (max(before for before, _ in dimension), max(after for _, after in dimension))
         for dimension in zip(*paddings, strict=True)
     )
 
 
-def _unified(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
+def _with_common_padding(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
     """Return *scope* with every tensor in its common padding, or read through a copy with another padding value."""
 
     def change(access: Access) -> Access:
@@ -151,18 +151,18 @@ def _unified(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
             case Table():
                 return access
             case Scope() as inner:
-                return Access(_unified(inner, common), access.index)
+                return Access(_with_common_padding(inner, common), access.index)
             case Tensor(name=name) as tensor:
                 padding, value = common[name]
                 shared = replace(tensor, padding=padding, value=value if padding else 0)
                 if tensor.padding and tensor.value != value:
-                    return Access(_copy(shared, tensor.padding, tensor.value), access.index)
+                    return Access(_padded_copy(shared, tensor.padding, tensor.value), access.index)
                 return Access(shared, access.index)
 
     return replace(scope, body=map_accesses(scope.body, change))
 
 
-def _copy(tensor: Tensor, padding: Padding, value: float) -> Scope:
+def _padded_copy(tensor: Tensor, padding: Padding, value: float) -> Scope:
     box: Box = tensor.box
     xs = tuple(Iterator(f"i{n}", lo, hi) for n, (lo, hi) in enumerate(box))
     return Scope(xs, (), tensor[xs], padding=padding, value=value)

@@ -98,14 +98,14 @@ def _average_pool(call: NodeCall) -> Iterable[Equation]:
         return
     counts = []
     for d, (x, r, i, (lo, hi)) in enumerate(zip(xs[2:], rs, at, limits, strict=True)):
-        inside = _inside(i, lo, hi)
+        inside = _indicator(i, lo, hi)
         yield (count := call.equation(Scope((x,), (r,), inside), f"count{d}"))
         counts.append(access(count.tensor, x))
     yield (total := call.equation(Scope(xs, rs, element), "total"))
     yield call.equation(Scope(xs, (), fn("/", access(total.tensor, *xs), mul(*counts))))
 
 
-def _inside(i: Index, lo: int, hi: int) -> Scalar:
+def _indicator(i: Index, lo: int, hi: int) -> Scalar:
     """Return 1 where lo <= i < hi, else 0."""
     low = Compare(">=", i, Index((), lo))
     return Apply("where", (low, Apply("where", (Compare("<", i, Index((), hi)), Const(1), Const(0))), Const(0)))
@@ -126,11 +126,11 @@ def _padding(call: NodeCall, at: tuple[Index, ...]) -> tuple[tuple[int, ...], tu
 def _lp_pool(call: NodeCall) -> Iterable[Equation]:
     p = call.get("p", 2)
     xs, rs, _, element = _window(call, 0)
-    yield (total := call.equation(Scope(xs, rs, _raised(element, p)), "total"))
+    yield (total := call.equation(Scope(xs, rs, _absolute_power(element, p)), "total"))
     yield call.equation(Scope(xs, (), _root(access(total.tensor, *xs), p)))
 
 
-def _raised(x: Scalar, p: float) -> Scalar:
+def _absolute_power(x: Scalar, p: float) -> Scalar:
     match p:
         case 1:
             return fn("abs", x)

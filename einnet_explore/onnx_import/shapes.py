@@ -111,13 +111,13 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
         try:
             shaped = shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
             replace_contents(shaped.graph.node, proto.graph.node)
-            return shaped if strict else _by_runtime(shaped)
+            return shaped if strict else _infer_by_runtime(shaped)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
-    raise ModelError(f"{file}: found shapes that do not fit: {_blamed(proto, message)}")
+    raise ModelError(f"{file}: found shapes that do not fit: {_describe_inference_error(proto, message)}")
 
 
-def _by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return *proto* with the shapes that ONNX Runtime infers, which supports non-standard operators."""
     values = graph_values(proto.graph)
     unknown = [name for node in proto.graph.node for name in node.output if name and values[name].shape is None]
@@ -176,7 +176,7 @@ def _open_outputs(graph: onnx.GraphProto) -> None:
             value.type.tensor_type.ClearField("shape")
 
 
-def _blamed(proto: onnx.ModelProto, message: str) -> str:
+def _describe_inference_error(proto: onnx.ModelProto, message: str) -> str:
     # ONNX writes "(op_type:Conv, node name: c1): [ShapeInferenceError] …", one line a node.
     line = next((line for line in message.splitlines() if "op_type:" in line or "Error]" in line), message)
     message = line.rsplit("Error]", 1)[-1].strip(" :.") or line
@@ -233,7 +233,7 @@ _Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
 
 def fold_shape_computations(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Infer shapes, and fold small integer or boolean results, as of ``Shape → Gather → Concat`` chains."""
-    return _folded(file, proto, _computes_shape)[0]
+    return _fold(file, proto, _computes_shape)[0]
 
 
 def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
@@ -252,7 +252,7 @@ def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, 
         free -= needed
         return True
 
-    folded, gone = _folded(file, proto, fits)
+    folded, gone = _fold(file, proto, fits)
     read = {name for node in list_nodes(folded.graph) for name in node.reads}
     made = {name for node in gone for name in node.output}
     weights = folded.graph.initializer
@@ -286,9 +286,7 @@ def restore_folded_nodes(model: Model) -> onnx.ModelProto:
     return out
 
 
-def _folded(
-    file: str, proto: onnx.ModelProto, foldable: _Foldable
-) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
+def _fold(file: str, proto: onnx.ModelProto, foldable: _Foldable) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
     proto = infer_static_shapes(file, proto)
     gone: list[onnx.NodeProto] = []
     while found := _fold_once(proto, foldable):
@@ -358,19 +356,19 @@ def _results(
     graph = helper.make_graph([node.proto], "fold", types, wanted)
     single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
     if _computes_shape(node, made):
-        return _by_reference(single, feed)
-    found = _values_by_runtime(single, feed)
+        return _evaluate_by_reference(single, feed)
+    found = _evaluate_by_runtime(single, feed)
     return found if found is not None and all(np.isfinite(a).all() for a in found) else None
 
 
-def _by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
+def _evaluate_by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
     try:
         return [np.asarray(a) for a in ReferenceEvaluator(single).run(None, dict(feed))]
     except Exception:  # the evaluator may raise anything; the node is not folded
         return None
 
 
-def _values_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
+def _evaluate_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

@@ -78,13 +78,13 @@ def _ask(question: dict[str, object]) -> tuple[str, bool]:
         child.stdin.write(json.dumps(question) + "\n")
         child.stdin.flush()
     except OSError:
-        _end(child)
+        _stop(child)
         return "", False  # it was gone before: nothing is known of this kernel
     answer = _answer(child, MAX_RUN_SECONDS)
     if answer is not None:
         return answer
     code = child.poll()
-    _end(child)
+    _stop(child)
     if code is None:
         return f"its first run, in a process of its own, had not ended after {MAX_RUN_SECONDS:.0f} seconds", True
     return f"its first run ended its process with {code}", code not in EXTERNAL_EXIT_CODES
@@ -99,7 +99,7 @@ def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | 
         if ready and not line:
             child.wait()
     except BaseException:
-        _end(child)  # an answer that nobody has waited for would be taken for the next kernel's
+        _stop(child)  # an answer that nobody has waited for would be taken for the next kernel's
         raise
     if not line:
         return None
@@ -121,13 +121,13 @@ def _child() -> subprocess.Popen[str] | None:
         return None
     _children[here] = child
     if _answer(child, MAX_START_SECONDS) is None:
-        _end(child)
+        _stop(child)
         _unavailable.add(here)
         return None
     return child
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _stop(child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
@@ -344,14 +344,14 @@ def _save(module: tvm.runtime.Module, path: Path) -> None:
         compiled = path.with_suffix(".o")
         module.write_to_file(str(compiled), "o")
         _link(str(compiled), "-o", str(path))
-    _close(path)
+    _seal_file(path)
 
 
 def _compile(source: str, path: Path, *flags: str) -> None:
     text = path.with_suffix(".c")
     text.write_text(source)
     _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
-    _close(path)
+    _seal_file(path)
 
 
 def _link(*arguments: str) -> None:
@@ -360,7 +360,7 @@ def _link(*arguments: str) -> None:
         raise OSError(done.stderr)
 
 
-def _close(path: Path) -> None:
+def _seal_file(path: Path) -> None:
     # A comment to LLVM, and beyond the end to the loader: half a library must not be loaded, it would crash.
     path.write_bytes((content := path.read_bytes()) + _seal(content))
     path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))

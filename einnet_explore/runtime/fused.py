@@ -157,14 +157,14 @@ class FusedProgram:
         self._programs: dict[object, FusedKernel] = {}
         self._code: dict[object, Code] = {}
         if isinstance(program, Program):
-            self._analysed(program)
+            self._analyse(program)
 
     @property
     def kernels(self) -> int:
         """How many different texts were compiled or found."""
         return len({known.text for known, _ in self._known.values()})
 
-    def _analysed(self, program: Program) -> FusedKernel:
+    def _analyse(self, program: Program) -> FusedKernel:
         self.analyses += 1
         self._fused.append(fuse_program(program))
         return self._fused[-1]
@@ -176,7 +176,7 @@ class FusedProgram:
             return self._fused[0]
         key = tuple(sorted((k, tuple(v)) for k, v in shapes.items()))
         if key not in self._programs:
-            self._programs[key] = self._analysed(self._make(shapes))
+            self._programs[key] = self._analyse(self._make(shapes))
         found = self._programs[key]
         if wrong := [t for t in found.program.inputs if tuple(shapes.get(t.name, ())) != t.shape]:
             raise Refused(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
@@ -198,7 +198,7 @@ class FusedProgram:
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, in new arrays; raises as ``bind`` does."""
         found, names = self._launch(arrays, None)
-        shapes = _outputs(found.flat)
+        shapes = _output_shapes(found.flat)
         outs = {name: np.empty(shapes[name], self.dtype) for name in names}
         found.bind(arrays, outs, self.threads)()
         return outs
@@ -209,16 +209,16 @@ class FusedProgram:
         given = (*arrays.items(), *(outs.items() if outs is not None else ()))
         key = tuple((name, a.shape, a.strides, a.dtype) for name, a in given)
         if key not in self._known:
-            self._known[key] = self._found(arrays, outs)
+            self._known[key] = self._specialise(arrays, outs)
         return self._known[key]
 
-    def _found(
+    def _specialise(
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None
     ) -> tuple[FusedLaunch, tuple[str, ...]]:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
-        wanted = _outputs(uncollapsed_layout(fused, shapes))
-        strides = {t.name: _steps(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
+        wanted = _output_shapes(uncollapsed_layout(fused, shapes))
+        strides = {t.name: _element_strides(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:
                 strides[name] = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
@@ -226,7 +226,7 @@ class FusedProgram:
                 found = list(outs[name].shape) if name in outs else "none"
                 raise BackendError(f"output {name} has shape {list(shape)}, given is {found}")
             else:
-                strides[name] = _steps(name, outs[name], self.dtype)
+                strides[name] = _element_strides(name, outs[name], self.dtype)
         flat = lay_out(fused, shapes, strides)
         # An analysis is used again as long as it serves, and so is its text for calls that need no other.
         key = (id(fused), flat.signature)
@@ -235,14 +235,14 @@ class FusedProgram:
         return FusedLaunch(flat, *self._code[key], self.dtype), tuple(wanted)
 
 
-def _outputs(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
+def _output_shapes(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
     """The shape of every output, in the program's order."""
     known = flat.fused.known
     extents = flat.sizes
     return {n: tuple(extents[x] for x in known[n].scope.traversals) for n in flat.fused.program.outputs}
 
 
-def _steps(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...]:
+def _element_strides(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...]:
     """The strides of *array* in elements."""
     if array.dtype != dtype:
         raise BackendError(f"{name} is {array.dtype}, expected {dtype}")

@@ -55,7 +55,7 @@ class LibraryCall:
         """
         copies: list[tuple[Array, Array]] = []
         inputs: dict[str, Array] = {}
-        for name, value in zip(self._fed, _values(len(self._fed)), strict=True):
+        for name, value in zip(self._fed_names, _values(len(self._fed_names)), strict=True):
             inputs[value] = array = arrays[name]
             if not array.flags.c_contiguous:
                 inputs[value] = np.empty(array.shape, array.dtype)
@@ -85,7 +85,7 @@ class LibraryCall:
         return True
 
     @property
-    def _fed(self) -> tuple[str, ...]:
+    def _fed_names(self) -> tuple[str, ...]:
         return tuple(name for name in dict.fromkeys(self.reads) if name not in self.fixed)
 
     @cached_property

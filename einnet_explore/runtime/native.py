@@ -108,7 +108,7 @@ class _SourceKernel:
 
 def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
-    ready = _simplified(scope)
+    ready = _simplify(scope)
     result = fresh_name("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = transpose_kernel(ready, result, this_machine())
@@ -119,7 +119,7 @@ def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
 
 def _regions_kernel(scope: Scope) -> _SourceKernel | None:
     """The kernel without conditions, where *scope* only gathers and there are any."""
-    ready = _simplified(scope)
+    ready = _simplify(scope)
     result = fresh_name("Y", {t.name for t in tensors(ready)})
     try:
         kernel, number = regions_kernel(ready, result)
@@ -128,7 +128,7 @@ def _regions_kernel(scope: Scope) -> _SourceKernel | None:
     return _SourceKernel(kernel, result, number, (), moved_elements(ready))
 
 
-def _simplified(scope: Scope) -> Scope:
+def _simplify(scope: Scope) -> Scope:
     """*scope* in as few traversals as there can be: rows are along one that has several values."""
     ready = collapse_dimensions(prepare(scope))
     ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}

@@ -80,8 +80,8 @@ def set_processor_name(device: OpenCLDevice) -> bool:
         return False
     if not str(device.platform.name).startswith("Portable Computing Language"):
         return False
-    readable = _readable()
-    words = [w for w in _RECORD_OFFSETS if _inside(device.int_ptr + w, 8, readable)]
+    readable = _readable_areas()
+    words = [w for w in _RECORD_OFFSETS if _lies_in(device.int_ptr + w, 8, readable)]
     for before, here in pairwise(words):
         if _string(device.int_ptr + before, readable).startswith(b"x86_64-") and (
             _string(device.int_ptr + here, readable) == _UNKNOWN_PROCESSOR
@@ -96,7 +96,7 @@ def set_processor_name(device: OpenCLDevice) -> bool:
     return False
 
 
-def _readable() -> list[tuple[int, int]]:
+def _readable_areas() -> list[tuple[int, int]]:
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         area, rights = line.split()[:2]
@@ -106,14 +106,14 @@ def _readable() -> list[tuple[int, int]]:
     return found
 
 
-def _inside(address: int, size: int, areas: list[tuple[int, int]]) -> bool:
+def _lies_in(address: int, size: int, areas: list[tuple[int, int]]) -> bool:
     return any(lo <= address and address + size <= hi for lo, hi in areas)
 
 
 def _string(address: int, areas: list[tuple[int, int]]) -> bytes:
     """The first characters of the string that the word at *address* points to; empty where it points nowhere."""
     to = ctypes.c_void_p.from_address(address).value
-    return ctypes.string_at(to, 16).split(b"\0")[0] if to and _inside(to, 16, areas) else b""
+    return ctypes.string_at(to, 16).split(b"\0")[0] if to and _lies_in(to, 16, areas) else b""
 
 
 def _flags() -> frozenset[str]:

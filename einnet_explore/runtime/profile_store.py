@@ -208,10 +208,10 @@ class TimeStore:
                 return act(connection)
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:  # the last two: what is no time, or no text
             warnings.warn(f"profiles are kept in memory only: {self.path}: {error}", RuntimeWarning, stacklevel=3)
-            self._memory = self._left()
+            self._memory = self._readable_times()
             return instead(self._memory)
 
-    def _left(self) -> dict[ProfileKey, StoredTime]:
+    def _readable_times(self) -> dict[ProfileKey, StoredTime]:
         """What can be read where nothing can be written: a cache may have been made by others."""
         try:
             with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:

@@ -198,7 +198,7 @@ def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
     calls = gemms(step)
     if calls is None:
         y, a, b = (device_view(buffers, v) for v in (step.out, step.left, step.right))
-        packed = CudaProduct(_packed(step.out, "y"), _packed(step.left, "a"), _packed(step.right, "b"))
+        packed = CudaProduct(_packed_view(step.out, "y"), _packed_view(step.left, "a"), _packed_view(step.right, "b"))
         own = {"y": cp.empty(y.shape, y.dtype), "a": cp.empty(a.shape, a.dtype), "b": cp.empty(b.shape, b.dtype)}
         inner = _product(packed, own, precision)
 
@@ -225,7 +225,7 @@ def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
     return call
 
 
-def _packed(view: View, name: str) -> View:
+def _packed_view(view: View, name: str) -> View:
     """*view* as an array of its own called *name*."""
     strides = tuple(int(np.prod(view.shape[d + 1 :])) for d in range(len(view.shape)))
     return View(name, 0, view.shape, strides)
