@@ -1,6 +1,6 @@
 """Compare eOperators with streaming: the fraction of memory bandwidth that generated kernels reach.
 
-``python -m benchmarks.eoperators [--threads N] [--tune] [--seconds S] [--case WORD]``.  *tvm* and *c* are the times of
+``python -m benchmarks.eoperators [--threads N] [--seconds S] [--case WORD]``.  *tvm* and *c* are the times of
 the kernels of the two generators, divided by the time of the triad a = b + 2·c on the same number of bytes and
 threads: the median over rounds that run all of them in turn.  *stream* is the fraction of streaming bandwidth of the
 faster kernel; below 80 % on a megabyte or more it is marked.  A dilated G2BMM is compared with NumPy's strided product.
@@ -25,7 +25,7 @@ from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program, set_blas_threads
-from einnet_explore.runtime.tvm_cpu import compile_scope, tune_scope
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -114,7 +114,6 @@ def main(argv: Sequence[str] = ()) -> None:
     """Print one line per case."""
     parser = argparse.ArgumentParser(prog="benchmarks.eoperators", description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tune", action="store_true", help="measure the applicable schedules and keep the best")
     parser.add_argument("--seconds", type=float, default=0.2, help="seconds of measurement for each case")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args(argv)
@@ -125,7 +124,7 @@ def main(argv: Sequence[str] = ()) -> None:
         if arguments.case not in name:
             continue
         scope = parse(text).equations[-1].scope
-        kernel = (tune_scope if arguments.tune else compile_scope)(scope, threads=arguments.threads)
+        kernel = compile_scope(scope, threads=arguments.threads)
         arrays = [aligned(rng.standard_normal(t.shape)) for t in tensors(scope)]
         elements = prod(scope.shape) + sum(a.size for a in arrays)
         calls: dict[str, Callable[[], object]] = {

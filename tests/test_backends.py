@@ -16,7 +16,7 @@ from einnet_explore.ir import Program, Scope, program, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tune_scope, tvm_source
+from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 from tests.strategies import inputs_for, programs, scopes_
@@ -271,10 +271,3 @@ def test_a_refusal_names_the_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = parse("tensor A[4, 61]\nZ[i:4, j:61] = exp(A[i, j]) + 17")
     with pytest.raises(BackendError, match=r"equation Z: .*no such intrinsic"):
         compile_program(drawn)
-
-
-def test_tuning_keeps_the_values() -> None:
-    scope = scope_of(CASES["transpose"])
-    arrays = arrays_of(scope)
-    kernel = tune_scope(scope)
-    np.testing.assert_array_equal(kernel(arrays["A"]), arrays["A"].transpose(1, 2, 0))

@@ -188,14 +188,7 @@ def emit_sum(body: NodeBuilder, names: list[str]) -> str:
     return total
 
 
-_COMPARE_OPS = {
-    "<": "Less",
-    "<=": "LessOrEqual",
-    ">": "Greater",
-    ">=": "GreaterOrEqual",
-    "==": "Equal",
-    "!=": "Equal",
-}
+_COMPARE_OPS = {"<": "Less", "<=": "LessOrEqual", ">": "Greater", ">=": "GreaterOrEqual", "==": "Equal", "!=": "Equal"}
 
 
 def emit_comparison(body: NodeBuilder, condition: Compare) -> GridValue:

@@ -141,10 +141,7 @@ class FusedProgram:
     """
 
     def __init__(
-        self,
-        program: Program | Callable[[Shapes], Program],
-        dtype: npt.DTypeLike = "float32",
-        threads: int = 1,
+        self, program: Program | Callable[[Shapes], Program], dtype: npt.DTypeLike = "float32", threads: int = 1
     ) -> None:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):

@@ -51,10 +51,7 @@ def gpu_launch(
 
 
 def run_blocks(
-    fused: FusedKernel,
-    arrays: Mapping[str, Array],
-    engine: str = "opencl",
-    threads: int = FUSED_THREADS,
+    fused: FusedKernel, arrays: Mapping[str, Array], engine: str = "opencl", threads: int = FUSED_THREADS
 ) -> dict[str, Array]:
     """The outputs of *fused* for contiguous *arrays* of one dtype, by its kernel for GPUs, in blocks of *threads*.
 

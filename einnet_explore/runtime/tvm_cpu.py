@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeAlias
 
-import numpy as np
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
@@ -38,7 +37,7 @@ from einnet_explore.codegen.tvm.schedule import (
 )
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Scope, tensors
-from einnet_explore.runtime import compiled, measurement
+from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function
 from einnet_explore.support.errors import BackendError
 
@@ -260,23 +259,6 @@ def load_tvm_kernel(source: TvmSource) -> TvmKernel:
 def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:
     """The kernel of *scope* by the schedule that is expected to be fastest."""
     return load_tvm_kernel(tvm_source(scope, dtype, threads))
-
-
-def tune_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:
-    """The kernel of *scope* by the fastest of the applicable schedules, by measurement."""
-    first = compile_scope(scope, dtype, threads)
-    seen = {first.source.text: first}
-    for rank in range(1, 3):
-        source = tvm_source(scope, dtype, threads, rank)
-        if source.text not in seen:
-            seen[source.text] = load_tvm_kernel(source)
-    if len(seen) == 1:
-        return first
-    arrays = [aligned(np.ones(t.shape), dtype) for t in {t.name: t for t in tensors(scope)}.values()]
-    result = aligned_empty(scope.shape, dtype)
-    calls = {str(k.source.rank): k.bind(arrays, result) for k in seen.values()}
-    times = measurement.time_calls(calls, rounds=5, min_seconds=0.02)
-    return min(seen.values(), key=lambda k: times[str(k.source.rank)].median)
 
 
 def _schedule(
