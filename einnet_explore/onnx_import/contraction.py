@@ -237,4 +237,4 @@ CONTRACTIONS: tuple[OnnxOperator, ...] = (
         attributes=f"{WINDOW_ATTRIBUTES} group output_padding output_shape",
     ),
 )
-"""Their names in the paper: Matmul, Conv, and whatever a sum of products is."""
+"""All sums of products; Matmul and Conv have these names in the paper."""

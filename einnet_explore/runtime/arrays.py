@@ -55,7 +55,7 @@ def check_argument(name: str, array: Array, shape: tuple[int, ...], dtype: str =
 
 
 class KernelSignature(Protocol):
-    """What a compiled function of *scope* takes: the tensors *inputs*, and the result, as arrays of *shapes*."""
+    """Arguments of a compiled function of *scope*: the tensors *inputs* and the result, as arrays of *shapes*."""
 
     @property
     def scope(self) -> Scope: ...

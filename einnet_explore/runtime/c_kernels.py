@@ -21,7 +21,7 @@ _MAX_BLOCKS_ACROSS = (1 << 16) - 1
 
 
 Argument: TypeAlias = np.ndarray | np.generic | float
-"""What a kernel is called with: an array, which may be written in place, or a number."""
+"""An argument of a kernel: an array, which may be written in place, or a number."""
 
 
 def checked_arguments(
@@ -84,7 +84,7 @@ __attribute__((simd("notinbranch"))) extern double exp(double), log(double), tan
 #endif
 #endif
 """
-"""glibc has these for whole vectors (libmvec); the compiler has to be told."""
+"""glibc's functions of whole vectors (libmvec), which the compiler uses only if they are declared."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _c_argument(argument: np.ndarray | np.generic) -> object:
 
 @lru_cache(maxsize=512)
 def load_c_kernel(kernel: Kernel, flags: tuple[str, ...] = C_FLAGS) -> CKernel:
-    """*kernel* compiled for this machine; the same kernel is compiled once, and kept across processes.
+    """*kernel* compiled for this machine; equal kernels are compiled once, and cached across processes.
 
     Raises BackendError where there is no C compiler, or where it does not compile the text, with its words.
     """

@@ -38,7 +38,7 @@ MAX_START_SECONDS = 120.0
 """Seconds that the process may take to start."""
 
 EXTERNAL_EXIT_CODES = frozenset(-s for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
-"""How a process ends that somebody ends, the system for want of memory or the user: no fault of a kernel."""
+"""Exit codes of a process that the system (out of memory) or the user ended: no fault of a kernel."""
 
 ArraySpec: TypeAlias = "tuple[tuple[int, ...], str]"
 """The shape and the dtype of an argument."""
@@ -70,7 +70,7 @@ def _write(path: Path, wrong: str) -> None:
 
 
 def _ask(question: dict[str, object]) -> tuple[str, bool]:
-    """(what is wrong with the kernel, or nothing; whether it will be wrong the next time, too)."""
+    """Return the kernel's fault, empty if there is none, and whether it would occur again."""
     child = _child()
     if child is None or child.stdin is None:
         return "", False
@@ -91,7 +91,7 @@ def _ask(question: dict[str, object]) -> tuple[str, bool]:
 
 
 def _answer(child: subprocess.Popen[str], seconds: float) -> tuple[str, bool] | None:
-    """What the process says is wrong, and whether that lasts; None where it says nothing."""
+    """Return the fault that the process reports, and whether it would occur again; None if it reports nothing."""
     assert child.stdout is not None
     try:
         ready, _, _ = select.select([child.stdout], [], [], seconds)
@@ -167,7 +167,7 @@ VECTOR_FLAG_PREFIXES = (
     "amx",
     "sve",
 )
-"""How flags of a processor begin that compilers choose instructions by."""
+"""Prefixes of the processor's flags by which compilers choose instructions."""
 
 # Else a pool of one thread ties the whole process to the first core, and all such processes of a machine to the same.
 os.environ.setdefault("TVM_BIND_THREADS", "0")
@@ -178,7 +178,7 @@ CompiledFunction: TypeAlias = "Callable[..., object]"
 
 
 def load_stored(key: str) -> CompiledFunction | None:
-    """The function kept under *key*; None where there is none, or a damaged one."""
+    """The function stored under *key*; None if there is none, or if it is damaged."""
     return _load(_path(key))
 
 
@@ -237,7 +237,7 @@ def _target(threads: int) -> tvm.target.Target:
 
 @lru_cache(maxsize=1)
 def compilation_target() -> tuple[str, str, str]:
-    """(TVM's version, the host's CPU as LLVM calls it, the vector instructions that it has): what code is made for."""
+    """The target of compilation: TVM's version, LLVM's name of the host's CPU, and its vector instructions."""
     has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES))
     return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
 
@@ -255,7 +255,7 @@ def _first_line(command: str) -> str:
 
 
 def kernel_file(key: str) -> Path | None:
-    """The shared library of the function kept under *key*; None where there is none."""
+    """The shared library of the function stored under *key*; None if there is none."""
     path = _path(key)
     return path if path.suffix == ".so" and path.exists() and _is_owned(path) else None
 
@@ -289,7 +289,7 @@ def load_c_function(source: str, name: str, *flags: str) -> CompiledFunction:
 
 
 def c_compiler_errors(source: str, *flags: str) -> str:
-    """What the C compiler says of *source*: empty where it compiles it, or where there is no compiler."""
+    """The C compiler's errors in *source*; empty if it compiles, or if there is no compiler."""
     if _linker() is None:
         return ""
     try:
@@ -371,7 +371,7 @@ def _seal(content: bytes) -> bytes:
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether *path* is there and as it was written, where nobody else can have written it: it is going to be run."""
+    """Return whether *path* exists unchanged, and nobody else can have written it: it is going to be run."""
     try:
         if not _is_owned(path):
             return False
@@ -383,7 +383,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _is_owned(path: Path) -> bool:
-    """Whether *path* and its folder belong to this user, or to root, and nobody else may write there."""
+    """Return whether *path* and its folder belong to this user or root, and nobody else may write there."""
     for held in (path.stat(), path.parent.stat()):
         ours = held.st_gid == os.getegid() or not held.st_mode & stat.S_IWGRP
         if held.st_uid not in (os.geteuid(), 0) or not ours or held.st_mode & stat.S_IWOTH:

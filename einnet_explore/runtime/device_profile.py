@@ -53,10 +53,10 @@ def peak_flops(threads: int = 1) -> float:
 
 
 PROFILE_PREFIX = "profile:"
-"""What a device's name begins with that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
+"""Prefix of a device's name that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
 
 RATES = ("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes", "call_seconds")
-"""What a roofline needs to know of a device; a recording that has other numbers too keeps them."""
+"""The rates of a device that a roofline needs; a recording may have more numbers."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS device_rates (
     device TEXT, library TEXT, threads INTEGER, rates TEXT NOT NULL, at REAL NOT NULL,
@@ -66,7 +66,7 @@ _COLUMNS = ("operator", "attributes", "shapes", "dtype", "threads", "device", "l
 
 @dataclass(frozen=True)
 class RecordedProfile:
-    """What was measured on one *device* with one set of libraries; *rates* is empty where only times were kept."""
+    """Measurements on one *device* with one set of libraries; *rates* is empty if only times were recorded."""
 
     path: Path
     device: str
@@ -86,7 +86,7 @@ def recorded_key(equation: Equation, device: str, library: str, threads: int = 1
 
 
 def record_rates(path: Path, device: str, library: str, rates: Mapping[str, float], threads: int = 1) -> None:
-    """Put a device's rates beside its times in *path*; they replace those that were there.
+    """Store a device's rates with its times in *path*; they replace older ones.
 
     Raises ValueError where one of ``RATES`` is missing or is no positive number.
     """
@@ -163,7 +163,7 @@ def _check_rates(where: str, rates: object) -> None:
 
 
 def _least(path: Path, rows: list[tuple[str, ...]]) -> dict[tuple[str, str, str, str], float]:
-    """The least time of each key, whatever the engine; a time of the one that was chosen there goes first."""
+    """The least time of each key by any engine; the chosen engine's time has precedence."""
     any_engine: dict[tuple[str, str, str, str], float] = {}
     chosen: dict[tuple[str, str, str, str], float] = {}
     for row in rows:

@@ -79,7 +79,7 @@ def fuse_epilogues(
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
 ) -> Program:
-    """*program* with those of its ``pairs`` as one equation that are faster so; their times are kept in *store*."""
+    """*program* with each of its ``epilogue_pairs`` fused if that is faster; *store* keeps the times."""
     known = _constant_names(program, constants)
     for pair in epilogue_pairs(program):
         if pair.first.name in known or not _is_faster(pair, known, threads, store, operators):
@@ -153,7 +153,7 @@ def _fuse_pair(program: Program, first: Equation, second: Equation) -> Equation 
 
 
 def _reads_each_once(read: Access, scope: Scope) -> bool:
-    """Whether *read* takes every element of its source for one element of *scope*, where there are as many."""
+    """Return whether *read* is a bijection from *scope* to its source, which has as many elements."""
     if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(read.index, read.source.box, strict=True)):
         return False
     moves = [i.single for i, (lo, hi) in zip(read.index, read.source.box, strict=True) if hi - lo > 1]
@@ -161,7 +161,7 @@ def _reads_each_once(read: Access, scope: Scope) -> bool:
 
 
 def _constant_names(program: Program, constants: Collection[str]) -> set[str]:
-    """The names of what never changes: constants, and what only depends on them."""
+    """The names of constants, and of tensors that only depend on them."""
     known = set(constants)
     for e in program.equations:
         if all(t.name in known for t in tensors(e.scope)):

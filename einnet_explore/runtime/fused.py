@@ -133,7 +133,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class FusedProgram:
-    """A program as one kernel on this CPU, for arrays of any shape that meets what was recorded.
+    """A program as one kernel on this CPU, for arrays of any shape that meets the recorded equalities.
 
     *program* is a program, or a function that makes one from the inputs' shapes by name (where numbers in it follow the
     sizes).  A program serves other shapes too, where no recorded equality is broken: Refused says which one is.
@@ -158,7 +158,7 @@ class FusedProgram:
 
     @property
     def kernels(self) -> int:
-        """How many different texts were compiled or found."""
+        """The number of different kernels that were compiled or loaded."""
         return len({known.text for known, _ in self._known.values()})
 
     def _analyse(self, program: Program) -> FusedKernel:
@@ -258,7 +258,7 @@ def _check_no_overlap(arrays: Mapping[str, Array], outs: Mapping[str, Array]) ->
 
 
 def split_operations(program: Program) -> tuple[Program, ...]:
-    """A program for each operation of *program*, in order; together they compute what it does."""
+    """A program for each operation of *program*, in order; together they are equal to it."""
     made = []
     for operation in program_operations(program):
         equation = Equation(operation.name, operation.scope)
@@ -289,7 +289,7 @@ def bind_unfused(
 def compare_with_unfused(
     program: Program, arrays: Mapping[str, Array], threads: int = 1, rounds: int = 7, seconds: float = 0.1
 ) -> Mapping[str, Timing]:
-    """Times of ``fused`` and ``apart`` for *arrays*, run in turn: the smaller one is what to take here."""
+    """Times of the ``fused`` kernel and of the unfused ones (``apart``) for *arrays*, run in turn."""
     kernel = FusedProgram(program, next(iter(arrays.values())).dtype if arrays else "float32", threads)
     outs = kernel(arrays)
     calls = {"fused": kernel.bind(arrays, outs), "apart": bind_unfused(program, arrays, dict(outs), threads)}

@@ -28,7 +28,7 @@ from einnet_explore.support.storage import cache_directory, write_aside
 
 
 def choose_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
-    """``best_tile`` of *form*, which *scope* is, by what is kept for that expression, *machine* and version.
+    """``best_tile`` of *form*, the form of *scope*, stored by expression, *machine* and version.
 
     What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
     """
@@ -84,7 +84,7 @@ class TiledContraction:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether it is expected to be bound by arithmetic: other kernels are not a match for it then."""
+        """Return whether arithmetic is expected to bound it: other kernels are slower then."""
         return self.plan.form.flops >= MIN_FLOPS_PER_CYCLE * self.cycles
 
     @property
@@ -94,7 +94,7 @@ class TiledContraction:
 
     @cached_property
     def key(self) -> str:
-        """What a compiled kernel is remembered by."""
+        """The key of the compiled kernel in the cache directory."""
         packed = self.plan.other is None
         tile = self.plan.tile
         cut = (tile.vector, tile.layout.copied, tile.lanes, tile.vectors, tile.rows, tile.slots, tile.slots_outside)
@@ -117,7 +117,7 @@ class TiledContraction:
 
     @property
     def threads(self) -> int:
-        """For how many threads."""
+        """The number of threads."""
         return self.plan.threads
 
     @cached_property

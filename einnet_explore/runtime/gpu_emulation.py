@@ -76,7 +76,7 @@ def _load(kernel: Kernel, engine: str) -> OpenCLKernel | CKernel:
 def arguments(
     flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype
 ) -> list[Argument]:
-    """What *kernel* is called with, in order; temporaries are allocated."""
+    """The arguments of *kernel*, in order; temporaries are allocated."""
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
     made: list[Argument] = []
     for p in kernel.params:

@@ -32,34 +32,34 @@ from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, NoKernel
 
 SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
-"""So many samples of each way, and again as many as the next stage says of those whose least is within so many times
-the least of all: the slowest engines would take most of the time of measuring."""
+"""Stages of measurement: the number of samples, and the ratio to the least time up to which an engine enters the next
+stage.  Without stages the slowest engines would take most of the time."""
 
 MAX_STAGE_SECONDS, MIN_SAMPLES = 0.5, 2
-"""Seconds of a stage after which slow calls are sampled no more than so few times."""
+"""Seconds of a stage after which slow calls are sampled ``MIN_SAMPLES`` times only."""
 
 MIN_SPEEDUP = 1.05
-"""So many times faster than the first way another one has to be: in a session of many nodes the first one does better
+"""The speedup over the first implementation that another one needs: in a session of many nodes the first one is faster
 than alone, since ONNX Runtime keeps its own layouts between its own nodes."""
 
 
 NEGLIGIBLE_SECONDS = 3e-6
-"""Seconds of a kernel from which on it is worth while to compile another one to compare it with."""
+"""Seconds of a kernel from which on compiling another one to compare it with pays."""
 
 MAX_BYTES_PER_SECOND = 8e10
-"""Bytes a second and thread that no kernel moves, out of a cache: a lower bound of its time."""
+"""Bytes a second and thread, more than any kernel moves even in a cache: they bound its time from below."""
 
 NEAR_BOUND_RATIO = 1.25
-"""A kernel that takes less than so many times that bound has nothing to gain."""
+"""The ratio to that bound up to which a kernel has nothing to gain."""
 
 SHORT_KERNEL_SECONDS = 3e-4
-"""Seconds of a kernel by several threads from which on waking them is nothing."""
+"""Seconds of a kernel by several threads from which on the cost of waking them is negligible."""
 
 UNUSABLE_SECONDS = 1e9
-"""Seconds that stand for a way that is not to be taken: none is written, or it comes to something else."""
+"""Seconds that are stored for an implementation that does not exist or has other results."""
 
 MAX_RELATIVE_DIFFERENCE = 1e-5
-"""How far two engines' results may lie apart, relative to the largest value."""
+"""The largest difference allowed between two engines' results, relative to the largest value."""
 
 
 def chooser(store: TimeStore) -> ImplementationChooser:
@@ -226,7 +226,7 @@ def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
 
 
 def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
-    """Seconds of each call, without what it costs to be called from Python."""
+    """Seconds of each call, without the overhead of calls from Python."""
     # With threads everything is measured in a session.
     return {
         engine: max(seconds - (session_overhead() if engine == "onnxruntime" or threads > 1 else 0), seconds / 8)
@@ -257,7 +257,7 @@ def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, f
 
 @lru_cache(maxsize=1)
 def session_overhead() -> float:
-    """What it costs to run a session of a node that does nothing."""
+    """Seconds that a session takes to run a node that does nothing."""
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", info[:1], info[1:])
     model: onnx.ModelProto = helper.make_model(
@@ -269,7 +269,7 @@ def session_overhead() -> float:
 
 
 class ProfileStore(TimeStore):
-    """The store, which measures what it does not know."""
+    """A store of times that measures unknown ones."""
 
     def measured(
         self,
@@ -278,7 +278,7 @@ class ProfileStore(TimeStore):
         operators: Sequence[Operator] = OPERATORS,
         min_seconds: float = 0.02,
     ) -> StoredTime:
-        """The time of *what* by its best engines on this device: as stored, else measured now and stored.
+        """The time of *what* by its best engines on this device; measured now if it is not stored.
 
         Raises BackendError where it cannot be compiled.
         """

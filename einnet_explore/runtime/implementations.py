@@ -25,11 +25,11 @@ Call = Callable[[], object]
 
 
 class Implementation(Protocol):
-    """A way to run an equation, made ready once: sessions, kernels and packed weights belong to it."""
+    """A way to run an equation, prepared once: it owns its sessions, kernels and packed weights."""
 
     @property
     def engine(self) -> str:
-        """What runs it: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``; or one by one thread."""
+        """Its engine: ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``view``, perhaps by one thread."""
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def _from_start(array: Array, access: Access) -> Array:
 def _merge_strides(
     group: tuple[Iterator, ...], tensors: tuple[dict[Iterator, int], ...]
 ) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
-    """(outer, inner): the longest end of *group* that is one stride in every tensor, and what comes before it."""
+    """(outer, inner): *inner* is the longest end of *group* that is one stride in every tensor, *outer* the rest."""
     cut = len(group)
     while cut > 0 and (
         cut == len(group) or all(t[group[cut - 1]] == t[group[cut]] * group[cut].extent for t in tensors)
@@ -139,7 +139,7 @@ def _view(
 
 
 def _is_blas_layout(view: Array) -> bool:
-    """Whether BLAS takes the matrices of *view* as they are: one dimension packed, the other no shorter."""
+    """Return whether BLAS takes the matrices of *view* as they are: one dimension packed, the other no shorter."""
     (rows, columns), (by_row, by_column) = view.shape[-2:], view.strides[-2:]
     return (by_column == view.itemsize and by_row >= view.itemsize * columns) or (
         by_row == view.itemsize and by_column >= view.itemsize * rows

@@ -13,17 +13,17 @@ SPIN_SECONDS = 0.002
 """Seconds for which the threads of our sessions wait in a loop for more work: longer than any node that uses one."""
 
 SETTLE_SECONDS = 0.005
-"""Seconds after which an engine's waiting threads no longer spin: of sessions told to for ``SPIN``, seen up to 4 ms."""
+"""Seconds after which an engine's waiting threads no longer spin: with ``SPIN_SECONDS``, up to 4 ms were seen."""
 
 SAMPLE_SECONDS = 0.001
-"""Seconds that a sample of quick calls lasts: less than what a scheduler gives at a time.  Where others want the cores,
+"""Seconds of a sample of quick calls: less than a scheduler's time slice.  Where others want the cores,
 samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
 
 WARM_CACHE_SECONDS = 0.02
-"""Seconds of a call beside which reading its weights from memory once, and not from the last cache, is nothing."""
+"""Seconds of a call from which on reading its weights once from memory, not from a cache, is negligible."""
 
 LONG_CALL_SECONDS = 0.05
-"""Seconds of a first call from which on one call is a sample, however much of them was for its being the first."""
+"""Seconds of a first call from which on one call is a sample, though a first call is slower."""
 
 MIN_COMPUTE_SHARE = 0.1
 """A call that computes for less than this part of its time waits for something else than a core."""
@@ -32,13 +32,13 @@ Sampler: TypeAlias = "Callable[[int], float]"
 """Seconds a call, over so many calls in a row."""
 
 Enough: TypeAlias = "Callable[[Mapping[str, Sequence[float]]], bool]"
-"""Whether the samples of each call, taken so far, tell what was asked: no more rounds are needed then."""
+"""Return whether the samples of each call so far are enough, so that no more rounds are needed."""
 
 NOTHING: Mapping[str, float] = {}
 
 
 def stop_after(rounds: int, seconds: float) -> Enough:
-    """So many *rounds* are *enough* where they took so many *seconds* in all: long calls are disturbed less."""
+    """A stopping rule: *rounds* rounds that took *seconds* in all are enough, since long calls are disturbed less."""
 
     def enough(samples: Mapping[str, Sequence[float]]) -> bool:
         return min(map(len, samples.values())) >= rounds and sum(map(sum, samples.values())) >= seconds
@@ -47,12 +47,12 @@ def stop_after(rounds: int, seconds: float) -> Enough:
 
 
 def all_rounds(samples: Mapping[str, Sequence[float]]) -> bool:
-    """What is *enough* where all rounds are wanted."""
+    """The stopping rule of all rounds: samples are never enough."""
     return False
 
 
 def settle_seconds(threads: int) -> float:
-    """What ``compare`` lets pass between engines of *threads* threads each: one's must not take the other's cores."""
+    """Seconds between engines of *threads* threads each: waiting threads of one must not take the other's cores."""
     return SETTLE_SECONDS if threads > 1 else 0.0
 
 
@@ -67,12 +67,12 @@ class Timing:
 
     @property
     def low(self) -> float:
-        """The lower quartile: what else runs on the machine only ever adds time."""
+        """The lower quartile: other work on the machine only adds time."""
         return quantiles(self.samples, n=4)[0] if len(self.samples) > 1 else self.median
 
 
 def times_faster(before: Timing, after: Timing) -> float:
-    """How many times faster *after* is than *before*, both from one ``compare``: the median over its rounds.
+    """The speedup of *after* over *before*, both from one ``time_calls``: the median over its rounds.
 
     The two samples of a round are taken one after the other, so a slow spell of the machine, however long, hits both.
     """
@@ -107,7 +107,7 @@ def time_samplers(
     warm: Mapping[str, float] = NOTHING,
     enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
-    """``compare`` of what says itself how long it took, in another process for example."""
+    """``time_calls`` of samplers that report their own times, for example from another process."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
     names = list(samplers)
@@ -132,21 +132,21 @@ def time_samplers(
 
 
 def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
-    """How often each call's median holds the one of *base*."""
+    """The ratio of each call's median to that of *base*."""
     return {name: timing.median / samples[base].median for name, timing in samples.items()}
 
 
 def sample_seconds(call: Callable[[], object], repeats: int) -> float:
-    """Seconds that *call* takes, on average over *repeats* in a row, after a first one: what ran before has the caches.
+    """Mean seconds of *repeats* calls in a row, after a first one that fills the caches.
 
-    A single call that takes longer than ``CACHES`` counts as it is.
+    A single call that takes longer than ``WARM_CACHE_SECONDS`` counts as it is.
     """
     first = _seconds(call, 1)
     return first if repeats == 1 and first > WARM_CACHE_SECONDS else _seconds(call, repeats) / repeats
 
 
 def _seconds(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of *repeats* calls: by the clock, less what others had of the cores meanwhile.
+    """Seconds of *repeats* calls by the clock, without the time that other processes had the cores.
 
     Where one thread works that is the processor's time, where several do it is the clock's, whichever is less.  What
     hardly computes waits for something (a device), and counts by the clock.

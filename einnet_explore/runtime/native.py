@@ -72,7 +72,7 @@ class NativeSource:
 
     @property
     def shared(self) -> bool:
-        """Whether several threads run the kernel; raises NoKernel as ``text`` does."""
+        """Return whether several threads run the kernel; raises NoKernel as ``text`` does."""
         return self.threads > 1 and _LAUNCH in self.text
 
     @cached_property

@@ -33,16 +33,16 @@ DOMAIN = "einnet"
 """The custom operator's; models with it are never written to a file, since they hold addresses."""
 
 _LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
-"""Where a compiled kernel keeps the runtime's functions that it calls; TVM fills them in when it loads the kernel."""
+"""Variables of a compiled kernel for the runtime's functions; TVM sets them when it loads the kernel."""
 
 
 Shape: TypeAlias = tuple[int, ...]
 Waiting: TypeAlias = Literal["spin", "sleep"]
-"""How a session's threads wait for work between two calls: in a loop, or asleep."""
+"""The way in which a session's threads wait for work between two calls: in a loop, or asleep."""
 
 
 def custom_ops_available() -> bool:
-    """Whether sessions can run kernels here: a C compiler built the operator, and this ONNX Runtime takes it."""
+    """Return whether sessions can run kernels here: a C compiler built the operator, and ONNX Runtime accepts it."""
     return _custom_op_library() is not None
 
 
@@ -52,7 +52,7 @@ def register_custom_ops(options: onnxruntime.SessionOptions) -> None:
 
 
 class SessionKernel(Protocol):
-    """A compiled function of *scope*, kept under *key*; *shapes* are those of its arguments, the result last."""
+    """A compiled function of *scope*, stored under *key*; *shapes* are those of its arguments, the result last."""
 
     @property
     def scope(self) -> Scope: ...
@@ -124,7 +124,7 @@ OPSET, IR_VERSION = 21, 10
 
 @dataclass
 class FragmentWriter:
-    """What has been written: *nodes* in order and the *weights* that they read, by value name.
+    """Writer of a part of an ONNX graph: *nodes* in order and the *weights* that they read, by value name.
 
     *names* gives the values of tensors that others know; all other values begin with *prefix*.  Tensors in *constants*
     become weights where they are read.
@@ -187,7 +187,7 @@ class FragmentWriter:
         return self.names.get(tensor, f"{self.prefix}{tensor}")
 
     def model(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-        """What has been written as a model that reads and gives these tensors."""
+        """A model of the written nodes with these inputs and outputs."""
 
         def infos(tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             return [
@@ -209,7 +209,7 @@ def initializer(name: str, array: Array) -> onnx.TensorProto:
 
 
 def opset_imports(nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
-    """What a model of *nodes* has to import besides ONNX's operators."""
+    """The operator sets that a model of *nodes* imports besides ONNX's."""
     return [helper.make_opsetid(DOMAIN, 1)] if any(node.domain == DOMAIN for node in nodes) else []
 
 

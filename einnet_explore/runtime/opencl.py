@@ -65,7 +65,7 @@ class LoadedKernel(Protocol):
 
 _UNKNOWN_PROCESSOR = b"generic"
 _RECORD_OFFSETS = range(0, 1024, 8)
-"""Where in the record names are looked for; it is larger."""
+"""Offsets in the device's record at which names are looked for; the record is larger."""
 
 _PROCESSOR_NAMES = (
     ({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, b"skylake-avx512"),
@@ -170,7 +170,7 @@ class OpenCLKernel:
 
 @lru_cache(maxsize=512)
 def load_opencl_kernel(kernel: Kernel) -> OpenCLKernel:
-    """*kernel* compiled for the device; the same kernel is compiled once, and kept across processes.
+    """*kernel* compiled for the device; equal kernels are compiled once, and cached across processes.
 
     Raises BackendError where pyopencl or a device is missing, where the device cannot hold the kernel's shared memory
     or lacks double precision, and where the text does not compile, with the compiler's words.

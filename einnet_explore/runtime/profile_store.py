@@ -32,12 +32,12 @@ UNFUSED_PAIR = "apart"
 """The engine under which the time of two equations is stored, one after the other with the best engine each."""
 
 ONE_THREAD_SUFFIX = " by one thread"
-"""What follows an engine's name where its kernel is for one thread though there are several."""
+"""Suffix of an engine's name if its kernel runs on one thread of several."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a measured time belongs to; *engine* is what ran it, empty for the one that was chosen."""
+    """Key of a measured time; *engine* is the engine that ran it, empty for the chosen one."""
 
     operator: str
     attributes: str
@@ -90,7 +90,7 @@ def device_name() -> str:
 
 @lru_cache(maxsize=1)
 def library_versions() -> str:
-    """The versions of what runs operators."""
+    """The versions of the libraries that run operators."""
     return " ".join(f"{name} {package_version(name)}" for name in ("apache-tvm", "onnxruntime", "numpy"))
 
 
@@ -119,7 +119,7 @@ def _program_text(program: Program) -> str:
 T = TypeVar("T")
 
 _VERSIONS_SEPARATOR = ", kernels "
-"""Between how a time was taken and the versions of what writes kernels that it holds for."""
+"""Separates the method of measurement from the versions of the kernel generators for which the time is valid."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
     operator TEXT, attributes TEXT, shapes TEXT, dtype TEXT, threads INTEGER, device TEXT, library TEXT,
@@ -192,7 +192,7 @@ class TimeStore:
         return find
 
     def known(self, threads: int = 1) -> dict[ProfileKey, float]:
-        """What is stored now: each key's least seconds by any engine; a time of the one that was chosen goes first."""
+        """The stored times: each key's least seconds by any engine; the chosen engine's time has precedence."""
 
         def least(found: Mapping[ProfileKey, StoredTime]) -> dict[ProfileKey, float]:
             return _least((key, profile.seconds) for key, profile in found.items() if key.threads == threads)
@@ -212,7 +212,7 @@ class TimeStore:
             return instead(self._memory)
 
     def _readable_times(self) -> dict[ProfileKey, StoredTime]:
-        """What can be read where nothing can be written: a cache may have been made by others."""
+        """The times of a file that can only be read: another user may own the cache."""
         try:
             with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
                 return _times(file)
@@ -236,7 +236,7 @@ def _times(file: sqlite3.Connection) -> dict[ProfileKey, StoredTime]:
 
 
 def _kernel_versions(key: ProfileKey) -> str:
-    """What a time says of the kernels that may be in it: one by itself, a chosen one, or those of a program."""
+    """The versions of the kernels that a time of *key* may include: one kernel, the chosen one, or a program's."""
     if key.device != device_name():
         return ""
     engine, chosen = key.engine.removesuffix(ONE_THREAD_SUFFIX), key.engine in ("", UNFUSED_PAIR)

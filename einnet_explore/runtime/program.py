@@ -42,13 +42,13 @@ class Buffer:
     last: int
 
     def meets(self, other: Buffer) -> bool:
-        """Whether some step needs both; a step's results never lie on what it reads."""
+        """Return whether a step needs both; a step's result never overlaps its operands."""
         return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Where each buffer begins, how many bytes there are in all, and how many there would be without reuse."""
+    """The offset of each buffer, the bytes of all, and the bytes that they would need without reuse."""
 
     offsets: Mapping[str, int]
     size: int
@@ -111,7 +111,7 @@ class ExecutionStep:
 
 @dataclass(frozen=True, eq=False)
 class ExecutionContext:
-    """Arrays, and what computes the outputs from what the inputs hold now; used by one thread at a time."""
+    """Arrays, and the calls that compute the outputs from the inputs; used by one thread at a time."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
@@ -182,7 +182,7 @@ class ContextPool:
         return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls)
 
     def _buffers(self) -> dict[str, Buffer]:
-        """What is live when: a view keeps what it shows alive, outputs live to the end; inputs lie elsewhere."""
+        """The live ranges: a view keeps its source alive, and outputs live to the end; inputs are not in the arena."""
         shown: dict[str, str] = {}
         last: dict[str, int] = {}
         for n, step in enumerate(self.steps):
@@ -218,7 +218,7 @@ class CompiledProgram:
     program: Program
     threads: int
     engines: Mapping[str, str]
-    """What runs each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``constant``."""
+    """The engine of each equation: ``view``, ``onnxruntime``, ``matmul``, ``tiled``, ``tvm``, ``c`` or ``constant``."""
     contexts: ContextPool = field(repr=False)
 
     def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
@@ -245,7 +245,7 @@ class CompiledProgram:
         return dict(zip(self.program.outputs, found, strict=True))
 
     def execute(self) -> None:
-        """Compute ``outputs`` from what the arrays in ``inputs`` hold now, without copies; for one thread at a time."""
+        """Compute ``outputs`` from the arrays in ``inputs``, without copies; for one thread at a time."""
         self._context.execute()
 
     @property
@@ -260,7 +260,7 @@ class CompiledProgram:
 
     @property
     def calls(self) -> Sequence[Callable[[], object]]:
-        """What ``execute`` does: nothing where there are only views and constants."""
+        """The calls of ``execute``: none if there are only views and constants."""
         return self._context.calls
 
     def write(self, names: Mapping[str, str], prefix: str) -> FragmentWriter | None:

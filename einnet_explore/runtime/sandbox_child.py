@@ -45,7 +45,7 @@ def serve() -> None:
 
 
 def first_run_failure(file: str, specs: list[tuple[list[int], str]]) -> str:
-    """What is wrong with the kernel in *file* for arrays of these shapes and dtypes, or nothing."""
+    """Run the kernel in *file* on arrays of these shapes and dtypes; return its fault, empty if there is none."""
     function = tvm_ffi.load_module(file)["main"]
     held, arrays = [], []
     for shape, dtype in specs:

@@ -124,13 +124,13 @@ class TvmSource:
 
     @cached_property
     def prepared(self) -> Scope:
-        """What the kernel computes: equal to *scope*, with dimensions merged where nothing looks between them."""
+        """The scope that the kernel computes: *scope* with as many dimensions merged as possible."""
         ready = prepare(self.scope)
         return ready if isinstance(replace(self, rank=0).kind, OnePass | Rows) else collapse_dimensions(ready)
 
     @property
     def shared(self) -> bool:
-        """Whether several threads run the kernel."""
+        """Return whether several threads run the kernel."""
         if self.threads == 1:
             return False
         match self.kind:
@@ -200,7 +200,7 @@ class TvmSource:
 
     @cached_property
     def key(self) -> str:
-        """What a compiled kernel is remembered by."""
+        """The key of the compiled kernel in the cache directory."""
         own = (self.dtype, self.threads, self.rank, versions.SCHEDULE_VERSION, this_machine())
         parts = (scope_identity(self.scope), *own, *compiled.compilation_target())
         return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:40]

@@ -209,7 +209,7 @@ def device_addresses(step: Convolution, buffers: DeviceArrays) -> dict[int, int]
 
 
 def runs_on_frontend(step: Convolution, buffers: DeviceArrays) -> bool:
-    """Whether the frontend is there and takes *step*: every tensor begins where cuDNN expects."""
+    """Return whether the frontend is installed and takes *step*: every tensor is aligned as cuDNN expects."""
     return cudnn_frontend() is not None and all(
         p % CUDNN_ALIGNMENT_BYTES == 0 for p in device_addresses(step, buffers).values()
     )
@@ -245,7 +245,7 @@ def bind_torch_convolution(
 
 
 def torch_output_padding(step: Convolution) -> Shape:
-    """What torch calls the output padding of a transposed convolution: less padding after than before is more output.
+    """Torch's output padding of a transposed convolution: less padding after than before is more output.
 
     Raises BackendError where it is negative, or as large as both stride and dilation: torch takes neither.
     """

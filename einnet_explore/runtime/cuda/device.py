@@ -48,7 +48,7 @@ DeviceArrays: TypeAlias = Mapping[str, DeviceArray]
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """The device in use: what figures from it are kept with."""
+    """The device in use, as measurements name it."""
 
     name: str
     capability: str
@@ -61,12 +61,12 @@ class CudaDevice:
 
     @property
     def key(self) -> tuple[str, str]:
-        """(device, libraries) as profiles are kept by."""
+        """(device, libraries) in the keys of profiles."""
         return f"CUDA {self.name}", f"driver {self.driver} runtime {self.runtime} {self.libraries}"
 
 
 def missing_for_cuda() -> tuple[str, ...]:
-    """What is missing of CuPy, an NVIDIA driver and a device, each with how to get it; nothing where all is there."""
+    """The missing ones of CuPy, an NVIDIA driver and a device, each with a way to install it."""
     if find_spec("cupy") is None:
         # The driver can be looked for without CuPy, so that one message says all.
         return "CuPy (pip install cupy-cuda13x, or cupy-cuda12x)", *_no_driver()
@@ -95,7 +95,7 @@ def _no_driver() -> tuple[str, ...]:
 
 
 def missing_for_products() -> tuple[str, ...]:
-    """What is missing of cuBLAS, which CuPy 14 finds when it is first used."""
+    """cuBLAS if it is missing; CuPy 14 looks for it on first use."""
     try:
         cublas()
     except ImportError as error:
@@ -111,7 +111,7 @@ def cublas() -> ModuleType:
 
 
 def missing_for_convolutions() -> tuple[str, ...]:
-    """What is missing of a library for convolutions: the cuDNN frontend with cuDNN, or a torch that sees the device."""
+    """A library for convolutions if none is there: the cuDNN frontend with cuDNN, or a torch that sees the device."""
     if cudnn_frontend() is not None:
         return ()
     if find_spec("torch") is None:
@@ -134,7 +134,7 @@ def cudnn_frontend() -> ModuleType | None:
 
 
 def require_cuda() -> None:
-    """Raise BackendError, which says in one line what is missing, unless kernels can be run."""
+    """Raise BackendError, which names everything missing in one line, unless kernels can run."""
     if lacking := missing_for_cuda():
         raise BackendError(f"no CUDA backend can run here: missing {', and '.join(lacking)}")
 
@@ -184,7 +184,7 @@ def _cudnn_version() -> str:
 
 
 L2_MULTIPLE = 4
-"""So many times the L2's size is what inputs in rotation take together."""
+"""The size of all inputs in rotation, relative to the L2."""
 
 Call = Callable[[], object]
 
@@ -215,12 +215,12 @@ def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3)
 
 
 def rough_seconds(call: Call) -> float:
-    """Seconds of a call, roughly: what is enough to choose among algorithms of a library."""
+    """Seconds of a call, precise enough to choose among a library's algorithms."""
     return median(event_seconds([call], samples=3, least=2e-4))
 
 
 def rotation_copies(nbytes: int, memory: float = 0.25) -> int:
-    """How many copies of *nbytes* together are past the L2; at most the part *memory* of the device's."""
+    """The number of copies of *nbytes* that exceed the L2; at most the fraction *memory* of the device's memory."""
     held = cuda_device()
     wanted = -(-L2_MULTIPLE * held.l2_bytes // max(1, nbytes))
     return max(1, min(wanted, 64, int(memory * held.memory_bytes / max(1, nbytes))))
@@ -255,7 +255,7 @@ def capture_graph(call: Call) -> Call:
 
 
 def capture_graph_by_torch(call: Call) -> Call:
-    """*call*, which may call torch and CuPy, as one graph; what it returns is kept alive with it.
+    """*call*, which may call torch and CuPy, as one graph; its result lives as long as the graph.
 
     Torch captures, so that torch's memory is the graph's; CuPy works in the stream that torch captures.
     """

@@ -232,7 +232,7 @@ def _packed_view(view: View, name: str) -> View:
 
 
 MatrixAddress: TypeAlias = tuple[int, int, int]
-"""Where a matrix begins on the device, its leading dimension, and the distance of batches in elements."""
+"""The address of a matrix on the device, its leading dimension, and the distance of batches in elements."""
 
 
 def _gemm_arguments(
@@ -298,7 +298,7 @@ def compile_plan(
     weights: Mapping[str, np.ndarray] | None = None,
     cubin: Callable[[CudaLaunch], str | None] = lambda _: None,
 ) -> CudaProgram:
-    """*plan* on the device: buffers allocated, *weights* (host arrays) copied, what depends on them alone computed.
+    """*plan* on the device: allocate buffers, copy *weights* (host arrays), and run the steps that only read weights.
 
     *cubin* gives a file with a kernel's machine code, or None.  Raises BackendError without a device, for a
     missing weight, and for kernels that do not compile.

@@ -25,7 +25,7 @@ _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What a kernel takes: *registers* a thread, bytes of *shared* memory a block, bytes of local memory a thread.
+    """Resources of a kernel: *registers* a thread, bytes of *shared* memory a block, bytes of local memory a thread.
 
     *stack* is an array that is not in registers, *spills* are registers that did not fit: both go through memory.
     """
@@ -54,7 +54,7 @@ _ASSEMBLER_LINE = re.compile(
 
 
 def kernel_resources(log: str) -> KernelResources | None:
-    """What the assembler's *log* says of the one kernel that it is about; None where it says nothing."""
+    """The resources of a kernel in the assembler's *log*; None if it has none."""
     found = _ASSEMBLER_LINE.search(log)
     if found is None:
         return None
@@ -72,7 +72,7 @@ class CompiledCuda:
     code: bytes
     log: str
     resources: KernelResources | None = None
-    """Of machine code: what the assembler says it takes."""
+    """Of machine code, by the assembler's log."""
 
 
 def compile_cuda(kernel: Kernel, architecture: str = ARCHITECTURES[0]) -> CompiledCuda:

@@ -34,8 +34,8 @@ from einnet_explore.support.errors import BackendError, Refused
 DTYPE = "float32"
 
 GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
-"""What tiles are chosen for: four blocks of 256 threads and 32 sums each on every multiprocessor; 48 KiB are what a
-block has without asking for more, for two tiles of every input."""
+"""The hardware for which tiles are chosen: every multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
+of shared memory, a block's default, hold two tiles of every input."""
 
 FEW_BLOCKS, LARGE_BLOCK_ELEMENTS = 1024, 4096
 """Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
@@ -44,7 +44,7 @@ CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> CudaPlan:
-    """The steps of *program* in float32; text only, no device is asked.
+    """The steps of *program* in float32: text only, made without a device.
 
     Raises BackendError, which names the equation, where no kernel can be made of it.
     """
@@ -238,7 +238,7 @@ def _shown(flat: np.ndarray, place: View) -> np.ndarray:
 
 
 def _view_in(view: np.ndarray, among: Sequence[tuple[np.ndarray, View]]) -> View:
-    """Where *view* lies in the buffer that it is part of; elements are bytes here."""
+    """The place of *view* in the buffer that it is part of; elements are bytes here."""
     at = view.ctypes.data
     for base, place in among:
         start = base.ctypes.data

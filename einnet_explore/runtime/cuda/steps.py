@@ -11,7 +11,7 @@ from einnet_explore.support.json_values import as_integer, as_integers, as_items
 Shape: TypeAlias = tuple[int, ...]
 
 PRECISIONS: Mapping[str, int] = {"float32": 24, "tf32": 11, "float16": 11, "bfloat16": 8}
-"""What libraries may round factors to before they multiply, with its significant bits; all sums are in float32."""
+"""Types to which libraries may round factors before they multiply, and their significant bits; sums are float32."""
 
 MAX_FLOAT32_ERROR = 1e-4
 """The largest error allowed in float32, relative to the largest output."""
@@ -29,7 +29,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One kernel: CUDA C *text* that defines *entry*, and what it is called with: buffers by name, typed numbers."""
+    """One kernel: CUDA C *text* that defines *entry*, and its arguments: buffers by name, typed numbers."""
 
     entry: str
     text: str
@@ -41,7 +41,7 @@ class CudaLaunch:
 
 @dataclass(frozen=True, slots=True)
 class CudaProduct:
-    """*out* = *left* @ *right*, batched: what cuBLAS does."""
+    """*out* = *left* @ *right*, batched; run by cuBLAS."""
 
     out: View
     left: View
@@ -51,7 +51,7 @@ class CudaProduct:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """*out* = a convolution or its transpose of *data* by *weights*, as ONNX defines both: what cuDNN does."""
+    """*out* = a convolution or its transpose of *data* by *weights*, as ONNX defines both; run by cuDNN."""
 
     kind: str
     out: View
@@ -70,7 +70,7 @@ Step: TypeAlias = CudaLaunch | CudaProduct | Convolution
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """What is done, in order; *buffers* (shapes by name) are all that is read and written, of elements of *dtype*.
+    """Steps in order; all of them read and write *buffers* (shapes by name) with elements of *dtype*.
 
     *inputs* and *weights* are filled before; the first *once* steps read weights only and are done a single time.
     """
@@ -85,7 +85,7 @@ class CudaPlan:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Those of buffers that have another one."""
     precision: str = "float32"
-    """One of ``PRECISIONS``: how libraries may multiply.  Our own kernels compute in float32 whatever it is."""
+    """The precision of libraries' products, one of ``PRECISIONS``.  Our own kernels always compute in float32."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -93,7 +93,7 @@ class CudaPlan:
 
     @property
     def by_library(self) -> bool:
-        """Whether a library multiplies anything in it: else every precision is the same."""
+        """Return whether a library multiplies in any step; otherwise every precision is the same."""
         return any(not isinstance(step, CudaLaunch) for step in self.steps)
 
     @property
@@ -105,7 +105,7 @@ class CudaPlan:
 
     @property
     def numerics(self) -> str:
-        """What the precision does to the last digits, in a sentence."""
+        """The effect of the precision on the last digits, in a sentence."""
         bits = PRECISIONS[self.precision]
         if not self.by_library or bits == PRECISIONS["float32"]:
             return "float32: factors are multiplied as they are"
