@@ -392,7 +392,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
 ) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     path = compiled.c_library("int one(void) { return 1; }")
-    assert path is not None and compiled._is_intact(path)
+    assert compiled._is_intact(path)
     held = path if open_ == "the file" else path.parent
     held.chmod(held.stat().st_mode | stat.S_IWOTH)
     assert not compiled._is_intact(path) and compiled.load_stored(path.stem) is None
@@ -402,6 +402,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
     assert path.stat().st_uid == 0 or not compiled._is_intact(path)
 
 
+@pytest.mark.skipif(compiled._linker() is None, reason="no C compiler here")
 def test_what_the_cache_holds_is_written_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     mask = os.umask(0)
@@ -409,7 +410,7 @@ def test_what_the_cache_holds_is_written_by_nobody_else(tmp_path: Path, monkeypa
         path = compiled.c_library("int two(void) { return 2; }")
     finally:
         os.umask(mask)
-    assert path is None or compiled._is_intact(path)
+    assert compiled._is_intact(path)
 
 
 FAMILY = "\ntensor A[H, W]\nY[h:H, w:W] = A[h, w]\n"

@@ -12,6 +12,7 @@ from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import onnx_session
 from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
@@ -83,15 +84,17 @@ def test_a_kernel_that_fails_is_an_error() -> None:
 
 def test_without_a_compiler_there_is_nothing_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
-    assert compiled.c_library("int one(void) { return 1; }") is None
+    with pytest.raises(BackendError, match="no C compiler was found"):
+        compiled.c_library("int two(void) { return 2; }")
 
 
 def test_what_does_not_compile_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
-    assert compiled.c_library("int one(void) { return x; }") is None
+    with pytest.raises(BackendError, match=r"error: .*x"):
+        compiled.c_library("int one(void) { return x; }")
     good = "int one(void) { return 1; }"
     path = compiled.c_library(good)
-    assert path is not None and path.exists()
+    assert path.exists()
     path.write_bytes(path.read_bytes()[:-5])  # damaged: it is built again
     assert compiled.c_library(good) == path and path.read_bytes()[-5:] != b""
 

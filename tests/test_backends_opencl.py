@@ -32,7 +32,7 @@ from tests.test_kernels_source import everything, halves, sums
 
 needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.nvrtc_available(), reason="no NVRTC")
-needs_c = pytest.mark.skipif(compiled.c_library("int one(void) { return 1; }") is None, reason="no C compiler")
+needs_c = pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 
 LOADERS = [
     pytest.param(opencl.load_opencl_kernel, marks=needs_opencl, id="opencl"),

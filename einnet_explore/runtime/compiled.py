@@ -18,7 +18,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -202,21 +201,14 @@ def build_c(source: str, key: str, arrays: Sequence[ArraySpec], flags: Sequence[
     It has run once in another process when it is kept.  Raises BackendError where it crashed or hung there, where no C
     compiler or no place to keep it is there, and, with the compiler's words, where *source* is refused.
     """
-    if _linker() is None:
-        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
-    path, wrong = _path(key), ""
+    path = _path(key)
 
     def make(new: Path) -> None:
-        nonlocal wrong
-        try:
-            _compile(source, new, *flags)
-        except OSError as error:
-            wrong = str(error).strip()
-            raise
+        _compile(source, new, *flags)
         run_in_sandbox(new, arrays)
 
     if not write_aside(path, make):
-        raise BackendError(f"no kernel is kept as {path}: {wrong or 'it cannot be written'}")
+        raise BackendError(f"no kernel is kept as {path}: it cannot be written")
     if (kept := _load(path)) is None:
         raise BackendError(f"the kernel kept as {path} cannot be loaded, or others may write there")
     return kept
@@ -260,44 +252,26 @@ def kernel_file(key: str) -> Path | None:
     return path if path.suffix == ".so" and path.exists() and _is_owned(path) else None
 
 
-def c_library(source: str, *flags: str) -> Path | None:
-    """*source*, in C, as a shared library in the cache directory; None where nothing here compiles it.
+def c_library(source: str, *flags: str) -> Path:
+    """*source*, in C, as a shared library in the cache directory.
 
-    *flags* go to the compiler; a library made with some is kept for this processor only.
+    *flags* go to the compiler; a library made with some is kept for this processor only.  Raises BackendError, with the
+    compiler's words, where nothing here compiles it, and where no place to keep it is there.
     """
-    if _linker() is None:
-        return None
     own = "\0".join((source, *flags, *compilation_target()[1:])) if flags else source
     path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
-    if _is_intact(path):
-        return path
-    return path if write_aside(path, lambda new: _compile(source, new, *flags)) and _is_intact(path) else None
+    if not _is_intact(path):
+        written = write_aside(path, lambda new: _compile(source, new, *flags))
+        if not written or not _is_intact(path):
+            raise BackendError(f"no library is kept as {path}: it cannot be written, or others may write there")
+    return path
 
 
 def load_c_function(source: str, name: str, *flags: str) -> CompiledFunction:
-    """The function *name* of *source*, in C, which returns nothing; compiled by ``c_library``.
-
-    Raises BackendError, with the compiler's words, where nothing here compiles it.
-    """
-    path = c_library(source, *flags)
-    if path is None:
-        said = c_compiler_errors(source, *flags).strip()
-        raise BackendError(said or "it needs cc, gcc or clang, and a cache directory to write to")
-    function = ctypes.CDLL(str(path))[name]
+    """The function *name* of *source*, in C, which returns nothing; raises as ``c_library`` does."""
+    function = ctypes.CDLL(str(c_library(source, *flags)))[name]
     function.restype = None
     return function
-
-
-def c_compiler_errors(source: str, *flags: str) -> str:
-    """The C compiler's errors in *source*; empty if it compiles, or if there is no compiler."""
-    if _linker() is None:
-        return ""
-    try:
-        with tempfile.TemporaryDirectory(prefix="einnet-explore-") as folder:
-            _compile(source, Path(folder) / "kernel.so", *flags)
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def cpu_name() -> str:
@@ -348,9 +322,15 @@ def _save(module: tvm.runtime.Module, path: Path) -> None:
 
 
 def _compile(source: str, path: Path, *flags: str) -> None:
+    """Write *source*, in C, to *path* as a shared library; raises BackendError with the compiler's words."""
+    if _linker() is None:
+        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
     text = path.with_suffix(".c")
     text.write_text(source)
-    _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
+    try:
+        _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
+    except OSError as error:
+        raise BackendError(str(error).strip()) from None
     _seal_file(path)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from einnet_explore.analysis.indices import fresh_name, substitute
@@ -61,7 +62,7 @@ class NativeSource:
     def text(self) -> str:
         """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
         try:
-            made = _transposed_kernel(self.scope) or _regions_kernel(self.scope) or _fused_kernel(self.scope)
+            made = _moving_kernel(self.scope) or _fused_kernel(self.scope)
             name = entry_name(made.kernel)
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
@@ -106,26 +107,18 @@ class _SourceKernel:
     moved: int
 
 
-def _transposed_kernel(scope: Scope) -> _SourceKernel | None:
-    """The kernel of transposed tiles, where *scope* is written along another dimension than it reads."""
+def _moving_kernel(scope: Scope) -> _SourceKernel | None:
+    """The kernel of a *scope* that only moves elements; None if it computes, or if the fused kernel is as good.
+
+    Transposed tiles serve a result along another dimension than the operand, kernels by regions avoid conditions.
+    """
     ready = _simplify(scope)
     result = fresh_name("Y", {t.name for t in tensors(ready)})
-    try:
-        kernel, number = transpose_kernel(ready, result, this_machine())
-    except Refused:
-        return None
-    return _SourceKernel(kernel, result, number, (), moved_elements(ready))
-
-
-def _regions_kernel(scope: Scope) -> _SourceKernel | None:
-    """The kernel without conditions, where *scope* only gathers and there are any."""
-    ready = _simplify(scope)
-    result = fresh_name("Y", {t.name for t in tensors(ready)})
-    try:
-        kernel, number = regions_kernel(ready, result)
-    except Refused:
-        return None
-    return _SourceKernel(kernel, result, number, (), moved_elements(ready))
+    for generate in (partial(transpose_kernel, machine=this_machine()), regions_kernel):
+        with suppress(Refused):
+            kernel, number = generate(ready, result)
+            return _SourceKernel(kernel, result, number, (), moved_elements(ready))
+    return None
 
 
 def _simplify(scope: Scope) -> Scope:

@@ -109,10 +109,8 @@ def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
 @lru_cache(maxsize=1)
 def _custom_op_library() -> Path | None:
     source = resources.files(__package__).joinpath("custom_op.c").read_text()
-    path = compiled.c_library(source)
-    if path is None:
-        return None
     try:
+        path = compiled.c_library(source)
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
     except Exception:  # ONNX Runtime has a class of its own for every kind of failure
         return None

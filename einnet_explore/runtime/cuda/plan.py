@@ -34,8 +34,8 @@ from einnet_explore.support.errors import BackendError, Refused
 DTYPE = "float32"
 
 GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
-"""The hardware for which tiles are chosen: every multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
-of shared memory, a block's default, hold two tiles of every input."""
+"""The hardware for which tiles are chosen: each multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
+of shared memory, the default of a block, hold two tiles of every input."""
 
 FEW_BLOCKS, LARGE_BLOCK_ELEMENTS = 1024, 4096
 """Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
