@@ -31,7 +31,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike = "float32") -> A
 
 
 def aligned(array: npt.ArrayLike, dtype: npt.DTypeLike = "float32") -> Array:
-    """*array* as it is where a kernel can take it, else an aligned copy."""
+    """*array* itself if a kernel takes it, else an aligned copy."""
     given = np.asarray(array)
     fits = given.dtype == np.dtype(dtype) and given.flags.c_contiguous and given.flags.writeable
     if fits and fits_kernel(given):
@@ -120,7 +120,7 @@ def differences(want: Arrays, got: Arrays) -> tuple[float, float]:
 
 
 def _difference(want: Array, got: Array) -> float:
-    """The largest difference; truth values and unsigned numbers have one too, and of infinities it is none."""
+    """The largest difference of numbers, unsigned numbers and truth values; infinities are left out."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(want.astype(np.float64) - got.astype(np.float64))
     return float(np.max(apart, initial=0, where=~np.isnan(apart)))

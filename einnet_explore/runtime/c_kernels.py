@@ -27,7 +27,7 @@ Argument: TypeAlias = np.ndarray | np.generic | float
 def checked_arguments(
     kernel: Kernel, given: Sequence[Argument], grid: Grid | None
 ) -> tuple[list[np.ndarray | np.generic], Grid]:
-    """*given* as arrays and typed scalars in the order of the kernel's parameters, and the grid.
+    """Return *given* as arrays and typed scalars in the order of the kernel's parameters, and the grid.
 
     Raises BackendError, with what was found and what is expected, for a wrong number of arguments, an array of another
     dtype, not contiguous, too small or read-only, a scalar beyond its type, and an impossible grid.

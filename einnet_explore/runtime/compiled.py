@@ -143,7 +143,7 @@ def _runtime() -> Path:
 
 
 def _renew_lock() -> None:
-    """In a fork, which has one thread of its parent's: another may have held the lock."""
+    """Make a new lock in a fork: another thread of the parent may have held the old one."""
     global _lock  # noqa: PLW0603 - it is the process's
     _lock = threading.Lock()
 
@@ -182,9 +182,9 @@ def load_stored(key: str) -> CompiledFunction | None:
 
 
 def build_tvm(function: tvm.tirx.PrimFunc, key: str, threads: int) -> CompiledFunction:
-    """Compile a PrimFunc, keep it under *key* where the disk allows it, and give the callable function.
+    """Compile a PrimFunc, store it under *key* if the disk allows it, and return the callable function.
 
-    It has run once in another process when it is kept; raises BackendError where it crashed or hung there.
+    Before it is stored it runs once in the sandbox; raises BackendError if it crashes or hangs there.
     """
     module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
     path = _path(key)
@@ -196,10 +196,10 @@ def build_tvm(function: tvm.tirx.PrimFunc, key: str, threads: int) -> CompiledFu
 
 
 def build_c(source: str, key: str, arrays: Sequence[ArraySpec], flags: Sequence[str]) -> CompiledFunction:
-    """Compile *source*, in C with TVM's entry point, for *arrays* (shapes and dtypes); keep it under *key*.
+    """Compile *source*, in C with TVM's entry point, for *arrays* (shapes and dtypes); store it under *key*.
 
-    It has run once in another process when it is kept.  Raises BackendError where it crashed or hung there, where no C
-    compiler or no place to keep it is there, and, with the compiler's words, where *source* is refused.
+    Before it is stored it runs once in the sandbox.  Raises BackendError if it crashes or hangs there, if there is no C
+    compiler or it cannot be stored, and, with the compiler's words, if *source* does not compile.
     """
     path = _path(key)
 
@@ -235,7 +235,7 @@ def compilation_target() -> tuple[str, str, str]:
 
 
 def c_compiler() -> str:
-    """The C compiler's name and version as it says them; empty where there is none."""
+    """The C compiler's name and version as it prints them; empty if there is none."""
     linker = _linker()
     return _first_line(linker) if linker else ""
 
@@ -255,8 +255,8 @@ def kernel_file(key: str) -> Path | None:
 def c_library(source: str, *flags: str) -> Path:
     """*source*, in C, as a shared library in the cache directory.
 
-    *flags* go to the compiler; a library made with some is kept for this processor only.  Raises BackendError, with the
-    compiler's words, where nothing here compiles it, and where no place to keep it is there.
+    *flags* go to the compiler; a library made with flags is stored for this processor only.  Raises BackendError, with
+    the compiler's words, if it does not compile, and if it cannot be stored.
     """
     own = "\0".join((source, *flags, *compilation_target()[1:])) if flags else source
     path = cache_directory() / "kernels" / f"c-{hashlib.sha256(own.encode()).hexdigest()[:40]}.so"
@@ -288,7 +288,7 @@ _pool = 1
 
 
 def use_threads(threads: int) -> None:
-    """TVM's pool grows to the largest number of threads that a kernel asks for."""
+    """Let TVM's pool have at least *threads* threads."""
     global _pool  # noqa: PLW0603 - the pool is the process's
     if threads > _pool:  # one thread needs no pool: made for one, it could be too small for ever
         # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
@@ -372,7 +372,7 @@ def _is_owned(path: Path) -> bool:
 
 
 def _load(path: Path) -> CompiledFunction | None:
-    """The function in *path*; None where there is none, or a damaged one."""
+    """The function in *path*; None if there is none, or if it is damaged."""
     if not _is_intact(path):
         return None
     try:

@@ -60,7 +60,7 @@ class NativeSource:
 
     @cached_property
     def text(self) -> str:
-        """The C that is compiled; raises NoKernel where the scope is no kernel of ours."""
+        """The C source; raises NoKernel if the scope has no kernel in C."""
         try:
             made = _moving_kernel(self.scope) or _fused_kernel(self.scope)
             name = entry_name(made.kernel)
@@ -98,7 +98,7 @@ class NativeSource:
 
 @dataclass(frozen=True)
 class _SourceKernel:
-    """A *kernel* of so many *blocks* that writes *result*; *slots* are elements of temporaries, *moved* of all."""
+    """A *kernel* of *blocks* blocks that writes *result*; *slots* are elements of temporaries, *moved* of all data."""
 
     kernel: Kernel
     result: str
@@ -122,7 +122,7 @@ def _moving_kernel(scope: Scope) -> _SourceKernel | None:
 
 
 def _simplify(scope: Scope) -> Scope:
-    """*scope* in as few traversals as there can be: rows are along one that has several values."""
+    """*scope* in as few traversals as possible, none of them of extent 1."""
     ready = collapse_dimensions(prepare(scope))
     ones = {x: as_index(x.lo) for x in ready.traversals if x.extent == 1}
     kept = tuple(x for x in ready.traversals if x not in ones)
@@ -183,7 +183,7 @@ VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);"""
 
 
 def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterable[str]:
-    """The function that TVM, or a session, calls; it shares the blocks among *threads* where that is worth it."""
+    """The function that TVM or a session calls; it shares the blocks among *threads* if they are large enough."""
     total = made.blocks
     shares = max(1, min(threads if made.moved >= MIN_PARALLEL_ELEMENTS else 1, total))
     if total // shares >= MAX_BLOCKS:

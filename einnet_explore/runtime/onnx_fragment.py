@@ -68,7 +68,7 @@ class SessionKernel(Protocol):
 
 
 def kernel_node(kernel: SessionKernel, reads: Sequence[str], makes: str) -> onnx.NodeProto | None:
-    """*kernel*, which was loaded before, on the values *reads*, giving *makes*; None where no session can run it.
+    """A node of the loaded *kernel* on the values *reads* that makes *makes*; None if no session can run it.
 
     The node holds an address; the library that it points into is never unloaded.
     """
@@ -88,7 +88,7 @@ def kernel_node(kernel: SessionKernel, reads: Sequence[str], makes: str) -> onnx
 
 
 def _take_over(library: ctypes.CDLL) -> None:
-    """Let the kernel in *library* ask ours for threads, which asks the session, or TVM's pool outside of one."""
+    """Let the kernel in *library* take threads from the session in which it runs, or outside of one from TVM's pool."""
     path = _custom_op_library()
     assert path is not None
     ours = ctypes.CDLL(str(path))
@@ -124,7 +124,7 @@ OPSET, IR_VERSION = 21, 10
 class FragmentWriter:
     """Writer of a part of an ONNX graph: *nodes* in order and the *weights* that they read, by value name.
 
-    *names* gives the values of tensors that others know; all other values begin with *prefix*.  Tensors in *constants*
+    *names* gives the values of tensors outside of it; all other values begin with *prefix*.  Tensors in *constants*
     become weights where they are read.
     """
 
@@ -152,7 +152,7 @@ class FragmentWriter:
         return name if shape == self.shapes[tensor] else self.reshape(name, shape)
 
     def add(self, op: str, values: Sequence[str], makes: str | None = None, **attributes: Any) -> str:
-        """A node of *op* on *values*; it makes the tensor *makes*, or a value of its own whose name is returned."""
+        """Add a node of *op* on *values* that makes the tensor *makes*, or a new value; return the value's name."""
         target = self.output_value(makes)
         self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
         return target
@@ -260,9 +260,9 @@ LARGE_PAGE_BYTES = 2 << 20
 
 
 def copy_to_large_pages(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Copies of *arrays*, one after the other in memory of large pages where the system has them.
+    """Copies of *arrays*, one after the other in large pages if the system has them.
 
-    Nothing where they would not fill one.
+    Returns nothing if they would not fill a page.
     """
     sizes = {
         name: -(-array.nbytes // ARRAY_ALIGNMENT_BYTES) * ARRAY_ALIGNMENT_BYTES
@@ -289,9 +289,9 @@ def copy_to_large_pages(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 def share_initializers(options: onnxruntime.SessionOptions, arrays: Mapping[str, Array]) -> list[onnxruntime.OrtValue]:
-    """Let a session with *options* read *arrays*, its initializers of these names, where they are.
+    """Let a session with *options* read *arrays*, its initializers of these names, in place.
 
-    What is given back has to live as long as the session.
+    The result must live as long as the session.
     """
     values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
     for name, value in values.items():

@@ -111,7 +111,7 @@ def _lies_in(address: int, size: int, areas: list[tuple[int, int]]) -> bool:
 
 
 def _string(address: int, areas: list[tuple[int, int]]) -> bytes:
-    """The first characters of the string that the word at *address* points to; empty where it points nowhere."""
+    """The first characters of the string that the pointer at *address* points to; empty if it points nowhere."""
     to = ctypes.c_void_p.from_address(address).value
     return ctypes.string_at(to, 16).split(b"\0")[0] if to and _lies_in(to, 16, areas) else b""
 

@@ -59,7 +59,7 @@ def profile_key(
 
     Operands of an equation that never change, weights and those named in *constant*, make another key: engines pack
     them beforehand.  So do those that are not packed, whose strides in bytes *strided* gives: engines gather them at
-    every call.  A time says itself for which versions of the generators of kernels it holds.
+    every call.  Versions of kernel generators are stored with the time.
     """
     match what:
         case Equation(_, scope, via):
@@ -143,7 +143,7 @@ class TimeStore:
     """Times by key, in *path* (default: ``profiles.sqlite`` in the cache directory).
 
     Every record is one transaction, so a killed process leaves the file whole.  A file that is damaged or cannot be
-    written is replaced by a store in memory, with a warning; it holds what can be read of the file.
+    written is replaced by a store in memory, with a warning, which has the readable times of the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -151,7 +151,7 @@ class TimeStore:
         self._memory: dict[ProfileKey, StoredTime] | None = None
 
     def get(self, key: ProfileKey) -> StoredTime | None:
-        """The time stored for *key*; None where there is none, or one of kernels that are written otherwise now."""
+        """The time stored for *key*; None if there is none, or one of outdated kernels."""
         if self._memory is not None:
             return self._memory.get(key)
 
@@ -179,7 +179,7 @@ class TimeStore:
     def lookup(self, threads: int = 1) -> Callable[[Equation], float | None]:
         """A function for cost models: the stored seconds of an equation by its best engine, or None.
 
-        It measures nothing, and knows what is stored when it is first asked: a search asks it many thousand times.
+        It measures nothing and reads the file once, since a search calls it many thousand times.
         """
         known: dict[ProfileKey, float] | None = None
 
@@ -221,7 +221,7 @@ class TimeStore:
 
 
 def _times(file: sqlite3.Connection) -> dict[ProfileKey, StoredTime]:
-    """The times of this device and these libraries, without those of kernels that are written otherwise now."""
+    """The times of this device and these libraries, without those of outdated kernels."""
     names = ", ".join(f.name for f in fields(ProfileKey))
     rows = file.execute(
         f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?",
@@ -252,7 +252,7 @@ def _kernel_versions(key: ProfileKey) -> str:
 
 
 def _valid_time(key: ProfileKey, seconds: float, said: str) -> StoredTime | None:
-    """The time of *key* in a row; None for one that is not positive, or of kernels that are written otherwise now."""
+    """The time of *key* in a row; None if it is not positive, or of outdated kernels."""
     how, *_ = said.partition(_VERSIONS_SEPARATOR)
     return StoredTime(seconds, how) if 0 < seconds < inf and said == how + _kernel_versions(key) else None
 

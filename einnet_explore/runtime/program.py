@@ -76,7 +76,7 @@ _SETTERS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads
 
 
 def set_blas_threads(threads: int) -> bool:
-    """Let NumPy's OpenBLAS use *threads* threads; False where NumPy was built with another library."""
+    """Let NumPy's OpenBLAS use *threads* threads; return False if NumPy has another library."""
     setter = _blas_thread_setter()
     if setter is None:
         return False
@@ -102,7 +102,7 @@ def _blas_thread_setter() -> Callable[[int], object] | None:
 
 @dataclass(frozen=True, eq=False)
 class ExecutionStep:
-    """The tensor *name*, of *shape*, and the *way* it is made."""
+    """The tensor *name*, of *shape*, and the implementation that computes it."""
 
     name: str
     shape: tuple[int, ...]
@@ -125,7 +125,7 @@ class ExecutionContext:
 
 @dataclass(frozen=True, eq=False)
 class ContextPool:
-    """The *steps* of a program as contexts, one for each thread that runs it at the moment.
+    """Contexts of the *steps* of a program, one for each thread that runs it at the moment.
 
     Kernels, sessions and *constants* are shared.  *inputs* are shapes by name.
     """
@@ -264,7 +264,7 @@ class CompiledProgram:
         return self._context.calls
 
     def write(self, names: Mapping[str, str], prefix: str) -> FragmentWriter | None:
-        """The program as a piece of an ONNX graph; None where a session cannot run some equation.
+        """The program as a part of an ONNX graph; None if a session cannot run an equation.
 
         *names* gives its inputs' and outputs' values there; all other values begin with *prefix*.
         """

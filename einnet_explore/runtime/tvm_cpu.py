@@ -1,4 +1,4 @@
-"""eOperators on the CPU through TVM and LLVM: scope → Source → Kernel.
+"""eOperators on the CPU through TVM and LLVM: from a scope to a source to a compiled kernel.
 
 The ``kind`` attribute of an eOperator names the law that made it.  The kind of a kernel is decided once, from the scope
 itself: views are substituted into it after the law was applied, and an equation may be run before any law was.
@@ -56,7 +56,7 @@ class OnePass:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Band products, reductions of rows and what is done with them, for blocks of rows."""
+    """Band products, reductions of rows and their readers, for blocks of rows."""
 
     nest: RowNest
 
@@ -264,7 +264,7 @@ def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> Tvm
 def _schedule(
     function: tvm.tirx.PrimFunc, stages: Mapping[str, Scope], rank: int, template: str, threads: int
 ) -> tvm.tirx.PrimFunc:
-    """Every stage by its template; a template that TVM refuses for a stage gives way to the next one."""
+    """Schedule every stage by its template; if TVM refuses a template, try the next one."""
     current = Schedule(function)
     for name, scope in stages.items():
         names = tuple(n for n in schedule_templates(scope) if n != "turn")

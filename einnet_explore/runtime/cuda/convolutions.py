@@ -90,7 +90,7 @@ def _row(view: View) -> View:
 
 
 def cudnn_graph(library: ModuleType, step: Convolution, handle: object = None) -> CudnnGraph:
-    """The frontend's graph of *step*, not yet built: tensors ``X``, ``W`` and ``Y``, strides as they lie in memory.
+    """The frontend's graph of *step*, not yet built, over tensors ``X``, ``W`` and ``Y`` with their strides in memory.
 
     A transposed convolution is the gradient of a convolution by its data; groups follow from the channels.
     """
@@ -118,7 +118,7 @@ def cudnn_graph(library: ModuleType, step: Convolution, handle: object = None) -
 
 
 def excluded_notes(library: ModuleType, precision: str) -> list[object]:
-    """The numerical notes of plans that may not be used: float32 means that nothing is rounded before it is multiplied.
+    """The numerical notes of plans to exclude: in float32 no factor is rounded before it is multiplied.
 
     cuDNN has TF32 on tensor cores for float32; half precisions for tensors of those types only, so they are TF32 here.
     """
@@ -158,9 +158,9 @@ _BUILT: dict[tuple[object, ...], BuiltConvolution] = {}
 def build_convolution(
     step: Convolution, precision: str, buffers: DeviceArrays, timer: Callable[[Call], float]
 ) -> BuiltConvolution:
-    """cuDNN's fastest plan for *step* by *timer*, which gives seconds of a call; raises BackendError where it has none.
+    """cuDNN's fastest plan for *step* by *timer* (seconds of a call); raises BackendError if cuDNN has none.
 
-    What is timed writes the result, from whatever lies in memory.  Equal convolutions share a plan and its workspace,
+    Timing overwrites the result.  Equal convolutions share a plan and its workspace,
     so they may not run in two streams at once.
     """
     places = [(v.shape, v.strides) for v in (step.out, step.data, step.weights)]

@@ -190,9 +190,9 @@ Call = Callable[[], object]
 
 
 def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
-    """Seconds a call by events, one for each of *samples*; *calls* do the same on different memory, in rotation.
+    """Seconds of a call by events, one for each sample; *calls* do the same on different memory, in rotation.
 
-    A sample repeats them for at least *least* seconds, so that what events cost does not count.
+    A sample repeats them for at least *least* seconds, so that the cost of events is negligible.
     """
     cp = cupy_package()
     start, end = cp.cuda.Event(), cp.cuda.Event()
@@ -227,7 +227,7 @@ def rotation_copies(nbytes: int, memory: float = 0.25) -> int:
 
 
 def time_in_rounds(calls: Mapping[str, Sequence[Call]], rounds: int = 5) -> dict[str, list[float]]:
-    """Seconds of each, in interleaved rounds: a clock that changes meets all of them."""
+    """Seconds of each, in interleaved rounds, so that a change of the clock affects all of them."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, turn in calls.items():

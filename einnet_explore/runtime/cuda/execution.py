@@ -71,9 +71,9 @@ class Gemm:
 
 
 def gemms(step: CudaProduct) -> tuple[Gemm, ...] | None:
-    """The calls that *step* is; None where a factor is not packed along either side, or too many would be needed.
+    """The calls of *step*; None if a factor is not packed along either side, or if too many calls are needed.
 
-    Windows that overlap are such: cuBLAS wants rows no shorter than their distance, so they have to be copied.
+    Overlapping windows are not packed: cuBLAS needs rows no longer than their distance, so they are copied.
     """
     *outer, rows, columns = step.out.shape
     depth = step.left.shape[-1]
@@ -111,7 +111,7 @@ def _matrix(view: View) -> tuple[bool, int] | None:
 
 
 def _merge_batches(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, tuple[int, ...]]]:
-    """(extent, step of each) of the batch's dimensions, neighbours that are one walk in all of them as one."""
+    """(extent, steps) of the batch's dimensions; neighbours with one common stride are merged."""
     out: list[tuple[int, tuple[int, ...]]] = []
     for extent, steps in zip(shape, zip(*strides, strict=True), strict=True):
         if extent == 1:
@@ -165,10 +165,9 @@ def bind_step(
     cubin: Callable[[CudaLaunch], str | None] = lambda _: None,
     precision: str = "float32",
 ) -> Call:
-    """A call that does *step* on device arrays *buffers* in the current stream; raises as ``load`` does.
+    """A call of *step* on device arrays *buffers* in the current stream; raises as ``load_cuda_kernel`` does.
 
-    Libraries multiply in *precision*.  Raises BackendError where there is no library, or where cuDNN has no
-    way.
+    Libraries multiply in *precision*.  Raises BackendError if there is no library, or if cuDNN has no plan.
     """
     cp = cupy_package()
     match step:
@@ -185,7 +184,7 @@ def bind_step(
 
 
 def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
-    """The device array that *view* means."""
+    """The device array of *view*."""
     flat = buffers[view.name].reshape(-1)[view.offset :]
     strides = tuple(s * flat.itemsize for s in view.strides)
     seen: DeviceArray = cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
@@ -193,7 +192,7 @@ def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
 
 
 def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
-    """By cuBLAS where the matrices lie as it takes them, else by CuPy, which copies first."""
+    """A product by cuBLAS; factors that it does not take are copied first."""
     cp, library = cupy_package(), cublas()
     calls = gemms(step)
     if calls is None:
@@ -258,7 +257,7 @@ def _convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Ca
 
 @dataclass(frozen=True, eq=False)
 class CudaProgram:
-    """A plan made ready on the device: ``inputs`` are read and ``outputs`` written by every ``execute``.
+    """A plan compiled for the device: every ``execute`` reads ``inputs`` and writes ``outputs``.
 
     ``capture`` makes one CUDA graph of it, so that no time passes between kernels.
     """
@@ -269,7 +268,7 @@ class CudaProgram:
     with_torch: bool = False
 
     def execute(self) -> None:
-        """Put everything into the current stream; returns before it is done."""
+        """Enqueue all steps in the current stream; returns before they are done."""
         for call in self.calls:
             call()
 
@@ -288,7 +287,7 @@ class CudaProgram:
     def capture(self) -> Call:
         """A call that launches the whole program as one CUDA graph, in the current stream.
 
-        Convolutions by torch are captured by torch: their memory is the graph's then.
+        Convolutions by torch are captured by torch, so that the graph owns their memory.
         """
         return capture_graph_by_torch(self.execute) if self.with_torch else capture_graph(self.execute)
 

@@ -1,4 +1,4 @@
-"""CUDA text to machine code without a GPU: NVIDIA's run-time compiler, as the wheel ``nvidia-cuda-nvrtc`` brings it."""
+"""Compile CUDA text without a GPU by NVIDIA's run-time compiler (wheel ``nvidia-cuda-nvrtc``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KernelResources:
     def blocks(self, threads: int, registers: int = 1 << 16, shared: int = 100 << 10, most: int = 2048) -> int:
         """Blocks of *threads* threads that are resident on a multiprocessor of so many registers and bytes at a time.
 
-        Registers are given out in eights a thread, to warps of 32.
+        Registers are allocated in units of eight a thread, to warps of 32 threads.
         """
         warps = -(-threads // 32)
         by_registers = registers // (max(1, -(-self.registers // 8) * 8) * 32 * warps)
@@ -159,7 +159,7 @@ def _library() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _headers() -> Path:
-    """CUDA's own headers, half precision's among them: the compiler carries them and unpacks them once."""
+    """The folder of CUDA's own headers, such as half precision's, which the compiler unpacks once."""
     nvrtc = _library()
     for name in ("CUDA_HOME", "CUDA_PATH"):
         folder = Path(os.environ.get(name, "-")) / "include"

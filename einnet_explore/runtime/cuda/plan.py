@@ -64,7 +64,7 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
 
 
 class _Planner:
-    """Steps, equation by equation; ``views`` are those that are no buffers."""
+    """Writer of steps, equation by equation; ``views`` are the equations without a buffer."""
 
     def __init__(self, program: Program, operators: Sequence[Operator]) -> None:
         self.operators, self.outputs = operators, program.outputs
@@ -176,9 +176,9 @@ class _Planner:
 
 
 def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
-    """All of *program* as one kernel; its temporaries are added to *buffers*.  Raises Refused.
+    """A launch of all of *program* as one kernel; adds its temporaries to *buffers*.  Raises Refused.
 
-    Where blocks are few and each has much to do, a block has as many threads as there can be.
+    If there are few blocks with much work each, a block has as many threads as possible.
     """
     whole, shapes = fuse_program(program), {t.name: t.shape for t in program.inputs}
     flat, kernel = gpu_launch(whole, shapes, DTYPE)
@@ -206,7 +206,7 @@ def _is_integer_parameter(parameter: Array | Var) -> bool:
 
 
 def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
-    """*kernel* with the numbers in *known* written into it: dividing by a size that is known costs next to nothing."""
+    """*kernel* with the numbers in *known* as constants, since division by a constant is cheap."""
 
     def to(e: Expr) -> Expr | None:
         return Literal(known[e.name], e.kind) if isinstance(e, Var) and e.name in known else None
@@ -216,7 +216,7 @@ def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
 
 
 def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int, int, int]) -> CudaLaunch:
-    """*kernel* called with *given* (buffers by name, numbers) in order; raises BackendError for one that is unfit."""
+    """A launch of *kernel* on *given* (buffers by name, numbers) in order; raises BackendError for an unfit one."""
     typed: list[str | tuple[float, str]] = []
     for p, g in zip(kernel.params, given, strict=True):
         match p, g:
