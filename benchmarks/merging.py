@@ -20,10 +20,11 @@ from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.runtime.measurement import time_calls, times_faster
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
-from einnet_explore.strategies.closure import Limits, candidates, compute_bound
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.expression_searches import compute_bound
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import parse
 
@@ -89,7 +90,7 @@ def how(candidate: Candidate) -> str:
 def kinds(program: Program, seconds: float) -> list[Candidate]:
     """Return the cheapest unmerged candidate, then the cheapest for every set of merges."""
     best: dict[str, Candidate] = {}
-    for candidate in candidates(program, program_seconds, Limits(seconds=seconds)):
+    for candidate in Run(program, program_seconds, limit=seconds).start().wait().candidates:
         key = how(candidate).partition(":")[0]
         if key not in best or candidate.seconds < best[key].seconds:
             best[key] = candidate
@@ -114,10 +115,12 @@ def one_by_one(program: Program, seconds: float) -> str:
     """Run Algorithm 1; return the cheapest unmerged program and the cheapest of all."""
     began = process_time()
     best: dict[bool, tuple[float, float]] = {}
-    for candidate in candidates(program, program_seconds, Limits(seconds=seconds)):
-        for kind in {how(candidate).startswith("not merged"), False}:
-            if candidate.seconds < best.get(kind, (float("inf"), 0.0))[0]:
-                best[kind] = candidate.seconds, process_time() - began
+    run = Run(program, program_seconds, limit=seconds)
+    for event in run:
+        if isinstance(event, Found):
+            for kind in {how(run.candidates[-1]).startswith("not merged"), False}:
+                if event.seconds < best.get(kind, (float("inf"), 0.0))[0]:
+                    best[kind] = event.seconds, process_time() - began
     plain, every = (f"{cost * 1e6:.0f} µs after {after:.2f} s" for cost, after in (best[True], best[False]))
     return f"cheapest unmerged {plain}, of all {every}"
 

@@ -23,7 +23,16 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import EOPERATOR, VIEW, Attribute, Program
 from einnet_explore.operators import find_operators
 from einnet_explore.strategies.engine import Search
-from einnet_explore.strategies.events import Found, Level, MatchRefused, Pruned, Reached, SearchEvent, State
+from einnet_explore.strategies.events import (
+    Found,
+    Level,
+    MatchRefused,
+    Pruned,
+    Reached,
+    Searched,
+    SearchEvent,
+    State,
+)
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
 
@@ -95,7 +104,7 @@ def depth_of(event: SearchEvent, states: list[State]) -> int:
             return states[parent].depth + 1
         case Pruned(parent):
             return states[parent].depth
-        case MatchRefused(state=number):
+        case MatchRefused(state=number) | Searched(state=number):
             return states[number].depth
 
 

@@ -34,9 +34,7 @@ from einnet_explore.ir import scopes
 from einnet_explore.operators import expression_distance
 from einnet_explore.operators.library import MATMUL
 from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.session.comparison import mapping_table
-from einnet_explore.strategies.closure import Limits, candidates
 from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
@@ -72,7 +70,7 @@ def merged():
     R[n:1, f:16, h:9, w:8] = relu(Y[n, f, h, w])
     output R, Z
     """)
-    found = candidates(start, ee.program_seconds, Limits(seconds=12, max_depth=2))
+    found = ee.search(start, limit=12, max_depth=2).start().wait().candidates
     both = next(c for c in found if any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators))
     return ee.graph(start, "Fig. 3, before"), ee.graph(fuse_eoperators(both.derivation).end, "Fig. 3, after")
 
@@ -212,7 +210,7 @@ def generator():
     T[n:1, c:8, y:8, x:8] = tanh(Z[n, c, y, x])
     output T
     """)
-    found = candidates(start, ee.program_seconds, Limits(seconds=6, max_depth=2))
+    found = ee.search(start, limit=6, max_depth=2).start().wait().candidates
     best = min((c for c in found if any(e.via.operator == "Matmul" for e in c.operators)), key=lambda c: c.seconds)
     return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(
         fuse_eoperators(best.derivation).end, "Fig. 11 c: fused"
@@ -237,12 +235,10 @@ def dense_bands():
     Y[b:2, m:64, n:16] = sum[w:9] E[b, m, w] * V[b, m+2*w-8, n]
     output Y
     """)
-    found = candidates(start, ee.program_seconds, Limits(seconds=15, max_depth=3))
+    found = ee.search(start, limit=15, max_depth=3).start().wait().candidates
     both = [c for c in found if sum(dict(e.via.attributes).get("d") == 1 for e in c.operators) == 2]
     best = min(both, key=lambda c: (len(c.operators), c.seconds))
-    return ee.graph(start, "Fig. 14, before"), ee.graph(
-        fuse_eoperators(assign_layouts(fuse_eoperators(best.derivation), estimate_equation)).end, "Fig. 14 d"
-    )
+    return ee.graph(start, "Fig. 14, before"), ee.graph(best.program, "Fig. 14 d")
 
 
 fig14_before, fig14 = dense_bands()
@@ -271,7 +267,7 @@ def separable():
     def between(candidate):
         return sorted(s.match.rule.name for s in candidate.derivation.steps if s.match.rule.name in wanted)
 
-    found = candidates(start, ee.program_seconds, Limits(seconds=15, max_depth=2))
+    found = ee.search(start, limit=15, max_depth=2).start().wait().candidates
     best = min((c for c in found if between(c) == wanted), key=lambda c: c.seconds)
     return ee.graph(start, "Fig. 15 a"), ee.graph(fuse_eoperators(best.derivation).end, "Fig. 15 c")
 

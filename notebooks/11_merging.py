@@ -24,7 +24,6 @@
 # %%
 import einnet_explore as ee
 from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.strategies.closure import Limits, candidates
 
 # %% [markdown]
 # ## By hand: queries, keys and values
@@ -122,7 +121,7 @@ session
 # the results. The next cell prints the cheapest candidate of each kind, sorted by estimated time.
 
 # %%
-found = sorted(candidates(fig3, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
+found = sorted(ee.search(fig3, limit=20, max_depth=2).start().wait().candidates, key=lambda c: c.rank)
 
 
 def calls(candidate):
@@ -188,7 +187,7 @@ ee.graph(fig15, "before")
 # hint.
 
 # %%
-found = sorted(candidates(fig15, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
+found = sorted(ee.search(fig15, limit=20, max_depth=2).start().wait().candidates, key=lambda c: c.rank)
 pairs = next(c for c in found if sorted(between(c)) == ["batch_merging", "sibling_merging"])
 print(f"{len(found)} programs; {calls(pairs)}")
 

@@ -22,7 +22,6 @@ import einnet_explore as ee
 from einnet_explore.ir import program
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
-from einnet_explore.strategies.closure import Limits, candidates
 
 
 def calls(candidate):
@@ -56,7 +55,7 @@ ee.graph(generator, "before")
 # The search turns both into matrix products. This is the cheapest candidate with two products:
 
 # %%
-found = sorted(candidates(generator, ee.program_seconds, Limits(seconds=20, max_depth=2)), key=lambda c: c.seconds)
+found = ee.search(generator, limit=20, max_depth=2).start().wait().candidates
 products = next(c for c in found if calls(c).count("Matmul") == 2)
 ee.graph(products.program, "as searched")
 
@@ -117,7 +116,7 @@ ee.graph(attention, "before: both bands are dilated")
 # becomes a *batch* dimension, so that each class has its own zero padding.
 
 # %%
-found = sorted(candidates(attention, ee.program_seconds, Limits(seconds=25, max_depth=3)), key=lambda c: c.seconds)
+found = ee.search(attention, limit=25, max_depth=3).start().wait().candidates
 dense = next(
     c for c in found if [e.via.operator for e in c.operators] == ["G2BMM", "GBMM"] and calls(c).count("d=1") == 2
 )

@@ -100,7 +100,7 @@ def _search(search: Run) -> bool:
 
 def _summary(search: Run) -> str:
     best = search.best
-    states = count_noun(len(search.search.states), "state")
+    states = count_noun(search.search.size, "state")
     pruned, ended = search.search.pruned, end_text(search.search)
     head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
     if best is None:

@@ -23,8 +23,7 @@ from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, map_tensors, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.pipeline.layouts import Price, assign_layouts
+from einnet_explore.pipeline.layouts import Price, post_optimise
 from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan, exported_plan
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.trial import step_certificates
@@ -333,7 +332,7 @@ class Assembler:
         return self._post[program]
 
     def _derived(self, program: Program) -> Derivation:
-        found = fuse_eoperators(assign_layouts(fuse_eoperators(Derivation(program)), self.rough, self.exact))
+        found = post_optimise(Derivation(program), self.rough, self.exact)
         if self.memory is not None:
             self.memory.put(steps_to_json(found), "post", *self._key(program))
         return found

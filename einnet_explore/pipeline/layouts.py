@@ -53,6 +53,7 @@ from einnet_explore.ir import (
 from einnet_explore.pipeline.fusion import (
     apply_rule,
     equation_named,
+    fuse_eoperators,
     generate_equation,
     match_library_again,
     merge_scopes,
@@ -304,6 +305,11 @@ RUNS_PER_MODE = 50
 
 MAX_MODES = 12
 """Modes of one equation that are priced; beyond, only those that change one tensor."""
+
+
+def post_optimise(derivation: Derivation, rough: Price = estimate_equation, exact: Price | None = None) -> Derivation:
+    """Fuse the eOperators of *derivation* to the end, assign layouts (``assign_layouts``) and fuse again."""
+    return fuse_eoperators(assign_layouts(fuse_eoperators(derivation), rough, exact))
 
 
 def assign_layouts(derivation: Derivation, rough: Price, exact: Price | None = None) -> Derivation:

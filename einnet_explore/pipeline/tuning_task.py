@@ -26,10 +26,11 @@ from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_er
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
-from einnet_explore.strategies.closure import Limits, candidates, compute_bound
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.expression_searches import compute_bound
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.limits import MemoryWatch, WorkClock
@@ -79,22 +80,26 @@ class FoundVariants:
 
 def search_subprogram(
     program: Program, cost: Cost, settings: Settings, memory: MemoryWatch
-) -> tuple[list[tuple[float, int]], Search]:
+) -> tuple[list[tuple[float, int]], Search | ProgramSearch]:
     """Search *program*; return its executable programs as (estimated seconds, state), cheapest first, and the search.
 
     Only compute-bound equations are derived; the others are generated as they are.  Rules beyond the numerics level of
-    *settings* are not used.  The search ends after its states or else its seconds, or when *memory* is full.
+    *settings* are not used.  The search ends after its states (of each expression) or else its seconds (twice as many for
+    several expressions, whose results are also merged), or when *memory* is full.
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
     rules = allowed_rules(EVERY_RULE, settings.numerics)
-    made = Search(program, cost, Options(max_depth=settings.max_depth, fixed=fixed, rules=rules))
-    watch, states, seconds = WorkClock(), settings.states, settings.seconds
+    options = Options(max_depth=settings.max_depth, fixed=fixed, rules=rules)
+    made = search_program(program, cost, options, fuse_eoperators, settings.states)
+    watch, states = WorkClock(), settings.states
+    several = isinstance(made, ProgramSearch)
+    seconds = settings.seconds * (2 if several else 1)
     found: list[tuple[float, int]] = []
     for event in made.run():
         if isinstance(event, Found):
             found.append((event.seconds, event.state.id))
-        if memory.full() or (states is not None and len(made.states) >= states):
+        if memory.full() or (states is not None and not several and made.size >= states):
             break
         # On a busy machine the time may be over before there is anything at all.
         if states is None and watch.seconds > (seconds if found else FIRST_VARIANT_TIME_FACTOR * seconds):
@@ -109,21 +114,10 @@ def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVari
     compute-bound expressions are searched one by one and merged where possible (Algorithm 1).
     """
     also = fused_variants(program, cost, settings.numerics)
-    memory, seen = MemoryWatch(), 0
-    if len(compute_bound(program)) > 1:
-        limits = Limits(
-            seconds=settings.seconds if settings.states is None else inf,
-            max_depth=settings.max_depth,
-            rules=allowed_rules(EVERY_RULE, settings.numerics),
-            states=settings.states,
-            memory=memory,
-        )
-        found = [_made(c.seconds, c.derivation) for c in candidates(program, cost, limits)]
-    else:
-        ranked, made = search_subprogram(program, cost, settings, memory)
-        found = [_variant(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
-        seen = len(made.states)
-    return FoundVariants(sorted((*found, *also), key=lambda v: v.seconds), seen, memory.short)
+    memory = MemoryWatch()
+    ranked, made = search_subprogram(program, cost, settings, memory)
+    found = [_variant(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
+    return FoundVariants(sorted((*found, *also), key=lambda v: v.seconds), made.size, memory.short)
 
 
 def fused_variants(program: Program, cost: Cost, numerics: str = "approximate") -> tuple[Variant, ...]:

@@ -12,6 +12,7 @@ from einnet_explore.rules import Derivation, Refused, Rule
 from einnet_explore.strategies.engine import MIN_IMPROVEMENT, Search
 from einnet_explore.strategies.events import MatchRefused, Pruned
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.program_search import ProgramSearch
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.tables import TextTable
 
@@ -61,7 +62,7 @@ def is_missing_parameter(error: Exception) -> bool:
     return any(isinstance(each, KeyError) for each in (error, error.__cause__, error.__context__))
 
 
-def unfollowed_reason(search: Search, derivation: Derivation) -> str:
+def unfollowed_reason(search: Search | ProgramSearch, derivation: Derivation) -> str:
     """Return how far *search* went along *derivation*, and why it went no further.
 
     Programs are compared by canonical keys.  Raises ValueError if *derivation* starts at a program that is no state of
@@ -79,7 +80,7 @@ def unfollowed_reason(search: Search, derivation: Derivation) -> str:
     match = derivation.steps[n].match
     here = f"after {n} of {count_noun(len(derivation.steps), 'step')} it is state {state.id}"
     move = f"{match.rule.name} at {show_path(match.at)}"
-    if match.rule.name not in {r.name for r in (*options.rules, matching_rule(options.targets))}:
+    if match.rule.name not in {r.name for r in (*options.rules, *options.between, matching_rule(options.targets))}:
         return f"{here}; the search does not use {match.rule.name}"
     if state.phase == "converging":
         return f"{here}, which is finished: nothing follows {move}"
@@ -91,14 +92,14 @@ def unfollowed_reason(search: Search, derivation: Derivation) -> str:
     return f"{here}; {options.strategy} leaves out what follows {move} (docs/decisions/0004)"
 
 
-def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
+def refusal_reason_at(search: Search | ProgramSearch, name: str, state: int, at: str) -> str:
     """Return why the rule or operator *name* does not apply at the scope *at* of *state*, or in how many ways it does.
 
     Raises LookupError for an unknown name, state or scope.
     """
     program, path, options = search.states[state].program, read_path(at), search.options
     program.scope_at(path)
-    known = {rule.name: rule for rule in (*options.rules, matching_rule(options.targets))}
+    known = {rule.name: rule for rule in (*options.rules, *options.between, matching_rule(options.targets))}
     known |= {o.name: matching_rule((o,)) for o in (*OPERATORS, *options.targets)}
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
@@ -106,7 +107,7 @@ def refusal_reason_at(search: Search, name: str, state: int, at: str) -> str:
     return f"{name} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known[name], program, path)
 
 
-def end_text(search: Search) -> str:
+def end_text(search: Search | ProgramSearch) -> str:
     """How *search* ended, in a few words: complete, nothing cheaper, or not exhausted."""
     if search.complete:
         return "complete"
@@ -115,7 +116,7 @@ def end_text(search: Search) -> str:
     return "not exhausted"
 
 
-def unexpanded_reason(search: Search, state: int) -> str:
+def unexpanded_reason(search: Search | ProgramSearch, state: int) -> str:
     """Return why no moves were made from *state* (yet): the depth, or the end of the run; empty if they were."""
     at, options = search.states[state], search.options
     if state in search.expanded or at.phase == "converging":
@@ -133,7 +134,7 @@ def unexpanded_reason(search: Search, state: int) -> str:
 
 
 def pruning_reasons(
-    search: Search, pruned: Iterable[Pruned], refused: Iterable[MatchRefused], state: int
+    search: Search | ProgramSearch, pruned: Iterable[Pruned], refused: Iterable[MatchRefused], state: int
 ) -> tuple[str, ...]:
     """Return why moves out of *state* were not followed: twins, refusals, or the end of the run."""
     twins = (f"{p.why}, reached by {search.path(p.twin)}" if p.twin else p.why for p in pruned if p.parent == state)

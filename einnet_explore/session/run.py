@@ -90,8 +90,8 @@ class Run(RunningSearch):
                 "strategy": self.search.options.strategy,
                 "max_depth": self.search.options.max_depth,
                 "seconds": round(self.seconds, 4),
-                "states": len(self.search.states) + self.search.pruned,
-                "unique": len(self.search.states),
+                "states": self.search.size + self.search.pruned,
+                "unique": self.search.size,
                 "pruned": self.search.pruned,
                 "complete": self.search.complete,
             }
@@ -151,10 +151,9 @@ class Run(RunningSearch):
     def table(self, limit: int = 8) -> TextTable:
         """The *limit* cheapest candidates by estimate, each with its certificate."""
         ordered = sorted(self.candidates, key=lambda c: c.rank)
-        states = self.search.states
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
-            f"{count_noun(len(states), 'state')}, {self.search.pruned} pruned, "
+            f"{count_noun(self.search.size, 'state')}, {self.search.pruned} pruned, "
             f"{explanations.end_text(self.search)}, {self.seconds:.2f} s"
         )
         return tables.candidate_table(
@@ -162,7 +161,7 @@ class Run(RunningSearch):
         )
 
     def __repr__(self) -> str:
-        candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(len(self.search.states), "state")
+        candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(self.search.size, "state")
         return f"<Run: {candidates}, {states}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:

@@ -22,13 +22,13 @@ from typing import Self, TypeAlias, TypeVar
 from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators import OPERATORS, Operator, find_operators
-from einnet_explore.rules import ALL_RULES, Match, Rule
+from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate
-from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.program_search import search_program
 from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.limits import MEMORY_LIMIT
 from einnet_explore.support.storage import write_atomically
@@ -39,6 +39,13 @@ EVENTS_BEFORE_FREEZE = 2_000
 and to walk over 20,000 of them takes seconds, in which no event comes and nothing can be stopped."""
 
 Observer: TypeAlias = Callable[[SearchEvent], None]
+
+
+def _post_optimise(derivation: Derivation) -> Derivation:
+    # Imports the solver and the compilers when it is called: ``import einnet_explore`` stays quick.
+    from einnet_explore.pipeline.post.layouts import post_optimise
+
+    return post_optimise(derivation)
 
 
 class RunningSearch:
@@ -68,7 +75,7 @@ class RunningSearch:
             raise ValueError(f"limit {limit}: expected 0 or more seconds, or None for no limit")
         if states is not None and states < 1:
             raise ValueError(f"states {states}: expected 1 or more, or None for no limit")
-        self.search = Search(start, cost, replace(options or Options(), targets=targets))
+        self.search = search_program(start, cost, replace(options or Options(), targets=targets), _post_optimise)
         self.limit = limit
         self.most = states
         self.full = False
@@ -106,7 +113,7 @@ class RunningSearch:
                 yield event
                 if stopped.is_set() or (self.limit is not None and self.seconds - before > self.limit):
                     return
-                if self.most is not None and len(self.search.states) >= self.most:
+                if self.most is not None and self.search.size >= self.most:
                     return
                 if MEMORY_LIMIT.full():
                     self.full = True
@@ -159,7 +166,7 @@ class RunningSearch:
         Whether it was caught up with.
         """
         held = self.search
-        again = Search(held.start, held.cost, held.options)
+        again = search_program(held.start, held.cost, held.options, _post_optimise)
         going = (event for event in again.run())
         said = 0
         for _ in islice(going, events):
@@ -183,7 +190,7 @@ class RunningSearch:
                 derivation = self.search.derivation(state.id)
                 self.candidates.append(Candidate(state.id, derivation, seconds, how))
                 if self.first_found is None and self.candidates[-1].operators:
-                    self.first_found = (self.seconds, len(self.search.states))
+                    self.first_found = (self.seconds, self.search.size)
             case Pruned():
                 self.pruned.append(event)
             case MatchRefused():
@@ -303,7 +310,8 @@ def saved_search_to_json(run: RunningSearch) -> JsonObject:
 def _options_to_json(options: Options) -> JsonObject:
     """Return every option but the targets, which the run names."""
     plain: JsonObject = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
-    return plain | {"rules": [rule.name for rule in options.rules], "fixed": sorted(options.fixed)}
+    named = {group: [rule.name for rule in getattr(options, group)] for group in ("rules", "between")}
+    return plain | named | {"fixed": sorted(options.fixed)}
 
 
 def save_search(run: RunningSearch, path: str | PathLike[str]) -> None:
@@ -339,9 +347,11 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
     known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    if strange := [name for name in options["rules"] if name not in known]:
-        raise RecordError(f"found the rule {strange[0]!r}, expected one of {', '.join(known)}")
-    options["rules"] = tuple(known[name] for name in options["rules"])
+    options = {"between": (), **options}  # older files have no rules between expressions
+    for group in ("rules", "between"):
+        if strange := [name for name in options[group] if name not in known]:
+            raise RecordError(f"found the rule {strange[0]!r}, expected one of {', '.join(known)}")
+        options[group] = tuple(known[name] for name in options[group])
     options["fixed"] = frozenset(options["fixed"])
     return kind(
         parse(json_field(data, "start", str)),

@@ -313,7 +313,9 @@ class Session(RuleTree):
         *rules* are the names of those that it may use (all where None): leaving some out forbids them.
         """
         if rules is not None:
-            options["rules"] = tuple(self.rule(name) for name in rules)
+            known = [self.rule(name) for name in rules]
+            options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
+            options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
         chosen = Options(**options)
         run = Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
         with self._lock:

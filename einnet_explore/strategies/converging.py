@@ -33,6 +33,11 @@ class StateTable:
     _derivations: dict[int, Derivation] = field(default_factory=dict, init=False)
     _costs: dict[int, float] = field(default_factory=dict, init=False)
 
+    @property
+    def size(self) -> int:
+        """The number of states."""
+        return len(self.states)
+
     def reached(
         self,
         parent: int,

@@ -68,10 +68,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Searched:
+    """The search of the expression called *name* of state *state* has *states* states."""
+
+    state: int
+    name: str
+    states: int
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """All states of *depth* have converged: a search to that depth ends here."""
 
     depth: int
 
 
-SearchEvent: TypeAlias = Reached | Pruned | MatchRefused | Found | Level
+SearchEvent: TypeAlias = Reached | Pruned | MatchRefused | Found | Searched | Level

@@ -9,7 +9,7 @@ from typing import SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.rules import RULES, Rule
+from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, RULES, SIBLING_MERGING, Rule
 from einnet_explore.strategies.strategy import STRATEGIES
 
 Cost: TypeAlias = "Callable[[Program], tuple[float, str]]"
@@ -33,17 +33,22 @@ class Options:
     Good for who only wants the best candidate: the others are then not all found.  The best one is.
     """
     rules: tuple[Rule[object], ...] = RULES
+    between: tuple[Rule[object], ...] = (SIBLING_MERGING, BATCH_MERGING, EXPRESSION_SPLITTING)
+    """The rules between expressions of a program of several (Algorithm 1); none: all are searched as one expression."""
+    combinations: int = 8
+    """The cheapest combinations of the expressions' candidates that are candidates of the program."""
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
     """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
-        if strange := [rule for rule in self.rules if not isinstance(rule, Rule)]:
-            raise ValueError(f"rules: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
+        for name in ("rules", "between"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if strange := [rule for rule in getattr(self, name) if not isinstance(rule, Rule)]:
+                raise ValueError(f"{name}: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
-        for name in ("max_depth", "patience", "ahead"):
+        for name in ("max_depth", "patience", "ahead", "combinations"):
             object.__setattr__(self, name, _whole(name.replace("_", " "), getattr(self, name)))
 
 

@@ -1,0 +1,233 @@
+"""Algorithm 1 (EinNet §6.3): the closure of a program under inter-expression rules, with a search of each member.
+
+.. code-block:: text
+
+    Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
+
+Rules between expressions also apply to results of the searches: Fig. 3 and Fig. 15 merge matrix products that
+convolutions became.  Results are post-optimised: eOperators are fused and inverse layouts cancel (Fig. 11, Fig. 14).
+
+Searches advance in rounds of growing numbers of states.  After each round, the variants found so far are combined, so
+that a search which is stopped early has candidates, and nothing depends on a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.ir import Program
+from einnet_explore.rules import EXPRESSION_SPLITTING, INTER_RULES, Derivation, Match, Rule
+from einnet_explore.strategies.combination import rank_choices
+from einnet_explore.strategies.converging import StateTable
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found, MatchRefused, Pruned, Reached, Searched, SearchEvent, State
+from einnet_explore.strategies.expression_searches import (
+    ExpressionSearch,
+    ExpressionVariant,
+    compute_bound,
+    standalone,
+)
+from einnet_explore.strategies.options import Cost, Options
+
+PostOptimisation = Callable[[Derivation], Derivation]
+"""What is done to an executable program: it returns the derivation with further steps, or as it is."""
+
+MAX_MEMBERS = 12
+"""Programs of a closure under merging, and splits of the start program."""
+
+MERGING_CHOICES = 24
+"""Combinations of variants that are tried because their library calls may merge."""
+
+PROMISING = 2.0
+"""What merging made is post-optimised if it costs at most this multiple of the best candidate."""
+
+FIRST_STATES, GROWTH = 100, 4
+"""States of each expression's search in the first round, and the factor from one round to the next."""
+
+
+def search_program(
+    start: Program, cost: Cost, options: Options, post: PostOptimisation | None = None, states: int | None = None
+) -> Search | ProgramSearch:
+    """Return the search of *start*: Algorithm 1 where several expressions are worth a search, else of the expression.
+
+    Without rules *between* expressions, or with one of them among the rules inside, all expressions are searched as
+    one.  *post* and *states* are those of ``ProgramSearch``.
+    """
+    separate = options.between and not any(rule in INTER_RULES for rule in options.rules)
+    if separate and len(compute_bound(start, options.fixed)) > 1:
+        return ProgramSearch(start, cost, options, post or (lambda derivation: derivation), states)
+    return Search(start, cost, options)
+
+
+@dataclass(slots=True, eq=False)
+class ProgramSearch(StateTable):
+    """Algorithm 1 as a stream of events; its states are the members of Q.
+
+    *post* post-optimises the cheapest combinations and what merges; *most* bounds the states of each expression's
+    search.
+    """
+
+    cost: Cost
+    options: Options
+    post: PostOptimisation
+    most: int | None = None
+    complete: bool = field(default=False, init=False)
+    ended: bool = field(default=False, init=False)
+    expanded: set[int] = field(default_factory=set, init=False)
+    _searches: dict[Program, ExpressionSearch] = field(default_factory=dict, init=False)
+    _seen: set[Hashable] = field(default_factory=set, init=False)
+    _combined: dict[int, tuple[tuple[ExpressionVariant, ...], ...]] = field(default_factory=dict, init=False)
+
+    @property
+    def size(self) -> int:
+        """The number of states, those of the expressions' searches included."""
+        return len(self.states) + sum(len(each.search.states) for each in self._searches.values())
+
+    def run(self) -> Iterable[SearchEvent]:
+        """Yield members of Q: the closure of the program, then round by round what searching and merging make of it."""
+        members = list[State]()
+        for event in self._closure():
+            members.append(event.state)
+            yield event
+        states = FIRST_STATES
+        while True:
+            states = states if self.most is None else min(states, self.most)
+            for member in members:
+                yield from self._search(member, states)
+                yield from self._candidates(member, states)
+            if all(each.ended for each in self._searches.values()) or states == self.most:
+                break
+            states *= GROWTH
+        self.complete = all(each.search.complete for each in self._searches.values())
+        self.ended = not self.complete and all(each.ended for each in self._searches.values())
+
+    def _closure(self) -> Iterable[Reached]:
+        """The closure under merging, breadth first, then every split of one of the expressions."""
+        first = self.reached(0, (), self.start, 0, "start", None)
+        self._seen.add(program_key(self.start))
+        yield Reached(first)
+        yield from self._merged(first)
+        if EXPRESSION_SPLITTING in self.options.between:
+            for match in islice(matches_between(self.start, (EXPRESSION_SPLITTING,)), MAX_MEMBERS):
+                yield from self._member(first, match)
+
+    def _merged(self, first: State) -> Iterable[Reached]:
+        """What merging makes of *first*, and of that in turn: at most ``MAX_MEMBERS``, none twice."""
+        merging = tuple(rule for rule in self.options.between if rule != EXPRESSION_SPLITTING)
+        queue = [first]
+        for member in queue:
+            if len(queue) >= MAX_MEMBERS:
+                return
+            for match in matches_between(member.program, merging):
+                for event in self._member(member, match):
+                    queue.append(event.state)
+                    yield event
+                if len(queue) >= MAX_MEMBERS:
+                    return
+
+    def _member(self, parent: State, match: Match[object]) -> Iterable[Reached]:
+        """The program that *match* makes of *parent*, unless it is known."""
+        program = match.apply(parent.program).after
+        if (key := program_key(program)) in self._seen:
+            self.pruned += 1
+            return
+        self._seen.add(key)
+        yield Reached(self.reached(parent.id, (match,), program, parent.depth + 1, "explorative", None))
+
+    def _search(self, member: State, states: int) -> Iterable[SearchEvent]:
+        """Advance the searches of the expressions of *member* to *states* states."""
+        for n in compute_bound(member.program, self.options.fixed):
+            name = member.program.equations[n].name
+            each = self._expression(member.program, n)
+            for event in each.advance(states):
+                match event:
+                    case Pruned():
+                        self.pruned += 1
+                    case MatchRefused(0, at):
+                        yield replace(event, state=member.id, at=(at[0] + n, *at[1:]))
+                yield Searched(member.id, name, len(each.search.states))
+
+    def _expression(self, program: Program, n: int) -> ExpressionSearch:
+        alone = standalone(program, n)
+        if alone not in self._searches:
+            self._searches[alone] = ExpressionSearch(Search(alone, self.cost, replace(self.options, fixed=frozenset())))
+        return self._searches[alone]
+
+    def _candidates(self, member: State, states: int) -> Iterable[SearchEvent]:
+        """Yield the best combinations of the variants of *member*, and the results of merging their library calls."""
+        numbers = compute_bound(member.program, self.options.fixed)
+        variants = tuple(self._expression(member.program, n).variants() for n in numbers)
+        if self._combined.get(member.id) == variants:
+            return
+        self._combined[member.id] = variants
+        several = len(numbers) > 1
+        choices, cheapest = rank_choices(
+            member.program, numbers, variants, self.cost, self.options.combinations, MERGING_CHOICES if several else 0
+        )
+        for rank, choice in enumerate(choices):
+            found = self._run(member, numbers, choice)
+            if found is None:
+                continue
+            yield from self._found(found, rank < cheapest)
+            if several:
+                for event in self._merged(found):
+                    yield event
+                    yield from self._search(event.state, states)
+                    yield from self._best(event.state)
+
+    def _best(self, member: State) -> Iterable[SearchEvent]:
+        """Yield the cheapest combination of the variants of *member*."""
+        numbers = compute_bound(member.program, self.options.fixed)
+        variants = [self._expression(member.program, n).variants() for n in numbers]
+        for choice in rank_choices(member.program, numbers, variants, self.cost, 1, 0)[0]:
+            if (found := self._run(member, numbers, choice)) is not None:
+                yield from self._found(found, self.cost(found.program)[0] <= PROMISING * self.best)
+
+    def _run(self, member: State, numbers: tuple[int, ...], choice: tuple[ExpressionVariant, ...]) -> State | None:
+        """*member* with its expressions run as in *choice*, the rest generated; None if known or if that is refused."""
+        derivation = Derivation(member.program)
+        # From the last on: what an expression becomes stands where it stood.
+        for n, variant in sorted(zip(numbers, choice, strict=True), key=lambda pair: -pair[0]):
+            for step in variant.derivation.steps:
+                at = (step.match.at[0] + n, *step.match.at[1:])
+                derivation = derivation.then(replace(step.match, at=at))
+        rest = Search(derivation.end, self.cost, replace(self.options, max_depth=0, ahead=0, fixed=frozenset()))
+        for event in rest.run():
+            if isinstance(event, Found):
+                last = rest.derivation(event.state.id)
+                return self._executable(member, Derivation(member.program, (*derivation.steps, *last.steps)))
+        return None
+
+    def _executable(self, parent: State, derivation: Derivation) -> State | None:
+        """The executable program at the end of *derivation* from *parent*; None if it is known."""
+        if (key := program_key(derivation.end)) in self._seen:
+            self.pruned += 1
+            return None
+        self._seen.add(key)
+        matches = tuple(step.match for step in derivation.steps)
+        return self.reached(parent.id, matches, derivation.end, parent.depth, "converging", 0)
+
+    def _found(self, state: State, optimise: bool) -> Iterable[Found]:
+        """The candidate *state*, and what post-optimisation makes of it."""
+        yield self._priced(state)
+        if optimise:
+            derivation = self.post(Derivation(state.program))
+            if derivation.steps and (after := self._executable(state, derivation)) is not None:
+                yield self._priced(after)
+
+    def _priced(self, state: State) -> Found:
+        seconds, how = self.cost(state.program)
+        self.priced(state.depth, seconds)
+        improved = seconds < self.best
+        self.best = min(self.best, seconds)
+        return Found(state, seconds, how, improved)
+
+
+def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
+    """Yield the legal matches of *rules* at whole equations, instantiated ones included."""
+    for rule in rules:
+        for n in range(len(program.equations)):
+            yield from rule.matches(program, (n,))
