@@ -84,8 +84,8 @@ def search_subprogram(
     """Search *program*; return its executable programs as (estimated seconds, state), cheapest first, and the search.
 
     Only compute-bound equations are derived; the others are generated as they are.  Rules beyond the numerics level of
-    *settings* are not used.  The search ends after its states (of each expression) or else its seconds (twice as many for
-    several expressions, whose results are also merged), or when *memory* is full.
+    *settings* are not used.  The search ends after its states (of each expression) or else its seconds (twice as many
+    for several expressions, whose results are also merged), or when *memory* is full.
     """
     heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
     fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)

@@ -43,7 +43,7 @@ Observer: TypeAlias = Callable[[SearchEvent], None]
 
 def _post_optimise(derivation: Derivation) -> Derivation:
     # Imports the solver and the compilers when it is called: ``import einnet_explore`` stays quick.
-    from einnet_explore.pipeline.post.layouts import post_optimise
+    from einnet_explore.pipeline.layouts import post_optimise
 
     return post_optimise(derivation)
 

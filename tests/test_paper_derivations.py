@@ -1,0 +1,193 @@
+"""Every transformation in a figure of EinNet is found by one call of ``ee.search``, at sizes of our own."""
+
+from collections.abc import Callable
+
+import pytest
+
+import einnet_explore as ee
+from einnet_explore.ir import EOperatorKind, Program, scopes
+from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.syntax import parse
+from tests.rules_kit import assert_equal
+
+
+def found(program: Program, wanted: Callable[[Candidate], bool], **options: object) -> Candidate:
+    """The first candidate that is *wanted*; it is proved and computes the same numbers."""
+    run = ee.search(program, limit=None, **options)
+    seen = 0
+    for _ in run:
+        if len(run.candidates) > seen:
+            seen = len(run.candidates)
+            if wanted(candidate := run.candidates[-1]):
+                assert run.verdict(candidate) == "proved"
+                assert_equal(program, candidate.program)
+                return candidate
+    raise AssertionError(sorted({str(calls(c)) for c in run.candidates}))
+
+
+def calls(candidate: Candidate) -> list[tuple[str, dict[str, object]]]:
+    return [(e.via.operator, dict(e.via.attributes)) for e in candidate.operators if e.via]
+
+
+def sizes(candidate: Candidate) -> list[tuple[str, list[int]]]:
+    """The library calls by name with their sizes, for products in whichever order of their operands."""
+    return sorted(
+        (name, sorted(n for k, n in by.items() if isinstance(n, int) and n > 1 and k not in ("ta", "tb")))
+        for name, by in calls(candidate)
+    )
+
+
+def rules(candidate: Candidate) -> list[str]:
+    return [step.match.rule.name for step in candidate.derivation.steps]
+
+
+def merges(candidate: Candidate) -> list[str]:
+    return sorted(name for name in rules(candidate) if name.endswith("_merging") and name != "traversal_merging")
+
+
+def layouts(candidate: Candidate) -> list[str]:
+    """The layout eOperators that run."""
+    return [e.name for e in candidate.program.equations if e.via and e.via.eoperator_kind == EOperatorKind.LAYOUT]
+
+
+def siblings(h: int, w: int, c: int, f: int, g: int) -> Program:
+    return parse(f"""
+        tensor A[1, {c}, {h}, {w}] pad [0, 0, 1, 1]
+        tensor K[{f}, {c}, 3, 3] weight
+        tensor L[{g}, {c}, 1, 1] weight
+        Y[n:1, f:{f}, h:{h}, w:{w}] = sum[c:{c}, r:3, s:3] A[n, c, h+r-1, w+s-1] * K[f, c, r, s]
+        Z[n:1, f:{g}, h:{h}, w:{w}] = sum[c:{c}, r:1, s:1] A[n, c, h+r, w+s] * L[f, c, r, s]
+        R[n:1, f:{f}, h:{h}, w:{w}] = relu(Y[n, f, h, w])
+        output R, Z
+    """)
+
+
+@pytest.mark.parametrize(("h", "w", "c", "f", "g"), [(7, 6, 20, 12, 16), (6, 5, 18, 10, 24), (5, 9, 16, 14, 7)])
+def test_fig3_convolutions_of_two_sizes_are_one_product(h: int, w: int, c: int, f: int, g: int) -> None:
+    """The Conv3x3 is a product with nine times its channels, next to the Conv1x1's; OffsetReduce and ReLU are fused."""
+    program = siblings(h, w, c, f, g)
+    candidate = found(program, lambda c_: sizes(c_) == [("Matmul", sorted((h * w, c, 9 * f + g)))] and _relu_fused(c_))
+    assert merges(candidate) == ["sibling_merging"]
+    names = rules(candidate)
+    assert names.index("operator_matching") < names.index("sibling_merging") < names.index("expression_fusion")
+
+
+def _relu_fused(candidate: Candidate) -> bool:
+    (scope,) = (e.scope for e in candidate.program.equations if e.name == "R")
+    return any(inner.summations for _, inner in scopes(scope))
+
+
+def generator(c: int, f: int, g: int, h: int, k: int) -> Program:
+    """Two transposed convolutions with stride 2 and windows of k, each before an activation."""
+    p, size = (k - 2) // 2, (2 * h, 4 * h)
+    return parse(f"""
+        tensor X[1, {c}, {h}, {h}]
+        tensor L[{f}, {c}, {k}, {k}] weight pad [0, 0, {size[0]}, {size[0]}]
+        tensor M[{g}, {f}, {k}, {k}] weight pad [0, 0, {size[1]}, {size[1]}]
+        Z[n:1, c:{f}, y:{size[0]}, x:{size[0]}] = sum[f:{c}, h:{h}, w:{h}] X[n, f, h, w] * L[c, f, y-2*h+{p}, x-2*w+{p}]
+        R[n:1, c:{f}, y:{size[0]}, x:{size[0]}] = relu(Z[n, c, y, x])
+        U[n:1, c:{g}, y:{size[1]}, x:{size[1]}] =
+            sum[f:{f}, h:{size[0]}, w:{size[0]}] R[n, f, h, w] * M[c, f, y-2*h+{p}, x-2*w+{p}]
+        T[n:1, c:{g}, y:{size[1]}, x:{size[1]}] = tanh(U[n, c, y, x])
+        output T
+    """)
+
+
+@pytest.mark.parametrize(
+    ("c", "f", "g", "h", "k"),
+    [(32, 24, 8, 4, 4), (20, 16, 6, 3, 4), pytest.param(28, 18, 9, 3, 6, marks=pytest.mark.slow)],
+)
+def test_fig11_overlap_adds_and_activations_are_fused(c: int, f: int, g: int, h: int, k: int) -> None:
+    """Two products and two eOperators run; the layouts of the weights are evaluated at compile time."""
+    wanted = sorted([("Matmul", sorted((h * h, f * k * k, c))), ("Matmul", sorted((4 * h * h, g * k * k, f)))])
+    candidate = found(generator(c, f, g, h, k), lambda c_: sizes(c_) == wanted and c_.eoperators == 2, max_depth=2)
+    assert rules(candidate).count("expression_fusion") >= 2
+
+
+ATTENTION = """
+tensor Q[{b}, {m}, {k}]
+tensor K[{b}, {m}, {k}] pad [0, {p}, 0]
+tensor V[{b}, {m}, {n}] pad [0, {p}, 0]
+S[b:{b}, m:{m}, w:{x}] = sum[k:{k}] Q[b, m, k] * K[b, m+{d}*w-{p}, k]
+M[b:{b}, m:{m}] = max[w:{x}] S[b, m, w]
+E[b:{b}, m:{m}, w:{x}] = exp(S[b, m, w] - M[b, m])
+D[b:{b}, m:{m}] = sum[w:{x}] E[b, m, w]
+P[b:{b}, m:{m}, w:{x}] = E[b, m, w] / D[b, m]
+Y[b:{b}, m:{m}, n:{n}] = sum[w:{x}] P[b, m, w] * V[b, m+{d}*w-{p}, n]
+output Y
+"""
+
+
+def are_dense_bands(candidate: Candidate) -> bool:
+    return [(name, by.get("d")) for name, by in calls(candidate)] == [("G2BMM", 1), ("GBMM", 1)]
+
+
+@pytest.mark.parametrize(
+    ("b", "m", "k", "n", "half", "d"),
+    [
+        (1, 48, 16, 12, 6, 4),
+        (2, 36, 12, 10, 4, 3),
+        (3, 40, 16, 16, 5, 2),
+        pytest.param(4, 30, 12, 12, 3, 5, marks=pytest.mark.slow),
+        (5, 42, 14, 12, 4, 6),
+        pytest.param(8, 28, 12, 16, 6, 2, marks=pytest.mark.slow),
+        pytest.param(12, 18, 20, 16, 5, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_fig14_dilated_attention_is_two_dense_bands_whose_layouts_cancel(
+    b: int, m: int, k: int, n: int, half: int, d: int
+) -> None:
+    program = parse(ATTENTION.format(b=b, m=m, k=k, n=n, x=2 * half + 1, d=d, p=half * d))
+    candidate = found(program, lambda c: are_dense_bands(c) and len(layouts(c)) <= 4, max_depth=3)
+    assert [by["b"] for _, by in calls(candidate)] == [b * d, b * d]
+    # Queries, keys, values and the result are reordered; nothing between the products is.
+    assert not {"S", "M", "E", "D", "P"} & {*layouts(candidate)}
+
+
+def heads(b: int, m: int, k: int, half: int, d: int) -> Program:
+    tensors, equations = "", ""
+    for h in "uv":
+        tensors += f"tensor Q{h}[{b}, {m}, {k}]\n"
+        tensors += f"tensor K{h}[{b}, {m}, {k}] pad [0, {half * d}, 0]\n"
+        tensors += f"tensor V{h}[{b}, {m}, {k}] pad [0, {half * d}, 0]\n"
+        window = f"m+{d}*w-{half * d}"
+        equations += f"S{h}[b:{b}, m:{m}, w:{2 * half + 1}] = sum[k:{k}] Q{h}[b, m, k] * K{h}[b, {window}, k]\n"
+        equations += f"Y{h}[b:{b}, m:{m}, n:{k}] = sum[w:{2 * half + 1}] S{h}[b, m, w] * V{h}[b, {window}, n]\n"
+    return parse(f"{tensors}{equations}output Yu, Yv")
+
+
+@pytest.mark.parametrize(
+    ("b", "m", "k", "half", "d"),
+    [(1, 48, 16, 6, 4), pytest.param(2, 36, 12, 4, 3, marks=pytest.mark.slow), (1, 30, 14, 5, 2)],
+)
+def test_fig14_dense_bands_of_two_heads_are_merged(b: int, m: int, k: int, half: int, d: int) -> None:
+    candidate = found(heads(b, m, k, half, d), are_dense_bands, max_depth=3)
+    assert [by["b"] for _, by in calls(candidate)] == [2 * b * d, 2 * b * d]
+    assert merges(candidate) == ["batch_merging", "batch_merging"]
+
+
+def separable(h: int, w: int, c: int, f: int, k: int) -> Program:
+    p = k // 2
+    return parse(f"""
+        tensor X[1, {c}, {h}, {w}] pad [0, 0, {p}, {p}]
+        tensor A[{f}, {c}, {k}, 1] weight
+        tensor B[{f}, {f}, 1, {k}] weight
+        tensor C[{f}, {c}, 1, {k}] weight
+        tensor D[{f}, {f}, {k}, 1] weight
+        P[n:1, f:{f}, h:{h}, w:{w}] = sum[c:{c}, r:{k}, s:1] X[n, c, h+r-{p}, w+s] * A[f, c, r, s] pad [0, 0, 0, {p}]
+        Q[n:1, f:{f}, h:{h}, w:{w}] = sum[c:{f}, r:1, s:{k}] P[n, c, h+r, w+s-{p}] * B[f, c, r, s]
+        R[n:1, f:{f}, h:{h}, w:{w}] = sum[c:{c}, r:1, s:{k}] X[n, c, h+r, w+s-{p}] * C[f, c, r, s] pad [0, 0, {p}, 0]
+        S[n:1, f:{f}, h:{h}, w:{w}] = sum[c:{f}, r:{k}, s:1] R[n, c, h+r-{p}, w+s] * D[f, c, r, s]
+        Y[n:1, f:{f}, h:{h}, w:{w}] = Q[n, f, h, w] + S[n, f, h, w]
+    """)
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "c", "f", "k"),
+    [(8, 7, 20, 9, 3), (9, 6, 24, 7, 5), pytest.param(6, 6, 18, 10, 3, marks=pytest.mark.slow)],
+)
+def test_fig15_four_convolutions_are_two_products(h: int, w: int, c: int, f: int, k: int) -> None:
+    """The first two products share their input, the last two make a batch."""
+    wanted = sorted([("Matmul", sorted((2 * k * f, h * w, c))), ("BatchMatmul", sorted((2, k * f, h * w, f)))])
+    candidate = found(separable(h, w, c, f, k), lambda c_: sizes(c_) == wanted, max_depth=2)
+    assert merges(candidate) == ["batch_merging", "sibling_merging"]
