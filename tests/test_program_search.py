@@ -23,7 +23,7 @@ from einnet_explore.strategies.program_search import MAX_MEMBERS, ProgramSearch,
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal
 
-SHALLOW = Options(max_depth=2)
+SHALLOW = Options(max_depth=1)
 
 
 def algorithm1(program: Program, options: Options = SHALLOW) -> ProgramSearch:
@@ -51,7 +51,7 @@ def calls(candidate: Candidate) -> list[tuple[str, dict[str, object]]]:
 
 def test_queries_keys_and_values_are_one_product() -> None:
     program = qkv(36, 30, 10)
-    run = ee.search(program, max_depth=2, limit=None)
+    run = ee.search(program, max_depth=1, limit=None)
     assert not any(run.running for _ in run) and run.search.complete
     best = run.best
     assert best is not None and [name for name, _ in calls(best)] == ["Matmul"]
@@ -61,7 +61,7 @@ def test_queries_keys_and_values_are_one_product() -> None:
 
 
 def test_a_search_of_several_expressions_is_saved_and_goes_on(tmp_path) -> None:
-    run = ee.search(qkv(36, 30, 10), max_depth=2, limit=None)
+    run = ee.search(qkv(36, 30, 10), max_depth=1, limit=None)
     for event in run:
         if isinstance(event, Found):
             break
@@ -132,7 +132,7 @@ def test_the_cheapest_combinations_are_candidates() -> None:
     """Not the cheapest alone: the *combinations* cheapest, in order, found before a product is merged."""
     program = qkv(40, 24, 16)
     for count in (1, 3, 6):
-        search = algorithm1(program, Options(max_depth=2, between=(EXPRESSION_SPLITTING,), combinations=count))
+        search = algorithm1(program, Options(max_depth=1, between=(EXPRESSION_SPLITTING,), combinations=count))
         plain = [event.seconds for event in search.run() if isinstance(event, Found) and event.state.parent == 0][
             :count
         ]

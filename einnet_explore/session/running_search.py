@@ -25,10 +25,11 @@ from einnet_explore.operators import OPERATORS, Operator, find_operators
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Cost, Options
-from einnet_explore.strategies.program_search import search_program
+from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.limits import MEMORY_LIMIT
 from einnet_explore.support.storage import write_atomically
@@ -278,7 +279,7 @@ def saved_search_to_json(run: RunningSearch) -> JsonObject:
             "target": list(run.target),
             "limit": run.limit,
             "most": run.most,
-            "options": _options_to_json(search.options),
+            "options": _options_to_json(search),
             "events": run.events,
             "seconds": run.seconds,
             "complete": search.complete,
@@ -307,11 +308,14 @@ def saved_search_to_json(run: RunningSearch) -> JsonObject:
         }
 
 
-def _options_to_json(options: Options) -> JsonObject:
-    """Return every option but the targets, which the run names."""
-    plain: JsonObject = {f.name: getattr(options, f.name) for f in fields(Options) if f.name != "targets"}
+def _options_to_json(search: Search | ProgramSearch) -> JsonObject:
+    """Return the options that matter to *search* but the targets, which the run names."""
+    options, unused = search.options, {"targets"}
+    if isinstance(search, Search):
+        unused |= {"between", "combinations"}
+    plain: JsonObject = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in unused}
     named = {group: [rule.name for rule in getattr(options, group)] for group in ("rules", "between")}
-    return plain | named | {"fixed": sorted(options.fixed)}
+    return plain | {group: names for group, names in named.items() if group in plain} | {"fixed": sorted(options.fixed)}
 
 
 def save_search(run: RunningSearch, path: str | PathLike[str]) -> None:
@@ -347,7 +351,7 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
     known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    options = {"between": (), **options}  # older files have no rules between expressions
+    options = {"between": (), **options}  # a search of one expression has no rules between expressions
     for group in ("rules", "between"):
         if strange := [name for name in options[group] if name not in known]:
             raise RecordError(f"found the rule {strange[0]!r}, expected one of {', '.join(known)}")
