@@ -26,6 +26,7 @@ from einnet_explore.autodiff.stash import (
     split_passes,
     substitute_placeholders,
 )
+from einnet_explore.autodiff.values import SUM_FORMS, SumForm
 from einnet_explore.cli import main
 from einnet_explore.ir import Access, Equation, Program, Scope, Tensor, as_index, map_tensors, mul
 from tests.strategies import inputs_for, programs
@@ -186,12 +187,12 @@ def test_optimize_rewrites_the_target_alone() -> None:
 # Plans
 
 
-@pytest.fixture(scope="module", params=[(name, factored) for name in FORWARD for factored in (False, True)], ids=str)
+@pytest.fixture(scope="module", params=[(name, form) for name in FORWARD for form in SUM_FORMS], ids=str)
 def case(request: pytest.FixtureRequest) -> tuple[Program, Program, StashAnalysis]:
-    name, factored = request.param
+    name, form = request.param
     forward = ee.parse(FORWARD[name])
     backward = differentiate(forward)
-    return forward, backward, analyse_passes(forward, backward, factored)
+    return forward, backward, analyse_passes(forward, backward, form)
 
 
 def check_plans(case: tuple[Program, Program, StashAnalysis], plans: Iterable[StashPlan]) -> None:
@@ -202,9 +203,7 @@ def check_plans(case: tuple[Program, Program, StashAnalysis], plans: Iterable[St
         assert passes.operations == found.problem.outcome(plan.stashed).operations
         assert_same(forward, backward, passes)
         # What is left, counted from the new pass alone: what two of its expressions share is in each of them.
-        counted = (
-            analyse_passes(Program((), (), ()), passes.backward, found.values.factored).problem.outcome(()).operations
-        )
+        counted = analyse_passes(Program((), (), ()), passes.backward, found.values.form).problem.outcome(()).operations
         assert counted == plan.operations if plan == found.problem.cheapest() else counted >= plan.operations
 
 
@@ -400,8 +399,8 @@ def again(program: Program) -> Program:
     return Program(tuple(inputs), (*equations, *gradients), tuple(g.name for g in gradients))
 
 
-def check_integers(forward: Program, backward: Program, factored: bool) -> None:
-    found = analyse_passes(forward, backward, factored)
+def check_integers(forward: Program, backward: Program, form: SumForm) -> None:
+    found = analyse_passes(forward, backward, form)
     passes = split_passes(found, found.problem.cheapest())
     assert all(c.ok for c in passes.certificates), passes.certificates
     arrays = inputs_for(backward, 1) | inputs_for(forward, 0)
@@ -415,18 +414,18 @@ def check_integers(forward: Program, backward: Program, factored: bool) -> None:
 
 
 @settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(programs(), st.booleans())
-def test_random_programs_keep_their_integers(program: Program, factored: bool) -> None:
-    check_integers(replace(program, outputs=(program.equations[-1].name,)), again(program), factored)
+@given(programs(), st.sampled_from(SUM_FORMS))
+def test_random_programs_keep_their_integers(program: Program, form: SumForm) -> None:
+    check_integers(replace(program, outputs=(program.equations[-1].name,)), again(program), form)
 
 
 @pytest.mark.slow
 @LONG
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-@given(programs(), programs(polynomial=True), st.booleans())
-def test_many_random_programs_keep_their_integers(program: Program, smooth: Program, factored: bool) -> None:
-    check_integers(replace(program, outputs=(program.equations[-1].name,)), again(program), factored)
-    check_integers(smooth, differentiate(smooth), factored)
+@given(programs(), programs(polynomial=True), st.sampled_from(SUM_FORMS))
+def test_many_random_programs_keep_their_integers(program: Program, smooth: Program, form: SumForm) -> None:
+    check_integers(replace(program, outputs=(program.equations[-1].name,)), again(program), form)
+    check_integers(smooth, differentiate(smooth), form)
 
 
 def test_quotients_become_products_with_inverses() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.autodiff.stash import Passes, analyse_passes, split_passes
+from einnet_explore.autodiff.values import SUM_FORMS, SumForm
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program
 from tests.strategies import inputs_for
@@ -32,22 +33,22 @@ CORNER = """
     Z[i:4, j:4 | 0<=i+j<4] = relu(X[i]) * {[z:4, y:4 | 0<=z+y<4] sum[k:3] A[z+y+k] * B[k]}[i, j]"""
 
 
-def passes_of(forward: Program, factored: bool) -> Passes:
-    found = analyse_passes(forward, again(forward), factored)
+def passes_of(forward: Program, form: SumForm) -> Passes:
+    found = analyse_passes(forward, again(forward), form)
     return split_passes(found, found.problem.cheapest())
 
 
-@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize("form", SUM_FORMS)
 @pytest.mark.parametrize(
     "text",
     [*(QUOTIENTS.format(at) for at in ("i%4-1", "2-i%4", "i%5-1", "2*((i+3)//4)-1", "(i+1)%4-1")), DOMAIN, CORNER],
 )
-def test_no_part_reads_beyond_its_reach(text: str, factored: bool) -> None:
+def test_no_part_reads_beyond_its_reach(text: str, form: SumForm) -> None:
     forward = ee.parse(text)
-    made = passes_of(forward, factored)
+    made = passes_of(forward, form)
     for program in (made.forward, made.backward):
         assert [illegal_read(e.scope) for e in program.equations] == [None] * len(program.equations)
-    check_integers(forward, again(forward), factored)
+    check_integers(forward, again(forward), form)
 
 
 def test_a_part_has_the_range_that_is_read() -> None:
@@ -73,8 +74,8 @@ def test_a_stash_is_as_wide_for_its_first_reader_as_for_its_last() -> None:
     backward = ee.parse(
         "tensor X[6]\ntensor d[6]\nZ[i:6] = exp(X[i]) pad [1]\nG[i:6] = sum[r:3] Z[i+r-1] * d[i]\noutput Z, G"
     )
-    for factored in (False, True):
-        found = analyse_passes(forward, backward, factored)
+    for form in SUM_FORMS:
+        found = analyse_passes(forward, backward, form)
         made = split_passes(found, found.problem.cheapest())
         assert [c.ok for c in made.certificates] == [True, True]
         assert ee.parse(ee.text(made.backward)) == made.backward

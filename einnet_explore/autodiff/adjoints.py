@@ -319,7 +319,7 @@ def _pull_back(
     made = Scope(into, tuple(plain.values()), mul(read, substitute(part.factor, to)))
     if not part.conditions and _finite(part.factor):
         kept = tuple(b for b in bounds if not any(_vanishes(f, b) for f in factors(made.body)))
-        if len(kept) < len(bounds) and (fit := _pad_reads(made, above, legal_anyway=not kept)) is not None:
+        if len(kept) < len(bounds) and (fit := _pad_reads(made, above, kept)) is not None:
             return _PulledScope(fit, kept, conditions, stepped, found.hard)
     return _PulledScope(made, bounds, conditions, stepped, found.hard)
 
@@ -358,8 +358,11 @@ def _vanishes(factor: Scalar, bound: Bound) -> bool:
     return False
 
 
-def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
-    """Pad out-of-box reads of *scope* by 0: of *above*, and of copies of others; None if that is not valid."""
+def _pad_reads(scope: Scope, above: Tensor, bounds: tuple[Bound, ...]) -> Scope | None:
+    """Pad out-of-box reads of *scope* by 0: of *above*, and of copies of others; None if that is not valid.
+
+    Where *bounds* are left, other reads stay as they are.
+    """
     pads = [(0, 0)] * len(above.shape)
 
     def widest(access: Access) -> Access:
@@ -376,7 +379,7 @@ def _pad_reads(scope: Scope, above: Tensor, legal_anyway: bool) -> Scope | None:
     if not beyond:
         return scope
     sources = [a.source for n, a in enumerate(accesses(scope.body)) if n in beyond]
-    if not legal_anyway or any(isinstance(s, Table) or s.value for s in sources):
+    if bounds or any(isinstance(s, Table) or s.value for s in sources):
         return None
     return fit_padding(scope, 0)
 

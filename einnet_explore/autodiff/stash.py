@@ -50,7 +50,7 @@ from einnet_explore.autodiff.program_values import (
     demands,
     read_program,
 )
-from einnet_explore.autodiff.values import Use, Value, Values
+from einnet_explore.autodiff.values import SUM_FORMS, SumForm, Use, Value, Values
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.ir import Program, Scope
@@ -227,14 +227,13 @@ class StashAnalysis:
         return self.problem.curve()
 
 
-def analyse_passes(forward: Program, backward: Program, factored: bool = False) -> StashAnalysis:
-    """Find the common values of *forward* and *backward*.  *factored*: factors independent of a sum are moved out of
-    it.
+def analyse_passes(forward: Program, backward: Program, form: SumForm = "written") -> StashAnalysis:
+    """Find the common values of *forward* and *backward*; *form* ``factored`` moves independent factors out of sums.
 
     Inputs of one name are one tensor, and so are an input of *backward* and a result of *forward* of one name.  Raises
     ValueError if their shapes differ.
     """
-    values = Values(factored)
+    values = Values(form)
     first = read_program(values, forward)
     both = {e.name for e in backward.equations} & forward.names() - set(backward.outputs)
     second = read_program(values, rename_equations(backward, unused_names(backward, both, forward.names())), first)
@@ -346,7 +345,7 @@ def cse(forward: Program, backward: Program, memory: int | None = None) -> Passe
     Raises ValueError for a negative *memory*, for tensors of one name with different shapes, and for a stashed value
     with the name of an output of *backward*.
     """
-    return _best_passes(tuple(analyse_passes(forward, backward, factored) for factored in (False, True)), memory)
+    return _best_passes(tuple(analyse_passes(forward, backward, form) for form in SUM_FORMS), memory)
 
 
 def pareto_front(forms: tuple[StashAnalysis, ...]) -> tuple[tuple[StashAnalysis, StashPlan], ...]:

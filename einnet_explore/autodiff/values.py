@@ -43,6 +43,8 @@ from einnet_explore.ir import (
 )
 
 ValueKind: TypeAlias = Literal["leaf", "function", "sum", "product", "reduction", "guard"]
+SumForm: TypeAlias = Literal["written", "factored"]
+SUM_FORMS: tuple[SumForm, ...] = ("written", "factored")
 Term: TypeAlias = "Const | Use"
 Entries: TypeAlias = "tuple[tuple[int, Term], ...]"
 """The terms of a sum with their signs, or the factors of a product, where -1 means divided by."""
@@ -186,11 +188,11 @@ def _parameters(
 class Values:
     """Hash-consed table of values: building a known value returns its number.
 
-    *factored*: factors independent of a sum are moved out of it, by distributivity.
+    *form*: ``factored`` moves factors that are independent of a sum out of it, by distributivity.
     """
 
-    def __init__(self, factored: bool = False) -> None:
-        self.factored = factored
+    def __init__(self, form: SumForm = "written") -> None:
+        self.form = form
         self.known: list[Value] = []
         self._by_key: dict[Hashable, Value] = {}
 
@@ -263,7 +265,7 @@ class Values:
         summations = tuple(y for y in summations if y.extent != 1)
         if not summations:
             return term
-        if self.factored and reduce == "sum" and isinstance(term, Use) and term.value.kind == "product":
+        if self.form == "factored" and reduce == "sum" and isinstance(term, Use) and term.value.kind == "product":
             entries = self.entries(term)
             moves = [isinstance(t, Use) and any(y in i.iterators for i in t.at for y in summations) for _, t in entries]
             if any(moves) and not all(moves):

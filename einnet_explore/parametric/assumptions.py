@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain, count, islice, product
 
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.parametric.decision import z3_model
+from einnet_explore.parametric.decision import solve_with_z3
 from einnet_explore.parametric.parameters import FamilyParameters, Inequality, Parameter, TiedParameter, polynomial_form
 from einnet_explore.parametric.schema import parse_polynomial
 from einnet_explore.parametric.size_polynomials import (
@@ -47,7 +47,7 @@ def find_sizes(ground: FamilyParameters) -> tuple[int, ...] | None:
             return unknowns
     unknown = f"whether any sizes fulfil it is not known: none of up to {2 * MAX_TRIED_SIZES} do"
     try:
-        found = z3_model([*range_rows(ground.ranges), *ground.rows])
+        found = solve_with_z3([*range_rows(ground.ranges), *ground.rows])
     except Undecided as why:
         raise Undecided(f"{unknown}, and {why}") from None
     if found is None:

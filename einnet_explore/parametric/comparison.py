@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from math import isinf
+from typing import Literal, TypeAlias
 
 import islpy as isl
 
@@ -29,6 +30,7 @@ from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, ter
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 from einnet_explore.parametric.decision import (
+    Solution,
     assumption_rows,
     condition_rows,
     equality_rows,
@@ -36,6 +38,7 @@ from einnet_explore.parametric.decision import (
     integers_in,
     quotient_rows,
     size_names,
+    solution_text,
     solve_with_z3,
 )
 from einnet_explore.parametric.parameters import FamilyParameters
@@ -50,12 +53,18 @@ from einnet_explore.parametric.size_polynomials import (
 )
 from einnet_explore.parametric.space import ParametricSpace
 
+TermCollection: TypeAlias = Literal["multiset", "set"]
+"""A multiset of terms with coefficients, which are added; or a set, of which the maximum or minimum is taken."""
 
-def uncovered_point(space: ParametricSpace, left: list[Term], right: list[Term], counted: bool) -> str | None:
+
+def uncovered_point(
+    space: ParametricSpace, left: list[Term], right: list[Term], collection: TermCollection
+) -> Solution | None:
     """Return a point of one side's terms that the other side lacks; None if both sides are equal.
 
     All terms have the same factors.
     """
+    counted = collection == "multiset"
     left, right = (_add_coefficients(side) if counted else side for side in (left, right))
     for side in (left, right) if counted else ():
         for term in side:
@@ -87,7 +96,7 @@ def _add_coefficients(terms: list[Term]) -> list[Term]:
     return [term for term in total.values() if term.coefficient]
 
 
-def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> str | None:
+def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -> Solution | None:
     """Return a point of *term* at which every conjunction of *ways* fails; None if there is none."""
     facts = _facts(space, term, ways)
     known = set(map(form_key, facts))
@@ -253,13 +262,14 @@ class FamilyProver:
                 sides = [[replace(t, factors=cancel_exponentials(t.factors)) for t in side] for side in sides]
         else:
             sides = [reduced_terms_at(space, scope, space.point, reduce) for scope in (before, after)]
-        counts = reduce not in ("max", "min")
-        if counts and _has_infinite_differences([*sides[0], *sides[1]]):
+        collection: TermCollection = "set" if reduce in ("max", "min") else "multiset"
+        if collection == "multiset" and _has_infinite_differences([*sides[0], *sides[1]]):
             raise Undecided("what may be infinite is taken from something")
-        left, right = ([multiply_by_unused_extents(space, t) if counts else t for t in side] for side in sides)
-        one, other = group_by_factors(left), group_by_factors(right)
+        if collection == "multiset":
+            sides = [[multiply_by_unused_extents(space, t) for t in side] for side in sides]
+        one, other = map(group_by_factors, sides)
         for names in dict.fromkeys((*one, *other)):
-            found = self._compare(space, one.get(names, []), other.get(names, []), counts)
+            found = self._compare(space, one.get(names, []), other.get(names, []), collection)
             if found is not None:
                 return Difference(
                     f"{' · '.join(names) or 'the constant term'} is counted differently at {found.why}", found.unknowns
@@ -275,19 +285,21 @@ class FamilyProver:
         except Undecided:
             return False
 
-    def _compare(self, space: ParametricSpace, left: list[Term], right: list[Term], counts: bool) -> Difference | None:
+    def _compare(
+        self, space: ParametricSpace, left: list[Term], right: list[Term], collection: TermCollection
+    ) -> Difference | None:
         rows = [*assumption_rows(space), *(row for term in (*left, *right) for row in term_rows(space, term))]
         if has_parameter_products(space, rows):
-            found = uncovered_point(space, left, right, counts)
+            found = uncovered_point(space, left, right, collection)
             self.means |= space.asked or {"digits"}
-            return None if found is None else Difference(found)
+            return None if found is None else Difference(solution_text(found))
         self.means.add("isl")
         try:
-            tallies = _TermMultisets(space, size_names(space, rows), counts)
-            found_at = tallies.difference(left, right)
+            term_sets = _TermSets(space, size_names(space, rows), collection)
+            found_at = term_sets.difference(left, right)
             names = [n for term in (*left, *right)[:1] for n, _ in term.factors]
             if found_at is not None and len(set(names)) < len(names):
-                found_at = tallies.difference(order_factors(left), order_factors(right))
+                found_at = term_sets.difference(order_factors(left), order_factors(right))
             return found_at
         except isl.Error as error:
             raise Undecided(f"integer sets: {error}") from None
@@ -305,7 +317,7 @@ def _has_infinite_differences(terms: list[Term]) -> bool:
 
 def multiply_by_unused_extents(space: ParametricSpace, term: Term) -> Term:
     """Multiply *term* by the extents of its unused summed integers: a number, or a factor without indices."""
-    used = integers_in(space, term_rows(space, term, bare=True))
+    used = integers_in(space, (*_index_forms(term), *term.where))
     coefficient, factors = term.coefficient, term.factors
     if isinf(coefficient):
         raise Undecided("an infinite constant is added")
@@ -331,17 +343,18 @@ def group_by_factors(terms: Iterable[Term]) -> dict[tuple[str, ...], list[Term]]
     return out
 
 
-def term_rows(space: ParametricSpace, term: Term, bare: bool = False) -> list[Form]:
-    """Return the conditions and indices of *term*; unless *bare*, with the conditions of all its integers."""
-    forms = [*(form for _, at in term.factors for form in at), *term.where]
-    return forms if bare else [*forms, *condition_rows(space, (*integers_in(space, forms), *term.summed), ())]
+def term_rows(space: ParametricSpace, term: Term) -> list[Form]:
+    """Return the indices and conditions of *term*, with the conditions of all its integers."""
+    forms = [*_index_forms(term), *term.where]
+    return [*forms, *condition_rows(space, (*integers_in(space, forms), *term.summed), ())]
 
 
-class _TermMultisets:
-    """Term multisets: for each total coefficient, a disjoint set of (sizes, output element, indices)."""
+class _TermSets:
+    """Integer sets of terms: for each total coefficient, a disjoint set of (sizes, output element, indices)."""
 
-    def __init__(self, space: ParametricSpace, sizes: tuple[str, ...], counts: bool) -> None:
-        self.space, self.sizes, self.counts, self.context = space, sizes, counts, bounded_context()
+    def __init__(self, space: ParametricSpace, sizes: tuple[str, ...], collection: TermCollection) -> None:
+        self.space, self.sizes, self.context = space, sizes, bounded_context()
+        self.counts = collection == "multiset"
         self.head = (*sizes, *(x for x in space.coordinates if x not in space.symbols))
 
     def difference(self, left: list[Term], right: list[Term]) -> Difference | None:
@@ -379,7 +392,7 @@ class _TermMultisets:
     def _points(self, term: Term) -> isl.Set:
         """Return the set at which *term* occurs; raises Undecided if several summation points coincide."""
         space = self.space
-        forms = [form for _, at in term.factors for form in at]
+        forms = _index_forms(term)
         used = integers_in(space, (*forms, *term.where))
         rows = [*assumption_rows(space), *product_rows(space.ground.ranges, self.sizes)]
         rows += condition_rows(space, (*used, *term.summed), term.where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import islpy as isl
 
@@ -91,7 +91,16 @@ def size_names(space: ParametricSpace, rows: Iterable[Form]) -> tuple[str, ...]:
     return (*space.symbols, *sorted(found))
 
 
-def find_solution_values(space: ParametricSpace, where: Sequence[Form]) -> str | None:
+Solution: TypeAlias = "dict[str, int]"
+"""Values of integers, by the name of the integer or of a product."""
+
+
+def solution_text(solution: Solution) -> str:
+    """Format *solution* for messages: ``H = 3, x0 = 2``."""
+    return ", ".join(f"{symbol_text(v)} = {n}" for v, n in solution.items())
+
+
+def find_solution(space: ParametricSpace, where: Sequence[Form]) -> Solution | None:
     """Return values that may fulfil *where*; None if no sizes fulfil all conditions.  Raises Undecided."""
     if any(_never_holds(space, row) for row in where):
         return None
@@ -110,10 +119,9 @@ def find_solution_values(space: ParametricSpace, where: Sequence[Form]) -> str |
         )
         if found.is_empty():
             return None
-        values = smallest_point(found)
+        return dict(zip(names, smallest_point(found), strict=True))
     except isl.Error as error:
         raise Undecided(f"integer sets: {error}") from None
-    return ", ".join(f"{symbol_text(v)} = {n}" for v, n in zip(names, values, strict=True))
 
 
 def _never_holds(space: ParametricSpace, row: Form) -> bool:
@@ -123,17 +131,11 @@ def _never_holds(space: ParametricSpace, row: Form) -> bool:
         return False
 
 
-def solve_with_z3(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> str | None:
+def solve_with_z3(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> Solution | None:
     """Return a solution of *rows* at which every conjunction of *never* fails; None if z3 proves there is none.
 
     Raises Undecided if z3 is not installed or gives up.
     """
-    found = z3_model(rows, never)
-    return None if found is None else ", ".join(f"{symbol_text(v)} = {n}" for v, n in sorted(found.items()))
-
-
-def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict[str, int] | None:
-    """Return the solution of ``solve_with_z3`` by name."""
     solver = load_z3()
     numbers: dict[str, z3.ArithRef] = {}
 
@@ -158,7 +160,7 @@ def z3_model(rows: Sequence[Form], never: Sequence[Sequence[Form]] = ()) -> dict
     if answer == solver.unknown:
         raise Undecided(f"z3 gives up: {query.reason_unknown()}")
     model = query.model()
-    return {v: model.eval(n, model_completion=True).as_long() for v, n in numbers.items()}
+    return {v: model.eval(n, model_completion=True).as_long() for v, n in sorted(numbers.items())}
 
 
 def load_z3() -> ModuleType:

@@ -34,8 +34,8 @@ from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.proof import (
     FamilyProof,
     StepVerdict,
+    check_operators,
     judge_step,
-    operator_mismatch,
     prove_legal,
     prove_step,
     raise_least_sizes,
@@ -226,8 +226,11 @@ def _prove_steps(
     verdicts = [_prove_start(template, ground, schemas[0])]
     for before, after in pairwise(schemas):
         said = judge_step(ground, before, after)
-        if said.kind == "proved" and (wrong := operator_mismatch(ground, after)) is not None:
-            said = replace(said, kind="unproved", why=wrong)
+        if said.kind == "proved":
+            try:
+                check_operators(ground, after)
+            except Refused as why:
+                said = replace(said, kind="unproved", why=str(why))
         verdicts.append(said)
     return ground, FamilyProof(ground, ("start", *(step.rule for step in steps)), tuple(verdicts))
 

@@ -2,7 +2,7 @@
 
 A proof covers shapes, reads and values of whole programs, as in ``equivalence.certificate``: equations are aligned by
 name, an equation of only one program is inlined into its readers, and a common equation remains a tensor as long as the
-proof succeeds.  ``operator_mismatch`` compares an equation with the view or operator call that implements it.
+proof succeeds.  ``check_operators`` compares an equation with the view or operator call that implements it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from einnet_explore.ir import (
 )
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.parametric.comparison import Difference, FamilyProver
-from einnet_explore.parametric.decision import find_solution_values
+from einnet_explore.parametric.decision import find_solution, solution_text
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
 from einnet_explore.parametric.schema import Schema, instantiate_schema
-from einnet_explore.parametric.size_polynomials import add_forms
+from einnet_explore.parametric.size_polynomials import add_forms, form_text
 from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
@@ -77,9 +77,9 @@ def prove_step(ground: FamilyParameters, before: Schema, after: Schema) -> tuple
     """Prove a step; return ``proved`` or ``unproved``, and the unknowns at which terms differ, if found."""
     prover = FamilyProver(ground, set())
     try:
-        if wrong := _shape_fault(ground, before, after) or _read_fault(ground, before, after, prover):
-            return StepVerdict("unproved", (), wrong), ()
-    except Undecided as why:
+        _check_shapes(ground, before, after)
+        _check_reads(ground, before, after, prover)
+    except (Refused, Undecided) as why:
         return StepVerdict("unproved", (), str(why)), ()
     given = infinite_results((before.equations, after.equations))
     found = _output_difference(before, after, prover, given)
@@ -96,82 +96,78 @@ def prove_legal(ground: FamilyParameters, schema: Schema) -> StepVerdict:
     """Prove that *schema* has no empty range, no negative size and no read beyond its reach, at all sizes."""
     prover = FamilyProver(ground, set())
     try:
-        wrong = _shape_fault(ground, schema, schema) or _read_fault(
-            ground, replace(schema, equations=()), schema, prover
-        )
-    except Undecided as why:
-        wrong = str(why)
-    if wrong:
-        return StepVerdict("unproved", (), wrong)
+        _check_shapes(ground, schema, schema)
+        _check_reads(ground, replace(schema, equations=()), schema, prover)
+    except (Refused, Undecided) as why:
+        return StepVerdict("unproved", why=str(why))
     return StepVerdict("proved", tuple(sorted(prover.means)), "it reads nothing beyond its reach")
 
 
-def _shape_fault(ground: FamilyParameters, before: Schema, after: Schema) -> str | None:
-    """Return a mismatch of the programs' interfaces, a possibly empty range or a missing input; else None."""
+def _check_shapes(ground: FamilyParameters, before: Schema, after: Schema) -> None:
+    """Raise Refused if interfaces differ, a range may be empty, a padding negative, or a tensor is not defined."""
     if before.outputs != after.outputs:
-        return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
+        raise Refused(f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}")
     if strange := [t.name for t in after.inputs if t not in before.inputs]:
-        return f"input {strange[0]} is another one"
+        raise Refused(f"input {strange[0]} is another one")
     for t in after.inputs:
         for n in t.shape:
             if not ground.is_nonnegative(polynomial_form(n - 1)):
-                return f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes"
+                raise Refused(f"{t.name}: whether it has elements along a dimension of {n} depends on the sizes")
         for n in (n for pair in t.padding for n in pair):
             if not ground.is_nonnegative(polynomial_form(n)):
-                return f"{t.name}: whether the padding {n} is negative depends on the sizes"
+                raise Refused(f"{t.name}: whether the padding {n} is negative depends on the sizes")
     held = {t.name: t for t in after.inputs}
     for equation in after.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
                 if not ground.is_nonnegative(polynomial_form(x.hi - x.lo - 1)):
-                    return (
+                    raise Refused(
                         f"{equation.name}: whether the range [{x.lo}, {x.hi}) of {x.name} is empty depends on the sizes"
                     )
             for edge in (n for pair in scope.padding for n in pair):
                 if not ground.is_nonnegative(polynomial_form(edge)):
-                    return f"{equation.name}: whether the padding {edge} is negative depends on the sizes"
+                    raise Refused(f"{equation.name}: whether the padding {edge} is negative depends on the sizes")
         for t in tensors(equation.scope):
             source = held.get(t.name)
             if source is None:
-                return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
+                raise Refused(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
             if replace(source, weight=t.weight) != t:
-                return f"{equation.name} reads {t.name} with another shape or padding than it has"
+                raise Refused(f"{equation.name} reads {t.name} with another shape or padding than it has")
         if equation.name in held:
-            return f"{equation.name} is defined twice"
+            raise Refused(f"{equation.name} is defined twice")
         held[equation.name] = equation.tensor
     boxes = {e.name: e.scope.box for e in before.equations}
     for name in before.outputs:
         if name in boxes and (name not in held or held[name].box != boxes[name]):
-            return f"output {name} has another box"
-    return None
+            raise Refused(f"output {name} has another box")
 
 
-def _read_fault(ground: FamilyParameters, before: Schema, after: Schema, prover: FamilyProver) -> str | None:
-    """Return a read beyond the reach, at some sizes, of an equation that is new in *after*; else None."""
+def _check_reads(ground: FamilyParameters, before: Schema, after: Schema, prover: FamilyProver) -> None:
+    """Raise Refused if an equation that is new in *after* may read beyond a source's reach, at some sizes."""
     for equation in after.equations:
         if equation not in before.equations:
             for _, scope in scopes(equation.scope):
-                if (found := _read_outside_reach(ground, scope, prover)) is not None:
-                    return f"{equation.name}: {found}"
-    return None
+                try:
+                    _check_scope_reads(ground, scope, prover)
+                except Refused as why:
+                    raise Refused(f"{equation.name}: {why}") from None
 
 
-def _read_outside_reach(ground: FamilyParameters, scope: Scope, prover: FamilyProver) -> str | None:
+def _check_scope_reads(ground: FamilyParameters, scope: Scope, prover: FamilyProver) -> None:
     space = ParametricSpace(ground, scope.box, lambda a, b: False)
     env, inside = scope_conditions(space, scope, space.point)
     if inside is None:
-        return None
+        return
     env, _ = with_summations(space, scope, env)
     for access, guards in guarded_accesses(space, scope.body, env, inside):
         if len(access.index) != len(access.source.shape):
-            return f"{access!r} has {len(access.index)} indices, expected {len(access.source.shape)}"
+            raise Refused(f"{access!r} has {len(access.index)} indices, expected {len(access.source.shape)}")
         at = tuple(space.form(i, env) for i in access.index)
         for beyond in complement(space.within(at, access.source.reach)):
-            found = find_solution_values(space, (*guards, *beyond))
+            found = find_solution(space, (*guards, *beyond))
             prover.means |= space.asked
             if found is not None:
-                return f"{_source_text(access)} may be read outside its reach, at {found}"
-    return None
+                raise Refused(f"{_source_text(access)} may be read outside its reach, at {solution_text(found)}")
 
 
 def _source_text(access: Access) -> str:
@@ -223,32 +219,28 @@ def _scope_difference(
     return prover.difference(before, after, region, given)
 
 
-def operator_mismatch(ground: FamilyParameters, schema: Schema) -> str | None:
-    """Return why an equation is not proved equal to its implementation; None if all are."""
+def check_operators(ground: FamilyParameters, schema: Schema) -> None:
+    """Raise Refused, with the reason, unless every equation is proved equal to its implementation."""
     for equation in schema.equations:
         via = equation.via
         if via is None or via.is_eoperator:
             continue
         try:
-            why = (
-                _view_difference(ground, equation.scope, via)
-                if via.operator == VIEW
-                else _call_difference(ground, equation, via)
-            )
-        except (Undecided, ValueError) as reason:
-            why = str(reason)
-        if why is not None:
-            return f"{equation.name} via {via.operator}: {why}"
-    return None
+            if via.operator == VIEW:
+                _check_view(ground, equation.scope, via)
+            else:
+                _check_call(ground, equation, via)
+        except (Undecided, ValueError) as why:
+            raise Refused(f"{equation.name} via {via.operator}: {why}") from None
 
 
-def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> str | None:
+def _check_view(ground: FamilyParameters, scope: Scope, via: Instance) -> None:
     """Compare a view's address with its offset and the stride of each traversal."""
     match scope:
         case Scope(traversals=own, summations=(), domain=(), body=Access(Tensor(shape=shape), index)):
             pass
         case _:
-            return "a view reads one tensor, and nothing else"
+            raise Refused("a view reads one tensor, and nothing else")
     space = ParametricSpace(ground, scope.box, lambda a, b: False)
     # a traversal of extent 1 has no stride
     env = {x: polynomial_form(x.lo) if x.extent == 1 else point for x, point in zip(own, space.point, strict=True)}
@@ -260,34 +252,34 @@ def _view_difference(ground: FamilyParameters, scope: Scope, via: Instance) -> s
     named = dict(via.attributes)
     offset, strides = named.get("offset"), named.get("strides")
     if isinstance(offset, str | tuple | None) or not isinstance(strides, tuple) or len(strides) != len(own):
-        return "a view has an offset and a stride for each traversal"
+        raise Refused(f"the view has offset {offset} and strides {strides}, expected {len(own)} strides")
     expected = polynomial_form(offset)
     for x, n in zip(own, strides, strict=True):
         expected = add_forms(expected, space.times(polynomial_form(n), add_forms(env[x], polynomial_form(x.lo), -1)))
-    return None if address == expected else "the address is another one"
+    if address != expected:
+        raise Refused(f"the view's address is {form_text(expected)}, the equation reads at {form_text(address)}")
 
 
-def _call_difference(ground: FamilyParameters, equation: Equation, via: Instance) -> str | None:
+def _check_call(ground: FamilyParameters, equation: Equation, via: Instance) -> None:
     """Compare a call with its operator's canonical expression."""
     operator = next((o for o in OPERATORS if via.operator in o.names), None)
     if operator is None:
-        return "no operator of that name is known"
+        raise Refused("no operator of that name is known")
     operands = [access.source for access in accesses(equation.scope.body)]
     canonical = _canonical_scope(operator, via, operands)
-    if isinstance(canonical, str):
-        return canonical
     if canonical.box != equation.scope.box:
-        return "it has another shape"
+        raise Refused(f"its result has the box {canonical.box}, the equation {equation.scope.box}")
     given = assume_infinite_tensors(equation.scope)
     found = FamilyProver(ground, set()).difference(canonical, equation.scope, equation.scope.box, given)
-    return None if found is None else found.why
+    if found is not None:
+        raise Refused(found.why)
 
 
-def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope | str:
-    """Return the operator's canonical scope over *operands*, as a schema; or the mismatch."""
+def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope:
+    """Return the operator's canonical scope over *operands*, as a schema; raises Refused if they do not fit."""
     pattern, attributes = operator.pattern, dict(via.attributes)
     if len(operands) != len(pattern.operands):
-        return f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}"
+        raise Refused(f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}")
     numbers = {name: n for name, n in attributes.items() if not isinstance(n, str | tuple)}
     numbers |= {f"|{x}|": numbers.get(x, 1) for x in pattern.iterators}
     own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in pattern.iterators if not operator.absent(x, attributes)}
@@ -296,9 +288,10 @@ def _canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tenso
         dimensions = operator.dimensions(p, attributes)
         shape = tuple(d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent for d in dimensions)
         if source.shape != shape or any(lo for lo, _ in source.box):
-            return f"its operand {pattern.operands[p].name} has another shape"
+            name = pattern.operands[p].name
+            raise Refused(f"its operand {name} has shape {shape}, the equation reads {source.shape} in {source.box}")
         if source.padding and source.value != REDUCTIONS[pattern.reduce]:
-            return f"its operand {pattern.operands[p].name} is {source.value:g} outside"
+            raise Refused(f"its operand {pattern.operands[p].name} is {source.value:g} outside")
         index = tuple(
             Index(tuple((own[x], k.value(numbers)) for x, k in d.terms if k.value(numbers)), d.const.value(numbers))
             for d in dimensions
@@ -387,32 +380,29 @@ def _certify_at(before: Schema, after: Schema, sizes: dict[str, int]) -> Certifi
     """Certify a step at *sizes*; None if the first program is invalid there."""
     try:
         one = instantiate_schema(before, sizes)
+        _check_ranges(one)
     except ValueError:
-        return None
-    if _empty_range(one):
         return None
     try:
         other = instantiate_schema(after, sizes)
+        _check_ranges(other)
     except ValueError as why:
         return Certificate("false", "structure", counterexample=str(why))
-    if (wrong := _empty_range(other)) is not None:
-        return Certificate("false", "structure", counterexample=wrong)
     try:
         return certify(one, other)
     except Undecided:
         return None
 
 
-def _empty_range(program: Program) -> str | None:
-    """Return an empty range or a negative padding of *program*; None if there is none."""
+def _check_ranges(program: Program) -> None:
+    """Raise Refused for an empty range or a negative padding."""
     for equation in program.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
                 if x.hi <= x.lo:
-                    return f"{equation.name}: the range [{x.lo}, {x.hi}) of {x.name} is empty"
+                    raise Refused(f"{equation.name}: the range [{x.lo}, {x.hi}) of {x.name} is empty")
             if any(n < 0 for pair in scope.padding for n in pair):
-                return f"{equation.name}: the padding {scope.padding} is negative"
-    return None
+                raise Refused(f"{equation.name}: the padding {scope.padding} is negative")
 
 
 def raise_least_sizes(

@@ -446,7 +446,8 @@ class _SchemaReader:
                     else _add_scaled(Index(), left, right.const)
                 )
             case Tree(data="index_over" | "index_modulo" as op, children=[a, b]):
-                return _divide(self.index(a, own), self.index(b, own).const, op == "index_over")
+                kind = Quotient if op == "index_over" else Remainder
+                return _divide(kind, self.index(a, own), self.index(b, own).const)
         raise AssertionError(f"{it} has been read before")
 
 
@@ -458,12 +459,13 @@ def _add_scaled(a: Index, b: Index, k: int) -> Index:
     return Index(tuple((atom, c) for atom, c in total.items() if c), a.const + b.const * k)
 
 
-def _divide(a: Index, d: int, quotient: bool) -> Index:
+def _divide(kind: type[Quotient | Remainder], a: Index, d: int) -> Index:
+    """Return the quotient or the remainder of *a* by *d*."""
     if not a.terms:  # a quotient of sizes has to be whole
-        if quotient and (n := divide_by_monomial(a.const, d)) is not None:
+        if kind is Quotient and (n := divide_by_monomial(a.const, d)) is not None:
             return Index((), as_schema_integer(n))
         if isinstance(a.const, int) and isinstance(d, int):
-            return Index((), a.const // d if quotient else a.const % d)
+            return Index((), a.const // d if kind is Quotient else a.const % d)
     if not isinstance(d, Poly) and d == 1:
-        return a if quotient else Index()
-    return Index(((Quotient(a, d) if quotient else Remainder(a, d), 1),))
+        return a if kind is Quotient else Index()
+    return Index(((kind(a, d), 1),))
