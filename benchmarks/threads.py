@@ -16,7 +16,7 @@ import onnxruntime
 
 from einnet_evaluation.models import write
 from einnet_explore.cli.output import format_table
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.onnx_fragment import session_options
 
@@ -64,7 +64,7 @@ def main() -> None:
     chosen = parser.parse_args()
     proto = write(chosen.model).SerializeToString()
     held = sessions(proto, chosen.threads)
-    feeds = random_inputs(held["ours"])
+    feeds = random_model_inputs(held["ours"])
     rows = [["threads wait", "processor ms in the 200 ms after a run"]]
     for name, session in held.items():
         rows.append([name, " ".join(f"{after(session, feeds) * 1e3:.1f}" for _ in range(chosen.times))])

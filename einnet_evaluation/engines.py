@@ -26,7 +26,7 @@ from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
@@ -129,7 +129,7 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             return _session(load_model(task.export), feeds, task.threads, "what was found, in standard operators")
         case "torch" | "torch.compile":
             model = load_model(task.path, task.shapes)
-            return _torch(model, feeds or random_inputs(model), task)
+            return _torch(model, feeds or random_model_inputs(model), task)
         case _:
             return _session(load_model(task.path, task.shapes), feeds, task.threads, "all graph optimisations")
 

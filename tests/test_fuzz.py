@@ -25,7 +25,7 @@ from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
 from einnet_explore.session.records import from_record, to_record
 from einnet_explore.session.run import Run
@@ -256,5 +256,5 @@ def test_a_model_that_random_inputs_break_is_refused_in_one_line() -> None:
 
 def test_inputs_of_rank_zero_are_arrays() -> None:
     model = load_model(build([node("Relu", ["x"], ["y"])], {"x": []}, ["y"]))
-    assert all(isinstance(a, np.ndarray) and a.shape == () for a in random_inputs(model).values())
+    assert all(isinstance(a, np.ndarray) and a.shape == () for a in random_model_inputs(model).values())
     assert all(isinstance(a, np.ndarray) for a in discriminating_inputs(model, build_plan(model, {}, 1)).values())

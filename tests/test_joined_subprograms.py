@@ -23,7 +23,7 @@ from einnet_explore.pipeline.assembly import Assembler, Piece, WeightFolder, joi
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan, export_model
-from einnet_explore.pipeline.submodels import compile_in_onnxruntime, program_model, random_inputs
+from einnet_explore.pipeline.submodels import compile_in_onnxruntime, program_model, random_model_inputs
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
@@ -55,7 +55,7 @@ def piece(s: Subprogram) -> Piece:
 
 
 def pieces(model: Model) -> list[Piece]:
-    return [piece(s) for s in partition(model, beside=False).subprograms]
+    return [piece(part) for s in partition(model).subprograms for part in (s.parts or (s,))]
 
 
 def run(instance: Program) -> Program:
@@ -73,7 +73,7 @@ def run(instance: Program) -> Program:
 
 def agree(model: Model, made: tuple[Piece, ...]) -> None:
     """The joined programs compute what the model does."""
-    feeds = random_inputs(model, 0)
+    feeds = random_model_inputs(model, 0)
     held: dict[str, np.ndarray] = {**feeds, **model.weights}
     want = build_plan(model, {}, 1).run(feeds)
     for each in made:
@@ -191,7 +191,7 @@ def test_plans_and_exports_of_joined_programs_agree() -> None:
     model = two_products()
     apart = [replace(p, program=run(p.program)) for p in pieces(model)]
     makes = assembler(model)
-    feeds = random_inputs(model, 1)
+    feeds = random_model_inputs(model, 1)
     want = build_plan(model, {}, 1).run(feeds)["y"]
     together = makes.together(apart)
     assert len(together) == 1 and together[0].certificate in ("proved", "none")
@@ -267,7 +267,7 @@ def test_programs_run_in_onnxruntime() -> None:
     model = two_products()
     (whole,) = join_adjacent(model, pieces(model))
     constants = {t.name: model.weights[whole.names[t.name]] for t in whole.program.inputs if t.weight}
-    feeds = random_inputs(model, 0)
+    feeds = random_model_inputs(model, 0)
     got = compile_in_onnxruntime(whole.program, constants, 1)(feeds)
     np.testing.assert_allclose(got["y"], build_plan(model, {}, 1).run(feeds)["y"], rtol=1e-5, atol=1e-5)
     onnx.checker.check_model(program_model(whole.program, constants), full_check=True)
@@ -289,12 +289,12 @@ def test_memory_lasts_and_a_broken_file_is_no_trouble(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path / "profiles.sqlite")
     memory = TuningHistory(store)
     assert memory.get("contest", "a") is None
-    memory.put({"seconds": 1.5}, "contest", "a")
+    memory.record({"seconds": 1.5}, "contest", "a")
     assert TuningHistory(store).get("contest", "a") == {"seconds": 1.5}
     assert TuningHistory(store).get("selection", "a") is None and TuningHistory(store).get("contest", "b") is None
     (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
     broken = TuningHistory(ProfileStore(tmp_path / "broken.sqlite"))
-    broken.put([1], "contest", "a")
+    broken.record([1], "contest", "a")
     assert broken.get("contest", "a") == [1] and broken.get("contest", "b") is None
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE remembered SET found = 'no json'")

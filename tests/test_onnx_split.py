@@ -19,9 +19,15 @@ from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 from einnet_explore.pipeline.partition import Split, partition
 
 
-def operators(model: Model, beside: bool = True) -> list[list[str]]:
+def operators(model: Model) -> list[list[str]]:
     by_name = {n.name: n.op for n in model.nodes}
-    return [[by_name[name] for name in sub.nodes] for sub in partition(model, beside).subprograms]
+    return [[by_name[name] for name in sub.nodes] for sub in partition(model).subprograms]
+
+
+def parts(model: Model) -> list[list[str]]:
+    by_name = {n.name: n.op for n in model.nodes}
+    found = [part for sub in partition(model).subprograms for part in (sub.parts or (sub,))]
+    return [[by_name[name] for name in part.nodes] for part in found]
 
 
 def check(model: Model) -> Split:
@@ -70,7 +76,7 @@ def computes_what_the_model_does(model: Model, feed: dict[str, Any]) -> None:
 
 def test_resnet18() -> None:
     model = load_model(write("resnet18"))
-    found = operators(model, beside=False)
+    found = parts(model)
     assert sorted(map(tuple, found)) == sorted(
         [("Conv", "BatchNormalization", "Relu")] * 9
         + [("Conv", "BatchNormalization", "Add", "Relu")] * 8
@@ -138,7 +144,7 @@ def test_separable_pairs_are_one_subprogram() -> None:
         ("Conv", "Add"),
         ("Conv", "Relu") * 2,
     ]
-    assert sorted(map(tuple, operators(model, beside=False))) == [("Conv",)] * 3 + [("Conv", "Add")]
+    assert sorted(map(tuple, parts(model))) == [("Conv",)] * 3 + [("Conv", "Add")]
     computes_what_the_model_does(model, {"x": np.random.default_rng(3).standard_normal((1, 2, 6, 5), np.float32)})
 
 

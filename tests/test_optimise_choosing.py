@@ -22,7 +22,7 @@ from einnet_explore.pipeline.baseline import Baseline, time_with_original_proces
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.part_selection import ExportSelection, ForwardSelection, select_for_export
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.trial import Trial, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import Derivation
@@ -82,7 +82,7 @@ def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch
 
 def test_the_original_is_timed_in_a_process_of_its_own() -> None:
     model = load_model(write("infogan"))
-    plan, feeds = build_plan(model, {}, 2), random_inputs(model, 0)
+    plan, feeds = build_plan(model, {}, 2), random_model_inputs(model, 0)
     timings = time_with_original_process(model.original, plan, feeds, 3, 0.01)
     assert timings is not None and all(t.n >= 3 and t.median > 0 for t in timings.values())
     assert (

@@ -15,7 +15,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
-from einnet_explore.pipeline.submodels import random_inputs, subgraph_session
+from einnet_explore.pipeline.submodels import random_model_inputs, subgraph_session
 from einnet_explore.runtime import measurement, onnx_fragment
 from einnet_explore.runtime.onnx_fragment import session_options
 from einnet_explore.runtime.program import compile_program
@@ -59,7 +59,7 @@ def by_itself(of: Model, *names: str) -> GroupRun:
 
 def check(of: Model, *groups: tuple[str, ...]) -> Any:
     plan = build_plan(of, {group: by_itself(of, *group) for group in groups})
-    feeds = random_inputs(of, 1)
+    feeds = random_model_inputs(of, 1)
     want, got = whole(of, feeds), plan.run(feeds)
     assert list(got) == [v.name for v in of.outputs]
     for name, array in want.items():
@@ -230,7 +230,7 @@ def test_plans_run_in_several_threads_at_once() -> None:
         return made
 
     plan = build_plan(of, {("b",): counted})
-    feeds = [random_inputs(of, seed) for seed in range(8)]
+    feeds = [random_model_inputs(of, seed) for seed in range(8)]
     want = [whole(of, feed) for feed in feeds]
     got: list[Any] = [None] * len(feeds)
 
@@ -278,7 +278,7 @@ def test_an_original_that_rests_is_opened_again_by_its_next_run(monkeypatch: pyt
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     plan = build_plan(chain())
-    feeds = random_inputs(chain())
+    feeds = random_model_inputs(chain())
     want = plan.run(feeds)
     plan.rest()
     plan.rest()
@@ -321,7 +321,7 @@ def test_groups_that_do_not_fit_are_refused(groups: list[tuple[str, ...]], messa
 def test_a_missing_result_or_input_is_said() -> None:
     plan = build_plan(chain(), {("b",): refusing})
     with pytest.raises(Refused, match=r"node b \(MatMul\): found no result for q"):
-        plan.run(random_inputs(chain()))
+        plan.run(random_model_inputs(chain()))
     with pytest.raises(ValueError, match="input x is missing, given z"):
         plan.run({"z": np.zeros(3)})
 
@@ -348,7 +348,7 @@ def test_random_inputs_have_the_right_types() -> None:
         {"i": (TensorProto.INT64, [50]), "t": (TensorProto.BOOL, [50]), "x": [50]},
         {"y": [50]},
     )
-    first, again, other = random_inputs(of, 3), random_inputs(of, 3), random_inputs(of, 4)
+    first, again, other = random_model_inputs(of, 3), random_model_inputs(of, 3), random_model_inputs(of, 4)
     assert {name: (a.dtype.name, a.shape) for name, a in first.items()} == {
         "i": ("int64", (50,)),
         "t": ("bool", (50,)),
@@ -357,9 +357,9 @@ def test_random_inputs_have_the_right_types() -> None:
     assert all(np.array_equal(first[name], again[name]) for name in first)
     assert any(not np.array_equal(first[name], other[name]) for name in first)
     assert set(first["i"]) == {0, 1} and 0.5 < first["x"].std() < 2
-    group = random_inputs(subgraph_session(of, ["b"]), 3)
+    group = random_model_inputs(subgraph_session(of, ["b"]), 3)
     assert {name: a.dtype.name for name, a in group.items()} == {"t": "bool", "f": "float32", "x": "float32"}
-    assert random_inputs(of.proto, 3).keys() == first.keys()
+    assert random_model_inputs(of.proto, 3).keys() == first.keys()
 
 
 def test_inputs_that_cannot_be_drawn_are_refused() -> None:
@@ -370,7 +370,7 @@ def test_inputs_that_cannot_be_drawn_are_refused() -> None:
     ):
         graph = helper.make_graph([node("Identity", "a", "x", "y")], "g", [bad], [onnx.ValueInfoProto(name="y")])
         with pytest.raises(Refused, match=message):
-            random_inputs(helper.make_model(graph))
+            random_model_inputs(helper.make_model(graph))
 
 
 def compiled(of: Model, threads: int = 1) -> dict[tuple[str, ...], GroupRun]:
@@ -414,7 +414,7 @@ def test_compiled_programs_and_what_stays_are_one_session(threads: int) -> None:
     assert runs
     plan = build_plan(of, runs, threads)
     assert plan.sessions == len(plan.segments) == 1
-    feeds = random_inputs(of, 1)
+    feeds = random_model_inputs(of, 1)
     want = whole(of, feeds)
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(plan.run, [feeds] * 40):
@@ -427,9 +427,9 @@ def test_compiled_programs_and_what_stays_are_one_session(threads: int) -> None:
 def test_results_of_one_session_are_the_callers_own() -> None:
     of = tower()
     plan = build_plan(of, compiled(of))
-    first = plan.run(random_inputs(of, 1))
+    first = plan.run(random_model_inputs(of, 1))
     kept = {name: array.copy() for name, array in first.items()}
-    plan.run(random_inputs(of, 2))
+    plan.run(random_model_inputs(of, 2))
     for name, array in kept.items():
         np.testing.assert_array_equal(first[name], array)
 
@@ -440,7 +440,7 @@ def test_what_cannot_be_written_is_called() -> None:
     of = tower()
     plan = build_plan(of, {**compiled(of), ("last",): by_itself(of, "last")})
     assert len(plan.segments) > 1
-    feeds = random_inputs(of, 1)
+    feeds = random_model_inputs(of, 1)
     for name, array in whole(of, feeds).items():
         np.testing.assert_allclose(plan.run(feeds)[name], array, 1e-5, 1e-5)
 
@@ -450,7 +450,7 @@ def test_without_custom_ops_programs_are_called(monkeypatch: pytest.MonkeyPatch)
     of = tower()
     plan = build_plan(of, compiled(of))
     assert len(plan.segments) > 1
-    feeds = random_inputs(of, 1)
+    feeds = random_model_inputs(of, 1)
     for name, array in whole(of, feeds).items():
         np.testing.assert_allclose(plan.run(feeds)[name], array, 1e-5, 1e-5)
 
@@ -480,7 +480,7 @@ def test_a_program_that_lacks_a_result_is_refused_when_it_runs() -> None:
     )
     plan = build_plan(of, {("b",): run})
     with pytest.raises(Refused, match=r"node b \(MatMul\): found no result for q"):
-        plan.run(random_inputs(of))
+        plan.run(random_model_inputs(of))
 
 
 @hosts

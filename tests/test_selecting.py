@@ -36,7 +36,7 @@ from einnet_explore.pipeline.part_selection import (
 from einnet_explore.pipeline.part_selection import EXPORT_SELECTION_SECONDS as FILING
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
-from einnet_explore.pipeline.submodels import open_session, random_inputs, run_session
+from einnet_explore.pipeline.submodels import open_session, random_model_inputs, run_session
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import FragmentWriter
 from einnet_explore.support.errors import BackendError, Refused
@@ -332,7 +332,7 @@ def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
     monkeypatch.setattr(plan_module, "open_session", refuse)
     plan = work.assembler.plan(work.assembler.separate(work.selector().pieces([0, 1])))
     assert refused and any(segment.replaced for segment in plan.segments)
-    feeds = random_inputs(work.model, 1)
+    feeds = random_model_inputs(work.model, 1)
     np.testing.assert_allclose(plan.run(feeds)["y"], build_plan(work.model).run(feeds)["y"], atol=1e-3)
 
 

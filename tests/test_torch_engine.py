@@ -13,7 +13,7 @@ from einnet_evaluation.engines import COMPILED, TORCH, Task, prepare
 from einnet_evaluation.models import write
 from einnet_evaluation.torch_engine import torch_engine
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 
 pytest.importorskip("torch")
 
@@ -93,7 +93,7 @@ def single(op: str, reads: Sequence[str], attributes: dict[str, Any]) -> onnx.Mo
 def test_agrees_with_onnx_runtime(name: str) -> None:
     proto = single(*SINGLE[name])
     model = load_model(proto)
-    feeds = random_inputs(model)
+    feeds = random_model_inputs(model)
     (got,) = torch_engine(model, feeds, 1).call().values()
     (want,) = run(proto, feeds).values()
     assert got.dtype == want.dtype
@@ -108,7 +108,7 @@ def test_several_results_and_outputs() -> None:
     ]
     proto = build(nodes, {"x": (2, 6)}, ["d", "b"], {"sizes": np.asarray([3, 3], np.int64)})
     model = load_model(proto)
-    feeds = random_inputs(model)
+    feeds = random_model_inputs(model)
     found = torch_engine(model, feeds, 1).call()
     assert list(found) == ["d", "b"]
     for name, want in run(proto, feeds).items():
@@ -128,7 +128,7 @@ def test_several_results_and_outputs() -> None:
 def test_what_is_not_known_is_refused_by_name(op: str, reads: Sequence[str], attributes: dict[str, Any]) -> None:
     model = load_model(single(op, reads, attributes))
     with pytest.raises(ValueError, match=rf"node \w+ \({op}\): found an operator that the engine torch does not run"):
-        torch_engine(model, random_inputs(model), 1)
+        torch_engine(model, random_model_inputs(model), 1)
 
 
 @pytest.mark.parametrize("name", ["infogan", "dcgan", "fsrcnn", "csrnet", "gcn", "resnet18", "longformer"])
@@ -158,7 +158,7 @@ def test_where_inductor_fails_it_is_run_eagerly_and_said(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", broken)
     model = load_model(single("Relu", ["x"], {}))
-    feeds = random_inputs(model)
+    feeds = random_model_inputs(model)
     made = torch_engine(model, feeds, 1, compiled=True)
     assert "run eagerly" in made.said and "no C++ compiler" in made.said
     np.testing.assert_array_equal(made.call()["y"], np.maximum(feeds["x"], 0))

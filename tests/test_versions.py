@@ -196,7 +196,7 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store, key = ProfileStore(), profile_key(SCOPES["element-wise"].equations[0])
         store.record(key, 1.0, "measured")
         assert store.get(key) is not None
-        TuningHistory(store).put(1, "contest", "a")
+        TuningHistory(store).record(1, "contest", "a")
         assert TuningHistory(store).get("contest", "a") == 1
         assert choose_tile(made, found, machine.Machine()) is not None
     finally:

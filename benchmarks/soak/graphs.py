@@ -36,7 +36,7 @@ from einnet_explore.onnx_import.model import Model, ModelError
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -104,7 +104,7 @@ def examine(drawn: Drawn, seed: int, n: int, folder: Path, outcome: Outcome, sho
     except ModelError as error:
         outcome.counts["refused"] += 1
         return outcome.found("refused", error, shown)
-    feeds = random_inputs(model, seed)
+    feeds = random_model_inputs(model, seed)
     truth = Truth(model, feeds)
     if not truth.settled:
         outcome.counts[f"graphs on which engines differ: {truth.why}"] += 1

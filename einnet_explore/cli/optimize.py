@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
@@ -32,6 +31,7 @@ from einnet_explore.pipeline.trial import step_certificates
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import SerialExecutor, executor
+from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.limits import format_bytes, limit_memory
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.graph_figures import graph_figure
@@ -73,7 +73,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         raise failures[0]
     if report["interrupted"]:
         return INTERRUPTED
-    return OK if report["max_rel_error"] <= MAX_RELATIVE_ERROR else NO
+    return OK if fast.errors[1] <= MAX_RELATIVE_ERROR else NO
 
 
 def _result(work: Optimiser) -> Optimised:
@@ -89,7 +89,7 @@ def _result(work: Optimiser) -> Optimised:
     return work.result()
 
 
-def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: dict[str, Any]) -> list[Exception]:
+def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonObject) -> list[Exception]:
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
@@ -119,15 +119,15 @@ def _write_model(path: str, fast: Optimised) -> None:
         say(f"{path}: {lacks}")
 
 
-def _write_report(path: str, fast: Optimised, report: dict[str, Any], seconds: float) -> None:
+def _write_report(path: str, fast: Optimised, report: JsonObject, seconds: float) -> None:
     """Add the attributions to *report* and write it as JSON."""
     report |= _attributions(fast, seconds)
     write_json(path, report)
 
 
-def _attributions(fast: Optimised, seconds: float) -> dict[str, object]:
+def _attributions(fast: Optimised, seconds: float) -> JsonObject:
     """Return the speedup of each selected kind of derivation, measured within *seconds* or until Ctrl-C."""
-    found: list[dict[str, object]] = []
+    found: list[JsonObject] = []
     try:
         for attribution in fast.attributions(seconds):
             found.append(attribution.to_json())

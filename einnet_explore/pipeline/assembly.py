@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 import networkx as nx
@@ -35,6 +35,7 @@ from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 from einnet_explore.support.errors import BackendError, Refused
+from einnet_explore.support.json_values import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class PlanProgram:
     derivation: Derivation
     certificate: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return one entry of ``programs`` in the JSON of ``optimize``."""
         program = self.piece.program
         folded = weight_only(program)
@@ -334,7 +335,7 @@ class Assembler:
     def _derived(self, program: Program) -> Derivation:
         found = post_optimise(Derivation(program), self.rough, self.exact)
         if self.memory is not None:
-            self.memory.put(steps_to_json(found), "post", *self._key(program))
+            self.memory.record(steps_to_json(found), "post", *self._key(program))
         return found
 
     def _remembered(self, program: Program) -> Derivation | None:

@@ -19,15 +19,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import IO, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import onnx
 
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.submodels import Array, open_session, random_inputs
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, differences, largest_error
+from einnet_explore.pipeline.submodels import open_session, random_model_inputs
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, differences, largest_error
 from einnet_explore.runtime.measurement import (
     NOTHING,
     Enough,
@@ -62,14 +62,14 @@ MAX_INPUT_DRAWS = 16
 """Random inputs that are tried to find one on which the model itself is well-conditioned."""
 
 
-def discriminating_inputs(model: Model, plan: ExecutionPlan) -> dict[str, Any]:
+def discriminating_inputs(model: Model, plan: ExecutionPlan) -> dict[str, Array]:
     """Return random inputs on which *model* is well-conditioned, so that comparing outputs can find mistakes.
 
     If rounding the inputs moves the outputs by as much as a mistake may (a saturated sigmoid returns nothing but
     rounding errors), agreement proves nothing: other inputs are drawn, and those that move the outputs least are taken.
     Raises Refused if the model fails on all of them, for example because its inputs are sizes or positions.
     """
-    return random_inputs(model, discriminating_seed(model, plan))
+    return random_model_inputs(model, discriminating_seed(model, plan))
 
 
 def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
@@ -77,7 +77,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
     found: list[tuple[float, int]] = []
     failure = ""
     for seed in range(MAX_INPUT_DRAWS):
-        feeds = random_inputs(model, seed)
+        feeds = random_model_inputs(model, seed)
         rounded = {k: _rounded_up(v) if v.dtype.kind == "f" else v for k, v in feeds.items()}
         try:
             change = largest_error(plan.run(feeds), plan.run(rounded))
@@ -95,7 +95,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
     return min(found)[1]
 
 
-def _rounded_up(array: Any) -> Any:
+def _rounded_up(array: Array) -> Array:
     return np.asarray(np.nextafter(array, np.inf, dtype=array.dtype))
 
 
@@ -176,7 +176,7 @@ class Baseline:
 
     model: Model
     original: ExecutionPlan
-    feeds: dict[str, Any]
+    feeds: dict[str, Array]
     seconds: float
 
     @property
@@ -255,7 +255,7 @@ class OriginalProcess:
             self._process.stdin.write(f"{repeats}\n")
             self._process.stdin.flush()
             ready, _, _ = select.select([self._process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
-            return float(self._process.stdout.readline()) if ready else _gone()
+            return float(self._process.stdout.readline()) if ready else _raise_timeout()
         except (OSError, ValueError) as error:
             raise ConnectionError(str(error)) from error
 
@@ -269,15 +269,15 @@ class OriginalProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                self._stack.callback(_closed, pipe)
+                self._stack.callback(_close_pipe, pipe)
         self._stack.close()
 
 
-def _gone() -> float:
+def _raise_timeout() -> NoReturn:
     raise ConnectionError(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
 
 
-def _closed(pipe: Any) -> None:
+def _close_pipe(pipe: IO[str]) -> None:
     try:
         pipe.close()
     except OSError:

@@ -28,7 +28,6 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import gcd, prod
-from typing import Any
 
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import is_transposed_for, reads_once
@@ -84,7 +83,7 @@ def equation_named(program: Program, name: str) -> Equation:
     return program.equations[equation_index(program, name)]
 
 
-def apply_rule(derivation: Derivation, rule: Rule[object], name: str, params: Any) -> Derivation:
+def apply_rule(derivation: Derivation, rule: Rule[object], name: str, params: object) -> Derivation:
     """Apply *rule* at the equation called *name*; raises Refused."""
     return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
 

@@ -13,10 +13,9 @@ outputs is evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Any
 
 import numpy as np
 
@@ -43,8 +42,9 @@ from einnet_explore.rules import (
     Match,
     Rule,
 )
-from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
 
 LEVELS = ("exact", "reassociate", "approximate")
 
@@ -132,7 +132,7 @@ class ErrorReport:
         bound = "no bound" if self.after.bound is None else f"≤ {self.after.bound:.1e}"
         return f"{kind}{by}: error {self.after.error:.1e}, {bound}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return ``numerics`` of one entry of ``subprograms`` in the JSON of ``optimize``."""
         sides = {"before": self.before, "after": self.after}
         return {
@@ -146,14 +146,25 @@ class ErrorReport:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> ErrorReport:
+    def from_json(document: object) -> ErrorReport:
         """Return the report that ``to_json`` wrote."""
-        before, after = (
-            None if found[f"error_{name}"] is None else RoundingError(found[f"bound_{name}"], found[f"error_{name}"])
-            for name in ("before", "after")
+        found = as_object(document)
+
+        def side(name: str) -> RoundingError | None:
+            error, bound = found[f"error_{name}"], found[f"bound_{name}"]
+            if error is None:
+                return None
+            return RoundingError(None if bound is None else as_number(bound), as_number(error))
+
+        return ErrorReport(
+            level=str(found["level"]),
+            rules=as_texts(found["rules"]),
+            before=side("before"),
+            after=side("after"),
+            elements=as_integer(found["elements"]),
+            whole=as_integer(found["of"]),
+            why=str(found["why"]),
         )
-        rules = tuple(found["rules"])
-        return ErrorReport(found["level"], rules, before, after, found["elements"], found["of"], found["why"])
 
 
 def level_report(derivation: Derivation) -> ErrorReport:
@@ -202,8 +213,8 @@ def measure_errors(
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
         found = running_error(slice_scope(pair[0], window), inputs)
         again = running_error(slice_scope(pair[1], window), inputs, _rescalings(end))
-        before.append(_rounded(found, found.value, want[name][at], largest))
-        after.append(_rounded(again, found.value, got[name][at], largest))
+        before.append(_rounding_error(found, found.value, want[name][at], largest))
+        after.append(_rounding_error(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)
         whole += want[name].size
     return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
@@ -256,7 +267,7 @@ def _rescalings(program: Program) -> int:
     return -(-max(columns, default=0) // MIN_BLOCK_COLUMNS)
 
 
-def _rounded(near: BoundedValue, truth: Any, got: Any, largest: float) -> RoundingError:
+def _rounding_error(near: BoundedValue, truth: Array, got: Array, largest: float) -> RoundingError:
     error = float(np.abs(got.astype(np.float64) - truth).max(initial=0)) / largest
     bound = float(near.error.max(initial=0)) / largest
     return RoundingError(bound if isfinite(bound) else None, error)

@@ -10,7 +10,6 @@ from html import escape
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +25,14 @@ from einnet_explore.pipeline.numerics import LEVELS
 from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attribution, ExportSelection, LeaveOneOut
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.submodels import random_inputs
+from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.rules import Derivation
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import Timing, time_calls
+from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, printable
-
-Array = npt.NDArray[Any]
 
 _LEFT_ALIGNED = "style='text-align:left'"
 
@@ -73,7 +72,7 @@ class Optimised:
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs of the right names, shapes and types."""
-        return random_inputs(self.model, seed)
+        return random_model_inputs(self.model, seed)
 
     @property
     def speedup(self) -> float:
@@ -83,7 +82,7 @@ class Optimised:
         """
         return conservative_speedup(self.timings)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> JsonObject:
         """The JSON of ``optimize``."""
         return {
             "model": self.model.path,
@@ -171,9 +170,8 @@ class Optimised:
         for part in sorted(self.parts, key=lambda p: -p.trial.seconds_before):
             before = part.trial.seconds_before
             after = part.trial.seconds_after if part.kept else before
-            said = part.to_json()
-            rest = [count_noun(said["eoperators"], "eOperator")] if part.kept else []
-            now = " + ".join([*(o["name"] for o in said["operators"]), *rest])
+            rest = [count_noun(part.eoperators, "eOperator")] if part.kept else []
+            now = " + ".join([*(via.operator for via in part.library_calls), *rest])
             names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])

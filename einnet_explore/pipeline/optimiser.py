@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Program
@@ -29,16 +28,19 @@ from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import Selector
-from einnet_explore.pipeline.submodels import library_forms, program_model, random_inputs
+from einnet_explore.pipeline.submodels import library_forms, program_model, random_model_inputs
 from einnet_explore.pipeline.subprogram import Subprogram, content_digest, open_original
 from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
 from einnet_explore.pipeline.tuner import Tuner
 from einnet_explore.pipeline.tuning_context import Implementations, Settings, TuningHistory
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.device_profile import PROFILE_PREFIX
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.executors import WorkExecutor
+from einnet_explore.support.json_values import JsonObject, as_integer, as_number
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
@@ -128,7 +130,7 @@ class Optimiser:
     store: ProfileStore = field(default_factory=ProfileStore)
     parts: list[TunedSubprogram] = field(default_factory=list)
     interrupted: bool = False
-    executor: Any = None
+    executor: WorkExecutor | None = None
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -162,22 +164,24 @@ class Optimiser:
         return build_plan(self.model, {}, self.settings.threads)
 
     @cached_property
-    def feeds(self) -> dict[str, Any]:
+    def feeds(self) -> dict[str, Array]:
         """Inputs that tell right from wrong; the seed is remembered, since it takes two runs of the model or more."""
-        seed = self.history.get("inputs", self.digest)
-        if seed is None:
-            seed = discriminating_seed(self.model, self.original)
-            self.history.put(seed, "inputs", self.digest)
-        return random_inputs(self.model, int(seed))
+        known = self.history.get("inputs", self.digest)
+        if known is not None:
+            return random_model_inputs(self.model, as_integer(known))
+        seed = discriminating_seed(self.model, self.original)
+        self.history.record(seed, "inputs", self.digest)
+        return random_model_inputs(self.model, seed)
 
     @cached_property
     def seconds(self) -> float:
         """Seconds of one run of the model; remembered, so that tasks have the same effort in every run."""
         known = self.history.get("model", self.digest, self.settings.threads)
-        if known is None:
-            known = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
-            self.history.put(known, "model", self.digest, self.settings.threads)
-        return float(known)
+        if known is not None:
+            return as_number(known)
+        seconds = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
+        self.history.record(seconds, "model", self.digest, self.settings.threads)
+        return seconds
 
     @cached_property
     def tuner(self) -> Tuner:
@@ -277,7 +281,7 @@ class Optimiser:
             return replace(part, measured=ErrorReport.from_json(known))
         report = report_errors(part.derivation, opener, constants, self.implementations.compiler)
         if not report.memory_short:
-            self.history.put(report.to_json(), "numerics", *key)
+            self.history.record(report.to_json(), "numerics", *key)
         return replace(part, measured=report)
 
 
@@ -292,7 +296,7 @@ def optimize_model(
     target_runtime: str = "plan",
     numerics: str = "approximate",
     states: int | None = None,
-    executor: Any = None,
+    executor: WorkExecutor | None = None,
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
@@ -314,7 +318,7 @@ def optimize_model(
     return work.result()
 
 
-def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> dict[str, Any]:
+def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> JsonObject:
     """Run the tuning task called *name* of *model* in this process; return the trial as JSON."""
     work = _optimiser(model, settings, budget)
     subprogram = next(s for s in work.largest_first() if s.task_name(work.model) == name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.baseline import Baseline, conservative_speedup, plan_speedup, time_against_original
@@ -24,6 +24,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.trial import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
+from einnet_explore.support.json_values import JsonObject, as_number
 from einnet_explore.support.wording import count_noun
 
 PlanMaker: TypeAlias = "Callable[[Sequence[int]], ExecutionPlan]"
@@ -193,7 +194,7 @@ class Attribution:
     nodes: tuple[tuple[str, ...], ...]
     speedup: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return one entry of ``attribution`` in the JSON of ``optimize``."""
         return {"nodes": [list(names) for names in self.nodes], "speedup": self.speedup}
 
@@ -213,7 +214,7 @@ class LeaveOneOut:
     def known(self, group: tuple[int, ...]) -> float | None:
         """Return the speedup of *group* that this run or an earlier one measured."""
         found = self.history.get("attribution", *self.key, group)
-        return None if found is None else float(found)
+        return None if found is None else as_number(found)
 
     def measure(self, group: tuple[int, ...], plan: ExecutionPlan, feeds: Arrays, once: float) -> float:
         """Measure the speedup of *plan*, a run of which takes *once* seconds, over the plan without *group*.
@@ -222,7 +223,7 @@ class LeaveOneOut:
         """
         rest = [n for other in self.groups if other != group for n in other]
         speedup = plan_speedup(self.plan_of(rest), plan, feeds, once, {"after": once})
-        self.history.put(speedup, "attribution", *self.key, group)
+        self.history.record(speedup, "attribution", *self.key, group)
         return speedup
 
 

@@ -290,11 +290,8 @@ def split_model(model: Model) -> tuple[Subprogram, ...]:
     return partition(model).subprograms
 
 
-def partition(model: Model, beside: bool = True) -> Split:
-    """The subprograms of *model* and, for every other node, why it is in none.
-
-    *beside*: subprograms whose contractions may become one are joined.
-    """
+def partition(model: Model) -> Split:
+    """The subprograms of *model* and, for every other node, why it is in none."""
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
     used = _used(model)
@@ -311,9 +308,8 @@ def partition(model: Model, beside: bool = True) -> Split:
     join_rows(units)
     _around_contractions(units)
     single = tuple(units.groups())
-    if beside:
-        join_siblings(units)
-        join_parallel(units)
+    join_siblings(units)
+    join_parallel(units)
     _chains(units)
     readers: dict[str, set[int]] = {}
     for n, node in enumerate(model.nodes):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,12 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.submodels import (
-    Array,
     ModelRegions,
     describe_nodes,
     open_session,
     run_session,
 )
+from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
     FragmentWriter,
@@ -199,7 +199,7 @@ class ExecutionPlan:
     """A model as segments in order.  ``run`` may be called from several threads at once."""
 
     segments: tuple[Segment, ...]
-    inputs: Mapping[str, np.dtype[Any] | None]
+    inputs: Mapping[str, np.dtype | None]
     outputs: tuple[str, ...]
     constants: Mapping[str, Array] = field(repr=False)
     threads: int = 1
@@ -289,7 +289,7 @@ def _joined(
         return None
     kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
-    held: list[Any] = [*runs.values()]  # while this plan exists the next one does not compile them again
+    held: list[object] = [*runs.values()]  # while this plan exists the next one does not compile them again
     try:
         session = open_session(
             proto,
@@ -300,7 +300,7 @@ def _joined(
         return None
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
-    def run_all(values: dict[str, Array], _: list[Any] = held) -> Sequence[Array]:
+    def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
         return run_session(session, outputs, {name: values[name] for name in feeds})
 
     return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
@@ -353,7 +353,7 @@ def _whole(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Seg
 
 def _session(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
     part = regions.extract(nodes)
-    session = open_session(part, threads, spinning=False, nodes=nodes)
+    session = open_session(part, threads, waiting="sleep", nodes=nodes)
     feeds = tuple(v.name for v in part.graph.input)
     outputs = tuple(v.name for v in part.graph.output)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 from time import perf_counter
-from typing import Any
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
@@ -34,6 +33,7 @@ from einnet_explore.pipeline.trial import TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
+from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
 
 MIN_SELECTION_SECONDS = 10.0
 """Seconds that selection may take, however small the budget is: without trials nothing that was found is used."""
@@ -69,18 +69,20 @@ class Selection:
         """Keep nothing, since the kept subprograms turned out not to pay."""
         return Selection((), self.form, {**self.refused, **dict.fromkeys(self.kept, why)}, ORIGINAL_EXPORT)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the selection as it is remembered."""
         exported = [self.exported.speedup, self.exported.why, self.exported.parts, self.exported.form]
         return {"kept": self.kept, "form": self.form, "refused": dict(self.refused), "exported": exported}
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Selection:
+    def from_json(document: object) -> Selection:
         """Return the selection that ``to_json`` wrote."""
-        speedup, why, parts, form = found["exported"]
-        exported = ExportSelection(speedup, why, tuple(parts), PlanForm(form))
-        refused = {int(n): reason for n, reason in found["refused"].items()}
-        return Selection(tuple(found["kept"]), PlanForm(found["form"]), refused, exported)
+        found = as_object(document)
+        speedup, why, parts, form = as_items(found["exported"])
+        measured = None if speedup is None else as_number(speedup)
+        exported = ExportSelection(measured, str(why), as_integers(parts), PlanForm(str(form)))
+        refused = {int(n): str(reason) for n, reason in as_object(found["refused"]).items()}
+        return Selection(as_integers(found["kept"]), PlanForm(str(found["form"])), refused, exported)
 
 
 @dataclass
@@ -192,7 +194,7 @@ class Selector:
                 self.interrupted = True
             else:
                 document = {"seconds": selection_seconds(self.budget), **selection.to_json()}
-                self.history.put(document, "selection", *self._key)
+                self.history.record(document, "selection", *self._key)
                 return selection, measured
         return self._confirm(found, self._measure(found, "brief"), MIN_SPEEDUP)
 
@@ -347,6 +349,6 @@ class Selector:
     def _remembered(self) -> Selection | None:
         """Return the selection of an earlier run that had at least half of the time."""
         found = self.history.get("selection", *self._key)
-        if found is None or found["seconds"] < selection_seconds(self.budget) / 2:
+        if found is None or as_number(as_object(found)["seconds"]) < selection_seconds(self.budget) / 2:
             return None
         return Selection.from_json(found)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
-from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.runtime.onnx_fragment import opset_imports, register_custom_ops, session_options
+from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.runtime.onnx_fragment import Waiting, opset_imports, register_custom_ops, session_options
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import Refused
-
-Array = NDArray[Any]
 
 
 def describe_nodes(nodes: Collection[ModelNode]) -> str:
@@ -93,7 +89,7 @@ class ModelRegions:
 def open_session(
     model: onnx.ModelProto | bytes | str,
     threads: int,
-    spinning: bool = True,
+    waiting: Waiting = "spin",
     nodes: Collection[ModelNode] = (),
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
     whole: str = "the model",
@@ -103,7 +99,7 @@ def open_session(
     *adjust* may change the options; *whole* is what to call a model that is no part of another.
     """
     kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
-    options = session_options(threads, "spin" if spinning else "sleep")
+    options = session_options(threads, waiting)
     if kernels:
         register_custom_ops(options)
     adjust(options)
@@ -126,7 +122,7 @@ def run_session(
 
 
 def subgraph_session(
-    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1, spinning: bool = True
+    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1
 ) -> onnxruntime.InferenceSession:
     """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
 
@@ -135,10 +131,10 @@ def subgraph_session(
     """
     regions = ModelRegions(_proto(model))
     nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, spinning, nodes)
+    return open_session(regions.extract(nodes), threads, nodes=nodes)
 
 
-def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
+def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
     """Arrays for every input, the same for the same *seed*: reals from N(0, 1), integers 0 and 1, truth values.
 
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
@@ -147,7 +143,7 @@ def random_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, se
     return {name: _random(name, dtype, shape, rng) for name, dtype, shape in _signature(of)}
 
 
-def _random(name: str, dtype: np.dtype[Any] | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
+def _random(name: str, dtype: np.dtype | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
     sizes = [n for n in shape if isinstance(n, int)]
     if len(sizes) < len(shape):
         raise Refused(f"input {name}: found shape {list(shape)}, expected static dimensions")
@@ -166,7 +162,7 @@ _ORT_TYPES: Mapping[str, str] = {"float": "float32", "double": "float64"}
 
 def _signature(
     of: Model | onnx.ModelProto | onnxruntime.InferenceSession,
-) -> Iterable[tuple[str, np.dtype[Any] | None, tuple[object, ...]]]:
+) -> Iterable[tuple[str, np.dtype | None, tuple[object, ...]]]:
     match of:
         case Model(inputs=inputs):
             for value in inputs:
@@ -187,7 +183,7 @@ def _signature(
                 yield entry.name, dtype, tuple(entry.shape)
 
 
-def _numpy(code: int) -> np.dtype[Any] | None:
+def _numpy(code: int) -> np.dtype | None:
     try:
         return np.dtype(helper.tensor_dtype_to_np_dtype(code))
     except KeyError:

@@ -11,7 +11,7 @@ import numpy as np
 
 from einnet_explore.ir import Equation, Program, map_tensors
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.submodels import random_inputs, subgraph_session
+from einnet_explore.pipeline.submodels import random_model_inputs, subgraph_session
 from einnet_explore.pipeline.tuning_context import OriginalOpener
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.syntax import text
@@ -90,7 +90,7 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
     @lru_cache(1)
     def opener() -> tuple[Callable[[], Arrays], Arrays]:
         session = subgraph_session(model, subprogram.nodes, threads)
-        feeds = random_inputs(session, 0)
+        feeds = random_model_inputs(session, 0)
         inputs = {t.name: feeds[names[t.name]] for t in program.inputs if not t.weight}
         return lambda: dict(zip(program.outputs, session.run(wanted, feeds), strict=True)), inputs
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
-from einnet_explore.ir import Program
+from einnet_explore.ir import Instance, Program
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.rules import Derivation
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,22 @@ class TunedSubprogram:
             return None
         return self.measured or level_report(self.derivation)
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def _instances(self) -> list[Instance]:
+        return [e.via for e in self.program.equations if e.via] if self.program and self.kept else []
+
+    @property
+    def library_calls(self) -> list[Instance]:
+        """The library calls of the derived program in the plan."""
+        return [via for via in self._instances if via.is_library_call]
+
+    @property
+    def eoperators(self) -> int:
+        """The number of eOperators of the derived program in the plan."""
+        return sum(via.is_eoperator for via in self._instances)
+
+    def to_json(self) -> JsonObject:
         """Return one entry of ``subprograms`` in the JSON of ``optimize``."""
-        equations = self.program.equations if self.program and self.kept else ()
-        calls = [e.via for e in equations if e.via and e.via.is_library_call]
         steps = self.derivation.steps if self.derivation and self.kept else ()
         numerics = self.numerics
         return {
@@ -91,8 +103,8 @@ class TunedSubprogram:
             "kept": self.kept,
             "seconds_before": self.trial.seconds_before,
             "seconds_after": self.seconds,
-            "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in calls],
-            "eoperators": sum(bool(e.via and e.via.is_eoperator) for e in equations),
+            "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in self.library_calls],
+            "eoperators": self.eoperators,
             "certificate": self.certificate,
             "numerics": numerics.to_json() if numerics else None,
             "why": self.why,
@@ -146,7 +158,7 @@ def count_fusions(derivation: Derivation) -> int:
     return sum(step.match.rule.name in ("expression_fusion", "expression_inlining") for step in derivation.steps)
 
 
-def trial_to_json(trial: Trial) -> dict[str, Any]:
+def trial_to_json(trial: Trial) -> JsonObject:
     """Return *trial* as it is remembered: derivations by their steps."""
     return {
         "seconds_before": trial.seconds_before,
@@ -159,16 +171,17 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def trial_from_json(found: Mapping[str, Any], program: Program) -> Trial | None:
+def trial_from_json(document: object, program: Program) -> Trial | None:
     """Return the trial of *program* that ``trial_to_json`` wrote; None if its steps no longer apply."""
     try:
+        found = as_object(document)
         winner, contender = (None if found[k] is None else replay(program, found[k]) for k in ("winner", "contender"))
         return Trial(
-            seconds_before=found["seconds_before"],
-            seconds_after=found["seconds_after"],
+            seconds_before=as_number(found["seconds_before"]),
+            seconds_after=as_number(found["seconds_after"]),
             winner=winner,
-            states=found["states"],
-            why=found["why"],
+            states=as_integer(found["states"]),
+            why=str(found["why"]),
             contender=contender,
         )
     except (KeyError, Refused):

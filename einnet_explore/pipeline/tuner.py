@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from einnet_explore.cost import CostModel
 from einnet_explore.cost.model import Device
@@ -34,12 +34,20 @@ from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
-from einnet_explore.support.executors import Cluster, has_device, iterate_settled, submit_device_work, submit_work
+from einnet_explore.support.executors import (
+    Cluster,
+    WorkExecutor,
+    has_device,
+    iterate_settled,
+    submit_device_work,
+    submit_work,
+)
+from einnet_explore.support.json_values import JsonObject, as_number, as_object
 from einnet_explore.support.limits import MEMORY_LIMIT, STARVATION_FACTOR, limit_memory
 
 Steps: TypeAlias = "list[MatchJson]"
 
-TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], dict[str, Any]]"
+TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], JsonObject]"
 """Runs one named tuning task of a serialized model on a device: ``optimiser.tune_named_task``."""
 
 
@@ -88,7 +96,7 @@ class PortableCost:
 
 
 def tune_on_executor(
-    executor: Any,
+    executor: WorkExecutor,
     requests: Mapping[str, SearchRequest],
     model: Model,
     implementations: Implementations,
@@ -110,7 +118,11 @@ def tune_on_executor(
 
 
 def search_on_executor(
-    executor: Any, requests: Mapping[str, SearchRequest], cost: PortableCost, settings: Settings, seconds: float
+    executor: WorkExecutor,
+    requests: Mapping[str, SearchRequest],
+    cost: PortableCost,
+    settings: Settings,
+    seconds: float,
 ) -> Iterable[tuple[str, SearchReply]]:
     """Search each program on *executor*; searches that fail there are left out.
 
@@ -125,7 +137,7 @@ def search_on_executor(
 
 
 def tune_on_devices(
-    executor: Any,
+    executor: WorkExecutor,
     requests: Mapping[str, SearchRequest],
     run_task: TaskRunner,
     arguments: tuple[bytes, Settings, float | None],
@@ -206,7 +218,7 @@ class Tuner:
     @cached_property
     def _earlier_seconds(self) -> float:
         """Seconds of tuning in earlier runs."""
-        return float(self.history.get("spent", *self._spending) or 0.0)
+        return as_number(self.history.get("spent", *self._spending) or 0.0)
 
     def start_clock(self) -> None:
         """Count time from now on."""
@@ -230,7 +242,7 @@ class Tuner:
     def _timeless_settings(self) -> Settings:
         return replace(self.implementations.settings, seconds=0.0)
 
-    def tune_ahead(self, executor: Any, subprograms: Iterable[Subprogram], run_task: TaskRunner) -> None:
+    def tune_ahead(self, executor: WorkExecutor, subprograms: Iterable[Subprogram], run_task: TaskRunner) -> None:
         """Search each distinct subprogram once on *executor*; if that has devices, *run_task* tunes it there.
 
         All of it is done before any variant is measured here.  Tasks that fail or are late there are done again here.
@@ -300,18 +312,20 @@ class Tuner:
         trial = task.run(effort)
         if not trial.memory_short:
             found = {"effort": effort, "outcome": trial_to_json(trial)}
-            self.history.put(found, "contest", *self.history_key(subprogram))
-        self.history.put(self.spent, "spent", *self._spending)
+            self.history.record(found, "contest", *self.history_key(subprogram))
+        self.history.record(self.spent, "spent", *self._spending)
         return trial
 
     def prepare(self, subprogram: Subprogram) -> tuple[TuningTask, float | None, Trial | None]:
         """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort."""
         task = self._task(subprogram)
         effort = task.search_effort(self.model_seconds)
-        kept = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
-        if effort is None or kept is None or kept["effort"] < effort / 2:
+        document = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
+        if effort is None or document is None:
             return task, effort, None
-        return task, effort, trial_from_json(kept["outcome"], task.program)
+        known = as_object(document)
+        enough = as_number(known["effort"]) >= effort / 2
+        return task, effort, trial_from_json(known["outcome"], task.program) if enough else None
 
     def _task(self, subprogram: Subprogram) -> TuningTask:
         program = subprogram.anonymous.program

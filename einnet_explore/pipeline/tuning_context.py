@@ -1,4 +1,4 @@
-"""What the tuning tasks of a model share: settings, the cost model and compiler of this machine, and the history."""
+"""Settings, cost model, compiler and history that the tuning tasks of a model share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Literal, TypeAlias
 
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
@@ -107,6 +107,10 @@ class Implementations:
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
 
+DocumentKind: TypeAlias = Literal["attribution", "contest", "inputs", "model", "numerics", "post", "selection", "spent"]
+"""``contest`` is a trial, ``post`` a post-optimisation, ``model`` the seconds of a model, ``spent`` those of tuning."""
+
+
 class TuningHistory:
     """JSON documents by kind and key, in the file of *store*.
 
@@ -117,7 +121,7 @@ class TuningHistory:
         self.path = store.path
         self._written: dict[tuple[str, str], str] = {}
 
-    def get(self, what: str, *parts: object) -> Any:
+    def get(self, what: DocumentKind, *parts: object) -> object:
         """Return the document for the key *parts*, or None."""
         key = _key(parts)
         if (what, key) in self._written:
@@ -132,7 +136,7 @@ class TuningHistory:
         except (sqlite3.Error, OSError, ValueError):
             return None
 
-    def put(self, found: Any, what: str, *parts: object) -> None:
+    def record(self, found: object, what: DocumentKind, *parts: object) -> None:
         """Store the document *found* under the key *parts*."""
         key, text = _key(parts), json.dumps(found)
         self._written[what, key] = text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from einnet_explore.analysis.equations import weight_only
@@ -13,6 +12,7 @@ from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Refused
 from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.support.json_values import as_items, as_object
 from einnet_explore.support.wording import count_noun
 
 
@@ -75,13 +75,13 @@ def steps_to_json(derivation: Derivation) -> list[MatchJson]:
     return [step.match.to_json() for step in derivation.steps]
 
 
-def replay(start: Program, steps: Iterable[Mapping[str, object]]) -> Derivation:
-    """Apply the steps of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
+def replay(start: Program, steps: object) -> Derivation:
+    """Apply the *steps* of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
     known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
     derivation = Derivation(start)
-    for n, step in enumerate(steps):
+    for n, step in enumerate(as_items(steps)):
         try:
-            derivation = derivation.then(match_from_json(known, derivation.end, step))
+            derivation = derivation.then(match_from_json(known, derivation.end, as_object(step)))
         except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import SupportsInt, TypeAlias, TypeVar
+from typing import SupportsFloat, SupportsInt, TypeAlias, TypeVar
 
 JsonObject: TypeAlias = "dict[str, object]"
 
@@ -24,6 +24,14 @@ def as_integer(value: object) -> int:
         case str() | SupportsInt():
             return int(value)
     raise ValueError(f"found {value!r}, expected an integer")
+
+
+def as_number(value: object) -> float:
+    """Return the number that *value* is or writes."""
+    match value:
+        case str() | SupportsFloat():
+            return float(value)
+    raise ValueError(f"found {value!r}, expected a number")
 
 
 def as_items(value: object) -> tuple[object, ...]:
