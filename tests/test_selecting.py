@@ -171,7 +171,7 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
     result(work).optimised()
     assert given == {"select": FORWARD_SELECTION_SECONDS, "spared": ELIMINATION_SECONDS, "filed": FILING}
-    monkeypatch.setattr(result_module.Selector, "_remembered", lambda _: None)
+    monkeypatch.setattr(result_module.Selector, "_find_remembered", lambda _: None)
     result(work, 2.0).optimised()
     assert MIN_SELECTION_SECONDS >= given["select"] > given["spared"] > given["filed"] >= 0
 

@@ -241,7 +241,7 @@ class WeightFolder:
         arrays = dict(constants)
         weights: dict[str, Tensor] = {}
         for name in (n for n in folded if n in read and n not in plain):
-            arrays[name] = self._folded(_closure(program, name), constants)
+            arrays[name] = self._evaluate(_needed_part(program, name), constants)
             weights[name] = replace(folded[name].tensor, weight=True)
         inputs = (*program.inputs, *weights.values())
         needed = tuple(t for t in inputs if t.name in read or not t.weight)
@@ -250,7 +250,7 @@ class WeightFolder:
             {t.name: arrays[t.name] for t in needed if t.name in arrays},
         )
 
-    def _folded(self, program: Program, constants: Arrays) -> Array:
+    def _evaluate(self, program: Program, constants: Arrays) -> Array:
         """Evaluate the one output of *program*, a function of *constants*."""
         given = {t.name: constants[t.name] for t in program.inputs}
         key = anonymize(program).signature, tuple(map(id, given.values()))
@@ -264,7 +264,7 @@ class WeightFolder:
         return self.arrays[key]
 
 
-def _closure(program: Program, name: str) -> Program:
+def _needed_part(program: Program, name: str) -> Program:
     """Return the part of *program* that equation *name* needs, with it as the only output."""
     needed = {name}
     kept: list[Equation] = []
@@ -272,10 +272,10 @@ def _closure(program: Program, name: str) -> Program:
         if e.name in needed:
             kept.insert(0, e)
             needed |= {t.name for t in tensors(e.scope)}
-    return Program(_in_order(program.inputs, kept), tuple(kept), (name,))
+    return Program(_inputs_read(program.inputs, kept), tuple(kept), (name,))
 
 
-def _in_order(inputs: Iterable[Tensor], equations: Iterable[Equation]) -> tuple[Tensor, ...]:
+def _inputs_read(inputs: Iterable[Tensor], equations: Iterable[Equation]) -> tuple[Tensor, ...]:
     """Return the *inputs* that *equations* read, in the order of reading, so that equal work has equal text."""
     known = {t.name: t for t in inputs}
     return tuple(
@@ -313,7 +313,7 @@ class Assembler:
         """Join adjacent *pieces* and post-optimise them; those with a step that is not known to hold stay separate."""
         out: list[PlanProgram] = []
         for piece in join_adjacent(self.model, pieces):
-            derivation = self._optimised(piece.program)
+            derivation = self._post_optimise(piece.program)
             kind = self._verdict(piece.program) if proof == "required" else "none"
             if kind in UNSOUND_KINDS:
                 out += self.separate(p for p in pieces if set(p.nodes) <= set(piece.nodes))
@@ -326,19 +326,19 @@ class Assembler:
         """Return *pieces* as they are."""
         return tuple(PlanProgram(piece, Derivation(piece.program), "none") for piece in pieces)
 
-    def _optimised(self, program: Program) -> Derivation:
+    def _post_optimise(self, program: Program) -> Derivation:
         if program not in self._post:
-            known = self._remembered(program)
-            self._post[program] = self._derived(program) if known is None else known
+            known = self._replay_remembered(program)
+            self._post[program] = self._derive_post(program) if known is None else known
         return self._post[program]
 
-    def _derived(self, program: Program) -> Derivation:
+    def _derive_post(self, program: Program) -> Derivation:
         found = post_optimise(Derivation(program), self.rough, self.exact)
         if self.memory is not None:
             self.memory.record(steps_to_json(found), "post", *self._key(program))
         return found
 
-    def _remembered(self, program: Program) -> Derivation | None:
+    def _replay_remembered(self, program: Program) -> Derivation | None:
         """Replay the derivation of an earlier run from *program*; None if there is none or a step does not apply."""
         steps = None if self.memory is None else self.memory.get("post", *self._key(program))
         try:
@@ -351,7 +351,7 @@ class Assembler:
 
     def _verdict(self, program: Program) -> str:
         if program not in self._proofs:
-            self._proofs[program] = combined_verdict(step_certificates(self._optimised(program)))
+            self._proofs[program] = combined_verdict(step_certificates(self._post_optimise(program)))
         return self._proofs[program]
 
     def replacements(self, parts: Iterable[PlanProgram]) -> tuple[Replacement, ...]:
@@ -374,7 +374,7 @@ class Assembler:
 
     def _compiled_plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
         with _plan_errors():
-            runs = {r.nodes: ProgramCall(self._compiled(r), r.names) for r in self.replacements(parts)}
+            runs = {r.nodes: ProgramCall(self._compile(r), r.names) for r in self.replacements(parts)}
             return build_plan(self.model, runs, self.settings.threads)
 
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
@@ -382,7 +382,7 @@ class Assembler:
         with _plan_errors():
             return exported_plan(self.model, self.replacements(parts), self.settings.threads)
 
-    def _compiled(self, replacement: Replacement) -> CompiledProgram:
+    def _compile(self, replacement: Replacement) -> CompiledProgram:
         key = replacement.program, *((name, id(array)) for name, array in sorted(replacement.constants.items()))
         made = self._runs.get(key)
         if made is None:

@@ -99,12 +99,12 @@ def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
 
 def merge_scopes(derivation: Derivation, name: str) -> Derivation:
     """Merge every nested scope without a summation, in the equation called *name*, into its reader."""
-    while (match := next(iter(_mergeable(derivation.end, name)), None)) is not None:
+    while (match := next(iter(_mergeable_scopes(derivation.end, name)), None)) is not None:
         derivation = derivation.then(match)
     return derivation
 
 
-def _mergeable(program: Program, name: str) -> Iterable[Match[object]]:
+def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
     n = equation_index(program, name)
     for at, scope in places(program):
         if at[0] == n:
@@ -164,7 +164,7 @@ def fuse_with_refusals(derivation: Derivation) -> FusionResult:
     while True:
         derivation = share_results(derivation)
         refused: dict[tuple[str, str], str] = {}
-        longer = _one_pair(derivation, refused)
+        longer = _fuse_one_pair(derivation, refused)
         if longer is None:
             return FusionResult(derivation, refused)
         derivation = longer
@@ -175,14 +175,14 @@ def share_results(derivation: Derivation) -> Derivation:
     while True:
         before = derivation
         for n in range(len(before.end.equations)):
-            derivation = _step(derivation, COMMON_SUBEXPRESSION, n)
+            derivation = _apply_first(derivation, COMMON_SUBEXPRESSION, n)
         for n in reversed(range(len(derivation.end.equations))):  # what only the dead read is dead too
-            derivation = _step(derivation, DEAD_EQUATION, n)
+            derivation = _apply_first(derivation, DEAD_EQUATION, n)
         if derivation is before:
             return derivation
 
 
-def _step(derivation: Derivation, rule: Rule[object], n: int) -> Derivation:
+def _apply_first(derivation: Derivation, rule: Rule[object], n: int) -> Derivation:
     """Apply the first match of *rule* at equation *n*, if there is one."""
     if n < len(derivation.end.equations):
         for match in rule.matches(derivation.end, (n,)):
@@ -190,7 +190,7 @@ def _step(derivation: Derivation, rule: Rule[object], n: int) -> Derivation:
     return derivation
 
 
-def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> Derivation | None:
+def _fuse_one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> Derivation | None:
     """Fuse one pair; None if there is none, with the reasons in *refused*."""
     program = derivation.end
     made = {e.name: e for e in program.equations}
@@ -202,13 +202,13 @@ def _one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) -> De
                     refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
                 elif is_generated(made[reader]):
                     try:
-                        return _pair(derivation, made[name], made[reader])
+                        return _fuse_pair(derivation, made[name], made[reader])
                     except Refused as why:
                         refused[name, reader] = str(why)
     return None
 
 
-def _pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation:
+def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> Derivation:
     """Fuse *source* into *reader*; raises Refused."""
     if is_movement(source):
         if is_transposed_for(source, reader):
@@ -233,7 +233,7 @@ def is_movement(e: Equation) -> bool:
 
 def check_no_recomputation(source: Equation, reader: Equation) -> None:
     """Raise Refused if *reader* would compute elements of *source* more than once."""
-    reads = {a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if _reads(a, source)}
+    reads = {a for _, scope in scopes(reader.scope) for a in accesses(scope.body) if _is_read_of(a, source)}
     if len(reads) > 1:
         raise Refused(
             f"{reader.name} reads {source.name} at {len(reads)} places: {', '.join(sorted(map(repr, reads)))}"
@@ -245,7 +245,7 @@ def check_no_recomputation(source: Equation, reader: Equation) -> None:
         raise Refused(f"{reader.name} reads elements of {source.name} again at {read!r}")
 
 
-def _reads(access: Access, source: Equation) -> bool:
+def _is_read_of(access: Access, source: Equation) -> bool:
     return isinstance(access.source, Tensor) and access.source.name == source.name
 
 
@@ -291,15 +291,15 @@ def chain_in_blocks(derivation: Derivation) -> Derivation | None:
     done = derivation
     for name in derivation.end.outputs:
         with suppress(Refused):
-            done = _chained(done, name)
+            done = _chain_output(done, name)
     return None if done is derivation else done
 
 
-def _chained(derivation: Derivation, name: str) -> Derivation:
+def _chain_output(derivation: Derivation, name: str) -> Derivation:
     """Derive one blocked kernel for output *name*; raises Refused."""
     if name not in {e.name for e in derivation.end.equations}:
         raise Refused(f"{name} is an input")
-    fused = _panelled(_reshapes_merged(derivation, name))
+    fused = _store_in_panels(_merge_reshapes(derivation, name))
     while (source := next(iter(_sole_intermediates(fused.end, name)), None)) is not None:
         fused = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
     if not runs_in_blocks(equation_named(fused.end, name).scope):
@@ -312,24 +312,24 @@ def runs_in_blocks(scope: Scope) -> bool:
     return tileable_chain(scope, this_machine()) is not None
 
 
-def _reshapes_merged(derivation: Derivation, name: str) -> Derivation:
+def _merge_reshapes(derivation: Derivation, name: str) -> Derivation:
     """Merge every reshape on the way to the equation called *name* into its only reader."""
-    while (pair := next(_reshapes(derivation.end, name), None)) is not None:
+    while (pair := next(_find_reshapes(derivation.end, name), None)) is not None:
         source, reader = pair
         derivation = merge_scopes(apply_rule(derivation, EXPRESSION_FUSION, reader, Intermediate(source)), reader)
     return derivation
 
 
-def _reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
+def _find_reshapes(program: Program, name: str) -> Generator[tuple[str, str]]:
     found, known = readers_by_name(program), constant_tensors(program)
     for e in program.equations:
-        if e.name not in known and e.name not in program.outputs and _reshape(e.scope):
+        if e.name not in known and e.name not in program.outputs and _is_reshape(e.scope):
             (reader, *others) = found[e.name]
             if not others:
                 yield e.name, reader
 
 
-def _reshape(scope: Scope) -> bool:
+def _is_reshape(scope: Scope) -> bool:
     if scope.padding or view_strides(scope) != (0, row_major_strides(scope.shape)):
         return False
     (read,) = accesses(scope.body)
@@ -345,7 +345,7 @@ def _sole_intermediates(program: Program, name: str) -> Iterable[str]:
             yield tensor.name
 
 
-def _panelled(derivation: Derivation) -> Derivation:
+def _store_in_panels(derivation: Derivation) -> Derivation:
     """Store the weights of products in panels, if they are equations of their own."""
     known = constant_tensors(derivation.end)
     made = {e.name for e in derivation.end.equations} & known
@@ -355,7 +355,7 @@ def _panelled(derivation: Derivation) -> Derivation:
         for access in accesses(e.scope.body):
             match access.source:
                 case Tensor(weight) if weight in made and readers_by_name(derivation.end)[weight] == (e.name,):
-                    phi = _panels(
+                    phi = _panel_layout(
                         equation_named(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1]
                     )
                     with suppress(Refused):
@@ -365,7 +365,7 @@ def _panelled(derivation: Derivation) -> Derivation:
     return derivation
 
 
-def _panels(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
+def _panel_layout(own: tuple[Iterator, ...], access: Access, last: Iterator) -> tuple[tuple[str, Index], ...]:
     """Return Φ that puts panels of *last* innermost; empty if *last* is no dimension, or is innermost already."""
     at = [d for d, i in enumerate(access.index) if i.single == last]
     if len(at) != 1 or (at[0] == len(own) - 1 and last.extent <= PANEL_COLUMNS):

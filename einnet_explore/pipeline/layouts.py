@@ -261,11 +261,11 @@ DIVIDED_FACTOR = 1.1
 def estimate_equation(equation: Equation, model: CostModel | None = None) -> float:
     """Estimate seconds by roofline, more for reads that jump through memory."""
     return (model or CostModel()).estimate(equation).seconds * max(
-        (_slower(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
+        (_slowdown(scope, a) for _, scope in scopes(equation.scope) for a in accesses(scope.body)), default=1.0
     )
 
 
-def _slower(scope: Scope, access: Access) -> float:
+def _slowdown(scope: Scope, access: Access) -> float:
     moving = [x for x in scope.traversals if x.extent > 1]
     jumps = moving and abs(address_step(access, moving[-1])) > 1
     return (STRIDED_FACTOR if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED_FACTOR)
@@ -342,7 +342,7 @@ class LayoutProblem:
 
     program: Program
     price: Price
-    turned: dict[Transform, float] = field(default_factory=dict)
+    transform_seconds: dict[Transform, float] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -356,7 +356,7 @@ class LayoutProblem:
         return {
             e.name: candidate_layouts(self.program, e)
             for e in self.program.equations
-            if e.name not in known and not _view(e) and e.via is not None
+            if e.name not in known and not _is_view(e) and e.via is not None
         }
 
     def modes(self, e: Equation) -> list[Mode]:
@@ -370,7 +370,7 @@ class LayoutProblem:
         found = []
         for choice in choices:
             at = dict(zip(free, choice, strict=True))
-            if (made := self.relaid(e, at)) is not None:
+            if (made := self.instantiate_in(e, at)) is not None:
                 seconds = self._seconds(made) if len(choices) > 1 else 0.0  # what has no choice plays no part
                 makes = {name: at[name] for name in own}
                 found.append(Mode(seconds, {name: at[name] for name in read}, makes))
@@ -378,9 +378,9 @@ class LayoutProblem:
 
     def _seconds(self, made: Equation) -> float:
         known = all(t.weight or t.name in self.known for t in tensors(made.scope))
-        return 0.0 if known or _view(made) else self.price(made)
+        return 0.0 if known or _is_view(made) else self.price(made)
 
-    def relaid(self, e: Equation, at: Mapping[str, int]) -> Equation | None:
+    def instantiate_in(self, e: Equation, at: Mapping[str, int]) -> Equation | None:
         """Instantiate *e* with its tensors in the layouts *at*; None if that takes more than one equation."""
         if not any(at.values()):
             return e
@@ -396,7 +396,7 @@ class LayoutProblem:
                     scope = with_layout(scope, phi)
                 else:
                     scope = map_reads(scope, name, lambda a, t=made, f=phi: Access(t, map_index(f, a.index)))  # type: ignore[misc]
-        return _alone(replace(e, scope=scope, via=None), e)
+        return _instantiate_alone(replace(e, scope=scope, via=None), e)
 
     def phi(self, name: str, layout: int) -> Bijection:
         """Return the bijection from the tensor's layout to another one."""
@@ -406,11 +406,11 @@ class LayoutProblem:
 
     def transform(self, what: Transform) -> float:
         """Return the seconds of a transform."""
-        if what not in self.turned:
-            self.turned[what] = self._turn(*what)
-        return self.turned[what]
+        if what not in self.transform_seconds:
+            self.transform_seconds[what] = self._price_transform(*what)
+        return self.transform_seconds[what]
 
-    def _turn(self, name: str, before: int, after: int) -> float:
+    def _price_transform(self, name: str, before: int, after: int) -> float:
         source = self._tensor(name, before)
         back = self.phi(name, after)
         xs = equation_named(self.program, name).scope.traversals
@@ -443,20 +443,20 @@ class LayoutProblem:
         old = {e.name: e for e in self.program.equations}
         for e in derivation.end.equations:
             if e.via is None:
-                derivation = _again(derivation, e.name, old.get(e.name))
+                derivation = _instantiate_again(derivation, e.name, old.get(e.name))
         return derivation
 
 
-def _again(derivation: Derivation, name: str, old: Equation | None) -> Derivation:
+def _instantiate_again(derivation: Derivation, name: str, old: Equation | None) -> Derivation:
     """Instantiate the equation called *name* again, as *old* was; raises Refused."""
     if old is not None and old.via is not None and not is_generated(old):
         return match_library_again(derivation, name, old.via.operator)
     return generate_equation(merge_scopes(derivation, name), name)
 
 
-def _alone(e: Equation, old: Equation) -> Equation | None:
+def _instantiate_alone(e: Equation, old: Equation) -> Equation | None:
     try:
-        found = _again(Derivation(_program(e)), e.name, old)
+        found = _instantiate_again(Derivation(_program(e)), e.name, old)
     except Refused:
         return None
     return found.end.equations[0] if len(found.end.equations) == 1 else None
@@ -466,5 +466,5 @@ def _program(e: Equation) -> Program:
     return Program(tuple({t.name: t for t in tensors(e.scope)}.values()), (e,), (e.name,))
 
 
-def _view(e: Equation) -> bool:
+def _is_view(e: Equation) -> bool:
     return e.via is not None and e.via.operator == VIEW

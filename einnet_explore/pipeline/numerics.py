@@ -212,12 +212,12 @@ def measure_errors(
         largest = float(np.abs(want[name]).max(initial=0)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
         found = running_error(slice_scope(pair[0], window), inputs)
-        again = running_error(slice_scope(pair[1], window), inputs, _rescalings(end))
+        again = running_error(slice_scope(pair[1], window), inputs, _count_rescalings(end))
         before.append(_rounding_error(found, found.value, want[name][at], largest))
         after.append(_rounding_error(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)
         whole += want[name].size
-    return ErrorReport(plain.level, plain.rules, _worst(before), _worst(after), elements, whole)
+    return ErrorReport(plain.level, plain.rules, _worst_error(before), _worst_error(after), elements, whole)
 
 
 def _rule_name(match: Match[object]) -> str:
@@ -249,18 +249,18 @@ def evaluation_work(scope: Scope) -> int:
         points, written = (
             prod(x.extent for x in xs) for xs in ((*inner.traversals, *inner.summations), inner.traversals)
         )
-        total += points + ELEMENT_WORK * (written if inner.reduce == "sum" and _polynomial(inner.body) else points)
+        total += points + ELEMENT_WORK * (written if inner.reduce == "sum" and _is_polynomial(inner.body) else points)
     return total
 
 
-def _polynomial(body: Scalar) -> bool:
+def _is_polynomial(body: Scalar) -> bool:
     match body:
         case Apply(op, args):
-            return op in ("+", "-", "neg", "*") and all(map(_polynomial, args))
+            return op in ("+", "-", "neg", "*") and all(map(_is_polynomial, args))
     return True
 
 
-def _rescalings(program: Program) -> int:
+def _count_rescalings(program: Program) -> int:
     """Return how often the exponentials of a softmax in one pass are rescaled, at most."""
     passes = [e for e in program.equations if e.via and e.via.eoperator_kind is EOperatorKind.ONE_PASS]
     columns = [x.extent for e in passes for _, scope in scopes(e.scope) for x in scope.summations]
@@ -273,7 +273,7 @@ def _rounding_error(near: BoundedValue, truth: Array, got: Array, largest: float
     return RoundingError(bound if isfinite(bound) else None, error)
 
 
-def _worst(found: list[RoundingError]) -> RoundingError:
+def _worst_error(found: list[RoundingError]) -> RoundingError:
     bounds = [r.bound for r in found]
     error = max(r.error for r in found)
     return RoundingError(None if None in bounds else max(b for b in bounds if b is not None), error)

@@ -138,7 +138,7 @@ class Optimised:
 
     def derivations(self) -> dict[str, Derivation]:
         """Return the derivations of kept subprograms, and of the post-optimisation of joined ones, by name."""
-        found = {f"{n:03d}-{_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
+        found = {f"{n:03d}-{_file_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
         found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
         return {name: derivation for name, derivation in found.items() if derivation is not None}
 
@@ -172,7 +172,9 @@ class Optimised:
             after = part.trial.seconds_after if part.kept else before
             rest = [count_noun(part.eoperators, "eOperator")] if part.kept else []
             now = " + ".join([*(via.operator for via in part.library_calls), *rest])
-            names = ", ".join(map(_shown, part.nodes[:2])) + (f", … ({len(part.nodes)})" if len(part.nodes) > 2 else "")
+            names = ", ".join(map(_shorten, part.nodes[:2])) + (
+                f", … ({len(part.nodes)})" if len(part.nodes) > 2 else ""
+            )
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
         return rows
@@ -184,7 +186,7 @@ class Optimised:
             f"{kept} of {count_noun(len(self.parts), 'subprogram')} replaced; "
             f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
-            f"largest error {self.errors[1]:.1e} of the largest output{self._rounding()}"
+            f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}"
         )
 
     def untouched(self) -> list[str]:
@@ -192,15 +194,15 @@ class Optimised:
         operators = {node.name: node.op for node in self.model.nodes}
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
         lines = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
-        if late := self._late():
+        if late := self._count_untried():
             lines.append(f"{late} more nodes: the time for searching was over before their turn")
         return lines
 
-    def _late(self) -> int:
+    def _count_untried(self) -> int:
         seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
         return sum(node.name not in seen for node in self.model.nodes)
 
-    def _rounding(self) -> str:
+    def _describe_rounding(self) -> str:
         """Describe the kept derivation with the largest rounding error; empty if nothing is kept."""
         badges = [part.numerics for part in self.parts if part.numerics]
         if not badges:
@@ -222,9 +224,9 @@ class Optimised:
     def _repr_html_(self) -> str:
         head, *rest = self.rows()
         cells = "".join(f"<th {_LEFT_ALIGNED}>{escape(c)}</th>" for c in head)
-        body = "".join("<tr>" + "".join(_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
+        body = "".join("<tr>" + "".join(_html_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
-        shown = " open" if self._late() else ""  # else "1 of 1 replaced" looks as if there were no more
+        shown = " open" if self._count_untried() else ""  # else "1 of 1 replaced" looks as if there were no more
         stays = (
             f"<details{shown}><summary>in no subprogram</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>"
             if left
@@ -233,16 +235,16 @@ class Optimised:
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
 
 
-def _word(name: str) -> str:
+def _file_word(name: str) -> str:
     """Return *name* as part of a file name, shortened."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name[:80]).strip("_") or "part"
 
 
-def _shown(name: str) -> str:
+def _shorten(name: str) -> str:
     """Return the beginning of *name* on one line, for a table."""
     return printable(name[:80]).replace("\n", " ") + ("…" if len(name) > 80 else "")
 
 
-def _cell(column: int, text: str) -> str:
+def _html_cell(column: int, text: str) -> str:
     kind = "class='number'" if 1 <= column <= 3 else _LEFT_ALIGNED
     return f"<td {kind}>{escape(text)}</td>"

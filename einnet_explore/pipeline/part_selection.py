@@ -74,13 +74,13 @@ def forward_selection(
     kept: list[int] = []
     plan, refused, interrupted = baseline.original, dict[int, str](), False
     tried: dict[tuple[int, ...], float] = {}
-    turns = _turns([*map(tuple, winners)], [*map(tuple, contenders)][:MAX_CONTENDERS], lambda: clock() > until)
+    turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)][:MAX_CONTENDERS], lambda: clock() > until)
     for more in turns:
         if len(kept) <= tried.get(more, -1):
             continue  # it is in, it does not agree, or the plan has not changed since it was tried
         tried[more], larger = inf, sorted((*kept, *more))
         try:
-            speedup, better = _trial(baseline, plan, plan_of, larger)
+            speedup, better = _try_group(baseline, plan, plan_of, larger)
         except ValueError as problem:
             refused |= dict.fromkeys(more, str(problem))
             continue
@@ -95,7 +95,7 @@ def forward_selection(
     return ForwardSelection(kept, plan, {n: why for n, why in refused.items() if n not in kept}, interrupted)
 
 
-def _turns(
+def _trial_order(
     winners: Sequence[tuple[int, ...]], contenders: Sequence[tuple[int, ...]], late: Callable[[], bool]
 ) -> Iterable[tuple[int, ...]]:
     """Yield *winners*, the last of them together, then *contenders*, then both again, until it is *late*."""
@@ -112,7 +112,7 @@ def _turns(
         yield more
 
 
-def _trial(
+def _try_group(
     baseline: Baseline, plan: ExecutionPlan, plan_of: PlanMaker, larger: list[int]
 ) -> tuple[float, ExecutionPlan | None]:
     """Return the speedup over *plan* of the plan with *larger*, and that plan if it pays.

@@ -97,7 +97,7 @@ class NodeGroups:
         self.readers[a] = {self.of[g] for g in self.readers[a] | self.readers.pop(b)} - {a}
         return True
 
-    def join_beside(self, one: int, other: int) -> bool:
+    def join_horizontally(self, one: int, other: int) -> bool:
         """Join two groups that need not read one another, unless a path between them visits a third."""
         a, b = self.of[one], self.of[other]
         return a == b or (not self._leads_around(b, a) and self.join(one, other))
@@ -151,14 +151,14 @@ def join_rows(units: NodeGroups) -> None:
     """Join two contractions and the nodes between them if all of it is work on rows."""
     for last in units.understood:
         if units.kind(last) == "contraction":
-            group = _between(units, last)
-            if sum(units.kind(n) == "contraction" for n in group) == 2 and _by_rows(units, group):
+            group = _nodes_between(units, last)
+            if sum(units.kind(n) == "contraction" for n in group) == 2 and _is_row_work(units, group):
                 for n in sorted(group):
                     for source in sorted(units.before[n] & group):
                         units.join(source, n)
 
 
-def _by_rows(units: NodeGroups, group: set[int]) -> bool:
+def _is_row_work(units: NodeGroups, group: set[int]) -> bool:
     equations = tuple(e for n in sorted(group) for e in units.understood[n])
     return fuses_into_one(anonymize(assemble(equations, (equations[-1].name,))).program)
 
@@ -170,14 +170,14 @@ def fuses_into_one(program: Program) -> bool:
     return any(sum(intensity(e.scope) >= COMPUTE_BOUND for e in done.end.equations) == 1 for done in finished)
 
 
-def _between(units: NodeGroups, last: int) -> set[int]:
+def _nodes_between(units: NodeGroups, last: int) -> set[int]:
     """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either."""
     group, waiting = {last}, [last]
     while waiting:
         n = waiting.pop()
         for source in sorted(units.before[n] - group):
             front = n == last or units.kind(n) in ROW_WORK_KINDS
-            kinds = (*ROW_WORK_KINDS, "contraction") if front and not _first(units, group) else ("layout",)
+            kinds = (*ROW_WORK_KINDS, "contraction") if front and not _is_complete(units, group) else ("layout",)
             alone = units.after[source] <= group and len(units.model.nodes[source].results) == 1
             if alone and units.kind(source) in kinds and len(units.members[units.of[source]]) == 1:
                 group.add(source)
@@ -185,7 +185,7 @@ def _between(units: NodeGroups, last: int) -> set[int]:
     return group
 
 
-def _first(units: NodeGroups, group: set[int]) -> bool:
+def _is_complete(units: NodeGroups, group: set[int]) -> bool:
     """Whether *group* holds both contractions."""
     return sum(units.kind(n) == "contraction" for n in group) > 1
 
@@ -202,7 +202,7 @@ def join_siblings(units: NodeGroups) -> None:
         for one, other in combinations(groups, 2):
             a, b = units.of[one], units.of[other]
             if a != b and are_mergeable(_equations(units, a), _equations(units, b)):
-                units.join_beside(a, b)
+                units.join_horizontally(a, b)
 
 
 def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
@@ -210,7 +210,7 @@ def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> boo
 
     Equations that read one another's results are no siblings.
     """
-    if _reads(one, other) or _reads(other, one):
+    if _reads_result_of(one, other) or _reads_result_of(other, one):
         return False
     program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
     weights = {t.name for t in program.inputs if t.weight}
@@ -224,7 +224,7 @@ def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> boo
     return False
 
 
-def _reads(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
+def _reads_result_of(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
     """Whether *one* reads a result of *other*."""
     made = {e.name for e in other}
     return any(t.name in made for e in one for t in tensors(e.scope))
@@ -236,7 +236,7 @@ def join_parallel(units: NodeGroups) -> None:
         after = [n for n in sorted(units.understood) if units.kind(n) == "contraction" and _follows(n, group, units)]
         for one, other in combinations(after, 2):
             independent = not units.before[one] & units.before[other] and not units.dependent(one, other)
-            if independent and _sizes(one, units) == _sizes(other, units):
+            if independent and _tensor_sizes(one, units) == _tensor_sizes(other, units):
                 # The sum of both may be with either: then that one has to come second.
                 for first, second in ((one, other), (other, one)):
                     if units.join(group, first):
@@ -259,7 +259,7 @@ def _follows(n: int, group: int, units: NodeGroups) -> bool:
     return found
 
 
-def _sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
+def _tensor_sizes(n: int, units: NodeGroups) -> tuple[list[int], ...]:
     """Return the sizes of the tensors that node *n* reads and computes."""
     node = units.model.nodes[n]
     return tuple(sorted(prod(units.model.shape(name)) for name in names) for names in (node.reads, node.results))
@@ -294,28 +294,28 @@ def partition(model: Model) -> Split:
     """The subprograms of *model* and, for every other node, why it is in none."""
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
-    used = _used(model)
+    used = _used_nodes(model)
     for n, node in enumerate(model.nodes):
         if n not in used:
             skipped[n] = "no output depends on it"
             continue
-        match _eligible(node, model):
+        match _float_equations(node, model):
             case NotUnderstood(reason):
                 skipped[n] = reason
             case equations:
                 understood[n] = equations
     units = NodeGroups(model, understood)
     join_rows(units)
-    _around_contractions(units)
+    _join_around_contractions(units)
     single = tuple(units.groups())
     join_siblings(units)
     join_parallel(units)
-    _chains(units)
+    _join_chains(units)
     readers: dict[str, set[int]] = {}
     for n, node in enumerate(model.nodes):
         for name in node.reads:
             readers.setdefault(name, set()).add(n)
-    groups = [group for group in units.groups() if _worth(group, model, understood)]
+    groups = [group for group in units.groups() if _is_worthwhile(group, model, understood)]
     inside = {n for group in groups for n in group}
     for n in understood:
         if n not in inside:
@@ -326,7 +326,7 @@ def partition(model: Model) -> Split:
     )
 
 
-def _used(model: Model) -> set[int]:
+def _used_nodes(model: Model) -> set[int]:
     """Return the nodes that outputs depend on; ONNX Runtime drops the others."""
     needed = {value.name for value in model.outputs}
     found: set[int] = set()
@@ -337,7 +337,7 @@ def _used(model: Model) -> set[int]:
     return found
 
 
-def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
+def _float_equations(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
     """Return the equations of a node whose tensors are all float32."""
     found = express(node, model)
     if isinstance(found, NotUnderstood):
@@ -348,7 +348,7 @@ def _eligible(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnders
     return found
 
 
-def _around_contractions(units: NodeGroups) -> None:
+def _join_around_contractions(units: NodeGroups) -> None:
     """Join each contraction with the cheap nodes that read its group, and with re-indexings before it.
 
     A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
@@ -362,12 +362,12 @@ def _around_contractions(units: NodeGroups) -> None:
         frontier = sorted(units.after[n])
         while frontier:
             m = frontier.pop(0)
-            fits = units.free(m) and units.size(m) <= units.size(n) and _closes(m, n, units)
+            fits = units.free(m) and units.size(m) <= units.size(n) and _keeps_values_inside(m, n, units)
             if fits and units.join(n, m):
                 frontier = sorted({*frontier, *units.after[m]})
 
 
-def _closes(m: int, n: int, units: NodeGroups) -> bool:
+def _keeps_values_inside(m: int, n: int, units: NodeGroups) -> bool:
     """Whether the values that node *m* reads of the group of *n* are read by that group alone, once cheap readers join.
 
     Otherwise the value is written in any case.  A gate (``x·sigmoid(x)``) reads a value and what became of it.
@@ -377,7 +377,7 @@ def _closes(m: int, n: int, units: NodeGroups) -> bool:
     return all(reader in group or units.free(reader) for source in open_ for reader in units.after[source])
 
 
-def _chains(units: NodeGroups) -> None:
+def _join_chains(units: NodeGroups) -> None:
     """Join the cheap nodes and reductions that are left with their producers, unless others read these."""
     left = [n for n in units.understood if units.free(n) or units.kind(n) == "reduction"]
     rest = set(left)
@@ -387,7 +387,7 @@ def _chains(units: NodeGroups) -> None:
                 units.join(source, n)
 
 
-def _worth(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:
+def _is_worthwhile(group: tuple[int, ...], model: Model, understood: Mapping[int, tuple[Equation, ...]]) -> bool:
     if not all(n in understood for n in group):
         return False
     # A normalisation is several equations by itself.

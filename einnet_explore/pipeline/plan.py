@@ -76,7 +76,7 @@ def execution_order(
     try:
         order = tuple(TopologicalSorter(before).static_order())
     except CycleError as error:
-        cycle = " <- ".join(_unit(u, groups) for u in error.args[1])
+        cycle = " <- ".join(_describe_unit(u, groups) for u in error.args[1])
         raise Refused(f"found a cycle {cycle}, expected convex groups") from None
     rank: dict[int | str, int] = {}
     for u in order:
@@ -85,7 +85,7 @@ def execution_order(
         rank[u] = (
             max((*stays, *replaced), default=-1) if isinstance(u, int) else max((0, *stays, *(r + 1 for r in replaced)))
         )
-    live = _live(regions)
+    live = _needed_nodes(regions)
     out: list[tuple[int | None, tuple[ModelNode, ...]]] = []
     place = {node.name: n for n, node in enumerate(regions.nodes)}
     for s in range(-1, max(rank.values(), default=-1) + 1):
@@ -98,7 +98,7 @@ def execution_order(
     return out
 
 
-def _live(regions: ModelRegions) -> set[str]:
+def _needed_nodes(regions: ModelRegions) -> set[str]:
     """Return the nodes that some output needs."""
     needed = set(regions.outputs)
     live = set()
@@ -109,7 +109,7 @@ def _live(regions: ModelRegions) -> set[str]:
     return live
 
 
-def _unit(unit: int | str, groups: Sequence[Collection[ModelNode]]) -> str:
+def _describe_unit(unit: int | str, groups: Sequence[Collection[ModelNode]]) -> str:
     return unit if isinstance(unit, str) else "{" + ", ".join(node.name for node in groups[unit]) + "}"
 
 
@@ -241,26 +241,26 @@ def build_plan(
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)
     if not replacements:
-        session = ReopenedSession(lambda: _original(model, threads))
-        return ExecutionPlan((_whole(model, session, names),), given, names, {}, threads, session.rest)
+        session = ReopenedSession(lambda: _open_original(model, threads))
+        return ExecutionPlan((_whole_segment(model, session, names),), given, names, {}, threads, session.rest)
     regions = ModelRegions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
     check_disjoint(nodes for nodes, _ in groups)
     found = execution_order(regions, [nodes for nodes, _ in groups])
     runs = dict(enumerate(run for _, run in groups))
-    if (joined := _joined(model, regions, found, runs, threads)) is not None:
+    if (joined := _join_in_one_session(model, regions, found, runs, threads)) is not None:
         return ExecutionPlan((joined,), given, names, {}, threads)
     segments = []
     for group, nodes in found:
         if group is None:
-            segments.append(_session(regions, nodes, threads))
+            segments.append(_session_segment(regions, nodes, threads))
         else:
-            segments.append(_group(model, regions, nodes, runs[group]))
-    constants = {name: _array(regions, name) for name in names if regions.constant(name)}
-    return ExecutionPlan(_freed(segments, names), given, names, constants, threads)
+            segments.append(_group_segment(model, regions, nodes, runs[group]))
+    constants = {name: _constant_array(regions, name) for name in names if regions.constant(name)}
+    return ExecutionPlan(_drop_unread(segments, names), given, names, constants, threads)
 
 
-def _joined(
+def _join_in_one_session(
     model: Model,
     regions: ModelRegions,
     found: Sequence[tuple[int | None, tuple[ModelNode, ...]]],
@@ -335,14 +335,14 @@ class ReopenedSession:
         self._held = None
 
 
-def _original(model: Model, threads: int) -> onnxruntime.InferenceSession:
+def _open_original(model: Model, threads: int) -> onnxruntime.InferenceSession:
     proto = model.original
     return open_session(
         model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path
     )
 
 
-def _whole(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:
+def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:
     feeds = tuple(v.name for v in held.session.get_inputs())
 
     def run(values: dict[str, Array]) -> Sequence[Array]:
@@ -351,7 +351,7 @@ def _whole(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Seg
     return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
 
 
-def _session(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
+def _session_segment(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
     part = regions.extract(nodes)
     session = open_session(part, threads, waiting="sleep", nodes=nodes)
     feeds = tuple(v.name for v in part.graph.input)
@@ -363,7 +363,7 @@ def _session(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) 
     return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
 
 
-def _group(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], call: GroupRun) -> Segment:
+def _group_segment(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], call: GroupRun) -> Segment:
     inputs, outputs = regions.border(nodes)
     types = tuple(model.values[name].dtype if name in model.values else None for name in outputs)
     # Compiled programs have a context for each thread; other callables may compute in arrays of their own.
@@ -385,13 +385,13 @@ def _group(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], ca
     return Segment(tuple(node.name for node in nodes), True, inputs, outputs, run)
 
 
-def _array(regions: ModelRegions, name: str) -> Array:
+def _constant_array(regions: ModelRegions, name: str) -> Array:
     if name in regions.sparse:
         raise Refused(f"graph output {name}: found a sparse weight, expected a node's result")
     return numpy_helper.to_array(regions.weights[name])
 
 
-def _freed(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:
+def _drop_unread(segments: Sequence[Segment], outputs: Collection[str]) -> tuple[Segment, ...]:
     """Return *segments* with the values dropped after each: no later segment reads them."""
     needed = set(outputs)
     out: list[Segment] = []

@@ -106,14 +106,14 @@ class Selector:
         The selection of an earlier run is not made again: its plan is checked, and measured once.
         """
         selection, measured = self._selection()
-        assembled = self._assembled(selection.kept, selection.form)
+        assembled = self._assemble(selection.kept, selection.form)
         kept = set(selection.kept)
         parts = tuple(
             replace(part, kept=n in kept, why=part.why if n in kept else selection.refused.get(n, part.why))
             for n, part in enumerate(self.parts)
         )
         derivations = [*(p.derivation for p in parts if p.kept), *(a.derivation for a in assembled)]
-        exported = self._assembled(selection.exported.parts, selection.exported.form)
+        exported = self._assemble(selection.exported.parts, selection.exported.form)
         return Optimised(
             model=self.baseline.model,
             plan=measured.plan,
@@ -148,7 +148,7 @@ class Selector:
             out.append(Piece(subprogram.nodes, derivation.end, subprogram.value_names(self.baseline.model)))
         return out
 
-    def _assembled(self, kept: Iterable[int], form: PlanForm, proof: Proof = "required") -> tuple[PlanProgram, ...]:
+    def _assemble(self, kept: Iterable[int], form: PlanForm, proof: Proof = "required") -> tuple[PlanProgram, ...]:
         return self.assembler.assemble(self.pieces(kept), form, proof)
 
     def _plan(self, form: PlanForm, kept: Iterable[int], proof: Proof = "skipped") -> ExecutionPlan:
@@ -156,7 +156,7 @@ class Selector:
         numbers = tuple(kept)
         if not numbers:
             return self.baseline.original
-        return self.assembler.plan(self._assembled(numbers, form, proof), form)
+        return self.assembler.plan(self._assemble(numbers, form, proof), form)
 
     def _leave_one_out(self, selection: Selection) -> LeaveOneOut | None:
         """Return what measures the kept subprograms' contributions; None if nothing is kept."""
@@ -182,7 +182,7 @@ class Selector:
 
     def _selection(self) -> tuple[Selection, MeasuredPlan]:
         """Return the selection of an earlier run with as much time, if its plan still agrees; else a new one."""
-        known = self._remembered()
+        known = self._find_remembered()
         measured = self._measure(known, "brief") if known else None
         if known and measured:
             return self._confirm(known, measured, MIN_REMEMBERED_SPEEDUP)
@@ -198,7 +198,7 @@ class Selector:
                 return selection, measured
         return self._confirm(found, self._measure(found, "brief"), MIN_SPEEDUP)
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Return the seconds that are left for selection."""
         return 0.0 if self.interrupted else max(0.0, self._began + selection_seconds(self.budget) - perf_counter())
 
@@ -220,7 +220,7 @@ class Selector:
             partial(self._plan, form),
             groups,
             self._groups_by_gain(contenders),
-            min(FORWARD_SELECTION_SECONDS, self._left()),
+            min(FORWARD_SELECTION_SECONDS, self._seconds_left()),
         )
         self.interrupted = found.interrupted
         if not self.interrupted:
@@ -228,9 +228,9 @@ class Selector:
                 return self._fastest_form(tuple(found.kept), found.refused)
             except KeyboardInterrupt:
                 self.interrupted = True
-        return self._as_tried(found, form)
+        return self._selection_as_tried(found, form)
 
-    def _as_tried(self, found: ForwardSelection, form: PlanForm) -> Selection:
+    def _selection_as_tried(self, found: ForwardSelection, form: PlanForm) -> Selection:
         """Return the subprograms that were kept at Ctrl-C, in the *form* of the trials."""
         kept = tuple(found.kept)
         return Selection(kept, form, found.refused, self._export(kept, form, {}, {}) if kept else ORIGINAL_EXPORT)
@@ -238,7 +238,7 @@ class Selector:
     def _fastest_form(self, kept: tuple[int, ...], refused: Mapping[int, str]) -> Selection:
         """Return *kept* in the fastest form, after backward elimination in that form, with the file."""
         form, ratios, whys = self._best_form(kept)
-        if kept and (lost := self._unprofitable(kept, form)):
+        if kept and (lost := self._find_unprofitable(kept, form)):
             kept, refused = tuple(n for n in kept if n not in lost), {**refused, **lost}
             form, ratios, whys = self._best_form(kept)
         return Selection(kept, form, refused, self._export(kept, form, ratios, whys) if kept else ORIGINAL_EXPORT)
@@ -253,20 +253,20 @@ class Selector:
         best = max(ratios, key=lambda form: ratios[form], default=first)
         return (best if ratios.get(best, 0.0) > MIN_SPEEDUP * ratios.get(first, 0.0) else first), ratios, whys
 
-    def _unprofitable(self, kept: tuple[int, ...], form: PlanForm) -> dict[int, str]:
+    def _find_unprofitable(self, kept: tuple[int, ...], form: PlanForm) -> dict[int, str]:
         """Return the subprograms of *kept* without which the plan in *form* is faster, and why."""
         return eliminate_unprofitable(
             self.baseline,
             partial(self._plan, form),
             self._groups(kept),
             {n: self.parts[n] for n in kept},
-            min(ELIMINATION_SECONDS, self._left()),
+            min(ELIMINATION_SECONDS, self._seconds_left()),
         )
 
     def _form_speedups(self, kept: tuple[int, ...]) -> tuple[dict[PlanForm, float], dict[PlanForm, str]]:
         """Measure the speedup of each form of *kept*; also return why others do not run or agree."""
         first, *others = self._forms
-        if len(self._assembled(kept, first, "skipped")) == len(kept):  # nothing was joined
+        if len(self._assemble(kept, first, "skipped")) == len(kept):  # nothing was joined
             others = [form for form in others if form.is_joined]
         once, feeds = self.baseline.seconds, self.baseline.feeds
         plans: dict[str, ExecutionPlan] = {"before": self.baseline.original}
@@ -311,7 +311,7 @@ class Selector:
             partial(self._plan, PlanForm.EXPORTED),
             self._groups_by_gain(kept),
             whole,
-            min(EXPORT_SELECTION_SECONDS, self._left()),
+            min(EXPORT_SELECTION_SECONDS, self._seconds_left()),
         )
 
     def _measure(self, selection: Selection, effort: Effort = "full") -> MeasuredPlan | None:
@@ -346,7 +346,7 @@ class Selector:
         candidates = [repr(p.derivation.end) if p.derivation else "" for p in self.parts]
         return self.digest, replace(self.assembler.settings, seconds=0.0), *candidates
 
-    def _remembered(self) -> Selection | None:
+    def _find_remembered(self) -> Selection | None:
         """Return the selection of an earlier run that had at least half of the time."""
         found = self.history.get("selection", *self._key)
         if found is None or as_number(as_object(found)["seconds"]) < selection_seconds(self.budget) / 2:

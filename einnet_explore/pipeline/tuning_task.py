@@ -126,7 +126,7 @@ def fused_variants(program: Program, cost: Cost, numerics: str = "approximate") 
     for fused in vertical_fusions(program):
         done = generate_rest(fused)
         if done is not None and is_within(derivation_level(done), numerics):
-            found = _made(cost(done.end)[0], done)
+            found = _derived_variant(cost(done.end)[0], done)
             best[found.kind] = min(found, best.get(found.kind, found), key=lambda v: v.seconds)
     return tuple(sorted(best.values(), key=lambda v: v.seconds))[:MAX_FUSED]
 
@@ -136,7 +136,7 @@ def _variant(seconds: float, program: Program, derivation: Callable[[], Derivati
     return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
 
 
-def _made(seconds: float, derivation: Derivation) -> Variant:
+def _derived_variant(seconds: float, derivation: Derivation) -> Variant:
     return _variant(seconds, derivation.end, lambda: derivation)
 
 
@@ -323,7 +323,7 @@ class TuningTask:
                     found.refusals.append(f"a candidate differs by {error:.1e} of the largest output")
                     continue
                 found.derivations[str(n)] = derivation
-                found.runners[str(n)] = _runner(run, feeds)
+                found.runners[str(n)] = _bind_feeds(run, feeds)
         return found
 
     def _key(self, operator: str, program: Program | None = None) -> ProfileKey:
@@ -388,6 +388,6 @@ def working_set_bytes(program: Program) -> int:
     return 2 * ELEMENT_BYTES * sum(prod(shape) for shape in shapes)
 
 
-def _runner(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
+def _bind_feeds(run: Callable[[Arrays], Arrays], feeds: Arrays) -> Callable[[], object]:
     """Return a call that runs on *feeds* as a plan does: inputs copied in, outputs out."""
     return lambda: run(feeds)
