@@ -1,11 +1,12 @@
-"""``python -m einnet_check RECORD.json [PROGRAM.ein]``: exit 0 proved, 1 not proved, 2 no record."""
+"""``python -m einnet_check RECORD.json [PROGRAM.ein]``: exit 0 proved, 1 not proved, 2 no record,
+3 proved up to rounding of constants."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from einnet_check.record import check
+from einnet_check.record import Verdict, check, weakest_kind
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -28,15 +29,16 @@ def main(arguments: list[str]) -> int:
     try:
         record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"), object_pairs_hook=unique)
         program = Path(arguments[1]).read_text(encoding="utf-8-sig") if len(arguments) > 1 else None
-        axioms = set[str]()
+        verdicts = list[Verdict]()
         for verdict in check(record, program):
             if verdict.why is not None:
                 print(shown(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}"), file=sys.stderr)
                 return 1
-            print(", ".join(filter(None, (f"{verdict.step}: proved", verdict.axiom))))
-            axioms |= {verdict.axiom} - {""}
-        print(", ".join((f"{arguments[0]}: proved, the last program computes what the first does", *axioms)))
-        return 0
+            print(", ".join((f"{verdict.step}: {verdict.kind}", *sorted(verdict.axioms))))
+            verdicts.append(verdict)
+        kind, axioms = weakest_kind(verdicts), frozenset[str]().union(*(v.axioms for v in verdicts))
+        print(", ".join((f"{arguments[0]}: {kind}, the last program computes what the first does", *sorted(axioms))))
+        return 0 if kind == "proved" else 3
     except (OSError, RecursionError, ValueError) as error:
         print(shown(f"error: {arguments[0]}: {error}"), file=sys.stderr)
         return 2

@@ -12,16 +12,21 @@ from typing import Any, NamedTuple
 
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
-from einnet_check.terms import EXPONENTIAL, ROUNDED, simple
+from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
 
 
 class Verdict(NamedTuple):
-    """A step by its name, why it is not proved (None: it is), and the axiom that the proof needs, if any."""
+    """A step by its name, why it is not proved (None: it is), and the axioms that the proof needs."""
 
     step: str
     why: str | None
-    axiom: str = ""
+    axioms: frozenset[str] = NONE
+
+    @property
+    def kind(self) -> str:
+        """``rounded`` where a proof equates constants that agree to 12 digits only."""
+        return "unproved" if self.why is not None else "rounded" if ROUNDED in self.axioms else "proved"
 
 
 def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
@@ -54,12 +59,21 @@ def _verdict(step: str, before: Program, after: Program) -> Verdict:
         inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]
         useful = {EXPONENTIAL for e in inside if isinstance(e, tuple) and e[0] == "exp"}
         useful |= {ROUNDED for e in inside if isinstance(e, Fraction) and simple(e) != e}
-        for axioms in (taken for n in range(len(useful)) for taken in combinations(sorted(useful), n + 1)):
+        for axioms in (
+            taken
+            for n in range(len(useful))
+            for taken in combinations(sorted(useful, key=(EXPONENTIAL, ROUNDED).index), n + 1)
+        ):
             if prove(before, after, frozenset(axioms)) is None:
-                return Verdict(step, None, " and ".join(axioms))
+                return Verdict(step, None, frozenset(axioms))
         return Verdict(step, why)
     except (ArithmeticError, RecursionError) as error:
         return Verdict(step, f"it is nested too deeply, or its numbers are too large: {error}")
+
+
+def weakest_kind(verdicts: Iterable[Verdict]) -> str:
+    """The kind of a whole record: that of its weakest step."""
+    return max((v.kind for v in verdicts), key=("proved", "rounded", "unproved").index)
 
 
 def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
@@ -73,8 +87,8 @@ def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
     start, end = (hashlib.sha256(text.encode()).hexdigest() for text in texts)
     why = None if wrong is None else f"{wrong.step}: {wrong.why}"
     return {
-        "kind": "proved" if why is None else "unproved",
-        "axioms": sorted({v.axiom for v in verdicts if v.axiom}),
+        "kind": weakest_kind(verdicts),
+        "axioms": sorted(frozenset[str]().union(*(v.axioms for v in verdicts))),
         "steps": len(verdicts) - 1,
         "start": start,
         "end": end,

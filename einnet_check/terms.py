@@ -26,7 +26,7 @@ Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
 
 Axioms: TypeAlias = "frozenset[str]"
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
-ROUNDED = "with constants taken for one that agree to 12 digits, as folding in floating point leaves them"
+ROUNDED = "up to rounding of constants to 12 digits, without a bound on the error"
 NONE: Axioms = frozenset()
 """What a proof may need besides, and says that it needs."""
 

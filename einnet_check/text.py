@@ -151,6 +151,12 @@ BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2}
 """How tightly operators bind; all of them from the left."""
 
 
+def literal(digits: str) -> Fraction:
+    """An integer, or the number that double precision has for *digits*, unless that is 0 or infinite."""
+    value = 0.0 if digits.isdigit() else float(digits)
+    return Fraction(value) if 0 < value < inf else Fraction(digits)
+
+
 class Parser:
     """Recursive descent over the characters, one method a production, operators by how tightly they bind.
 
@@ -300,7 +306,7 @@ class Parser:
             inner, _ = self.expression(), self.must(")")
             return inner
         if number := self.take(rf"inf\b|{NUMBER}"):
-            return inf if number == "inf" else Fraction(number)
+            return inf if number == "inf" else literal(number)
         if self.take(r"\{"):
             return self.read(self.scope(""))
         if self.take(r"table\b"):

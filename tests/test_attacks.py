@@ -14,17 +14,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import einnet_explore as ee
 from einnet_check import certificate, terms
 from einnet_check.__main__ import main
-from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
 from einnet_explore.checker import RecordError, check_file, check_record
-from einnet_explore.equivalence.assumptions import ROUNDING_AXIOM as FOLDED
-from einnet_explore.equivalence.certificate import program_hash
+from einnet_explore.cli import main as cli
+from einnet_explore.equivalence.assumptions import ROUNDING as FOLDED
+from einnet_explore.equivalence.certificate import certify, program_hash
+from einnet_explore.equivalence.verdict import CertificateKind, weakest_kind
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.profile_store import ProfileKey, TimeStore
 from einnet_explore.syntax import TextError, parse
@@ -253,12 +256,12 @@ DIGITS = (
 
 
 def test_the_engine_says_what_rounding_is_needed_for() -> None:
-    same = [(ROUNDING[0], ROUNDING[1]), *((f"{A}Y[i:4] = {a}*A[i]", f"{A}Y[i:4] = {b}*A[i]") for a, b in DIGITS)]
-    for before, after in same:
-        found = check_record(record_of(before, after))
-        assert found.kind == "proved" and found.steps[0].certificate.detail == FOLDED and FOLDED in str(found)
-        assert FOLDED in str(found.steps[0].certificate)
-    assert not check_record(record_of(ROUNDING[0], ROUNDING[3])).ok
+    for a, b in DIGITS:
+        found = check_record(record_of(f"{A}Y[i:4] = {a}*A[i]", f"{A}Y[i:4] = {b}*A[i]"))
+        (step,) = found.steps
+        assert found.kind == step.kind == "rounded" and FOLDED in str(found) and FOLDED in str(step.certificate)
+        assert abs(float(a) - float(b)) <= step.certificate.error <= 1e-11
+    assert not check_record(record_of(*ROUNDING)).ok and not check_record(record_of(ROUNDING[0], ROUNDING[3])).ok
     exact = check_record(record_of(f"{A}Y[i:4] = 0.1*A[i] + 0.25*A[i]", f"{A}Y[i:4] = A[i]/4 + 0.1*A[i]"))
     assert exact.kind == "proved" and not exact.steps[0].certificate.detail
 
@@ -279,12 +282,73 @@ def test_the_engine_proves_what_holds_for_infinite_results() -> None:
 
 
 def test_what_rounding_is_needed_for_is_said() -> None:
-    found = certificate(record_of(*ROUNDING))
-    assert found["axioms"] == [ROUNDED] != [EXPONENTIAL]
+    found = certificate(record_of(*ROUNDING[:3]))
+    assert (found["kind"], found["axioms"]) == ("rounded", [ROUNDED])
     assert certificate(record_of(ROUNDING[0], ROUNDING[3]))["kind"] == "unproved"
     thirds = [f"{A}Y[i:4] = {third}*A[i]" for third in ("(1/3)", "0.3333333333333333", "0.333333333333")]
     assert certificate(record_of(*thirds[:2]))["axioms"] == [ROUNDED]
     assert certificate(record_of(thirds[0], f"{A}Y[i:4] = A[i]/3"))["axioms"] == []
+
+
+HIDDEN = tuple(
+    f"{A}tensor B[4]\nT[i:4] = {t}\nY[i:4] = relu((T[i] - A[i])*1e13) + B[i]\noutput Y"
+    for t in ("1.00000000000012345*A[i]", "A[i]")
+)
+"""A constant that is rounded, and whose rounding is amplified."""
+
+
+def test_an_amplified_rounding_is_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record_of(*HIDDEN, f"{A}tensor B[4]\nY[i:4] = relu(0*A[i]) + B[i]")))
+    assert cli(["check", str(path)]) == 1 and "false" in capsys.readouterr().out
+    assert cli(["check", str(path), "--modular", "--require", "rounded"]) == 1
+    assert main([str(path)]) == 3 and "rounded" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_record_up_to_rounding_has_its_own_verdict_in_all_checkers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record_of(f"{A}Y[i:4] = tanh(0.3*A[i])", f"{A}Y[i:4] = tanh(0.30000000000000004*A[i])")))
+    for more in ([], ["--modular"]):
+        assert cli(["check", str(path), *more]) == 3
+        assert "outputs differ by at most" in capsys.readouterr().out
+        assert cli(["check", str(path), *more, "--require", "rounded"]) == 0
+        assert cli(["check", str(path), *more, "--require", "exact"]) == 0
+    assert main([str(path)]) == 3
+
+
+def test_without_a_bound_rounded_constants_prove_nothing() -> None:
+    found = certify(parse(f"{A}Y[i:4] = 1/(0.3*A[i])"), parse(f"{A}Y[i:4] = 1/(0.30000000000000004*A[i])"))
+    assert found.kind == "unknown" and "without a bound" in found.detail
+
+
+@pytest.mark.parametrize("kind", ["proved", "rounded", "exact"])
+def test_rounded_and_exact_together_are_unknown(kind: CertificateKind) -> None:
+    assert weakest_kind(["rounded", kind]) == ("unknown" if kind == "exact" else "rounded")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "tanh({c}*A[i])", "exp({c}*A[i])", "A[i]*B[i]*{c} + {c}", "1/(2 + tanh({c}*A[i]))", "sqrt(2 + {c}*A[i])",
+        "log(2 + {c}*A[i])", "rsqrt(2 + {c}*A[i]*B[i])", "pow({c}*A[i], 3)", "abs({c}*A[i] - B[i])",
+        "maximum({c}*A[i], B[i])", "sigmoid({c}*A[i])*relu({c}*B[i])", "{{[i:4] max[j:4] {c}*A[j]*B[i]}}[i]",
+        "{{[i:4] prod[j:4] (1 + {c}*A[j])}}[i]", "where(i < 2, {c}*A[i], exp({c}*A[i]*B[i]))", "1000*tanh({c}*A[i])",
+    ],
+)  # fmt: skip
+def test_the_bound_of_a_rounded_certificate_holds(body: str) -> None:
+    head, (one, other) = f"{A}tensor B[4]\n", ("0.3", "0.3000000000001")
+    pair = [parse(f"{head}Y[i:4] = {body.format(c=c)}") for c in (one, other)]
+    found = certify(*pair)
+    assert found.kind == "rounded" and found.error > 0
+    random = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(200):
+        inputs = {name: random.uniform(-1, 1, 4) for name in "AB"}
+        before, after = (evaluate(p, inputs, np.longdouble)["Y"] for p in pair)
+        worst = max(worst, float(np.abs(before - after).max()))
+    assert 0 < worst <= found.error * 1.01 <= 1000 * worst
 
 
 def doubled(name: str, levels: int) -> str:

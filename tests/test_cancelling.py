@@ -113,8 +113,9 @@ def test_what_is_left_is_told_with_what_was_taken_away() -> None:
     assert shared.kind == "false" and "occurs" in str(shared.counterexample)
 
 
-def test_the_last_digits_of_folded_constants_are_no_difference() -> None:
-    assert certificate("Y[i:4] = 0.1*v[i] + 0.2*v[i] + v[i+1]", "Y[i:4] = 0.3*v[i] + v[i+1]").kind == "proved"
+def test_the_last_digits_of_folded_constants_are_a_bounded_difference() -> None:
+    found = certificate("Y[i:4] = 0.1*v[i] + 0.2*v[i] + v[i+1]", "Y[i:4] = 0.3*v[i] + v[i+1]")
+    assert found.kind == "rounded" and 0 < found.error < 1e-15
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=4), st.integers(1, 3), st.data())

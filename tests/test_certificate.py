@@ -167,8 +167,8 @@ CASES = [
     ("false", "Y[i:4] = prod[j:4] A[i, j]", "Y[i:4] = prod[a:2] {[i:4, a:2] prod[b:2] A[i, 2*a]}[i, a]"),
     ("exact", "Y[i:4] = prod[j:4] (2*A[i, j])", "Y[i:4] = 16*{[i:4] prod[j:4] A[i, j]}[i]"),
     ("proved", "Y[i:4] = sum[j:4] A[i, j]/4", "Y[i:4] = {[i:4] sum[j:4] A[i, j]}[i]/4"),
-    ("proved", "Y[i:4] = 0.1*v[i] + 0.2*v[i]", "Y[i:4] = 0.3*v[i]"),
-    ("proved", "Y[i:4] = v[i]/6", "Y[i:4] = 0.16666666666666666*v[i]"),
+    ("rounded", "Y[i:4] = 0.1*v[i] + 0.2*v[i]", "Y[i:4] = 0.3*v[i]"),
+    ("rounded", "Y[i:4] = v[i]/6", "Y[i:4] = 0.16666666666666666*v[i]"),
     ("false", "Y[i:4] = v[i]/6", "Y[i:4] = 0.1666667*v[i]"),
     ("proved", "Y[i:3] = sum[a:3, b:3] v[i+a+b]", "Y[i:3] = sum[a:3] {[i:3, a:3] sum[b:3] v[i+a+b]}[i, a]"),
     ("exact", "Y[i:3] = sum[a:3, b:3] v[i+a+b]", "Y[i:3] = sum[a:3] {[i:3, a:3] sum[b:3] v[i+a+2-b]}[i, a]"),
@@ -412,8 +412,13 @@ def test_json() -> None:
     for found in (certificate(TWO, TWO), certificate(TWO, "Y[i:4, j:4] = A[i, j]*B[i, j]")):
         assert Certificate.from_json(json.loads(json.dumps(found.to_json()))) == found
     good = certificate(TWO, TWO).to_json()
-    with pytest.raises(ValueError, match="kind is 'sure', expected one of 'proved', 'exact', 'unknown', 'false'"):
+    with pytest.raises(ValueError, match="kind is 'sure', expected one of 'proved', 'rounded', 'exact'"):
         Certificate.from_json({**good, "kind": "sure"})
+    rounded = certificate("Y[i:4] = v[i]/6", "Y[i:4] = 0.16666666666666666*v[i]")
+    assert Certificate.from_json(json.loads(json.dumps(rounded.to_json()))) == rounded and rounded.error
+    assert "error" not in good
+    with pytest.raises(ValueError, match="error is -1, expected a number from 0"):
+        Certificate.from_json({**good, "error": -1})
     with pytest.raises(ValueError, match="elements is '3', expected int"):
         Certificate.from_json({**good, "elements": "3"})
     with pytest.raises(ValueError, match="counterexample is 3, expected str or null"):

@@ -14,7 +14,7 @@ from einnet_explore.equivalence.certificate import Certificate, CertificateKind,
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import term_difference
-from einnet_explore.equivalence.verdict import weakest_kind
+from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
 from einnet_explore.ir import (
     VIEW,
     Access,
@@ -154,11 +154,12 @@ class Report:
 
     @property
     def kind(self) -> CertificateKind:
-        """The record's certificate: its weakest step's, or ``proved`` if the end is proved against the start."""
+        """The record's certificate: its weakest step's, or the proof of the end against the start if that is better."""
         steps = weakest_kind(step.kind for step in self.steps)
         if self.start is not None or "false" in (steps, self.whole.kind):
             return "false"
-        return "proved" if "proved" in (steps, self.whole.kind) else weakest_kind((steps, self.whole.kind))
+        better = next((kind for kind in PROOF_KINDS if kind in (steps, self.whole.kind)), None)
+        return better or weakest_kind((steps, self.whole.kind))
 
     @property
     def counterexample(self) -> str | None:
@@ -184,15 +185,20 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps)]
         needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
-        how = ", ".join(filter(None, (self.whole.method, needed)))
+        how = ", ".join(filter(None, (self.whole.method, needed, _error_text(self.whole))))
         lines.append(f"start to end: {self.whole.kind} ({how})")
         verdict = self.kind + (f": {self.counterexample}" if self.kind == "false" else "")
         return "\n".join([*lines, f"{self.source}: {verdict}"])
 
 
 def _result_text(step: StepReport) -> str:
-    how = ", ".join(filter(None, (step.certificate.method, join_axioms([step.certificate.detail]))))
+    found = step.certificate
+    how = ", ".join(filter(None, (found.method, join_axioms([found.detail]), _error_text(found))))
     return f"{step.kind} ({how})" + ("" if step.claimed in (None, step.kind) else f", claimed {step.claimed}")
+
+
+def _error_text(certificate: Certificate) -> str:
+    return certificate.error_text if certificate.kind == "rounded" else ""
 
 
 def check_record(

@@ -272,7 +272,10 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )
     command.add_argument(
-        "--require", choices=("proved", "exact"), default="proved", help="the weakest verdict with exit code 0"
+        "--require",
+        choices=("proved", "rounded", "exact"),
+        default="proved",
+        help="the weakest verdict with exit code 0 (rounded: proved up to rounding of constants)",
     )
     _json_option(command)
 

@@ -6,12 +6,13 @@ import argparse
 
 from einnet_explore.checker import check_record, load_json, read_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
+from einnet_explore.equivalence.verdict import is_at_least
 
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Return exit code 0 if the record is proved, 1 if a step is false or an evaluation differs, else 3.
 
-    With ``--require exact``, 0 also if what is not proved is ``exact``.
+    ``--require`` names the weakest verdict with exit code 0.
     """
     check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
@@ -31,4 +32,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             print(f"start to end: {opinion}")
     if report.kind == "false" or (opinion is not None and opinion.differs is not None):
         return NO
-    return OK if report.kind in ("proved", arguments.require) else NOT_PROVED
+    accepted = is_at_least(report.kind, arguments.require)
+    if opinion is not None and opinion.rounded:
+        accepted = accepted and is_at_least("rounded", arguments.require)
+    return OK if accepted else NOT_PROVED

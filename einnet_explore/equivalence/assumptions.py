@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite, nextafter
 
 from einnet_explore.interpreter.numbers import Number, simplest_fraction
 from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
@@ -21,28 +22,49 @@ from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Sc
 EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
 """The text of a proof that uses the exponential's functional equation."""
 
-ROUNDING_AXIOM = "with constants taken for one that agree to 12 digits"
-"""The text of a proof that equates constants that differ by floating-point constant folding."""
+ROUNDING = "with constants rounded to 12 digits"
+"""The text of a proof up to rounding: it equates constants that differ by floating-point constant folding."""
 
-AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING_AXIOM)
+AXIOMS = (EXPONENTIAL_AXIOM, ROUNDING)
+
+
+class Rounding:
+    """Round constants, and record the largest relative *change*; equal to itself only."""
+
+    __slots__ = ("change",)
+
+    def __init__(self) -> None:
+        self.change = 0.0
+
+    def number(self, k: Number) -> Number:
+        """Return the simple fraction next to *k*, or *k* in twelve digits."""
+        near = simplest_fraction(k)
+        if near != k:
+            self.change = max(self.change, nextafter(float(abs(Fraction(near) / Fraction(k) - 1)), inf))
+        return near
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The names of possibly infinite tensors, and the axioms that may be used."""
+    """The names of possibly infinite tensors, the axiom that may be used, and how constants are rounded, if at all.
+
+    *may_round*: ``axioms`` also rounds constants.
+    """
 
     infinite: frozenset[str] = frozenset()
     exponential: bool = False
-    rounds: bool = False
+    rounding: Rounding | None = None
+    may_round: bool = True
 
     @property
     def named(self) -> str:
-        """The axioms' text in a proof."""
-        return ", ".join(axiom for axiom, used in zip(AXIOMS, (self.exponential, self.rounds), strict=True) if used)
+        """The text of what a proof needs."""
+        used = (self.exponential, self.rounding is not None)
+        return ", ".join(axiom for axiom, is_used in zip(AXIOMS, used, strict=True) if is_used)
 
     def number(self, k: Number) -> Number:
-        """Return the constant *k*, rounded if the rounding axiom may be used."""
-        return simplest_fraction(k) if self.rounds else k
+        """Return the constant *k*, rounded if constants are."""
+        return k if self.rounding is None else self.rounding.number(k)
 
     def endless(self, scope: Scope) -> bool:
         """Whether values of *scope* may be infinite."""
@@ -55,13 +77,16 @@ class Assumptions:
         return constant or not self.infinite.isdisjoint(names)
 
     def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Assumptions]:
-        """Yield these assumptions with axioms that may help to compare *before* with *after*, fewest axioms first."""
+        """Yield these assumptions that may help to compare *before* with *after*, with fewest axioms first."""
         inside = [[_axiom_needs(scope) for scope in side] for side in (before, after)]
         exponential = all(any(e for e, _ in side) for side in inside)
-        folded = any(f for side in inside for _, f in side)
-        for e, r in ((False, True), (True, False), (True, True)):
-            if exponential >= e and folded >= r:
-                yield replace(self, exponential=e, rounds=r)
+        folded = self.may_round and any(f for side in inside for _, f in side)
+        if exponential:
+            yield replace(self, exponential=True)
+        if folded:
+            yield replace(self, rounding=Rounding())
+        if exponential and folded:
+            yield replace(self, exponential=True, rounding=Rounding())
 
 
 NO_ASSUMPTIONS = Assumptions()

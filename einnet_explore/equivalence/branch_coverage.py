@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from math import inf, isnan, prod
+from math import inf, isnan
 from typing import TypeAlias
 
 import numpy as np
 
+from einnet_explore.equivalence.value_bounds import value_range
 from einnet_explore.interpreter.evaluation import DerivedNumbers, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Value
-from einnet_explore.ir import SCALAR_FUNCTIONS, Access, Apply, Const, Scalar, Scope, Table, scopes, walk_scalar
+from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, Scope, scopes, walk_scalar
 
 Kink: TypeAlias = "tuple[str, tuple[Scalar, ...]]"
 """A piecewise function and its arguments."""
-
-Interval: TypeAlias = "tuple[float, float]"
-
-_ALL: Interval = (-inf, inf)
 
 
 Sides: TypeAlias = "set[tuple[int, int]]"
@@ -115,66 +112,6 @@ def _possible_sides(op: str, args: tuple[Scalar, ...]) -> Iterable[int]:
         yield from (0,) if low <= 0 <= high else ()  # no negative power of zero has a value
     elif low < 0:
         yield -1
-
-
-def value_range(body: Scalar) -> Interval:
-    """Return an interval that holds every finite value of *body*, for all inputs."""
-    match body:
-        case Const(value):
-            return value, value
-        case Access(Table(entries=entries)):
-            return _union([(float(min(entries)), float(max(entries))), (0.0, 0.0)])
-        case Access(Scope() as scope):
-            outside = [(scope.value, scope.value)] if scope.padding or scope.domain else []
-            return _union([_reduced_range(scope), *outside])
-        case Apply("where", (_, yes, no)):
-            return _union([value_range(yes), value_range(no)])
-        case Apply("*", args) if len(args) == 2 and args[0] == args[1]:
-            low, high = map(abs, value_range(args[0]))
-            return 0.0, _unless_nan(max(low, high) ** 2, inf)
-        case Apply(op, args):
-            return _function_range(op, args, [value_range(arg) for arg in args])
-    return _ALL
-
-
-def _reduced_range(scope: Scope) -> Interval:
-    low, high = value_range(scope.body)
-    points = prod(y.extent for y in scope.summations)
-    match scope.reduce:
-        case "sum":
-            return (low * points if low else 0.0), (high * points if high else 0.0)
-        case "prod" if scope.summations:
-            return (0.0, inf) if low >= 0 else _ALL
-    return low, high
-
-
-def _function_range(op: str, args: tuple[Scalar, ...], ranges: list[Interval]) -> Interval:
-    match op, ranges:
-        case "+", _:
-            return _unless_nan(sum(r[0] for r in ranges), -inf), _unless_nan(sum(r[1] for r in ranges), inf)
-        case "-", [(a, b), (c, d)]:
-            return _unless_nan(a - d, -inf), _unless_nan(b - c, inf)
-        case "neg", [(a, b)]:
-            return -b, -a
-        case (("*" | "/"), _) if all(low >= 0 for low, _ in ranges):
-            return 0.0, inf
-        case "abs", [(a, b)]:
-            return max(a, -b, 0.0), max(-a, b)
-        case "maximum", [(a, b), (c, d)]:
-            return max(a, c), max(b, d)
-        case "minimum", [(a, b), (c, d)]:
-            return min(a, c), min(b, d)
-        case "relu", [(a, b)]:
-            return max(a, 0.0), max(b, 0.0)
-        case "pow", [(a, _), _]:
-            even = isinstance(args[1], Const) and args[1].value % 2 == 0
-            return (0.0, inf) if a >= 0 or even else _ALL
-    function = SCALAR_FUNCTIONS.get(op)
-    return _ALL if function is None else function.image
-
-
-def _union(ranges: Sequence[Interval]) -> Interval:
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _unless_nan(value: float, otherwise: float) -> float:

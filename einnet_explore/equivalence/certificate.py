@@ -3,7 +3,8 @@
 Only changed equations are compared.  Equations are aligned by name and taken in order; an equation proved equal in both
 programs is a tensor for its readers.  Other equations that the two sides read are inlined, the outermost first, until
 both sides read the same tensors.  Inside an equation the smallest differing sub-scopes are compared first.  Scopes are
-compared as term multisets (``proved``); beyond that theory they are evaluated on random inputs (``exact``, or
+compared as term multisets (``proved``; ``rounded`` if only rounded constants agree, with a bound on the error that this
+causes, see ``value_bounds``); beyond that theory they are evaluated on random inputs (``exact``, or
 ``unknown`` where these leave a gap).
 
 A chain of certified steps has one certificate, since equality is transitive: a direct comparison of distant programs
@@ -13,13 +14,15 @@ may have too many terms, even if every step between them is proved.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import tensor_names
 from einnet_explore.equivalence import sampling
-from einnet_explore.equivalence.assumptions import infinite_results, join_axioms
+from einnet_explore.equivalence.assumptions import Assumptions, infinite_results, join_axioms
 from einnet_explore.equivalence.program_diff import (
     EquationDefinitions,
     interface_mismatch,
@@ -28,7 +31,9 @@ from einnet_explore.equivalence.program_diff import (
 )
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import Witness
+from einnet_explore.equivalence.value_bounds import rounding_error
 from einnet_explore.equivalence.verdict import (
+    PROOF_KINDS,
     UNDECIDED_TEXT,
     Certificate,
     CertificateKind,
@@ -36,6 +41,12 @@ from einnet_explore.equivalence.verdict import (
     weakest_kind,
 )
 from einnet_explore.ir import Program, Scope
+
+MAX_ROUNDING_ERROR = 1e-6
+"""Bound on the error of rounded constants, for inputs in [-1, 1], up to which programs are ``rounded``."""
+
+UNBOUNDED_TEXT = "equal up to rounding of constants, without a bound on the error"
+"""The text where rounded constants agree, and their error is unbounded or too large."""
 
 MAX_EXACT_POINTS = 20_000_000
 """Grid points up to which two programs are evaluated as a whole; larger ones are evaluated in slices."""
@@ -57,22 +68,36 @@ def certify(
     for number, equation in enumerate(after.equations):
         if equation not in known and (found := illegal_read(equation.scope)) is not None:
             return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
-    result = _outputs(before, after, exact_elements, seed)
+    given = infinite_results((before.equations, after.equations))
+    result = _compare_outputs(before, after, given, exact_elements, seed)
+    if result.error and not (result.kind == "rounded" and result.error <= MAX_ROUNDING_ERROR):
+        given = replace(given, may_round=False)
+        result = _compare_outputs(before, after, given, exact_elements, seed)
+        if result.kind == "exact":  # the samples cannot tell constants that differ in their last digits
+            result = replace(result, kind="unknown", detail=UNBOUNDED_TEXT)
     if result.kind in ("exact", "unknown") and exact_elements is not None:
         # the evaluation read common equations as tensors; inlining them may give a proof (by a symmetry, say)
-        proof = _outputs(before, after, None, seed)
-        return proof if proof.kind == "proved" else result
+        proof = certify(before, after, exact_elements=None)
+        return proof if proof.kind in PROOF_KINDS else result
     return result
 
 
-def _outputs(before: Program, after: Program, points: int | None, seed: int) -> Certificate:
+def _compare_outputs(before: Program, after: Program, given: Assumptions, points: int | None, seed: int) -> Certificate:
+    """Compare the common equations; the certificate's error is positive if constants were rounded."""
+    both = _AlignedPrograms(before, after, given, points, seed)
+    found = _compare_equations(before, after, both)
+    if not both.change:
+        return found
+    return replace(found, error=sum(rounding_error(program, both.change) for program in (before, after)))
+
+
+def _compare_equations(before: Program, after: Program, both: _AlignedPrograms) -> Certificate:
     """Compare the common equations, in the order of *before*.
 
     Both sides of an equation are shown to be one function of the tensors they read; these are equal in both programs by
-    induction, so the results are equal.  If *points* is None, nothing is evaluated.
+    induction, so the results are equal.
     """
     others = {e.name: e.scope for e in after.equations}
-    both = _AlignedPrograms(before, after, points, seed)
     known: set[str] = set()
     changed = {e.name for e in before.equations} | others.keys()
     results: list[Certificate] = []
@@ -94,10 +119,14 @@ def _outputs(before: Program, after: Program, points: int | None, seed: int) -> 
 
 
 class _AlignedPrograms:
-    """Two programs in which equations of one name are compared."""
+    """Two programs in which equations of one name are compared; if *points* is None, nothing is evaluated.
 
-    def __init__(self, before: Program, after: Program, points: int | None, seed: int) -> None:
-        self._given = infinite_results((before.equations, after.equations))
+    *change* is the largest relative change of a rounded constant.
+    """
+
+    def __init__(self, before: Program, after: Program, given: Assumptions, points: int | None, seed: int) -> None:
+        self.change = 0.0
+        self._given = given
         self._left, self._right = EquationDefinitions(before), EquationDefinitions(after)
         self._points, self._seed = points, seed
 
@@ -118,6 +147,7 @@ class _AlignedPrograms:
                 continue
             found = prove_scopes_equal(one, other, one.box, (number,), self._given)
             if isinstance(found, Certificate):
+                self.change = max(self.change, found.error)
                 return found
             # equations read by one side only, and possibly infinite ones, are inlined before an evaluation
             if odd := kept & ((mine ^ theirs) | (mine & theirs & self._given.infinite)):
@@ -187,28 +217,32 @@ def compose_certificates(chain: Sequence[Link]) -> Certificate:
             reason = where + str(found.counterexample) if found.kind == "false" else None
             detail = where + found.detail if found.kind == "unknown" else ""
             return Certificate(found.kind, found.method, found.at, found.elements, reason, detail)
-    proved = sum(found.kind == "proved" for found in certificates)
-    kind = weakest_kind(found.kind for found in certificates)
-    steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {proved} proved"
+    counts = Counter(found.kind for found in certificates)
+    kind = weakest_kind(counts)
+    steps = f"{len(chain)} step{'' if len(chain) == 1 else 's'}, {counts['proved']} proved"
+    steps += f", {counts['rounded']} rounded" if counts["rounded"] else ""
     needed = join_axioms(found.detail for found in certificates)
-    elements = sum(found.elements for found in certificates)
-    return Certificate(kind, "composition", "", elements, None, ", ".join(filter(None, (steps, needed))), programs)
+    elements, error = sum(found.elements for found in certificates), sum(found.error for found in certificates)
+    detail = ", ".join(filter(None, (steps, needed)))
+    return Certificate(kind, "composition", "", elements, None, detail, programs, error)
 
 
 def certify_chain(chain: Sequence[Link], seed: int = 0) -> Certificate:
     """Certify the end of *chain* against its start.
 
-    By direct proof; else by composition, if all steps are proved; else by evaluation of the ends, with *seed* for the
-    random inputs.
+    By direct proof or composition of proofs, whichever is stronger; else by evaluation of the ends, with *seed* for
+    the random inputs.
     """
     if len(chain) <= 1:
         return chain[0][2] if chain else Certificate("proved", "identical")
     (start, _, _), (_, end, _) = chain[0], chain[-1]
     whole = certify(start, end, exact_elements=None)
-    if whole.kind != "unknown":
+    if whole.kind in ("proved", "false"):
         return whole
     steps = compose_certificates(chain)
-    return steps if steps.kind == "proved" else certify(start, end, seed=seed)
+    if steps.kind == "proved" or whole.kind != "rounded":
+        whole = steps
+    return whole if whole.kind in PROOF_KINDS else certify(start, end, seed=seed)
 
 
 def program_hash(program: Program) -> str:

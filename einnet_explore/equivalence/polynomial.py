@@ -8,8 +8,9 @@ from itertools import product
 from math import inf, isinf, isnan, prod
 from typing import TypeAlias
 
+from einnet_explore.equivalence.assumptions import Rounding
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, form_key
-from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
@@ -26,11 +27,11 @@ def may_be_infinite(k: Number, factors: Iterable[Factor]) -> bool:
     return isinf(k) or any(name.endswith(INFINITE_SUFFIX) for name, _ in factors)
 
 
-def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) -> Polynomial:
+def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | None = None) -> Polynomial:
     """Apply *op* to polynomials: expand sums and products, fold constants, make a symbol of any other function.
 
-    *rounds*: symbols are named with rounded constants.  Raises Undecided for a possibly infinite value times a sum or
-    0, or minus itself.
+    *rounding*: symbols are named with constants rounded by it.  Raises Undecided for a possibly infinite value times a
+    sum or 0, or minus itself.
     """
     match op, args:
         case "+", _:
@@ -50,7 +51,7 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) 
         case "/", [a, ((k, ()),)] if not isinf(k):
             return tuple((multiply_numbers(c, 1 / Fraction(k)), f) for c, f in a)
         case "/", [a, b] if a != ONE:
-            return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounds)])
+            return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounding)])
     constants = [constant_value(arg) for arg in args]
     function = SCALAR_FUNCTIONS.get(op)
     known = [c for c in constants if c is not None]
@@ -62,15 +63,15 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounds: bool = False) 
         for c, other in zip(constants, reversed(args), strict=True):
             if c == neutral:
                 return other
-    names, index = zip(*(polynomial_skeleton(arg, rounds) for arg in args), strict=True)
+    names, index = zip(*(polynomial_skeleton(arg, rounding) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
     passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and INFINITE_SUFFIX in of
     return ((Fraction(1), ((of + INFINITE_SUFFIX * passed, tuple(f for forms in index for f in forms)),)),)
 
 
-def factor_exponentials(value: Polynomial, rounds: bool = False) -> Polynomial:
+def factor_exponentials(value: Polynomial, rounding: Rounding | None = None) -> Polynomial:
     """Rewrite the exponential of a sum as the product of the terms' exponentials; exp(0) is 1."""
-    return apply_to_polynomials("*", [apply_to_polynomials("exp", [(m,)], rounds) for m in value]) if value else ONE
+    return apply_to_polynomials("*", [apply_to_polynomials("exp", [(m,)], rounding) for m in value]) if value else ONE
 
 
 def cancel_exponentials(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
@@ -120,12 +121,12 @@ def _factor_key(factor: Factor) -> tuple[str, tuple[tuple[tuple[str, int], ...],
     return factor[0], tuple(map(form_key, factor[1]))
 
 
-def polynomial_skeleton(value: Polynomial, rounds: bool = False) -> tuple[str, tuple[Form, ...]]:
+def polynomial_skeleton(value: Polynomial, rounding: Rounding | None = None) -> tuple[str, tuple[Form, ...]]:
     """Return a polynomial as a function name over tensor elements, and the elements' indices.
 
-    *rounds*: constants are rounded.
+    *rounding*: constants are rounded by it.
     """
-    numbers = (str(simplest_fraction(k) if rounds else k).replace("inf", INFINITE_SUFFIX) for k, _ in value)
+    numbers = (str(rounding.number(k) if rounding else k).replace("inf", INFINITE_SUFFIX) for k, _ in value)
     names = " + ".join("*".join((k, *(name for name, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
     return names or "0", tuple(form for _, factors in value for _, at in factors for form in at)
 

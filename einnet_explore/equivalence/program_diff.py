@@ -14,7 +14,7 @@ from einnet_explore.analysis.equations import tensor_names
 from einnet_explore.equivalence.assumptions import Assumptions
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.equivalence.term_multiset import Witness, term_difference
-from einnet_explore.equivalence.verdict import Certificate, join_proofs
+from einnet_explore.equivalence.verdict import Certificate, CertificateKind, join_proofs
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -195,7 +195,10 @@ def outermost_names(names: Set[str], *sides: tuple[EquationDefinitions, Set[str]
 def prove_scopes_equal(
     before: Scope, after: Scope, region: Box, at: Path, given: Assumptions
 ) -> Certificate | Witness | str:
-    """Prove equality at the smallest differing scopes; else return the counterexample or reason at *at*."""
+    """Prove equality at the smallest differing scopes; else return the counterexample or reason at *at*.
+
+    A certificate is ``proved``, or ``rounded``; its *error* is then the largest relative change of a constant.
+    """
     if before == after:
         return Certificate("proved", "identical", show_path(at))
     if inner := differing_scopes(before, after):
@@ -208,9 +211,11 @@ def prove_scopes_equal(
         return Certificate("proved", "term relation", show_path(at))
     for more in given.axioms([before], [after]):
         if _counterexample(before, after, region, more) is None or (
-            more.rounds and _equal_pointwise(before, after, more)
+            more.rounding and _equal_pointwise(before, after, more)
         ):
-            return Certificate("proved", "term relation", show_path(at), detail=more.named)
+            change = more.rounding.change if more.rounding else 0.0
+            kind: CertificateKind = "rounded" if change else "proved"
+            return Certificate(kind, "term relation", show_path(at), detail=more.named, error=change)
     return why
 
 

@@ -29,7 +29,7 @@ from einnet_explore.equivalence.integer_sets import TermSets, bounded_context, l
 from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, deciding_reduction, form_value
 from einnet_explore.equivalence.polynomial import cancel_exponentials, may_be_infinite
 from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
-from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number, simplest_fraction
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
 from einnet_explore.ir import Box, Scope
 
 
@@ -43,8 +43,13 @@ def cancel_common_terms(space: TermSpace, left: Iterable[Term], right: Iterable[
         one, other = (Counter((term_key(space, term), term.coefficient) for term in side) for side in sides)
         return ([], []) if one == other else sides
     left_by, right_by = (_merged(space, side) for side in sides)
-    rounds = space.given.rounds
-    same = {k for k in left_by.keys() & right_by.keys() if _one_number(left_by[k], right_by[k], rounds)}
+    number = space.given.number
+    same = {
+        k
+        for k in left_by.keys() & right_by.keys()
+        if left_by[k].coefficient == right_by[k].coefficient
+        or number(left_by[k].coefficient) == number(right_by[k].coefficient)
+    }
     return [t for k, t in left_by.items() if k not in same], [t for k, t in right_by.items() if k not in same]
 
 
@@ -55,12 +60,6 @@ def _merged(space: TermSpace, side: list[Term]) -> dict[Hashable, Term]:
         known = total.get(same := term_key(space, term))
         total[same] = replace(term, coefficient=known.coefficient + term.coefficient) if known else term
     return {same: term for same, term in total.items() if term.coefficient}
-
-
-def _one_number(a: Term, b: Term, rounds: bool) -> bool:
-    if rounds:
-        return simplest_fraction(a.coefficient) == simplest_fraction(b.coefficient)
-    return a.coefficient == b.coefficient
 
 
 def add_like_terms(terms: Sequence[Term]) -> list[Term]:
@@ -294,14 +293,17 @@ class _Comparison:
                 total[Fraction(1)] = rest | total[Fraction(1)] if total else rest
             elif coefficient:
                 total = self._add(total, coefficient, rest)
-        return total, signs
+        rounded: TermMultiset = {}
+        for k, points in total.items():
+            near = self.space.given.number(k)
+            rounded[near] = rounded[near] | points if near in rounded else points
+        return rounded, signs
 
     def _add(self, total: TermMultiset, coefficient: Number, piece: Any) -> TermMultiset:
         out: TermMultiset = {}
 
         def put(k: Number, s: Any) -> None:
             if k and not s.is_empty():
-                k = self.space.given.number(k)
                 out[k] = out[k] | s if k in out else s
 
         for k, s in total.items():

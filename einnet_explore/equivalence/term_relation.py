@@ -86,9 +86,9 @@ def scalar_cases(space: TermSpace, scalar: Scalar, env: Env) -> list[Case]:
 def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
     given = space.given
     return (
-        factor_exponentials(args[0], given.rounds)
+        factor_exponentials(args[0], given.rounding)
         if op == "exp" and given.exponential
-        else apply_to_polynomials(op, args, given.rounds)
+        else apply_to_polynomials(op, args, given.rounding)
     )
 
 
@@ -343,7 +343,7 @@ def _multiply_terms(a: Term, b: Term) -> Term:
 
 
 def _choice(space: TermSpace, where: tuple[Form, ...], value: Polynomial) -> Term:
-    return Term(Fraction(1), (polynomial_skeleton(value, space.given.rounds),), where=where)
+    return Term(Fraction(1), (polynomial_skeleton(value, space.given.rounding),), where=where)
 
 
 def _from_cases(found: list[Case]) -> list[Term]:

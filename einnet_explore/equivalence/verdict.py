@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
 from einnet_explore.equivalence.assumptions import join_axioms
 from einnet_explore.support.wording import AMBER, GREEN, RED, count_noun, hue_style
 
-CertificateKind: TypeAlias = Literal["proved", "exact", "unknown", "false"]
+CertificateKind: TypeAlias = Literal["proved", "rounded", "exact", "unknown", "false"]
 """The verdicts, from the strongest to the weakest."""
+
+PROOF_KINDS = ("proved", "rounded")
+"""Kinds that hold for every input."""
 
 UNSOUND_KINDS = ("unknown", "false")
 """Kinds with which nothing is kept."""
+
+MIXED_TEXT = "some parts are equal up to rounding of constants only, others on random inputs only"
+"""The text of a combination of ``rounded`` and ``exact``."""
 
 UNDECIDED_TEXT = "not proved, and not evaluated"
 """The text of a certificate that neither proves nor refutes equality."""
@@ -24,8 +31,9 @@ UNDECIDED_TEXT = "not proved, and not evaluated"
 class Certificate:
     """The result of a comparison of two programs.
 
-    *kind*: ``proved``; ``exact``: equal on random inputs that reach every piece of the functions, over *elements*
-    output elements; ``unknown``: not proved, and equal on random inputs that leave a gap, named by *detail*; or
+    *kind*: ``proved``; ``rounded``: proved up to rounding of constants, and outputs differ by at most *error* for
+    inputs in [-1, 1]; ``exact``: equal on random inputs that reach every piece of the functions, over *elements* output
+    elements; ``unknown``: not proved, and equal on random inputs that leave a gap, named by *detail*; or
     ``false`` (then *counterexample* names an output element and what is wrong with it).  *method*: ``identical``,
     ``term relation``, ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope
     that was compared, in the first program (for an illegal read: the equation of the second).  *programs*: for a
@@ -39,6 +47,7 @@ class Certificate:
     counterexample: str | None = None
     detail: str = ""
     programs: tuple[str, ...] = ()
+    error: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -49,6 +58,9 @@ class Certificate:
         match self.kind:
             case "proved" if self.programs:
                 return f"proved ({self.method} of {self.detail}): equal for every input, in exact arithmetic"
+            case "rounded":
+                of = f"of {self.detail}" if self.programs else join_axioms([self.detail])
+                return f"rounded ({self.method} {of}): equal up to rounding of constants, {self.error_text}"
             case "exact" if self.programs:
                 return f"exact ({self.method} of {self.detail}): some were evaluated on random inputs, not proved"
             case "proved":
@@ -62,9 +74,15 @@ class Certificate:
             case _:
                 return f"false ({self.method}): {self.counterexample or 'no counterexample is given'}"
 
+    @property
+    def error_text(self) -> str:
+        """The bound of a ``rounded`` certificate."""
+        return f"outputs differ by at most {self.error:.2g} for inputs in [-1, 1]"
+
     def _repr_html_(self) -> str:
         sign, colour = {
             "proved": ("✓", GREEN),
+            "rounded": ("≈", GREEN),
             "exact": ("≈", AMBER),
             "unknown": ("?", AMBER),
             "false": ("✗", RED),
@@ -73,8 +91,9 @@ class Certificate:
         return f"<b style='{hue_style(colour)}'>{sign} {kind}</b> {escape(rest)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
-        return {**asdict(self), "programs": list(self.programs)}
+        """Return the fields as plain JSON values; *error* only of a ``rounded`` certificate."""
+        fields = {**asdict(self), "programs": list(self.programs)}
+        return fields if self.error else {name: value for name, value in fields.items() if name != "error"}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Certificate:
@@ -88,16 +107,30 @@ class Certificate:
         if data["kind"] not in get_args(CertificateKind):
             kinds = ", ".join(map(repr, get_args(CertificateKind)))
             raise ValueError(f"certificate: kind is {data['kind']!r}, expected one of {kinds}")
+        error = data.get("error", 0.0)
+        if not isinstance(error, int | float) or isinstance(error, bool) or not 0 <= error < inf:
+            raise ValueError(f"certificate: error is {error!r}, expected a number from 0")
         programs = data.get("programs", [])
         if not isinstance(programs, list) or not all(isinstance(known, str) for known in programs):
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
         given = {name: data[name] for name in fields if name in data}  # the counterexample is optional
-        return Certificate(**given, programs=tuple(programs))
+        return Certificate(**given, programs=tuple(programs), error=float(error))
 
 
 def weakest_kind(kinds: Iterable[CertificateKind]) -> CertificateKind:
-    """Return the weakest of *kinds*; ``proved`` if there are none."""
-    return max(kinds, key=get_args(CertificateKind).index, default="proved")
+    """Return the weakest of *kinds*; ``proved`` if there are none.
+
+    With ``rounded`` and ``exact`` it is ``unknown``: there is no bound, and equality was not sampled.
+    """
+    every = set(kinds)
+    every |= {"unknown"} if {"rounded", "exact"} <= every else set()
+    return max(every, key=get_args(CertificateKind).index, default="proved")
+
+
+def is_at_least(kind: CertificateKind, required: CertificateKind) -> bool:
+    """Whether *kind* is *required* or stronger."""
+    order = get_args(CertificateKind)
+    return order.index(kind) <= order.index(required)
 
 
 def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
@@ -105,16 +138,20 @@ def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
     if not results:
         return Certificate("proved", "identical", detail="every equation means what it did")
     kind = weakest_kind(c.kind for c in results)
-    if kind != "proved":
+    if kind not in PROOF_KINDS:
         weak = [c for c in results if c.kind == kind]
+        if not weak:
+            return Certificate(kind, "evaluation", detail=MIXED_TEXT)
         return replace(weak[0], elements=sum(c.elements for c in weak))
     return results[0] if len(results) == 1 else join_proofs(results, detail=f"{len(results)} equations")
 
 
-def join_proofs(proofs: Iterable[Certificate], at: str = "", detail: str = "") -> Certificate:
-    """Combine *proofs* into one, with the axioms of all of them."""
+def join_proofs(proofs: Sequence[Certificate], at: str = "", detail: str = "") -> Certificate:
+    """Combine *proofs* into one, with the axioms of all of them and the largest error."""
     needed = join_axioms(c.detail for c in proofs)
-    return Certificate("proved", "term relation", at, detail=", ".join(filter(None, (detail, needed))))
+    text = ", ".join(filter(None, (detail, needed)))
+    kind, error = weakest_kind(c.kind for c in proofs), max(c.error for c in proofs)
+    return Certificate(kind, "term relation", at, detail=text, error=error)
 
 
 def _type_names(expected: type | tuple[type, ...]) -> str:

@@ -11,12 +11,12 @@ R. Zippel, Probabilistic algorithms for sparse polynomials, 1979.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from math import isinf, isnan, prod
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -84,6 +84,9 @@ def _scalar_degree(body: Scalar, known: Mapping[str, tuple[int, int, int]]) -> t
 
 
 PRIME = (1 << 31) - 1
+Residue: TypeAlias = "Callable[[float | Fraction], int]"
+"""The residue of a constant."""
+
 LOW, HIGH = -1, PRIME
 """Representatives of the infinities, which only maxima and minima may read."""
 
@@ -124,13 +127,18 @@ def field_power(a: Array, n: int) -> Array:
 
 
 def residue_of(value: float | Fraction) -> int:
-    """Return a constant as a residue: a fraction, or a float near a simple one, is a quotient in the field."""
+    """Return a constant as a residue: a fraction is a quotient in the field."""
     if isnan(value):
         raise ValueError("a constant is not a number")
     if isinf(value):
         return HIGH if value > 0 else LOW
-    exact = Fraction(simplest_fraction(Fraction(value)))
+    exact = Fraction(value)
     return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
+
+
+def rounded_residue_of(value: float | Fraction) -> int:
+    """Return the residue of the simple fraction near *value*, or of *value* in twelve digits."""
+    return residue_of(value if isnan(value) else simplest_fraction(value))
 
 
 def require_finite(values: Iterable[Array]) -> None:
@@ -148,13 +156,15 @@ _MAX_ELEMENTS = 1 << 23
 class ModularComparison:
     """Number of compared output elements, the first difference, and the probability that a wrong program passes.
 
-    *bound* is None if a program contains a maximum or compares values.
+    *bound* is None if a program contains a maximum or compares values.  *rounded*: the programs agree only with
+    constants rounded to twelve digits.
     """
 
     elements: int
     degree: int
     bound: float | None
     differs: tuple[str, tuple[int, ...]] | None = None
+    rounded: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -165,22 +175,32 @@ class ModularComparison:
             name, at = self.differs
             return f"differs modulo {PRIME}: {name}{list(at)}"
         chance = "no bound (maxima)" if self.bound is None else f"a wrong one passes with probability {self.bound:.1e}"
-        return f"equal modulo {PRIME}, {count_noun(self.elements, 'element')} compared; {chance}, degree {self.degree}"
+        how = ", with constants rounded to 12 digits" if self.rounded else ""
+        elements = count_noun(self.elements, "element")
+        return f"equal modulo {PRIME}{how}, {elements} compared; {chance}, degree {self.degree}"
 
 
 def compare_modulo_prime(before: Program, after: Program, *, rounds: int = 1, seed: int = 0) -> ModularComparison:
-    """Compare the outputs of *before* and *after* on *rounds* random inputs.
+    """Compare the outputs on *rounds* random inputs; if they differ, compare again with rounded constants.
 
     Raises ValueError for an expression without a meaning modulo a prime (an infinity in a sum), IllegalRead for a read
     beyond the padding.
     """
+    found = _compare_residues(before, after, rounds, seed, residue_of)
+    if found.differs is None:
+        return found
+    rounded = _compare_residues(before, after, rounds, seed, rounded_residue_of)
+    return found if rounded.differs is not None else replace(rounded, rounded=True)
+
+
+def _compare_residues(before: Program, after: Program, rounds: int, seed: int, residue: Residue) -> ModularComparison:
     elements = 0
     top, bottom, ordered = (max(x) for x in zip(output_degree(before), output_degree(after), strict=True))
     total = top + bottom
     for n in range(rounds):
         random = np.random.default_rng((seed, n))
         inputs = {t.name: random.integers(0, PRIME, t.shape) for t in before.inputs}
-        left, right = (program_residues(p, inputs, seed=seed + n) for p in (before, after))
+        left, right = (program_residues(p, inputs, seed=seed + n, residue=residue) for p in (before, after))
         elements = 0
         for name in before.outputs:
             elements += left[name].size
@@ -192,10 +212,14 @@ def compare_modulo_prime(before: Program, after: Program, *, rounds: int = 1, se
     return ModularComparison(elements, total, bound)
 
 
-def program_residues(program: Program, inputs: Mapping[str, Array], *, seed: int = 0) -> dict[str, Array]:
+def program_residues(
+    program: Program, inputs: Mapping[str, Array], *, seed: int = 0, residue: Residue = residue_of
+) -> dict[str, Array]:
     """Return every output of *program*, also one that is an input, modulo ``PRIME``."""
     run = Evaluation(
-        PrimeField(seed), {name: _residues(np.asarray(a, np.int64)) for name, a in inputs.items()}, _MAX_ELEMENTS
+        PrimeField(seed, residue),
+        {name: _residues(np.asarray(a, np.int64)) for name, a in inputs.items()},
+        _MAX_ELEMENTS,
     )
     run.program(program)
     return {name: run.tensors[name][0].array for name in program.outputs}
@@ -207,15 +231,19 @@ def _residues(residues: Array) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class PrimeField:
-    """Residues modulo ``PRIME``; *seed* draws the polynomials that stand for functions over the reals."""
+    """Residues modulo ``PRIME``; *seed* draws the polynomials that stand for functions over the reals.
+
+    *residue* is that of a constant.
+    """
 
     seed: int
+    residue: Residue = residue_of
 
     def constant(self, value: float) -> Value:
-        return _residues(np.asarray(residue_of(value), np.int64))
+        return _residues(np.asarray(self.residue(value), np.int64))
 
     def table(self, table: Table) -> Value:
-        return _residues(np.array([residue_of(x) for x in table.entries], np.int64).reshape(table.shape))
+        return _residues(np.array([self.residue(x) for x in table.entries], np.int64).reshape(table.shape))
 
     def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
         arrays = [part.array for (part,) in values]

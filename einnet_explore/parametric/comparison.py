@@ -372,7 +372,7 @@ class _TermSets:
     def _total(self, terms: list[Term]) -> dict[Number, isl.Set]:
         total: dict[Number, isl.Set] = {}
         for term in terms:
-            k, piece = self.space.given.number(term.coefficient) if self.counts else Fraction(1), self._points(term)
+            k, piece = term.coefficient if self.counts else Fraction(1), self._points(term)
             if not k:
                 continue
             found: dict[Number, isl.Set] = {}
@@ -383,7 +383,7 @@ class _TermSets:
 
             for c, old in total.items():
                 add_points(c, old - piece)
-                add_points(self.space.given.number(c + k) if self.counts else c, old & piece)
+                add_points(c + k if self.counts else c, old & piece)
                 piece = piece - old
             add_points(k, piece)
             total = found

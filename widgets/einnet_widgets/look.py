@@ -75,6 +75,8 @@ def certified(certificate: Certificate) -> str:
     match certificate.kind:
         case "proved":
             return f"proved ({certificate.method}): equal for every input"
+        case "rounded":
+            return f"rounded: equal up to rounding of constants, {certificate.error_text}"
         case "exact":
             return f"exact: equal on random inputs, {certificate.elements} elements"
         case "unknown":

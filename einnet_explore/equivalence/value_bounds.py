@@ -1,0 +1,242 @@
+r"""Interval arithmetic: the range of values, and the error that rounded constants cause.
+
+A proof that rounds constants shows that two programs have a common form, whose coefficients differ from theirs by a
+relative change of at most :math:`\rho`, the largest that occurred.  For inputs in [-1, 1], a polynomial
+:math:`\sum_i k_i \prod_j x_{ij}` of values with :math:`|x_{ij}| \le M_{ij}` and errors :math:`e_{ij}` differs from that
+form by at most
+
+.. math::  \sum_i |k_i| \Big((1 + \rho) \prod_j (M_{ij} + e_{ij}) - \prod_j M_{ij}\Big),
+
+and a function by its largest slope over the argument's range times the argument's error.  Where a slope or a range is
+unbounded, as next to the pole of a reciprocal, there is no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import inf, isfinite, isnan, nextafter, prod
+from typing import NamedTuple, TypeAlias
+
+from einnet_explore.ir import SCALAR_FUNCTIONS, Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
+
+Interval: TypeAlias = "tuple[float, float]"
+
+_ALL: Interval = (-inf, inf)
+
+
+class Bound(NamedTuple):
+    """Values in *range*; as a polynomial, with *norm* :math:`\\sum |k_i| \\prod M_{ij}` and *error*."""
+
+    range: Interval
+    norm: float = inf
+    error: float = 0.0
+
+
+def value_range(body: Scalar) -> Interval:
+    """Return an interval that holds every finite value of *body*, for all inputs."""
+    return _Bounds().scalar(body).range
+
+
+def rounding_error(program: Program, change: float) -> float:
+    """Bound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
+
+    Infinity if there is no bound.
+    """
+    bounds = _Bounds({t.name: Bound((-1.0, 1.0), 1.0) for t in program.inputs}, change)
+    for equation in program.equations:
+        bounds.tensors[equation.name] = bounds.scope(equation.scope)
+    error = max((bounds.tensors[name].error for name in program.outputs), default=0.0)
+    return inf if isnan(error) else error * (1 + 1e-6)  # the roundings of these sums
+
+
+@dataclass(slots=True)
+class _Bounds:
+    """Bounds of the *tensors* by name (others may have all values), and the relative *change* of coefficients."""
+
+    tensors: dict[str, Bound] = field(default_factory=dict)
+    change: float = 0.0
+    _scopes: dict[Scope, Bound] = field(default_factory=dict)
+
+    def scope(self, scope: Scope) -> Bound:
+        """Bound the values of *scope*, inside its domain and outside."""
+        if scope not in self._scopes:
+            found = self._reduced(scope)
+            if scope.domain or scope.padding:
+                found = _union([found, _constant(scope.value)])
+            self._scopes[scope] = self._rounded(found)
+        return self._scopes[scope]
+
+    def _reduced(self, scope: Scope) -> Bound:
+        body = self.scalar(scope.body)
+        points = prod(y.extent for y in scope.summations)
+        if scope.reduce == "sum" or points == 1:
+            return Bound(_interval(_product(x, points) for x in body.range), body.norm * points, body.error * points)
+        one = self._rounded(body)
+        if scope.reduce in ("max", "min"):
+            return one._replace(norm=_magnitude(one.range))
+        most = _power(_magnitude(one.range) + one.error, points)
+        error = _product(points * _power(_magnitude(one.range) + one.error, points - 1), one.error)
+        return Bound((0.0 if one.range[0] >= 0 else -most, most), most, error)
+
+    def _rounded(self, bound: Bound) -> Bound:
+        """Add the error of rounding the coefficients of a polynomial."""
+        return bound._replace(error=bound.error + _product(self.change, bound.norm + bound.error))
+
+    def scalar(self, body: Scalar) -> Bound:
+        """Bound the values of *body*."""
+        match body:
+            case Const(value):
+                return _constant(value)
+            case Access(Tensor(name) as tensor):
+                inside = self.tensors.get(name, Bound(_ALL))
+                return _union([inside, _constant(tensor.value)]) if tensor.padding else inside
+            case Access(Table(entries=entries)):
+                return _union([Bound((0.0, 0.0), 0.0), *(_constant(float(x)) for x in (min(entries), max(entries)))])
+            case Access(Scope() as scope):
+                return self.scope(scope)
+            case Apply("where", (_, yes, no)):
+                return _union([self.scalar(yes), self.scalar(no)])
+            case Apply("+", args):
+                return reduce(_sum, map(self.scalar, args))
+            case Apply("-", (a, b)):
+                return _sum(self.scalar(a), _scaled(self.scalar(b), -1))
+            case Apply("neg", (a,)):
+                return _scaled(self.scalar(a), -1)
+            case Apply("*", args):
+                found = reduce(_times, map(self.scalar, args))
+                even = len(args) == 2 and args[0] == args[1]
+                return found._replace(range=(max(0.0, found.range[0]), found.range[1])) if even else found
+            case Apply("/", (a, Const(value))) if value and isfinite(value):
+                return _scaled(self.scalar(a), 1 / value)
+            case Apply("/", (a, b)):
+                return _times(self.scalar(a), _reciprocal(self._rounded(self.scalar(b))))
+            case Apply(op, args):
+                return _apply(op, args, [self._rounded(self.scalar(arg)) for arg in args])
+        return Bound(_ALL)
+
+
+def _constant(value: float) -> Bound:
+    """Infinite constants are never rounded."""
+    return Bound((value, value), abs(value) if isfinite(value) else 0.0)
+
+
+def _union(bounds: Sequence[Bound]) -> Bound:
+    ranges = [b.range for b in bounds]
+    hull = min(low for low, _ in ranges), max(high for _, high in ranges)
+    return Bound(hull, max(b.norm for b in bounds), max(b.error for b in bounds))
+
+
+def _scaled(a: Bound, k: float) -> Bound:
+    return Bound(_interval(_product(k, x) for x in a.range), _product(abs(k), a.norm), _product(abs(k), a.error))
+
+
+def _sum(a: Bound, b: Bound) -> Bound:
+    low, high = a.range[0] + b.range[0], a.range[1] + b.range[1]
+    return Bound((-inf if isnan(low) else low, inf if isnan(high) else high), a.norm + b.norm, a.error + b.error)
+
+
+def _times(a: Bound, b: Bound) -> Bound:
+    """Multiply; the errors are those of one factor times the other, without cancellation."""
+    error = _product(a.error, b.norm) + _product(a.norm, b.error) + _product(a.error, b.error)
+    return Bound(_interval(_product(x, y) for x in a.range for y in b.range), _product(a.norm, b.norm), error)
+
+
+def _reciprocal(b: Bound) -> Bound:
+    low, high = b.range[0] - b.error, b.range[1] + b.error
+    if low < 0 < high or low == high == 0:
+        return Bound(_ALL, inf, b.error and inf)
+    ends = 1 / low if low else inf, 1 / high if high else -inf
+    steepest = _magnitude(ends)
+    return Bound(_interval(ends), steepest, _product(b.error, _product(steepest, steepest)))
+
+
+def _apply(op: str, args: tuple[Scalar, ...], operands: list[Bound]) -> Bound:
+    """Bound a function: its range over the arguments with their errors, and its slopes times these errors."""
+    if not all(isfinite(b.error) for b in operands):
+        return Bound(_ALL, inf, inf)
+    wide = [(b.range[0] - b.error, b.range[1] + b.error) for b in operands]
+    found = _function_range(op, args, wide)
+    error = 0.0
+    if any(b.error for b in operands):
+        slopes = _slopes(op, args, wide, found)
+        error = sum(_product(slope, b.error) for slope, b in zip(slopes, operands, strict=True))
+    return Bound(found, _magnitude(found), error)
+
+
+def _slopes(op: str, args: tuple[Scalar, ...], wide: list[Interval], value: Interval) -> list[float]:
+    """Bound the slopes of *op* over the ranges *wide*, by the ranges of its derivatives."""
+    function = SCALAR_FUNCTIONS[op]
+    natural = isinstance(args[-1], Const) and args[-1].value >= 0 and args[-1].value == int(args[-1].value)
+    if function.derivative is None or (op == "pow" and wide[0][0] <= 0 and not natural):
+        return [inf] * len(args)
+    names = ["y", *(f"x{n}" for n in range(len(args)))]
+    ranges = dict(zip(names, [value, *wide], strict=True))
+    bounds = _Bounds({name: Bound(ends, _magnitude(ends)) for name, ends in ranges.items()})
+    y, *inner = (Access(Tensor(name, ()), ()) for name in names)
+    known = [arg if isinstance(arg, Const) else x for arg, x in zip(args, inner, strict=True)]
+    return [_magnitude(bounds.scalar(slope).range) for slope in function.derivative(y, *known)]
+
+
+def _function_range(op: str, args: tuple[Scalar, ...], ranges: list[Interval]) -> Interval:
+    match op, ranges:
+        case "abs", [(a, b)]:
+            return max(a, -b, 0.0), max(-a, b)
+        case "maximum", [(a, b), (c, d)]:
+            return max(a, c), max(b, d)
+        case "minimum", [(a, b), (c, d)]:
+            return min(a, c), min(b, d)
+        case "pow", [(a, b), _]:
+            return _power_range(args, a, b)
+    function = SCALAR_FUNCTIONS.get(op)
+    if function is None:
+        return _ALL
+    if function.is_monotone:
+        try:
+            low, high = sorted(function.of_numbers(x) for x in ranges[0])
+        except (ArithmeticError, ValueError):
+            return function.image
+        if function.is_integral:
+            return low, high
+        margin = 1e-15
+        return (
+            max(function.image[0], low - margin * abs(low) if isfinite(low) else low),
+            min(function.image[1], high + margin * abs(high) if isfinite(high) else high),
+        )
+    return function.image
+
+
+def _power_range(args: tuple[Scalar, ...], a: float, b: float) -> Interval:
+    match args:
+        case (Const(0), _):
+            return 0.0, 1.0
+        case (_, Const(n)) if n >= 0 and n == int(n):
+            ends = [_power(x, int(n)) for x in (a, b)]
+            low = 0.0 if n % 2 == 0 and a <= 0 <= b else min(ends)
+            return nextafter(low, -inf) if low else low, nextafter(max(ends), inf)
+        case (_, Const(n)) if n % 2 == 0:
+            return 0.0, inf
+    return (0.0, inf) if a >= 0 else _ALL
+
+
+def _power(x: float, n: int) -> float:
+    try:
+        return float(x**n)
+    except OverflowError:
+        return inf if x > 0 or n % 2 == 0 else -inf
+
+
+def _product(a: float, b: float) -> float:
+    """Multiply; zero times infinity is 0: an interval's end is a limit, and an infinite norm stands for no bound."""
+    return a * b if a and b else 0.0
+
+
+def _interval(ends: Iterable[float]) -> Interval:
+    """Return the hull of *ends*."""
+    every = list(ends)
+    return min(every), max(every)
+
+
+def _magnitude(ends: Interval) -> float:
+    return max(abs(ends[0]), abs(ends[1]))
