@@ -40,7 +40,7 @@ Group: TypeAlias = "tuple[Iterator, ...]"
 
 
 def roles(scope: Scope) -> dict[Iterator, frozenset[int]]:
-    """The numbers of the body's accesses in which each iterator of *scope* occurs."""
+    """Return the numbers of the body's accesses in which each iterator of *scope* occurs."""
     seen: dict[Iterator, set[int]] = {x: set() for x in (*scope.traversals, *scope.summations)}
     for n, access in enumerate(accesses(scope.body)):
         for i in access.index:
@@ -50,7 +50,7 @@ def roles(scope: Scope) -> dict[Iterator, frozenset[int]]:
 
 
 def skews(scope: Scope, group: Group) -> tuple[tuple[Index, Group], ...]:
-    """Sums of at least two iterators of *group* in the body's indices, and which of these the sum may stand for.
+    """Return sums of at least two iterators of *group* in the body's indices, and which of these the sum can replace.
 
     An iterator with a unit coefficient may be replaced; those that occur in no other index are preferred, since
     replacing another one only moves the skew there.
@@ -66,7 +66,7 @@ def skews(scope: Scope, group: Group) -> tuple[tuple[Index, Group], ...]:
 
 
 def digits(scope: Scope, group: Group) -> tuple[Index, ...]:
-    """Sums over *group* whose iterators occur nowhere else: one new iterator may stand for all of them, x + 2 y."""
+    """Return sums over *group* whose iterators occur nowhere else: one new iterator can replace them all, x + 2 y."""
     indices = tuple(_indices(scope))
     return tuple(
         part
@@ -78,7 +78,7 @@ def digits(scope: Scope, group: Group) -> tuple[Index, ...]:
 
 
 def residue_divisors(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], ...]:
-    """Iterators of *group* with a divisor that an index suggests, in order of appearance."""
+    """Return iterators of *group* with a divisor that an index suggests, in order of appearance."""
     found: dict[tuple[Iterator, int], None] = {}
     for index in _indices(scope):
         for atom, k in index.terms:
@@ -95,14 +95,14 @@ def residue_divisors(scope: Scope, group: Group) -> tuple[tuple[Iterator, int], 
 
 
 def quotient_divisors(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
-    """Traversals of *scope* with a divisor of a quotient that reads them, the largest of each first."""
+    """Return traversals of *scope* with a divisor of a quotient that reads them, the largest of each first."""
     atoms = (atom for index in _indices(scope) for atom, _ in index.terms if isinstance(atom, Quotient))
     found = {(x, a.divisor) for a in atoms for x in a.numerator.iterators if x in scope.traversals and x.extent > 1}
     return tuple(sorted(found, key=lambda pair: (scope.traversals.index(pair[0]), -pair[1])))
 
 
 def windows(scope: Scope) -> Group:
-    """The summations that are added to a traversal in some index with unit coefficients: they slide over it."""
+    """Return the summations that slide over a traversal: an index adds them with unit coefficients."""
     found: dict[Iterator, None] = {}
     for index in _indices(scope):
         units = [x for x, k in index.terms if isinstance(x, Iterator) and abs(k) == 1]
@@ -112,7 +112,7 @@ def windows(scope: Scope) -> Group:
 
 
 def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:
-    """The longest chains made of *pairs* (a, b) whose flattened stride of a is extent(b) times that of b everywhere."""
+    """Return the longest chains of *pairs* (a, b) where a's flattened stride is b's times extent(b) in every read."""
     after: dict[Iterator, Iterator] = {}
     for a, b in pairs:
         if a not in after and b not in after.values() and _are_contiguous(scope, a, b):
@@ -128,7 +128,7 @@ def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) 
 
 
 def order_by_role(scope: Scope, last: Iterator) -> Group:
-    """The traversals of *scope* grouped by the accesses in which they occur, so that operators find their dimensions.
+    """Group the traversals of *scope* by the accesses in which they occur, so that operators find their dimensions.
 
     The group shared by all accesses comes first (it is a batch), the group of *last* comes last (the reader's fastest
     dimension stays contiguous).  Within a group, iterators of an activation keep the order in which it is stored;
@@ -150,7 +150,7 @@ def order_by_role(scope: Scope, last: Iterator) -> Group:
 
 
 def _storage_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
-    """(access, dimension) of each iterator's first use in a source that is no weight."""
+    """Return (access, dimension) of each iterator's first use in a source that is no weight."""
     at: dict[Iterator, tuple[int, int]] = {}
     for n, access in enumerate(accesses(scope.body)):
         if not (isinstance(access.source, Tensor) and access.source.weight):
@@ -161,14 +161,14 @@ def _storage_order(scope: Scope) -> dict[Iterator, tuple[int, int]]:
 
 
 def _indices(scope: Scope) -> Iterable[Index]:
-    """The distinct indices of the body's accesses."""
+    """Return the distinct indices of the body's accesses."""
     return dict.fromkeys(i for access in accesses(scope.body) for i in access.index)
 
 
 def _parts(index: Index, group: Group) -> Iterable[Index]:
-    """The sum over *group* within *index*, if it has a unit coefficient, and sums within that which share a factor.
+    """Yield the sum over *group* within *index* if it has a unit coefficient, and sums in it that share a factor.
 
-    The constant goes along if nothing else is left: t = h + r - 1, but h + 3 p of h + 3 p + r - 2 with r summed.
+    The constant is included if nothing else is left: t = h + r - 1, but h + 3 p of h + 3 p + r - 2 with r summed.
     """
     terms = [(x, k) for x, k in index.terms if isinstance(x, Iterator) and x in group]
     whole = len(terms) == len(index.terms)
@@ -208,7 +208,7 @@ def _walks_contiguously(access: Access, dimensions: list[int], a: Iterator, b: I
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where h and r meet: *data* at its dimension *d*, and the access of the *taps*.
+    """A filter: *data* read at dimension *d*, where h and r meet, and the access of the *taps*.
 
     The index there is *start* + *step* · (outputs from 0 + taps from 0); *start* may depend on other iterators.
     """
@@ -259,11 +259,11 @@ def match_window(scope: Scope, h: Iterator, r: Iterator) -> Window:
 
 
 def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | None]:
-    """*scope* and *window* with what does not move, summed channels and the taps' own traversals, innermost.
+    """Move dimensions that do not slide, summed channels and the taps' own traversals, innermost.
 
-    Coefficients that hang on the moving dimension then hang on outer iterators, and vectors run along memory.  The last
-    is what turns data that lie otherwise, None where none has to: the returned window reads the given data by the
-    turned index, for the caller to put what was made of them in their place.
+    Coefficients of the sliding dimension then depend on outer iterators only, and vectors are contiguous. The third
+    result transposes the data, None if they need not be: the returned window reads the given data by the transposed
+    index, which the caller redirects to the transposed data.
     """
     data, taps = window.data, window.taps
     moving = {x for i in data.index for x in i.iterators if x in scope.traversals}
@@ -274,10 +274,10 @@ def channels_last(scope: Scope, window: Window) -> tuple[Scope, Window, Scope | 
 
 
 def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Window, Scope | None]:
-    """*scope* and *window* as they lie, but with another dimension along which the data move innermost.
+    """Keep the data in place, and move another dimension along which the data slide innermost.
 
-    Where the filter moves along the innermost one, which coefficients must not hang on, it is put outside the next that
-    moves; returns the same as ``channels_last``.  Raises Refused if nothing else moves.
+    If the filter slides along the innermost dimension, on which coefficients must not depend, that dimension is moved
+    outside the next one that slides. Returns the same as ``channels_last``; raises Refused if nothing else slides.
     """
     index = window.data.index
     moving = {x for x in scope.traversals if x.extent > 1 and x != h}
@@ -295,7 +295,7 @@ def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Win
 
 
 def _transpose_data(scope: Scope, window: Window, order: list[int]) -> tuple[Scope, Window, Scope | None]:
-    """*scope* reading its data with the dimensions in *order*, and what turns them; None where they lie so already."""
+    """Return *scope* with the dimensions of its data in *order*, and the transposed data, or None if unchanged."""
     data = window.data
     if order == sorted(order):
         return scope, window, None

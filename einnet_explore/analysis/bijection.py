@@ -26,7 +26,7 @@ Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"
 
 @dataclass(frozen=True, slots=True)
 class Bijection:
-    """Φ from the box of *source* onto the points of the box of *target* where the bounds of *image* hold.
+    """A bijection Φ from the box of *source* onto the points of the box of *target* where the bounds of *image* hold.
 
     *forward* has an index in the source iterators for each target, *backward* one in the target iterators for each
     source.
@@ -40,17 +40,17 @@ class Bijection:
 
     @property
     def to_target(self) -> Mapping[Iterator, Index]:
-        """Φ⁻¹ as a substitution: every source iterator in terms of the target's."""
+        """Φ⁻¹ as a substitution of source iterators by indices in the target iterators."""
         return dict(zip(self.source, self.backward, strict=True))
 
     @property
     def points(self) -> tuple[int, int]:
-        """How many points the image and its hull have."""
+        """The numbers of points of the image and of its hull."""
         return prod(x.extent for x in self.source), prod(z.extent for z in self.target)
 
 
 def hull(names: tuple[str, ...], forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
-    """The iterators whose box is the hull of the image of *forward*."""
+    """Return the iterators whose box is the hull of the image of *forward*."""
     return tuple(Iterator(n, i.bounds[0], i.bounds[1] + 1) for n, i in zip(names, forward, strict=True))
 
 
@@ -61,10 +61,10 @@ def bijection(
     forward: tuple[Index, ...],
     inverse: tuple[Index, ...] = (),
 ) -> Bijection:
-    """The bijection that *forward* is on the box of *source*; new iterators are called *names*.
+    """Return the bijection of *forward* on the box of *source*; *names* are those of the new iterators.
 
-    *inverse* (an index in the iterators of ``hull(names, forward)`` for every source) is inferred if left out.
-    Raises ValueError with two points that have one image, or with a point that the inverse does not lead back to.
+    *inverse* (an index in the iterators of ``hull(names, forward)`` for every source) is inferred if omitted. Raises
+    ValueError with two points of one image, or with a point that the inverse does not recover.
     """
     target = hull(names, forward)
     backward = inverse or _invert(source, target, forward)
@@ -84,14 +84,14 @@ def bijection(
 
 
 def show_point(point: Mapping[str, int]) -> str:
-    """``(h=0, w=1)``."""
+    """Return ``(h=0, w=1)``."""
     return f"({', '.join(f'{name}={value}' for name, value in point.items())})"
 
 
 def _image(
     source: tuple[Iterator, ...], target: tuple[Iterator, ...], forward: tuple[Index, ...], backward: tuple[Index, ...]
 ) -> tuple[Bound, ...]:
-    """A point of the hull is in the image if Φ⁻¹ leads into the source box and Φ leads back to the point."""
+    """Bound the image: Φ⁻¹ leads into the source box, and Φ leads back to the point."""
     to = dict(zip(source, backward, strict=True))
     bounds = [Bound(b, x.lo, x.hi) for x, b in zip(source, backward, strict=True)]
     bounds += [Bound(f.substitute(lambda x: to[x]) - z, 0, 1) for z, f in zip(target, forward, strict=True)]
@@ -117,7 +117,7 @@ def _refuse_collision(source: tuple[Iterator, ...], names: tuple[str, ...], forw
 def _invert(
     source: tuple[Iterator, ...], target: tuple[Iterator, ...], forward: tuple[Index, ...]
 ) -> tuple[Index, ...] | None:
-    """Φ⁻¹ in the target iterators, or None where elimination gets stuck."""
+    """Return Φ⁻¹ in the target iterators, or None if elimination gets stuck."""
     # Most of Φ leaves iterators as they are: those are known at once.
     known: dict[Atom, Index] = {x: as_index(z) for z, f in zip(target, forward, strict=True) if (x := f.single)}
     pending = [(f, as_index(z)) for f, z in zip(forward, target, strict=True) if not f.single]
@@ -141,7 +141,7 @@ def _invert(
 
 
 def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) -> tuple[Terms, Index]:
-    """*left = right* with what is known moved to the right."""
+    """Return *left = right* with all known atoms on the right."""
     unknowns: list[tuple[Atom, int]] = []
     right = right - left.const
     for atom, k in left.terms:
@@ -156,7 +156,7 @@ def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) ->
 
 
 def _read_digits(terms: Terms, total: Index) -> dict[Atom, Index] | None:
-    """The atoms of ``Σ kᵢ·aᵢ = total``, if every coefficient is larger than what the smaller ones can reach."""
+    """Solve ``Σ kᵢ·aᵢ = total`` for the atoms, if every coefficient exceeds the reach of the smaller ones."""
     ordered = sorted(terms, key=lambda t: -abs(t[1]))
     spans = [as_index(a).bounds for a, _ in ordered]
     below = list(accumulate(((hi - lo) * abs(k) for (_, k), (lo, hi) in zip(ordered[::-1], spans[::-1], strict=True))))

@@ -44,7 +44,7 @@ POINTS = tuple(map(Fraction, ("0", "1", "-1", "2", "-2", "1/2", "-1/2", "4", "-4
 
 @dataclass(frozen=True, slots=True)
 class Bilinear:
-    """The triple of an algorithm: U is n × i, V is n × j, W is k × n."""
+    """An algorithm as a triple: U is n × i, V is n × j, W is k × n."""
 
     name: str
     u: Matrix
@@ -53,7 +53,7 @@ class Bilinear:
 
     @property
     def rank(self) -> int:
-        """How many multiplications it does."""
+        """The number of multiplications."""
         return len(self.u)
 
     @property
@@ -75,13 +75,13 @@ def check_bilinear(triple: Bilinear, form: Form) -> None:
 
 
 def correlates(k: int, i: int, j: int) -> int:
-    """The form of a filter: tap *j* of output *k* meets datum k + j."""
+    """Return the form of a filter: 1 if tap *j* of output *k* meets datum i = k + j."""
     return int(i == k + j)
 
 
 @lru_cache(maxsize=256)
 def correlation(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) -> Bilinear:
-    """F(outputs, taps) at the first *outputs* + *taps* - 2 of *points* and at infinity.
+    """Return F(outputs, taps) at the first *outputs* + *taps* - 2 of *points* and at infinity.
 
     Raises ValueError where there are too few points, or two equal ones.
     """
@@ -103,7 +103,7 @@ def correlation(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) 
 
 
 def as_table(matrix: Matrix) -> Table:
-    """*matrix* as a table, row by row."""
+    """Return *matrix* as a table, row by row."""
     return Table((len(matrix), len(matrix[0])), tuple(x for row in matrix for x in row))
 
 
@@ -113,7 +113,7 @@ def bilinear_to_json(triple: Bilinear) -> dict[str, list[list[str]]]:
 
 
 def bilinear_from_json(name: str, held: Mapping[str, object]) -> Bilinear:
-    """The algorithm *name* that ``to_json`` wrote; raises KeyError, and ValueError for rows of unequal length."""
+    """Return the algorithm *name* written by ``bilinear_to_json``; raises ValueError for ragged rows."""
     return Bilinear(name, *(_matrix(held[n]) for n in "uvw"))
 
 
@@ -125,13 +125,13 @@ def _matrix(rows: object) -> Matrix:
 
 
 def _vandermonde(points: Iterable[Fraction], columns: int) -> Matrix:
-    """The powers of each point, and of infinity: only the highest counts there."""
+    """Return the powers of each point, and of infinity: only the highest counts there."""
     rows = [tuple(x**n for n in range(columns)) for x in points]
     return (*rows, tuple(Fraction(n == columns - 1) for n in range(columns)))
 
 
 def _inverse(matrix: Matrix) -> Matrix:
-    """By Gauss and Jordan, exactly; *matrix* is regular."""
+    """Invert the regular *matrix* exactly, by Gauss-Jordan elimination."""
     n = len(matrix)
     rows = [[*row, *(Fraction(k == n_) for n_ in range(n))] for k, row in enumerate(matrix)]
     for c in range(n):
@@ -186,7 +186,7 @@ _LADERMAN = (
 
 @lru_cache(maxsize=256)
 def matrix_product_form(sizes: Sizes) -> Form:
-    """The form of an (a, b, c) product of matrices, row by row; one value a size, so an algorithm is checked once."""
+    """Return the form of an (a, b, c) product of matrices; equal sizes share one value, so checks are cached."""
     _, b, c = sizes
 
     def form(k: int, i: int, j: int) -> int:
@@ -197,19 +197,19 @@ def matrix_product_form(sizes: Sizes) -> Form:
 
 @lru_cache(maxsize=1)
 def strassen() -> Bilinear:
-    """The (2, 2, 2) product of matrices by 7 multiplications."""
+    """Return Strassen's algorithm: a (2, 2, 2) product of matrices by 7 multiplications."""
     return _parse_products("Strassen", (2, 2, 2), _STRASSEN)
 
 
 @lru_cache(maxsize=1)
 def laderman() -> Bilinear:
-    """The (3, 3, 3) product of matrices by 23 multiplications."""
+    """Return Laderman's algorithm: a (3, 3, 3) product of matrices by 23 multiplications."""
     return _parse_products("Laderman", (3, 3, 3), _LADERMAN)
 
 
 @lru_cache(maxsize=1)
 def karatsuba() -> Bilinear:
-    """The product of two polynomials of two coefficients by 3 multiplications: at 0, at 1 and at infinity."""
+    """Return Karatsuba's algorithm: two linear polynomials by 3 multiplications, at 0, at 1 and at infinity."""
     one = Fraction(1)
     ends: Matrix = ((one, Fraction(0)), (one, one), (Fraction(0), one))
     w = tuple(tuple(map(Fraction, row)) for row in ((1, 0, 0), (-1, 1, -1), (0, 0, 1)))
@@ -218,15 +218,15 @@ def karatsuba() -> Bilinear:
 
 @lru_cache(maxsize=1)
 def gauss() -> Bilinear:
-    """The product of two complex numbers by 3 multiplications: Karatsuba's, where the square of i is -1."""
+    """Return the product of two complex numbers by 3 multiplications: Karatsuba's with i² = -1."""
     u = karatsuba().u
     return Bilinear("Gauss", u, u, tuple(tuple(map(Fraction, row)) for row in ((1, 0, -1), (-1, 1, -1))))
 
 
 def nest_algorithms(outer: Bilinear, inner: Bilinear) -> Bilinear:
-    """*outer*, whose numbers are what *inner* works on: the outputs, data and products of both in pairs.
+    """Compose two algorithms: the numbers of *outer* are the operands of *inner*.
 
-    The form is the product of the forms.  Of matrices: blocks of blocks, whose rows stand block by block.
+    The form is the product of the forms. For matrices, these are blocks of blocks, in block order.
     """
     u, v, w = ((_kronecker(a, b)) for a, b in zip(_matrices(outer), _matrices(inner), strict=True))
     return Bilinear(f"{outer.name} of {inner.name}", u, v, w)
@@ -241,7 +241,7 @@ def _kronecker(a: Matrix, b: Matrix) -> Matrix:
 
 
 def _parse_products(name: str, sizes: Sizes, lines: tuple[tuple[str, str, str], ...]) -> Bilinear:
-    """The triple that *lines* write: ``a01`` is row 0, column 1 of the first matrix."""
+    """Parse the triple in *lines*: ``a01`` is row 0, column 1 of the first matrix."""
     m, n, q = sizes
     shapes = ((m, n), (n, q), (m, q))
     sides = []
@@ -260,7 +260,7 @@ def _parse_sum(text: str, size: int, columns: int) -> tuple[Fraction, ...]:
 
 
 def select_entry(table: Table, index: tuple[Index, ...]) -> Scalar:
-    """``table[index]`` as nested ``where`` over what of *index* is not known; equal branches are one."""
+    """Expand ``table[index]`` to nested ``where`` over the unknown parts of *index*; equal branches are merged."""
     if not table.shape:
         return Const(_as_number(table.entries[0]))
     first, *rest = index
@@ -275,13 +275,13 @@ def select_entry(table: Table, index: tuple[Index, ...]) -> Scalar:
 
 
 def table_scope(table: Table) -> Scope:
-    """*table* as a scope that lists it."""
+    """Return the scope that lists *table*."""
     at = tuple(Iterator(f"z{n + 1}", 0, extent) for n, extent in enumerate(table.shape))
     return Scope(at, (), table[at])
 
 
 def table_entries(table: Table) -> dict[tuple[int, ...], Fraction]:
-    """The entries of *table* by their indices."""
+    """Return the entries of *table* by their indices."""
     return dict(zip(product(*map(range, table.shape)), table.entries, strict=True))
 
 

@@ -54,20 +54,20 @@ Pairs: TypeAlias = "dict[Iterator, Iterator]"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An index vector, and which of its iterators are summed.  Iterators of one value count as that value."""
+    """An index vector and its summed iterators; iterators of one value are replaced by that value."""
 
     index: tuple[Index, ...]
     summed: frozenset[Iterator]
 
     @staticmethod
     def of(scope: Scope, index: tuple[Index, ...]) -> Reading:
-        """How *scope* reads at *index*."""
+        """Return how *scope* reads at *index*."""
         return Reading(tuple(map(inline_unit_iterators, index)), frozenset(scope.summations))
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How *second* lies in *first*, iterator by iterator.
+    """How the iterators of *second* map to those of *first*.
 
     *shift*: each matched iterator of the second as ``(iterator of the first, δ)``: it is that iterator plus δ.  *held*:
     summations of the first alone and their values for the second.  *extra*: summations of the second alone and their
@@ -80,7 +80,7 @@ class Alignment:
 
 
 def align_readings(first: Reading, second: Reading) -> Alignment:
-    """The matching under which both index vectors agree; raises ValueError with the first index maps that differ."""
+    """Match iterators so that both index vectors agree; raises ValueError with the first indices that differ."""
     if len(first.index) != len(second.index):
         raise ValueError(f"one reads {len(first.index)} dimensions, the other {len(second.index)}")
     for pairs in _matchings(first, second, 0, {}):
@@ -90,14 +90,14 @@ def align_readings(first: Reading, second: Reading) -> Alignment:
 
 
 def inline_unit_iterators(index: Index) -> Index:
-    """*index* with iterators of one value put in."""
+    """Replace iterators of one value by that value."""
     if all(x.extent != 1 for x in index.iterators):
         return index
     return index.substitute(lambda x: x.lo if x.extent == 1 else x)
 
 
 def _matchings(first: Reading, second: Reading, d: int, pairs: Pairs) -> Iterable[Pairs]:
-    """Every consistent matching of iterators of the second with those of the first, from dimension *d* on."""
+    """Yield every consistent matching of the second's iterators with the first's, from dimension *d* on."""
     if d == len(first.index):
         yield pairs
         return
@@ -119,7 +119,7 @@ def _terms(ours: Terms, theirs: Terms, first: Reading, second: Reading, pairs: P
 
 
 def _pair_iterators(a: Atom, b: Atom, first: Reading, second: Reading, pairs: Pairs) -> Pairs | None:
-    """*pairs* with the iterators of two atoms matched in order; None where they cannot be."""
+    """Extend *pairs* by the iterators of two atoms in order; None if they are inconsistent."""
     ours, theirs = _iterators(a), _iterators(b)
     if a.__class__ is not b.__class__ or len(ours) != len(theirs):
         return None
@@ -132,7 +132,7 @@ def _pair_iterators(a: Atom, b: Atom, first: Reading, second: Reading, pairs: Pa
 
 
 def _solve_shifts(first: Reading, second: Reading, pairs: Pairs) -> Alignment | None:
-    """The shifts and values that make the constants agree as well; None where none do."""
+    """Solve for shifts and values that make the constants agree as well; None if there are none."""
     shift = {y: y.lo - x.lo for y, x in pairs.items()}
     held: dict[Iterator, int] = {}
     extra = {y: y.lo for j in second.index for y in j.iterators if y not in pairs}
@@ -160,7 +160,7 @@ def _solve_shifts(first: Reading, second: Reading, pairs: Pairs) -> Alignment | 
 
 
 def _gap(i: Index, j: Index, found: Alignment) -> int:
-    """The constant by which the first exceeds the second; what the first alone sums counts as 0 until it is held."""
+    """Return the constant by which *i* exceeds *j*; iterators that only the first sums count as 0 until fixed."""
     partners = {x for x, _ in found.shift.values()}
     return i.substitute(lambda x: x if x in partners else found.held.get(x, 0)).const - _to_first(j, found).const
 
@@ -170,7 +170,7 @@ def _agree(i: Index, j: Index, found: Alignment) -> bool:
 
 
 def _to_first(j: Index, found: Alignment) -> Index:
-    """*j*, of the second, as a function of the first's iterators."""
+    """Return *j*, of the second, as a function of the first's iterators."""
 
     def to(y: Iterator) -> IndexLike:
         if y in found.extra:
@@ -182,7 +182,7 @@ def _to_first(j: Index, found: Alignment) -> Index:
 
 
 def _explain_mismatch(first: Reading, second: Reading) -> str:
-    """The first dimension that cannot agree by itself; else that they cannot together."""
+    """Describe the first dimension that cannot agree by itself, or else that they cannot agree together."""
     for d, (i, j) in enumerate(zip(first.index, second.index, strict=True)):
         ours, theirs = Reading((i,), first.summed), Reading((j,), second.summed)
         if all(_solve_shifts(ours, theirs, pairs) is None for pairs in _matchings(ours, theirs, 0, {})):
@@ -211,7 +211,7 @@ Spans: TypeAlias = "dict[str, Span]"
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """An expression by its factors: the *shared* one, what it comes to (*read*), and the *own* ones."""
+    """An expression by its factors: the *shared* one, the access it resolves to (*read*), and its *own* ones."""
 
     name: str
     scope: Scope
@@ -221,14 +221,14 @@ class Sibling:
 
     @property
     def tied_indices(self) -> tuple[Index, ...]:
-        """What the own factors are read at that moves along with the shared one, such as a window."""
+        """The indices of own factors that move along with the shared one, such as a window."""
         return tuple(
             i for i in map(inline_unit_iterators, read_indices(self.own)) if len(i.iterators) > 1 and self._follows(i)
         )
 
     @property
     def free(self) -> tuple[Iterator, ...]:
-        """The traversals that need no partner: those of several values, or else the last other."""
+        """The traversals that need no partner: those of several values, or else the last of the others."""
         bound = self._bound()
         held = iterators_of(self.own)
         found = tuple(x for x in self.scope.traversals if x not in bound)
@@ -236,14 +236,14 @@ class Sibling:
 
     @property
     def reading(self) -> Reading:
-        """What has to agree with the others': where the shared factor is read, and what moves along with it."""
+        """The indices that must agree with those of other siblings."""
         return Reading.of(self.scope, (*self.read.index, *self.tied_indices))
 
     def _follows(self, i: Index) -> bool:
         return not self._bound().isdisjoint(i.iterators)
 
     def _bound(self) -> frozenset[Iterator]:
-        """The iterators of the shared factor, and all that stand beside one of them in an index."""
+        """Return the iterators of the shared factor, and all that occur in one index with one of them."""
         bound = {x for i in self.read.index for x in i.iterators}
         for _ in self.scope.traversals:
             for i in map(inline_unit_iterators, read_indices(self.own)):
@@ -254,7 +254,7 @@ class Sibling:
 
 @dataclass(slots=True)
 class Member:
-    """A sibling in the merged iterators: its own iterators as their functions, and which part of each it needs."""
+    """A sibling in the merged iterators: its iterators as functions of them, and the part of each that it needs."""
 
     sibling: Sibling
     to: dict[Iterator, Index]
@@ -263,12 +263,12 @@ class Member:
 
     @property
     def count(self) -> int:
-        """How many values of the merged free traversal are this sibling's."""
+        """The number of values of the merged free traversal that belong to this sibling."""
         return prod(x.extent for x in self.sibling.free)
 
 
 class Slots:
-    """The dimensions of the concatenated operand: one for each index that own factors are read at, and the free one."""
+    """The dimensions of the concatenated operand: one for each index of own factors, and one for free traversals."""
 
     def __init__(
         self, members: list[Member], now: Mapping[Iterator, Iterator], n: Iterator, windows: tuple[Iterator, ...]
@@ -289,7 +289,7 @@ class Slots:
             self.names[form] = single.name if single else fresh_name("z", {*taken, *self.names.values()})
 
     def operand(self, name: str) -> tuple[Equation, tuple[Index, ...]]:
-        """The sum of the members' own factors, each moved to its place 0 elsewhere, and where it is read."""
+        """Return the operand (the sum of all own factors, zero-padded to its box) and the index at which it is read."""
         index = tuple(as_index(self.n) if form is None else form + c for form, c in self.offset.items())
         own = [self._box(member) for member in self.members]
         box = {
@@ -310,7 +310,7 @@ class Slots:
         return Equation(name, whole), index
 
     def _box(self, member: Member) -> dict[Index | None, Iterator]:
-        """The dimensions of one member's part: no more than it reads, and no zeros that are only padding."""
+        """Return the box of one member's part: only what it reads, without zeros that are padding."""
         out: dict[Index | None, Iterator] = {}
         stored: dict[Index | None, Span] = {}
         for access in factors(member.sibling.own):
@@ -329,7 +329,7 @@ class Slots:
         return {form: out[form] for form in self.names}
 
     def _form(self, member: Member, i: Index) -> tuple[Index | None, int]:
-        """What a dimension is read at, and the offset from it; None where a free traversal reads it."""
+        """Return an index without its offset, and the offset; the index is None if a free traversal reads it."""
         free = member.sibling.free
         if any(x in free for x in i.iterators) and all(x in free for x in inline_unit_iterators(i).iterators):
             return None, 0
@@ -339,12 +339,12 @@ class Slots:
         return moved - moved.const, moved.const
 
     def _to_merged(self, member: Member, i: Index) -> Index:
-        """*i* in the merged iterators; a free traversal beside others has one value."""
+        """Return *i* in the merged iterators; free traversals in indices with others have one value."""
         to = {x: as_index(x.lo) for x in member.sibling.free} | member.to
         return i.substitute(lambda x: to[x].substitute(lambda z: self.now[z]))
 
     def _own(self, member: Member, own: Mapping[Index | None, Iterator]) -> Scalar:
-        """The member's own factors over the dimensions of its part."""
+        """Return the member's own factors over the dimensions of its part."""
         n = own[None]
         digit = {x: (n // stride) % x.extent + x.lo for x, stride in digit_strides(member.sibling.free)}
 
@@ -362,7 +362,7 @@ class Slots:
 
 
 def digit_strides(free: tuple[Iterator, ...]) -> Iterable[tuple[Iterator, int]]:
-    """The free traversals as digits of one, with the step of each."""
+    """Yield the free traversals as digits of one number, with the stride of each."""
     for n, x in enumerate(free):
         yield x, prod(y.extent for y in free[n + 1 :])
 
@@ -371,7 +371,7 @@ Source: TypeAlias = "Tensor | Table | Scope"
 
 
 def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Scope:
-    """The tensors of *row* along *b*, in front of their own dimensions; their padding is the first's."""
+    """Stack the tensors of *row* along the new first dimension *b*; their padding is the first's."""
     box = row[0].box
     z = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(box))
     padding = ((0, 0), *row[0].padding) if row[0].padding else ()
@@ -388,7 +388,7 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
 
 
 def _strided_index(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
-    """The index of one read that is the n-th of *reads* at b = n; None where there is none."""
+    """Return the index of one read that is the n-th of *reads* at b = n; None if there is none."""
     first, second = reads[:2]
     steps = [j - i for i, j in zip(first.index, second.index, strict=False)]
     for n, read in enumerate(reads):

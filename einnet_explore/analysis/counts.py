@@ -35,30 +35,30 @@ from einnet_explore.ir import (
 
 
 def flops(scope: Scope) -> int:
-    """Arithmetic operations of *scope* and of the scopes it reads, each distinct one once.
+    """Count the arithmetic operations of *scope* and of the scopes it reads, each distinct one once.
 
-    A point costs the operators of its body and, for each point of a reduction, one combination: a matrix product of
-    m × n × k costs 2·m·n·k.  Sums with coefficients from a table cost one operation a coefficient that is not 0.
+    Each point costs the operators of the body, and one combination if it is reduced: a matrix product of m × n × k
+    costs 2·m·n·k. Sums with coefficients from a table cost one operation per nonzero coefficient.
     """
     nested = dict.fromkeys(inner for _, inner in scopes(scope))
     return sum(map(_scope_operations, nested))
 
 
 def elements(scope: Scope) -> int:
-    """Tensor elements touched: those of every distinct tensor that is read, at any depth, and of the result."""
+    """Count the elements of every distinct tensor that is read, at any depth, and of the result."""
     return sum(prod(t.shape) for t in tensors(scope)) + prod(scope.shape)
 
 
 def intensity(scope: Scope) -> float:
-    """``flops / elements``: 0 where there is no element."""
+    """Return ``flops / elements``, or 0 without elements."""
     touched = elements(scope)
     return flops(scope) / touched if touched else 0.0
 
 
 def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
-    """The bytes that reading every tensor once and writing the result once takes.
+    """Count the bytes to read every tensor once and to write the result once.
 
-    A tensor of which fewer elements are read than it has (a slice, a single row) counts by those.
+    A tensor that is read partly (a slice, a single row) counts only the elements read.
     """
     read: dict[object, int] = {}
     for _, inner in scopes(scope):
@@ -94,7 +94,7 @@ def operations(body: Scalar) -> int:
 def reads_once(reader: Scope, access: Access) -> bool:
     """Whether *reader* reads every element of *access*'s source at most once through this access.
 
-    So it is where nothing is summed and each traversal of more than one value stands alone in an index of its own.
+    This holds if nothing is summed and each traversal of several values is an index by itself.
     """
     if reader.summations:
         return False
@@ -107,9 +107,9 @@ MIN_READERS = 2
 
 
 def is_transposed_for(source: Equation, *readers: Equation) -> bool:
-    """Whether *source* only turns a tensor whose elements one of *readers* sums several times, across memory.
+    """Whether *source* only transposes a tensor that a *reader* reads several times, across memory.
 
-    A library's operator is none of them: it packs what it reads.
+    Library operators do not count as readers: they pack their operands.
     """
     return _is_transposed_view(source.scope) and any(
         _rereads(scope, access, prod(source.scope.shape))
@@ -123,7 +123,7 @@ def is_transposed_for(source: Equation, *readers: Equation) -> bool:
 
 @lru_cache(1 << 12)
 def _is_transposed_view(scope: Scope) -> bool:
-    """Whether *scope* is a tensor whose memory runs along another dimension than the last."""
+    """Whether *scope* is a tensor whose memory is contiguous along another dimension than the last."""
     found = view_strides(scope)
     if found is None:
         return False
@@ -132,7 +132,7 @@ def _is_transposed_view(scope: Scope) -> bool:
 
 
 def _rereads(scope: Scope, access: Access, elements: int) -> bool:
-    """Whether *scope* sums what *access* reads, of so many *elements*, several times, its vectors along the last."""
+    """Whether *scope* reads each of *elements* several times through *access*, its vectors along the last dimension."""
     moving = [x for x in scope.traversals if x.extent > 1]
     last = next((i for i in reversed(access.index) if i.iterators), None)
     if not scope.summations or not moving or last is None or last.coefficient(moving[-1]) != 1:

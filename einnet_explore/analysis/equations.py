@@ -32,12 +32,12 @@ def find_equation(program: Program, name: str) -> Equation:
 
 
 def is_generated(equation: Equation) -> bool:
-    """Whether a kernel of ours runs *equation*, or nothing does: a library operator's may still be rewritten."""
+    """Whether a generated kernel or a view runs *equation*; library operators may still be rewritten."""
     return equation.via is not None and equation.via.operator in (EOPERATOR, VIEW)
 
 
 def instantiate_at(program: Program, at: Path, via: Instance) -> Program:
-    """The scope at *at* run as *via*: a whole equation where it stands, a nested scope as an equation of its own."""
+    """Run the scope at *at* as *via*; a nested scope becomes an equation of its own."""
     if len(at) > 1:
         new = Equation(program.fresh("T"), program.scope_at(at), via)
         return program.replace_at(at, new.tensor, before=(new,))
@@ -46,7 +46,7 @@ def instantiate_at(program: Program, at: Path, via: Instance) -> Program:
 
 
 def ancestors(program: Program) -> Mapping[str, frozenset[str]]:
-    """For every equation the equations that it reads, directly or through others."""
+    """Map every equation to the equations that it reads, directly or through others."""
     above: dict[str, frozenset[str]] = {}
     for equation in program.equations:
         direct = {t.name for t in tensors(equation.scope)} & above.keys()
@@ -64,7 +64,7 @@ def check_independence(program: Program, names: Iterable[str]) -> None:
 
 
 def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:
-    """The equations called *names*; raises ValueError where there is but one, or one twice, or one needs another."""
+    """Return at least two different, independent equations called *names*; raises ValueError otherwise."""
     equations = tuple(find_equation(program, name) for name in names)
     if len(equations) == 1:
         raise ValueError(f"{equations[0].name} alone is nothing to merge")
@@ -75,12 +75,12 @@ def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation
 
 
 def weight_only(program: Program) -> frozenset[str]:
-    """The equations that depend on weights alone, also through one another: they are evaluated at compile time."""
+    """Return the equations that depend on weights alone: they are evaluated at compile time."""
     return constant_tensors(program) - {t.name for t in program.inputs}
 
 
 def constant_tensors(program: Program) -> frozenset[str]:
-    """What is known at compile time: weights, and the equations that read nothing else."""
+    """Return the tensors known at compile time: weights, and equations that read nothing else."""
     known = {t.name for t in program.inputs if t.weight}
     for equation in program.equations:
         if all(t.name in known for t in tensors(equation.scope)):
@@ -89,9 +89,9 @@ def constant_tensors(program: Program) -> frozenset[str]:
 
 
 def exchange_equations(program: Program, new: Mapping[str, Equation], more: Iterable[Equation]) -> Program:
-    """*program* with equations replaced by name and *more* added, in an order in which each reads earlier ones.
+    """Replace equations by name, add *more*, and sort them so that each reads earlier ones.
 
-    Equations that no output needs any more are dropped.  Raises ValueError where there is no such order.
+    Equations that no output needs are dropped. Raises ValueError if there is no such order.
     """
     everything = [*more, *(new.get(e.name, e) for e in program.equations)]
     reads = {e.name: {t.name for t in tensors(e.scope)} for e in everything}
@@ -115,7 +115,7 @@ def exchange_equations(program: Program, new: Mapping[str, Equation], more: Iter
 
 
 def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
-    """For each of *stems* a name that nothing in *program* has, nor another of these."""
+    """Return a new name for each of *stems*, different from all names in *program* and from one another."""
     used = set(program.names())
     out: list[str] = []
     for stem in stems:
@@ -126,7 +126,7 @@ def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
 
 
 def resolve_access(program: Program, access: Access) -> Access:
-    """*access* as a read of the tensor that holds the elements, through equations that only re-index."""
+    """Follow *access* through equations that only re-index to the tensor that stores the elements."""
     made = {e.name: e.scope for e in program.equations}
     while isinstance(access.source, Tensor) and access.source.name in made:
         match made[access.source.name]:
@@ -143,12 +143,12 @@ def resolve_access(program: Program, access: Access) -> Access:
 
 @lru_cache(1 << 14)
 def tensor_names(scope: Scope) -> tuple[str, ...]:
-    """The names of the tensors that *scope* reads, each once."""
+    """Return the names of the tensors that *scope* reads, each once."""
     return tuple(dict.fromkeys(t.name for t in tensors(scope)))
 
 
 def readers(program: Program, name: str) -> tuple[int, ...]:
-    """The numbers of the equations that read the tensor called *name*."""
+    """Return the numbers of the equations that read the tensor called *name*."""
     return tuple(n for n, e in enumerate(program.equations) if name in tensor_names(e.scope))
 
 
@@ -161,7 +161,7 @@ def equation_number(program: Program, name: str) -> int:
 
 
 def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Scope:
-    """*scope* with every read of the tensor called *name*, at any depth, exchanged."""
+    """Replace every read of the tensor called *name*, at any depth."""
 
     def look(access: Access) -> Scalar:
         match access.source:
@@ -175,7 +175,7 @@ def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Sc
 
 
 def redirect_reads(program: Program, old: str, new: Tensor) -> Program:
-    """*program* with *new* read wherever *old* was; means of running stay, since nothing but a name changes."""
+    """Read *new* instead of *old* everywhere; ``via`` stays, since only a name changes."""
     return replace(
         program,
         equations=tuple(
@@ -188,9 +188,9 @@ def redirect_reads(program: Program, old: str, new: Tensor) -> Program:
 
 
 def widen_padding(program: Program, name: str, padding: Padding, value: float) -> tuple[Program, Tensor]:
-    """*program* in which *name* may be read at least *padding* far with *value* there, and the tensor to read.
+    """Let *name* be read at least *padding* far, with *value* there; return the program and the tensor to read.
 
-    Raises ValueError where it is read with another value there already.
+    Raises ValueError if it already has another value there.
     """
     held = next((t for t in program.inputs if t.name == name), None)
     if held is None:
@@ -214,12 +214,12 @@ def widen_padding(program: Program, name: str, padding: Padding, value: float) -
 
 
 def remove_equation(program: Program, n: int) -> Program:
-    """*program* without equation *n*."""
+    """Return *program* without equation *n*."""
     return replace(program, equations=(*program.equations[:n], *program.equations[n + 1 :]))
 
 
 def whole_equation(program: Program, at: tuple[int, ...]) -> Equation:
-    """The equation at *at*; raises ValueError for a scope inside one."""
+    """Return the equation at *at*; raises ValueError for a scope inside one."""
     if len(at) != 1:
         raise ValueError(f"path {at} is a scope inside an equation, expected an equation")
     program.scope_at(at)
@@ -231,7 +231,7 @@ def _find_producer(program: Program, name: str) -> Equation | None:
 
 
 def union_padding(one: Padding, other: Padding) -> Padding:
-    """As far beyond a box as both reach."""
+    """Return the larger padding on every side."""
     if not one or not other:
         return one or other
     return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -22,15 +22,15 @@ _REMEMBERED = 1 << 14
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of an array of *shape* whose last dimension is contiguous."""
+    """Return the strides, in elements, of an array of *shape* whose last dimension is contiguous."""
     return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
 
 
 @lru_cache(_REMEMBERED)
 def flat_address(access: Access) -> Index:
-    """The position among the source's stored elements of what *access* reads, as one index in its iterators.
+    """Return the row-major position of the element that *access* reads, as one index.
 
-    It means that only where the read is inside the source's box.
+    It is valid only if the read is inside the source's box.
     """
     source = access.source
     total = Index()
@@ -40,10 +40,10 @@ def flat_address(access: Access) -> Index:
 
 
 def view_strides(scope: Scope) -> tuple[int, tuple[int, ...]] | None:
-    """(offset, strides) in elements of the tensor that *scope* reads, if it is that tensor's elements seen otherwise.
+    """Return (offset, strides), in elements, of *scope* as a view of the tensor that it reads.
 
-    A dimension of one element has the stride that a packed array would have: no other is more true.  None if it
-    computes anything, reads padding, has a domain, or reads at an address that is not affine.
+    A dimension of one element has the stride of a packed array. None if *scope* computes anything, reads padding, has a
+    domain, or has an address that is not affine.
     """
     match scope:
         case Scope(summations=(), body=Access(Tensor() as source, index) as access, domain=()):
@@ -65,7 +65,7 @@ NEXT = r" \\ "
 
 @dataclass(frozen=True, slots=True)
 class IteratorRow:
-    """An iterator, counted from 0: *output* if it moves along the result."""
+    """An iterator, counted from 0; *output* if it moves along the result."""
 
     name: str
     extent: int
@@ -74,7 +74,7 @@ class IteratorRow:
 
 @dataclass(frozen=True, slots=True)
 class AddressColumn:
-    """A tensor's address: a coefficient for every row, in elements, and the address where all iterators are 0."""
+    """A tensor's address: a coefficient for every row, in elements, and the address at 0."""
 
     name: str
     coefficients: tuple[int, ...]
@@ -83,7 +83,7 @@ class AddressColumn:
 
 @dataclass(frozen=True)
 class FlattenedScope:
-    """*rows* by name, the result's column first, then one for each different read; *constraints* as in the scope."""
+    """*rows* sorted by name; the result's column, then one for each different read; *constraints* of the scope."""
 
     rows: tuple[IteratorRow, ...]
     columns: tuple[AddressColumn, ...]
@@ -101,18 +101,18 @@ class FlattenedScope:
 
     @property
     def ranges(self) -> tuple[int, ...]:
-        """How many values each row takes."""
+        """The number of values of each row."""
         return tuple(r.extent for r in self.rows)
 
     @cached_property
     def moving(self) -> tuple[tuple[int, ...], ...]:
-        """For each column, the rows on which its address depends."""
+        """The rows on which each column's address depends."""
         return tuple(tuple(n for n, c in enumerate(column.coefficients) if c) for column in self.columns)
 
     def merge_neighbours(self) -> FlattenedScope:
-        """The table with rows merged that every column has as neighbours, the inner one whole: dimension squashing.
+        """Merge rows that are neighbours in every column, the inner one whole (dimension collapsing).
 
-        Rows of one kind only, results or summations, and none on which a constraint depends.
+        Only rows of one kind (results or summations) that no constraint reads are merged.
         """
         bound = {x.name for c in self.constraints for x in c.index.iterators}
         free = [n for n, r in enumerate(self.rows) if r.name not in bound]
@@ -133,12 +133,12 @@ class FlattenedScope:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """The heading: the names of the columns."""
+        """The names of the columns, as a heading."""
         return ("", "range", *(c.name for c in self.columns))
 
     @property
     def lines(self) -> tuple[tuple[str, ...], ...]:
-        """The rows in words, and the offsets below them."""
+        """The rows as text, and the offsets below them."""
         rows = [
             (r.name, str(r.extent), *(str(c.coefficients[n]) for c in self.columns)) for n, r in enumerate(self.rows)
         ]
@@ -151,7 +151,7 @@ class FlattenedScope:
         return "\n".join((*text, *map(repr, self.constraints)))
 
     def latex(self) -> str:
-        """The table as a LaTeX array, and the constraints below it."""
+        """Return the table as a LaTeX array, with the constraints below it."""
         cells = [" & ".join(_latex_word(c) for c in line) for line in (self.head, *self.lines)]
         body = NEXT.join(cells[1:])
         right = "r" * (len(self.head) - 1)
@@ -174,14 +174,14 @@ class FlattenedScope:
 
 
 def are_neighbours(steps: Iterable[tuple[int, int]], inner: int) -> bool:
-    """Whether two iterators go over every address as one of both: steps (outer, inner), *inner* values inside."""
+    """Whether two iterators act as one in every address: steps (outer, inner), *inner* values inside."""
     return all(outer == within * inner for outer, within in steps)
 
 
 def flatten_scope(scope: Scope, name: str = "O") -> FlattenedScope:
-    """The table of *scope*, whose result is called *name*; a read that occurs twice has one column.
+    """Return the table of *scope*, whose result is called *name*; repeated reads share a column.
 
-    Raises ValueError where an address is no polynomial of degree one, with the index that is not.
+    Raises ValueError with the address that is not affine.
     """
     iterators = sorted((*scope.traversals, *scope.summations), key=lambda x: x.name)
     rows = tuple(IteratorRow(x.name, x.extent, x in scope.traversals) for x in iterators)
@@ -201,7 +201,7 @@ def flatten_scope(scope: Scope, name: str = "O") -> FlattenedScope:
 
 
 def bounds_inside_source(access: Access) -> Iterable[Bound]:
-    """What has to hold for *access* to lie inside its source, without what the ranges say already."""
+    """Yield the conditions for *access* to lie inside its source, except those that the ranges imply."""
     for index, (lo, hi) in zip(access.index, access.source.box, strict=True):
         bound = Bound(index, lo, hi)
         if not always_holds(bound):

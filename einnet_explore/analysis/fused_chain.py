@@ -40,19 +40,19 @@ PERIODS = range(1, 17)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One scope of a chain; the stages that it reads are tensors called #0, #1, …"""
+    """One scope of a chain; it reads other stages as tensors called #0, #1, …"""
 
     name: str
     scope: Scope
 
     @property
     def tensor(self) -> Tensor:
-        """What other stages read."""
+        """The tensor that other stages read."""
         return Equation(self.name, self.scope).tensor
 
     @property
     def product(self) -> bool:
-        """Whether it sums products of two tensors: where the work is."""
+        """Whether the stage sums products of two tensors."""
         try:
             product = TensorContraction.of(self.scope)
         except Refused:
@@ -62,9 +62,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A traversal of the result in blocks of *size* times *period*; the block *at* is the number of its first period.
+    """A traversal of the result in blocks of *size* times *period*; *at* is the number of a block's first period.
 
-    The last block overlaps the one before where they do not come out even.
+    The last block overlaps the one before if the blocks do not divide the traversal.
     """
 
     traversal: Iterator
@@ -74,31 +74,31 @@ class Cut:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return -(-self.periods // self.size)
 
     @property
     def periods(self) -> int:
-        """How many periods the traversal has."""
+        """The number of periods."""
         return -(-self.traversal.extent // self.period)
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The part of a stage that a block needs: a box of *extent* that starts at *origin*, which moves with the block."""
+    """The part of a stage that a block needs: a box of *extent* at *origin*, which moves with the block."""
 
     origin: tuple[Index, ...]
     extent: tuple[int, ...]
 
     @property
     def points(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return prod(self.extent)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The *stages* of a scope, each after those that it reads; the last one is the scope itself."""
+    """The *stages* of a scope in the order of their reads; the last one is the scope itself."""
 
     stages: tuple[Stage, ...]
 
@@ -108,7 +108,7 @@ class Chain:
         return self.stages[-1]
 
     def regions(self, cuts: Iterable[Cut]) -> Mapping[str, Region]:
-        """What a block needs of every stage, by name."""
+        """Return the region of every stage that a block needs, by name."""
         held = {c.traversal: c for c in cuts}
         blocks = frozenset(c.at for c in held.values())
         found: dict[str, Region] = {self.result.name: _result_region(self.result.scope, held)}
@@ -123,19 +123,19 @@ class Chain:
         return found
 
     def multiplications(self, cuts: tuple[Cut, ...] = ()) -> int:
-        """Products of all blocks together, in stages that sum products."""
+        """Count the products of all blocks, in stages that sum products."""
         regions, blocks = self.regions(cuts), prod(c.blocks for c in cuts)
         return blocks * sum(
             regions[s.name].points * prod(y.extent for y in s.scope.summations) for s in self.stages if s.product
         )
 
     def make_cut(self, x: Iterator, period: int, size: int) -> Cut:
-        """The cut of *x* into blocks of so many periods."""
+        """Cut *x* into blocks of *size* periods."""
         last = -(-x.extent // period) - size
         return Cut(x, period, size, Iterator(f"@{x.name}", 0, last + 1))
 
     def cuts(self) -> tuple[Cut, ...]:
-        """The smallest cut of every traversal, beside those before it, by which no product is done twice."""
+        """Return the smallest cut of every traversal that, with the earlier ones, repeats no product."""
         whole = self.multiplications()
         out: list[Cut] = []
         for x in self.result.scope.traversals:
@@ -152,7 +152,7 @@ class Chain:
 
 
 def find_chain(scope: Scope) -> Chain:
-    """*scope* as a chain; raises Refused with what stands in the way."""
+    """Return *scope* as a chain; raises Refused with the stage that prevents it."""
     stages: list[Stage] = []
     done: dict[Scope, Tensor] = {}
 
@@ -185,7 +185,7 @@ def find_chain(scope: Scope) -> Chain:
 
 
 def local_indices(scope: Scope, region: Region) -> Mapping[Iterator, Index]:
-    """The traversals of *scope* where they are counted from the start of *region*, by iterators of the same names."""
+    """Map the traversals of *scope* to indices counted from the start of *region*, of the same names."""
     counted = zip(scope.traversals, region.origin, region.extent, strict=True)
     return {x: origin + Iterator(x.name, 0, extent) for x, origin, extent in counted}
 
@@ -215,7 +215,7 @@ def _whole_reach(reach: tuple[int, int]) -> tuple[Index, int, int]:
 
 
 def _split_index(index: Index, blocks: frozenset[Iterator]) -> tuple[Index, int, int] | None:
-    """(what moves with the block, least, most of the rest); None where an atom has both in it."""
+    """Split *index* into (part moving with the block, least and largest of the rest); None if an atom mixes them."""
     moving, rest = [], []
     for atom, k in index.terms:
         own = frozenset(as_index(atom).iterators)

@@ -30,7 +30,7 @@ from einnet_explore.syntax import parse_index
 
 
 def read_indices(body: Scalar) -> Iterable[Index]:
-    """Every index of *body*, left to right."""
+    """Yield every index of *body*, left to right."""
     match body:
         case Access(index=index):
             yield from index
@@ -44,7 +44,7 @@ def read_indices(body: Scalar) -> Iterable[Index]:
 
 
 def map_indices(body: Scalar, change: Callable[[Index], Index]) -> Scalar:
-    """*body* with every index *i* replaced by ``change(i)``."""
+    """Replace every index *i* of *body* by ``change(i)``."""
     match body:
         case Access(source, index):
             return Access(source, tuple(map(change, index)))
@@ -57,12 +57,12 @@ def map_indices(body: Scalar, change: Callable[[Index], Index]) -> Scalar:
 
 
 def iterators_of(body: Scalar) -> frozenset[Iterator]:
-    """The iterators that *body* depends on; those of nested scopes are their own."""
+    """Return the iterators that *body* depends on; those of nested scopes are their own."""
     return frozenset(x for i in read_indices(body) for x in i.iterators)
 
 
 def compared_iterators(body: Scalar) -> tuple[Iterator, ...]:
-    """The iterators of the comparisons in *body*, each once, left to right."""
+    """Return the iterators of the comparisons in *body*, each once, left to right."""
     match body:
         case Compare(left=left, right=right):
             return tuple(dict.fromkeys((*left.iterators, *right.iterators)))
@@ -73,12 +73,12 @@ def compared_iterators(body: Scalar) -> tuple[Iterator, ...]:
 
 
 def period(indices: Iterable[Index], x: Iterator) -> int:
-    """After so many steps of *x* every quotient and remainder of *indices* repeats."""
+    """Return the number of steps of *x* after which every quotient and remainder of *indices* repeats."""
     return lcm(*(d // gcd(d, k) for index in indices for d, k in _divided(index, x)), 1)
 
 
 def _divided(index: Index, x: Iterator) -> Iterable[tuple[int, int]]:
-    """(divisor, coefficient of *x*) of everything that is divided and moves with *x*."""
+    """Yield (divisor, coefficient of *x*) of every quotient and remainder that depends on *x*."""
     for atom, _ in index.terms:
         match atom:
             case Quotient(numerator, d) | Remainder(numerator, d):
@@ -93,7 +93,7 @@ def is_inside_box(index: Iterable[Index], box: Box) -> bool:
 
 
 def open_views(read: Access) -> Access:
-    """*read* through scopes that only re-index, as long as it stays inside their boxes."""
+    """Follow *read* through scopes that only re-index, as long as it stays inside their boxes."""
     match read.source:
         case Scope(traversals, (), Access(source, index), domain=()) if is_inside_box(read.index, read.source.box):
             to = dict(zip(traversals, read.index, strict=True))
@@ -102,12 +102,12 @@ def open_views(read: Access) -> Access:
 
 
 def join_names(iterators: Iterable[Iterator]) -> str:
-    """``{r, s}``."""
+    """Return ``{r, s}``."""
     return "{" + ", ".join(x.name for x in iterators) + "}"
 
 
 def iterator_by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
-    """The iterator called *name*; raises ValueError with the names that there are."""
+    """Return the iterator called *name*; raises ValueError with the names that there are."""
     known = {x.name: x for x in iterators}
     if name not in known:
         others = join_names(known.values()) if known else "none"
@@ -116,12 +116,12 @@ def iterator_by_name(iterators: Iterable[Iterator], name: str) -> Iterator:
 
 
 def parse_index_over(text: object, iterators: Iterable[Iterator]) -> Index:
-    """The index that *text* writes in terms of *iterators*; raises ValueError where it is none."""
+    """Parse an index in terms of *iterators*; raises ValueError on any other text."""
     return parse_index(str(text), {x.name: x for x in iterators})
 
 
 def parse_ranges(written: Mapping[str, object], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
-    """``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
+    """Parse ``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
     known = tuple(iterators)
     out: list[tuple[Iterator, int, int]] = []
     for name, span in written.items():
@@ -134,7 +134,7 @@ def parse_ranges(written: Mapping[str, object], iterators: Iterable[Iterator]) -
 
 
 def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) -> Scalar:
-    """*inside* where *index* lies in *box*, else the constant; conditions that always hold are dropped."""
+    """Return *inside* where *index* lies in *box*, else *outside*; conditions that always hold are dropped."""
     for i, (lo, hi) in reversed(tuple(zip(index, box, strict=True))):
         least, most = i.bounds
         if most < lo or least >= hi:
@@ -147,7 +147,7 @@ def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) ->
 
 
 def substitute(body: Scalar, to: Mapping[Iterator, IndexLike]) -> Scalar:
-    """*body* with iterators replaced.  Scopes are closed (their iterators are their own), so only indices change."""
+    """Replace iterators in *body*.  Scopes are closed (their iterators are their own), so only indices change."""
     if not to:
         return body
     match body:
@@ -163,12 +163,12 @@ def substitute(body: Scalar, to: Mapping[Iterator, IndexLike]) -> Scalar:
 
 
 def substitute_index(index: Index, to: Mapping[Iterator, IndexLike]) -> Index:
-    """*index* with iterators replaced; itself where none of them occurs."""
+    """Replace iterators in *index*; returns *index* itself if none of them occurs."""
     return index.substitute(lambda x: to.get(x, x)) if any(x in to for x in index.iterators) else index
 
 
 def substitute_domain(domain: tuple[Bound, ...], to: Mapping[Iterator, IndexLike]) -> tuple[Bound, ...]:
-    """The bounds with iterators replaced; those that always hold afterwards are dropped."""
+    """Replace iterators in bounds; bounds that always hold afterwards are dropped."""
     out = (Bound(substitute_index(b.index, to), b.lo, b.hi) for b in domain)
     return tuple(dict.fromkeys(b for b in out if not holds_everywhere(b)))
 
@@ -180,7 +180,7 @@ def holds_everywhere(bound: Bound) -> bool:
 
 
 def rename_iterators(scope: Scope, used: Iterable[str]) -> Scope:
-    """*scope* with its own iterators renamed so that none has a name in *used*; nested scopes keep theirs."""
+    """Rename the own iterators of *scope* so that none has a name in *used*; nested scopes keep theirs."""
     taken = set(used)
     own = {x.name for x in (*scope.traversals, *scope.summations)}
     to: dict[Iterator, Iterator] = {}
@@ -193,7 +193,7 @@ def rename_iterators(scope: Scope, used: Iterable[str]) -> Scope:
 
 
 def with_iterators(scope: Scope, to: Mapping[Iterator, Iterator]) -> Scope:
-    """*scope* with iterators exchanged one for one, in ranges, domain and body."""
+    """Exchange iterators of *scope* one for one, in ranges, domain and body."""
     return replace(
         scope,
         traversals=tuple(to.get(x, x) for x in scope.traversals),
@@ -204,7 +204,7 @@ def with_iterators(scope: Scope, to: Mapping[Iterator, Iterator]) -> Scope:
 
 
 def fresh_name(stem: str, used: Iterable[str]) -> str:
-    """*stem* with the smallest number that makes it a name not in *used*."""
+    """Return *stem* with the smallest number that makes a name not in *used*."""
     stem = stem.rstrip("0123456789") or "x"
     taken = set(used)
     return next(name for n in range(1, len(taken) + 2) if (name := f"{stem}{n}") not in taken)

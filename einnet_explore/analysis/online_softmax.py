@@ -54,27 +54,27 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Monoid(Generic[M]):
-    """A binary operation and its neutral element, which are to be associative and neutral: ``broken`` tells."""
+    """A binary operation and its neutral element; ``check_laws`` verifies that it is a monoid."""
 
     name: str
     neutral: M
     combine: Callable[[M, M], M]
 
     def fold(self, values: Iterable[M]) -> M:
-        """All of *values*, combined from the left."""
+        """Combine *values* from the left."""
         return reduce(self.combine, values, self.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class Homomorphism(Generic[E, M]):
-    """What a list is *whole*, and the *monoid* in which its parts are to be combined: *single* is of one element."""
+    """A function *whole* of lists into *monoid*, and its value *single* of one element."""
 
     monoid: Monoid[M]
     single: Callable[[E], M]
     whole: Callable[[Sequence[E]], M]
 
     def in_blocks(self, blocks: Iterable[Sequence[E]]) -> M:
-        """The whole of a list cut into *blocks*, from those of the blocks."""
+        """Combine the values of the *blocks* of a list."""
         return self.monoid.fold(self.whole(block) for block in blocks)
 
 
@@ -92,9 +92,9 @@ Pair = tuple[int, Fraction]
 
 @lru_cache(maxsize=16)
 def softmax_homomorphism(base: Fraction = Fraction(2)) -> Homomorphism[Pair, Triple]:
-    """The homomorphism of softmax-weighted sums where the exponential is :math:`base^t`; *base* is positive.
+    """Return the homomorphism of softmax-weighted sums with the exponential :math:`base^t`; *base* is positive.
 
-    Raises ValueError for a base for which that is no function with the law.
+    Raises ValueError for other bases, which violate the law.
     """
     if base <= 0:
         raise ValueError(f"base {base}: expected a positive number, so that no power is 0")
@@ -150,7 +150,7 @@ def check_homomorphic(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> 
 
 
 def check_laws(law: Homomorphism[E, M], lists: Sequence[Sequence[E]]) -> None:
-    """Raise Refused unless the laws hold on *lists*, exactly, so that blocks may be combined in any brackets."""
+    """Raise Refused unless the laws hold on *lists*, exactly; then blocks may be combined in any grouping."""
     values = [law.whole(one) for one in lists]
     check_neutral(law.monoid, values)
     check_associative(law.monoid, values)
@@ -178,7 +178,7 @@ def check_softmax_laws() -> None:
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """The rows of *nest*, whose *score* is `z`; ``name(total)`` is what scalars call :math:`\\sum_w e^{z - M}`."""
+    r"""The rows of *nest* with the score `z`; node number *total* is :math:`\sum_w e^{z - M}`."""
 
     nest: RowNest
     score: Scalar
@@ -186,7 +186,7 @@ class OnlineSoftmax:
 
 
 def row_work(scope: Scope) -> OnlineSoftmax | RowNest | None:
-    """*scope* as a softmax-weighted sum, else as other work on rows; None where it is neither."""
+    """Match *scope* as a softmax-weighted sum, else as other work on rows; None if it is neither."""
     found = match_row_nest(scope)
     try:
         return _match_weighted_sum(scope, found)
@@ -232,7 +232,7 @@ def _names(body: Scalar) -> Iterable[str]:
 
 
 def _inline_rows(nest: RowNest, body: Scalar) -> Scalar:
-    """*body* with the rows that it reads inline in."""
+    """Replace the rows that *body* reads by their expressions."""
 
     def inline(access: Access) -> Scalar:
         match access.source:

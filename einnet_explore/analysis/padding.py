@@ -70,14 +70,14 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Constancy:
-    """The value is *value* wherever one of *bounds* is violated; everywhere if *bounds* is None."""
+    """A body is *value* wherever one of *bounds* is violated; everywhere if *bounds* is None."""
 
     bounds: tuple[Bound, ...] | None
     value: float
 
 
 def constancy(body: Scalar) -> Constancy | None:
-    """Where *body* is known to be constant; None if nothing is known."""
+    """Return where *body* is known to be constant; None if nothing is known."""
     match body:
         case Const(value):
             return Constancy(None, value)
@@ -104,7 +104,7 @@ def constancy(body: Scalar) -> Constancy | None:
 
 
 def reduced_constant(scope: Scope, value: float) -> float:
-    """What the reduction of *scope* yields where its body is *value* at every point."""
+    """Return the reduction of *scope* if its body is *value* at every point."""
     count = math.prod(y.extent for y in scope.summations)
     match scope.reduce:
         case "sum":
@@ -116,7 +116,7 @@ def reduced_constant(scope: Scope, value: float) -> float:
 
 
 def confined_range(bound: Bound, x: Iterator) -> tuple[int, int] | None:
-    """The half-open range of *x* outside which *bound* is violated whatever other iterators do; None if unknown."""
+    """Return the half-open range of *x* outside which *bound* is always violated; None if unknown."""
     while (inner := _undo_quotient(bound)) is not None:
         bound = inner
     k = bound.index.coefficient(x)
@@ -138,7 +138,7 @@ def constant_region(scope: Scope, value: float) -> bool:
 
 
 def _undo_quotient(bound: Bound) -> Bound | None:
-    """``lo <= e // d + c < hi`` as a bound of e."""
+    """Return ``lo <= e // d + c < hi`` as a bound of e."""
     match bound.index.terms:
         case ((Quotient(numerator, d), 1),):
             c = bound.index.const
@@ -156,7 +156,7 @@ def _product_constancy(parts: list[Constancy | None]) -> Constancy | None:
 
 
 def _join_constancies(parts: list[Constancy | None], combine: Callable[..., float]) -> Constancy | None:
-    """Constant where every part is: the bounds that all parts share."""
+    """Combine parts that are all constant outside the bounds that they share."""
     if any(p is None for p in parts):
         return None
     known = [p for p in parts if p is not None]
@@ -173,7 +173,7 @@ Ranges = Mapping[Iterator, tuple[int, int]]
 
 
 def change_ranges(scope: Scope, ranges: Ranges) -> Scope:
-    """Change the ranges of iterators, each to a wider or narrower one; raises ValueError unless points are constant."""
+    """Change the ranges of iterators; raises ValueError unless the body is constant at points added or removed."""
     grown = {x: (min(x.lo, lo), max(x.hi, hi)) for x, (lo, hi) in ranges.items()}
     wide = scope
     to = {x: Iterator(x.name, *span) for x, span in grown.items() if span != (x.lo, x.hi)}
@@ -195,7 +195,7 @@ def change_ranges(scope: Scope, ranges: Ranges) -> Scope:
 
 
 def tightest_ranges(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterator, tuple[int, int]]:
-    """The smallest range of each iterator outside which the body is the constant that may be cut away."""
+    """Return the smallest range of each iterator outside which the body is a constant that can be dropped."""
     known = constancy(scope.body)
     out: dict[Iterator, tuple[int, int]] = {}
     for x in iterators:
@@ -212,7 +212,7 @@ def tightest_ranges(scope: Scope, iterators: Iterable[Iterator]) -> dict[Iterato
 
 
 def _must_be_constant(scope: Scope, original: Scope, x: Iterator, lo: int, hi: int, verb: str) -> Scope:
-    """*scope*, whose value is set if it was free, if the body is the right constant where *x* is in [lo, hi)."""
+    """Check that the body is the right constant where *x* is in [lo, hi), and set the scope's value if free."""
     if lo >= hi:
         return scope
     region = Iterator(x.name, lo, hi)
@@ -251,14 +251,14 @@ def _restricted_domain(scope: Scope, x: Iterator, region: Iterator) -> tuple[Bou
 
 
 def _may_be_cut(scope: Scope, x: Iterator, value: float) -> bool:
-    """Whether *x* may leave points out where the body is *value*: the neutral element, or what the padding will say."""
+    """Whether points where the body is *value* can be dropped: it is neutral, or what the padding will hold."""
     if x in scope.summations:
         return value == REDUCTIONS[scope.reduce]
     return reduced_constant(scope, value) == scope.value or not (scope.padding or scope.domain)
 
 
 def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:
-    """*scope*, whose box was *before*, with what left the box as padding and what joined it no longer."""
+    """Turn points that left the box, which was *before*, into padding, and points that joined it out of it."""
     old = scope.padding or ((0, 0),) * len(before)
     new = tuple(
         (max(0, x.lo - lo + a), max(0, hi - x.hi + b))
@@ -271,7 +271,7 @@ Window: TypeAlias = "tuple[Iterator, Index, int]"
 
 
 def sliding_windows(scope: Scope) -> tuple[Window, ...]:
-    """The shortest window (h, base, n) of each summation, if shorter than the summation; bases read traversals."""
+    """Return the shortest window (h, base, n) of each summation, if shorter; bases read traversals."""
     known = constancy(scope.body)
     if known is None or not known.bounds or known.value != REDUCTIONS[scope.reduce]:
         return ()
@@ -285,9 +285,9 @@ def sliding_windows(scope: Scope) -> tuple[Window, ...]:
 
 
 def recentre_windows(scope: Scope, windows: tuple[Window, ...]) -> Scope:
-    """*scope* with every h of *windows* replaced by base - j.
+    """Replace every h of *windows* by base - j.
 
-    Raises ValueError with a term that is lost, or where what a window reads beyond the range of h is not neutral.
+    Raises ValueError with a term that is lost, or if a window reads beyond the range of h and is not neutral there.
     """
     names = [x.name for x in (*scope.traversals, *scope.summations)]
     gone = {h for h, _, _ in windows}
@@ -326,7 +326,7 @@ def _span(h: Iterator, base: Index, n: int) -> tuple[int, int]:
 
 
 def _must_cover(scope: Scope, h: Iterator, base: Index, n: int) -> None:
-    """Every h at which the body is not neutral lies in the window: one bound proves it, or all together."""
+    """Raise ValueError unless every h at which the body is not neutral lies in the window."""
     known = constancy(scope.body)
     neutral = known is not None and known.value == REDUCTIONS[scope.reduce]
     bounds = known.bounds or () if known is not None and neutral else ()
@@ -353,7 +353,7 @@ class Excess:
 
 
 def excess(scope: Scope) -> tuple[Excess, ...]:
-    """Every read of *scope* itself (not of the scopes inside it) that goes beyond its source's padding."""
+    """Return every read of *scope* itself (not of nested scopes) that goes beyond its source's padding."""
     out: list[Excess] = []
     for n, access in enumerate(accesses(scope.body)):
         name = access.source.name if isinstance(access.source, Tensor) else f"scope {n}"
@@ -410,13 +410,13 @@ def _padding(source: Tensor | Table | Scope) -> Padding:
 
 
 def copies_tensor(before: Scope, after: Scope) -> bool:
-    """Whether *after* reads a copy with padding where *before*, of the same accesses, reads the tensor itself."""
+    """Whether *after* reads a padded copy where *before*, with the same accesses, reads the tensor itself."""
     pairs = zip(accesses(before.body), accesses(after.body), strict=True)
     return any(isinstance(a.source, Tensor) and isinstance(b.source, Scope) for a, b in pairs)
 
 
 def trim_padding(scope: Scope) -> Scope:
-    """*scope* with the padding of the scopes that it reads cut back to what is read; 0 where none is left."""
+    """Reduce the padding of the scopes that *scope* reads to the part that is read."""
 
     def trim(access: Access) -> Access:
         match access.source:

@@ -26,7 +26,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class TensorContraction:
-    r"""*scope* as :math:`Y[b, m, n] = \sum_k A[b, m, k] B[b, k, n]`: its iterators by the operands that they index.
+    r"""A contraction :math:`Y[b, m, n] = \sum_k A[b, m, k] B[b, k, n]`, its iterators grouped by operand.
 
     *left* and *right* are the two reads.  Traversals that index neither are in none of the groups.
     """
@@ -80,7 +80,7 @@ def split_factors(body: Scalar, moving: Collection[Iterator]) -> tuple[tuple[Sca
 
 
 def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
-    """The factors of *body*, a quotient by b being the factors of what is divided and 1 / b."""
+    """Return the factors of *body*; a quotient a / b has the factors of a, and 1 / b."""
     out: list[Scalar] = []
     for factor in factors(body):
         match factor:
@@ -92,7 +92,7 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
 
 
 def has_finite_padding(body: Scalar) -> bool:
-    """Whether nothing that *body* reads is padded with an infinite value: 0 times that is no number."""
+    """Whether no read of *body* has an infinite padding: 0 times infinity is no number."""
     return all(isfinite(access.source.value) for access in accesses(body))
 
 
@@ -126,12 +126,12 @@ Reads: TypeAlias = "Sequence[frozenset[Iterator]]"
 
 
 def tree_leaves(tree: Tree) -> tuple[int, ...]:
-    """The factors of *tree*, from left to right."""
+    """Return the factors of *tree*, from left to right."""
     return (tree,) if isinstance(tree, int) else (*tree_leaves(tree[0]), *tree_leaves(tree[1]))
 
 
 def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
-    """What the product of the factors *inside* still depends on once all is summed that only they read."""
+    """Return the iterators of the product of *inside* that remain once all others are summed."""
     chosen = set(inside)
     own = frozenset[Iterator]().union(*(reads[n] for n in chosen))
     elsewhere = frozenset[Iterator]().union(*(r for n, r in enumerate(reads) if n not in chosen))
@@ -139,7 +139,7 @@ def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator
 
 
 def reads_weights(body: Scalar) -> bool:
-    """Whether *body* is known at compile time: it reads weights and coefficients alone, at any depth."""
+    """Whether *body* is known at compile time: it reads only weights and coefficients, at any depth."""
     for access in accesses(body):
         match access.source:
             case Tensor(weight=False):
@@ -150,7 +150,7 @@ def reads_weights(body: Scalar) -> bool:
 
 
 def count_products(scope: Scope) -> int:
-    """The products that *scope* forms at run time: the points of its grid and of those of sums that it multiplies."""
+    """Count the products of *scope* at run time: the points of its grid and of sums that it multiplies."""
     if reads_weights(scope.body):
         return 0
     here = prod(x.extent for x in (*scope.traversals, *scope.summations))
@@ -159,7 +159,7 @@ def count_products(scope: Scope) -> int:
 
 
 def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> int:
-    """What *tree* costs: the points of its nodes' grids; products of *weights* alone cost nothing."""
+    """Return the cost of *tree*: the points of its nodes' grids; products of *weights* alone are free."""
     if isinstance(tree, int):
         return 0
     here = 0 if weights.issuperset(tree_leaves(tree)) else prod(x.extent for x in _grid(tree, reads, kept))
@@ -167,12 +167,12 @@ def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator], weights
 
 
 def _grid(tree: tuple[Tree, Tree], reads: Reads, kept: frozenset[Iterator]) -> frozenset[Iterator]:
-    """What the two operands of the product at the top of *tree* depend on."""
+    """Return the iterators of the two operands of the product at the top of *tree*."""
     return frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
 
 
 def cheapest_tree(reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
-    """The tree with the fewest multiplications, the first in the order of factors where several have them.
+    """Return the tree with the fewest multiplications; of several, the first in the order of factors.
 
     Raises ValueError for fewer than two factors, or more than ``MAX_FACTORS``.
     """

@@ -21,7 +21,7 @@ Domain: TypeAlias = "tuple[Bound, ...]"
 
 
 def never_holds(bound: Bound) -> bool:
-    """Whether *bound* is violated over the whole ranges of its iterators, as far as intervals can tell."""
+    """Whether *bound* is violated over the whole ranges of its iterators, as far as intervals decide."""
     lo, hi = bound.index.bounds
     return hi < bound.lo or lo >= bound.hi
 
@@ -38,7 +38,7 @@ def always_holds(bound: Bound, domain: Domain = ()) -> bool:
 
 
 def index_reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
-    """The smallest closed interval of the values of *index* where *domain* holds; (0, -1) if that is nowhere."""
+    """Return the smallest closed interval of the values of *index* in *domain*; (0, -1) if *domain* is empty."""
     relevant = _relevant(index, domain)
     if index.affine and not relevant:
         return index.bounds
@@ -46,7 +46,7 @@ def index_reach(index: Index, domain: Domain = ()) -> tuple[int, int]:
 
 
 def find_collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tuple[Mapping[str, int], ...]:
-    """Two points of the box of *source* that *forward* maps to one point; empty if it is injective."""
+    """Return two points of the box of *source* that *forward* maps to one point; empty if it is injective."""
     first = {x: f"a{n}" for n, x in enumerate(source)}
     second = {x: f"b{n}" for n, x in enumerate(source)}
     same = [f"{_text(i, first)} = {_text(i, second)}" for i in forward]
@@ -65,7 +65,7 @@ def find_collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tu
 
 
 def find_violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
-    """A point where *domain* holds and *bound* does not; empty if there is none."""
+    """Return a point where *domain* holds and *bound* does not; empty if there is none."""
     names = _names((bound.index, *(b.index for b in domain)))
     text = _text(bound.index, names)
     outside = f"({text} < {bound.lo} or {text} >= {bound.hi})"
@@ -74,7 +74,7 @@ def find_violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
 
 
 def _relevant(index: Index, domain: Domain) -> Domain:
-    """The bounds that share an iterator with *index*, directly or through other bounds."""
+    """Return the bounds that share an iterator with *index*, directly or through other bounds."""
     linked = set(index.iterators)
     kept: list[Bound] = []
     rest = list(domain)
@@ -122,7 +122,7 @@ def _first_point(where: isl.Set) -> tuple[int, ...]:
 
 
 def _text(index: Index, names: Mapping[Iterator, str]) -> str:
-    """*index* in isl's notation, with iterators called as *names* says."""
+    """Write *index* in isl's notation, with iterators named by *names*."""
     parts = [str(index.const)]
     for atom, k in index.terms:
         match atom:

@@ -71,14 +71,14 @@ class ColumnNode:
 
 @dataclass(frozen=True, slots=True)
 class RowNode:
-    """Row values, element by element."""
+    """Row values, elementwise."""
 
     body: Scalar
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedNode:
-    """One value a row: *body* reduced along it by the monoid *reduce*."""
+    """One value per row: *body* reduced along the row by the monoid *reduce*."""
 
     reduce: str
     body: Scalar
@@ -88,13 +88,13 @@ Node: TypeAlias = "BandNode | ColumnNode | RowNode | ReducedNode"
 
 
 def node_name(n: int) -> str:
-    """What scalars call node *n*."""
+    """Return the name of node *n* in scalars."""
     return f"#{n}"
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Where the elements of a row stand: at the columns *row* + *along* of a band, or at *along* where all see all."""
+    """The columns of a row's elements: *row* + *along* in a band, or *along* if every row sees every column."""
 
     row: Iterator
     along: Iterator
@@ -113,11 +113,11 @@ class RowPlaces:
 
     @property
     def names(self) -> set[str]:
-        """The names that nothing else may have."""
+        """The names in use."""
         return {self.row.name, self.along.name, self.column.name}
 
     def over_columns(self, body: Scalar) -> Scalar:
-        """*body* over *column*; raises Refused where it depends on more of a row and a place in it."""
+        """Express *body* over *column*; raises Refused if it depends on row and place otherwise."""
         to = {self.along: as_index(self.column)} if self.dense else {self.row: as_index(self.column) - self.along}
         moved = substitute(body, to)
         left = set(iterators_of(moved))
@@ -133,13 +133,13 @@ def _column(count: int) -> Iterator:
 
 @dataclass
 class RowNodes:
-    """The nodes that have been met so far."""
+    """The nodes found so far."""
 
     places: RowPlaces
     nodes: list[Node] = field(default_factory=list)
 
     def scalar(self, body: Scalar) -> Scalar:
-        """*body*, over batch, row and along, with what it reads of scopes made nodes."""
+        """Express *body* over batch, row and along; scopes that it reads become nodes."""
         return map_accesses(body, self._access)
 
     def _access(self, access: Access) -> Scalar:
@@ -184,7 +184,7 @@ class RowNodes:
         )
 
     def band(self, sums: tuple[Iterator, ...], body: Scalar) -> Scalar:
-        """Σ over *sums* of *body* as a band; raises Refused where it is none."""
+        """Add Σ over *sums* of *body* as a band; raises Refused if it is none."""
         right, left = split_factors(body, (self.places.along,))
         if started := [s for s in sums if s.lo]:
             raise Refused(f"the summation {started[0].name} starts at {started[0].lo}, expected 0")
@@ -205,7 +205,7 @@ class RowNodes:
 
 
 def inline_scopes(body: Scalar) -> Scalar:
-    """*body* without nested scopes; raises Refused where one of them sums."""
+    """Inline nested scopes into *body*; raises Refused if one of them sums."""
 
     def element(access: Access) -> Scalar:
         match access.source:
@@ -222,7 +222,7 @@ def inline_scopes(body: Scalar) -> Scalar:
 
 
 def column_support(body: Scalar, column: Iterator) -> tuple[int, int]:
-    """A range of *column* outside which *body* is 0."""
+    """Return a range of *column* outside which *body* is 0."""
     lo, hi = column.lo, column.hi
     match body:
         case Access(source, index) if source.value == 0:
@@ -241,7 +241,7 @@ def column_support(body: Scalar, column: Iterator) -> tuple[int, int]:
 
 
 def _where(index: Index, column: Iterator, first: int | None, last: int | None) -> tuple[int, int]:
-    """The values of *column* for which ``first <= index < last`` may hold."""
+    """Return the values of *column* for which ``first <= index < last`` may hold."""
     k = index.coefficient(column)
     rest = index - as_index(column) * k
     if k <= 0 or column in rest.iterators:
@@ -257,7 +257,7 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
 
 
 def read_nodes(body: Scalar) -> Iterable[int]:
-    """The numbers of the nodes that *body* reads."""
+    """Yield the numbers of the nodes that *body* reads."""
     for access in accesses(body):
         if isinstance(access.source, Tensor) and access.source.name.startswith("#"):
             yield int(access.source.name[1:])
@@ -265,7 +265,7 @@ def read_nodes(body: Scalar) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
-    """The result is the sum over `w` of the row values and *right* (b, u, n) at :math:`u = m + w`."""
+    """A matrix: the result is the sum over `w` of row values times *right* (b, u, n) at :math:`u = m + w`."""
 
     n: Iterator
     right: Scalar
@@ -274,11 +274,11 @@ class RowProduct:
 
 @dataclass(frozen=True)
 class RowNest:
-    """The rows of *scope*: *nodes* in an order in which they can be computed, then *result* times *scale*.
+    """Work on the rows of *scope*: *nodes* in computable order, then *result* times *scale*.
 
     Scalars are over *batch*, *row* (`m`), *along* (`w`) and *column* (`u`); they read node `n` as the tensor
-    ``name(n)``, at `w` or, where it has one value a row, at nothing.  *scale* does not depend on `w`.  With a *product*
-    the rows are multiplied by it, else they are the result.
+    ``node_name(n)``, at `w` or, for one value per row, without an index. *scale* does not depend on `w`. A *product*
+    multiplies the rows by a matrix; without one they are the result.
     """
 
     scope: Scope
@@ -295,21 +295,21 @@ class RowNest:
 
     @property
     def banded(self) -> bool:
-        """Whether it holds a band."""
+        """Whether the work includes a band."""
         return self.product is not None or any(isinstance(node, BandNode) for node in self.nodes)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the band products."""
+        """Multiplications and additions of the products."""
         each = [prod(s.extent for s in n.sums) for n in self.nodes if isinstance(n, BandNode)]
         each += [self.product.n.extent] if self.product else []
         return 2 * sum(each) * prod(x.extent for x in (*self.batch, self.row, self.along))
 
 
 def match_row_nest(scope: Scope) -> RowNest | None:
-    """*scope* as work on rows that other kernels do badly; None where it is none.
+    """Match *scope* as work on rows for which there is a special kernel; None if it is no such work.
 
-    It has to hold a band, or to reduce its rows and use the outcome along them.
+    It must contain a band, or reduce its rows and use the results along them.
     """
     if scope.domain or any(x.lo for x in scope.traversals) or not scope.traversals:
         return None
@@ -334,7 +334,7 @@ def match_row_nest(scope: Scope) -> RowNest | None:
 
 
 def match_dense_product(scope: Scope) -> RowNest | None:
-    """*scope* as row values, of which each sees every column, times a matrix over the columns; None where it is not."""
+    """Match row values that see every column, times a matrix over the columns; None if there is no match."""
     if scope.domain or any(x.lo for x in scope.traversals) or not scope.summations or scope.reduce != "sum":
         return None
     for row in reversed(scope.traversals[:-1]):
@@ -396,7 +396,7 @@ def _assemble(scope: Scope, rows: RowNodes, result: Scalar, product: RowProduct 
 
 
 def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:
-    """The nodes that the result needs, in order."""
+    """Return the nodes that the result needs, in order."""
     found: set[int] = set()
     waiting = list(read_nodes(result))
     while waiting:
@@ -408,7 +408,7 @@ def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:
 
 
 def _body(node: Node) -> Scalar:
-    """What *node* computes from other nodes."""
+    """Return the scalar that *node* computes from other nodes."""
     match node:
         case BandNode() | ColumnNode():
             return Const(0)
@@ -421,7 +421,7 @@ def _with_body(node: Node, body: Scalar) -> Node:
 
 
 def _inline_node(body: Scalar, n: int, new: Scalar) -> Scalar:
-    """*body* with what it reads of node *n* replaced; products stay flat."""
+    """Replace reads of node *n* in *body* by *new*; products stay flat."""
     called = node_name(n)
     return _map_factors(body, lambda a: new if isinstance(a.source, Tensor) and a.source.name == called else a)
 
@@ -442,7 +442,7 @@ def _map_factors(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
 
 
 def _split_scale(body: Scalar, along: Iterator) -> tuple[Scalar, Scalar]:
-    """(the factors of *body* that depend on *along*, the product of the others)."""
+    """Return (the factors of *body* that depend on *along*, the product of the others)."""
     inside: list[Scalar] = []
     outside: list[Scalar] = []
     for factor in factors(body):

@@ -35,7 +35,7 @@ from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, 
 
 @dataclass(frozen=True, slots=True)
 class MergedSiblings:
-    """What siblings become: the concatenated own factors, the one expression, and each result as a part of it."""
+    """The result of a merger: the concatenated own factors, the merged expression, and each result as its part."""
 
     operand: Equation
     whole: Equation
@@ -43,7 +43,7 @@ class MergedSiblings:
 
 
 def make_sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
-    """*scope* with its factor *number*, an access that comes to *read*, as the shared one; raises ValueError."""
+    """Return *scope* with factor *number*, which resolves to *read*, as the shared one; raises ValueError."""
     parts = factors(scope.body)
     shared = parts[number]
     if scope.domain:
@@ -61,7 +61,7 @@ def make_sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
 
 
 def merge_siblings(siblings: Iterable[Sibling], operand: str, whole: str) -> MergedSiblings:
-    """The siblings as one expression; raises ValueError with what differs between two of them."""
+    """Merge the siblings into one expression; raises ValueError with the difference between two of them."""
     base, *others = siblings
     merging = _Merging(base)
     for other in others:
@@ -70,7 +70,7 @@ def merge_siblings(siblings: Iterable[Sibling], operand: str, whole: str) -> Mer
 
 
 def source_name(access: Access) -> str:
-    """What *access* reads, by name."""
+    """Return the name of the tensor that *access* reads."""
     return access.source.name if isinstance(access.source, Tensor) else "what has no name"
 
 
@@ -93,7 +93,7 @@ class _Merging:
         self.members = [Member(base, to, {x.name: (x.lo, x.hi) for x in own})]
 
     def take_in(self, other: Sibling) -> None:
-        """Lay *other* beside the members; what it alone sums joins the merged iterators."""
+        """Align *other* with the members; iterators that only it sums join the merged ones."""
         base = self.base
         if other.scope.reduce != base.scope.reduce:
             raise ValueError(f"{base.name} reduces by {base.scope.reduce}, {other.name} by {other.scope.reduce}")
@@ -122,7 +122,7 @@ class _Merging:
         self.members.append(member)
 
     def _widen(self, other: Reading, extra: Mapping[Iterator, int], moved: Mapping[Iterator, Iterator]) -> Reading:
-        """The reading with the windows that *other* alone has; the members so far are where they have these values."""
+        """Add the windows of *other* to the reading; earlier members are fixed to these values."""
         index = []
         for i, j in zip(self.reading.index, other.index, strict=True):
             window = Index()
@@ -141,7 +141,7 @@ class _Merging:
         return made
 
     def build(self, operand: str, whole: str) -> MergedSiblings:
-        """The equations, once every sibling has its place."""
+        """Return the equations, once every sibling has its place."""
         count = 0
         for member in self.members:
             member.first, count = count, count + member.count
@@ -188,13 +188,13 @@ def _hull(spans: Iterable[Span]) -> Span:
 
 
 def _traversals(base: Sibling, now: Mapping[Iterator, Iterator], n: Iterator) -> tuple[Iterator, ...]:
-    """The base's traversals, the free ones as one where the first of them stood."""
+    """Return the base's traversals, with its free ones replaced by *n*."""
     kept = [n if x in base.free else now[x] for x in base.scope.traversals]
     return tuple(dict.fromkeys(kept if base.free else [*kept, n]))
 
 
 def _part(member: Member, whole: Equation, base: Sibling, n: Iterator) -> Scope:
-    """The member's own result, read from the whole."""
+    """Return the member's own result, read from the merged expression."""
     back: dict[str, Index] = {}
     for y in member.sibling.scope.traversals:
         if y in member.to and (x := next(iter(member.to[y].iterators), None)) is not None:

@@ -50,7 +50,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Floating-point operations; bytes of every tensor read once and of the result written once."""
+    """Floating-point operations, and the bytes of every tensor read once and of the result written once."""
 
     flops: int
     read_bytes: int
@@ -63,7 +63,7 @@ class Work:
 
 
 def work(scope: Scope) -> Work:
-    """The work of *scope* and the scopes nested in it, each evaluated once over its box."""
+    """Return the work of *scope* and the scopes nested in it, each evaluated once over its box."""
     flops = sum(_flops(inner) for inner in dict.fromkeys(inner for _, inner in scopes(scope)))
     read = {t.name: prod(t.shape) * ELEMENT_BYTES for t in tensors(scope)}
     return Work(flops, sum(read.values()), prod(scope.shape) * ELEMENT_BYTES)
@@ -91,7 +91,7 @@ def _windows(body: Scalar, s: Iterator) -> Iterable[int]:
 
 
 def utilisation(scope: Scope, lanes: int) -> float:
-    """The part of the vector lanes that does useful work in a library's contraction of this shape.
+    """Return the fraction of vector lanes that a library's contraction of this shape uses.
 
     A library lays one group of output iterators along the lanes, those of one operand alone: with 21 output channels
     and 16 lanes 21 of 32 are used.  A plain matrix product may take either operand, one with composite indices (a
@@ -112,7 +112,7 @@ def utilisation(scope: Scope, lanes: int) -> float:
 
 @lru_cache(maxsize=4096)
 def row_utilisation(scope: Scope, lanes: int) -> float:
-    """The part of the vector lanes that does useful work in a register-tiled kernel; 0 where there is none.
+    """Return the fraction of vector lanes that a register-tiled kernel uses; 0 if there is no such kernel.
 
     It lays the innermost traversal along the lanes, as far as it runs through one operand, and the last of several
     vectors overlaps the one before.
@@ -133,7 +133,7 @@ MAX_POINTS = 1 << 20
 
 @lru_cache(1 << 10)
 def minimum_products(scope: Scope) -> int:
-    """The number of products of two elements that every derivation of *scope* forms; 0 if unknown."""
+    """Return the number of products of two elements that every derivation of *scope* forms; 0 if unknown."""
     try:
         product = TensorContraction.of(scope)
     except Refused:
@@ -189,7 +189,7 @@ def _values(index: Index) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is what starting anything costs.
+    """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is the overhead of a call.
 
     ``library``, ``tiled`` and ``generated`` are the parts of the peak that library operators, register-tiled kernels
     and other generated ones reach where nothing but arithmetic limits them; ``lanes`` is the width of a vector register
@@ -209,12 +209,12 @@ class Device:
     generated: float = 0.15
 
     def bandwidth(self, nbytes: int) -> float:
-        """Bytes a second for a working set of *nbytes*."""
+        """Return bytes per second for a working set of *nbytes*."""
         return self.cache_bandwidth if nbytes <= self.cache_bytes else self.memory_bandwidth
 
 
 def cpu_default(threads: int = 1) -> Device:
-    """A present-day server core with 512-bit vectors, times *threads*; memory is shared, so it grows more slowly."""
+    """Return a current server core with 512-bit vectors, times *threads*; memory bandwidth grows more slowly."""
     return Device(
         name="cpu",
         threads=threads,
@@ -234,7 +234,7 @@ Measured = Callable[[Equation], "float | None"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds, and how they were found: ``measured``, ``flops``, ``bytes``, ``view``, ``constant`` or ``mixed``."""
+    """Seconds, and their origin: ``measured``, ``flops``, ``bytes``, ``view``, ``constant`` or ``mixed``."""
 
     seconds: float
     how: str
@@ -242,14 +242,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Estimates for *device*; *measured* gives the stored seconds of an equation, or None."""
+    """Estimates for *device*; *measured* returns the stored seconds of an equation, or None."""
 
     device: Device = CPU_DEFAULT
     measured: Measured | None = None
     operators: Sequence[Operator] = OPERATORS
 
     def estimate(self, equation: Equation) -> Estimate:
-        """One run of *equation*: a view is free, and so is what only reads weights, since it is evaluated beforehand.
+        """Estimate one run of *equation*; views, and equations that read only weights, are free.
 
         Only the tensors' own ``weight`` counts here; ``program_cost`` also knows equations that read weights through
         others.
@@ -268,7 +268,7 @@ class CostModel:
         return Estimate(self.device.call_seconds + max(compute, transfer), how)
 
     def program_cost(self, program: Program) -> Estimate:
-        """The sum over the equations that are run when the program is run."""
+        """Estimate the equations that run when the program runs."""
         constant = weight_only(program)
         parts = [self.estimate(e) for e in program.equations if e.name not in constant]
         kinds = {p.how for p in parts} - {"view", "constant"}
@@ -276,7 +276,7 @@ class CostModel:
         return Estimate(sum(p.seconds for p in parts), how)
 
     def lower_bound(self, program: Program) -> float:
-        """A lower bound, in seconds, of the cost of every program derived from *program*.
+        """Return a lower bound, in seconds, of the cost of every program derived from *program*.
 
         Instantiated equations cost their estimate, the others at least ``least``.  Copies, views and results of views
         may vanish, so bytes count only where nothing is instantiated.
@@ -286,7 +286,7 @@ class CostModel:
         return done + self.least(program)
 
     def least(self, program: Program) -> float:
-        """A lower bound of the cost of the other equations: products formed and results written."""
+        """Return a lower bound of the cost of equations not instantiated: products formed and results written."""
         constant = weight_only(program)
         rest = [e for e in program.equations if e.via is None and e.name not in constant]
         flops = 2 * sum(minimum_products(e.scope) for e in rest)
@@ -299,7 +299,7 @@ class CostModel:
         return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:
-        """The part of the peak that the best kernel for *equation* reaches."""
+        """Return the fraction of the peak that the best kernel for *equation* reaches."""
         via, device = equation.via, self.device
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
@@ -309,17 +309,17 @@ class CostModel:
 
 
 def _is_computation(equation: Equation) -> bool:
-    """Whether *equation* does more than move elements, which a view may do at no cost."""
+    """Whether *equation* does more than move elements, which a view may do for free."""
     scope = equation.scope
     return not isinstance(scope.body, Access) or any(y.extent > 1 for y in scope.summations)
 
 
 def program_least(program: Program) -> float:
-    """``CostModel().least``, the bound for a search with the cost ``program_seconds``."""
+    """Return ``CostModel().least``, the bound for a search with the cost ``program_seconds``."""
     return CostModel().least(program)
 
 
 def program_seconds(program: Program) -> tuple[float, str]:
-    """``CostModel().program_cost`` as the pair that a search expects."""
+    """Return ``CostModel().program_cost`` as the pair that a search expects."""
     found = CostModel().program_cost(program)
     return found.seconds, found.how

@@ -41,7 +41,7 @@ JOINS: dict[str, str] = {"sum": "+", "prod": "*", "max": "maximum", "min": "mini
 
 
 class _Source(Node):
-    """What an access may read: a tensor, a table or a scope."""
+    """The source of an access: a tensor, a table or a scope."""
 
     __slots__ = ()
 
@@ -108,7 +108,7 @@ class Table(_Source):
 
     @property
     def value(self) -> float:
-        """What padding holds; there is none."""
+        """The padding's value; a table has no padding."""
         return 0
 
     def __repr__(self) -> str:
@@ -212,7 +212,7 @@ class Scope(_Source):
 
 
 def padded(source: Tensor | Scope, padding: Padding) -> Tensor | Scope:
-    """*source* with *padding*; an all-zero padding is held as the empty one."""
+    """Return *source* with *padding*; an all-zero padding is normalised to the empty one."""
     return replace(source, padding=padding if any(any(p) for p in padding) else ())
 
 
@@ -223,27 +223,27 @@ def _reach(box: Box, padding: Padding) -> Box:
 
 
 def mul(*args: Scalar) -> Scalar:
-    """The product of *args*, flattened; constants are collected in front, 1 is dropped."""
+    """Return the product of *args*, flattened; constants are collected in front, 1 is dropped."""
     return _flat("*", args, 1)
 
 
 def add(*args: Scalar) -> Scalar:
-    """The sum of *args*, flattened; constants are collected in front, 0 is dropped."""
+    """Return the sum of *args*, flattened; constants are collected in front, 0 is dropped."""
     return _flat("+", args, 0)
 
 
 def sub(a: Scalar, b: Scalar) -> Scalar:
-    """a - b."""
+    """Return a - b."""
     return Apply("-", (a, b))
 
 
 def is_zero(u: Scalar) -> Scalar:
-    """1 where *u*, which must not be negative, is 0, and 0 elsewhere: 0 to the *u*."""
+    """Return 1 where *u*, which must not be negative, is 0, and 0 elsewhere: 0 to the power *u*."""
     return Apply("pow", (Const(0), u))
 
 
 def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
-    """*parts* (one at least) reduced by *monoid*, written out."""
+    """Return *parts* (at least one) combined by *monoid*."""
     match JOINS[monoid]:
         case "+":
             return add(*parts)
@@ -254,12 +254,12 @@ def combined(monoid: str, parts: Iterable[Scalar]) -> Scalar:
 
 
 def factors(body: Scalar) -> tuple[Scalar, ...]:
-    """The factors of a product; a body that is no product is its own only factor."""
+    """Return the factors of a product; any other body is its only factor."""
     return body.args if isinstance(body, Apply) and body.op == "*" else (body,)
 
 
 def terms(body: Scalar) -> tuple[Scalar, ...]:
-    """The terms of a sum; a body that is no sum is its own only term."""
+    """Return the terms of a sum; any other body is its only term."""
     return body.args if isinstance(body, Apply) and body.op == "+" else (body,)
 
 
@@ -278,7 +278,7 @@ def _flat(op: str, args: tuple[Scalar, ...], neutral: float) -> Scalar:
 
 
 def walk_scalar(body: Scalar) -> Iterable[Scalar]:
-    """*body* and the arguments in it, each function before its arguments; not inside the scopes that it reads."""
+    """Yield *body* and its arguments, each function before its arguments; scopes that it reads are not entered."""
     yield body
     if isinstance(body, Apply):
         for arg in body.args:
@@ -286,7 +286,7 @@ def walk_scalar(body: Scalar) -> Iterable[Scalar]:
 
 
 def accesses(body: Scalar) -> Iterable[Access]:
-    """The accesses of *body*, left to right; not those inside the scopes that it reads."""
+    """Yield the accesses of *body*, left to right; scopes that it reads are not entered."""
     match body:
         case Access():
             yield body
@@ -298,7 +298,7 @@ def accesses(body: Scalar) -> Iterable[Access]:
 
 
 def map_accesses(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:
-    """*body* with every access *a* replaced by ``change(a)``, left to right; products and sums stay flat."""
+    """Replace every access *a* of *body* by ``change(a)``, left to right; products and sums stay flat."""
     match body:
         case Access():
             return change(body)

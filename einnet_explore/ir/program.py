@@ -19,7 +19,7 @@ Path: TypeAlias = "tuple[int, ...]"
 
 
 def scopes(root: Scope) -> Iterable[tuple[Path, Scope]]:
-    """Every scope of *root* with its path below *root*, outermost first."""
+    """Yield every scope of *root* with its path below *root*, outermost first."""
     yield (), root
     for i, access in enumerate(accesses(root.body)):
         if isinstance(access.source, Scope):
@@ -28,7 +28,7 @@ def scopes(root: Scope) -> Iterable[tuple[Path, Scope]]:
 
 
 def tensors(root: Scope) -> Iterable[Tensor]:
-    """Every tensor read in *root*, at any depth, once, in order of appearance."""
+    """Return every tensor read in *root*, at any depth, once, in order of appearance."""
     found: dict[Tensor, None] = {}
     for _, scope in scopes(root):
         for access in accesses(scope.body):
@@ -38,7 +38,7 @@ def tensors(root: Scope) -> Iterable[Tensor]:
 
 
 def map_tensors(root: Scope, change: Callable[[Tensor], Tensor | Scope]) -> Scope:
-    """*root* with what every read of a tensor reads, at any depth, replaced by *change*."""
+    """Replace every tensor that *root* reads, at any depth, by ``change(tensor)``."""
 
     def swap(access: Access) -> Access:
         match access.source:
@@ -52,12 +52,12 @@ def map_tensors(root: Scope, change: Callable[[Tensor], Tensor | Scope]) -> Scop
 
 
 def describe_source(source: Tensor | Table) -> str:
-    """What *source* is called in messages."""
+    """Return the name of *source* in messages."""
     return f"tensor {source.name}" if isinstance(source, Tensor) else "a table"
 
 
 def scope_at(root: Scope, path: Path, above: Path = ()) -> Scope:
-    """The scope of *root* at *path*; raises LookupError where *path* leads to none.
+    """Return the scope of *root* at *path*; raises LookupError if *path* leads to none.
 
     *above*: the path of *root* itself, for the message.
     """
@@ -74,7 +74,7 @@ def scope_at(root: Scope, path: Path, above: Path = ()) -> Scope:
 
 
 def replace_at(root: Scope, path: Path, new: Scope | Tensor) -> Scope:
-    """*root* with the scope at *path* (not the root itself) read from *new* instead; untouched parts are shared."""
+    """Replace the scope at *path* by *new*; untouched parts are shared."""
     if not path:
         if isinstance(new, Tensor):
             raise LookupError(f"the root of an equation cannot become tensor {new.name}")
@@ -90,12 +90,12 @@ def replace_at(root: Scope, path: Path, new: Scope | Tensor) -> Scope:
 
 
 def show_path(path: Path) -> str:
-    """``(0, 1)`` as ``"0.1"``."""
+    """Return ``(0, 1)`` as ``"0.1"``."""
     return ".".join(map(str, path))
 
 
 def read_path(text: str) -> Path:
-    """``"0.1"`` as ``(0, 1)``; raises ValueError on anything else."""
+    """Parse ``"0.1"`` as ``(0, 1)``; raises ValueError on anything else."""
     if text and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", text):
         raise ValueError(f"path {text!r}: expected numbers separated by dots, such as 0.1")
     return tuple(map(int, text.split("."))) if text else ()
@@ -111,7 +111,7 @@ VIEW = "View"
 class Instance(Node):
     """How an equation is run: a library operator with solved attributes, a generated eOperator, or a view.
 
-    A ``View`` is an equation whose elements are its source's own, in an order that strides express: it costs nothing.
+    A ``View`` re-indexes its source's elements by strides: it costs nothing.
     """
 
     operator: str
@@ -129,7 +129,7 @@ class Instance(Node):
 
     @property
     def eoperator_kind(self) -> EOperatorKind | None:
-        """The kind of an eOperator; None of a library call, a view, and an eOperator without a kind."""
+        """The kind of an eOperator; None for a library call, a view, and an eOperator without a kind."""
         named = dict(self.attributes).get("kind") if self.operator == EOPERATOR else None
         return next((kind for kind in EOperatorKind if kind == named), None)
 
@@ -160,8 +160,8 @@ class EOperatorKind(StrEnum):
 class Equation(Node):
     """``name = scope``; *via* is how it is run once it has been instantiated.
 
-    The scope is always what the equation means, also for an operator call: then it is the operator's canonical
-    expression with its attributes put in, so that evaluation and proofs need no table of operators.
+    The scope is always the equation's value, also for an operator call: then it is the operator's canonical expression
+    with its attributes, so that evaluation and proofs need no table of operators.
     """
 
     name: str
@@ -170,9 +170,9 @@ class Equation(Node):
 
     @property
     def tensor(self) -> Tensor:
-        """What a later equation reads: the scope's result, with its box and padding, under this name.
+        """The tensor that later equations read: the scope's result, with its box and padding, under this name.
 
-        Without padding there is no value outside that could be read, so none is named.
+        Without padding no value outside the box can be read, so none is given.
         """
         scope = self.scope
         origin = tuple(x.lo for x in scope.traversals)
@@ -192,7 +192,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
     def scope_at(self, path: Path) -> Scope:
-        """The scope at *path* (equation number first)."""
+        """Return the scope at *path* (equation number first)."""
         if not path or not 0 <= path[0] < len(self.equations):
             raise LookupError(
                 f"path {show_path(path)!r}: expected an equation number below {len(self.equations)} first"
@@ -200,7 +200,7 @@ class Program(Node):
         return scope_at(self.equations[path[0]].scope, path[1:], path[:1])
 
     def replace_at(self, path: Path, new: Scope | Tensor, before: tuple[Equation, ...] = ()) -> Program:
-        """This program with the scope at *path* read from *new*, and the equations *before* put in front of it."""
+        """Replace the scope at *path* by *new*, with the equations *before* in front."""
         n = path[0]
         old = self.equations[n]
         changed = replace(old, scope=replace_at(old.scope, path[1:], new))
@@ -210,15 +210,15 @@ class Program(Node):
         return "; ".join(map(repr, self.equations)) + f"; output {', '.join(self.outputs)}"
 
     def names(self) -> frozenset[str]:
-        """Every name in use: inputs and equations."""
+        """Return the names of inputs and equations."""
         return frozenset((*(t.name for t in self.inputs), *(e.name for e in self.equations)))
 
     def fresh(self, stem: str) -> str:
-        """*stem* with the smallest number that makes it a new name."""
+        """Return *stem* with the smallest number that makes it a new name."""
         used = self.names()
         return next(name for n in range(1, len(used) + 2) if (name := f"{stem}{n}") not in used)
 
 
 def program(scope: Scope, name: str = "Y") -> Program:
-    """The program of one equation; its inputs are the tensors that *scope* reads."""
+    """Return the program of one equation; its inputs are the tensors that *scope* reads."""
     return Program(tuple(dict.fromkeys(tensors(scope))), (Equation(name, scope),), (name,))

@@ -84,19 +84,19 @@ _ONE = Const(1)
 
 
 def _positive(x: Scalar) -> Scalar:
-    """[x > 0]."""
+    """Return [x > 0]."""
     return sub(_ONE, is_zero(Apply("relu", (x,))))
 
 
 def _larger(a: Scalar, b: Scalar) -> Scalar:
-    """[a > b] + ½·[a = b]: 1 - ½·[a <= b] - ½·[a < b]."""
+    """Return [a > b] + ½·[a = b], as 1 - ½·[a <= b] - ½·[a < b]."""
     above = is_zero(Apply("relu", (sub(b, a),)))  # a >= b
     below = is_zero(Apply("relu", (sub(a, b),)))  # a <= b
     return mul(Const(0.5), add(_ONE, above, mul(Const(-1), below)))
 
 
 def _power_derivatives(y: Scalar, a: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
-    """The derivatives of a^b: b·a^(b-1) and a^b·ln a; a power of zero is a step, whose slope is 0."""
+    """Return the derivatives of a^b: b·a^(b-1) and a^b·ln a; a power of zero is a step, whose slope is 0."""
     match a, b:
         case Const(base), _ if base < 0 and not isinstance(b, Const):
             raise ValueError(f"pow of the constant {base:g} is real at integers only, expected a base that is not < 0")
@@ -109,7 +109,7 @@ def _power_derivatives(y: Scalar, a: Scalar, b: Scalar) -> tuple[Scalar, Scalar]
 
 
 def _quotient_derivatives(y: Scalar, _: Scalar, b: Scalar) -> tuple[Scalar, Scalar]:
-    """1/b and -a/b², in parts that the quotient and the other derivative have, too."""
+    """Return 1/b and -a/b², in parts shared with the quotient and with one another."""
     return (inverse := Apply("/", (_ONE, b))), mul(Const(-1), y, inverse)
 
 

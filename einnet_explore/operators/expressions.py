@@ -141,7 +141,7 @@ def average_pool2d(
 
 
 def unary(function: str, *shape: int) -> Program:
-    """Y[x…] = function(A[x…]), such as ``unary("relu", 2, 3)``; raises ValueError for none of one argument."""
+    """Y[x…] = function(A[x…]), such as ``unary("relu", 2, 3)``; raises ValueError for other arities."""
     known = [name for name, count in FUNCTIONS.items() if count == 1]
     if function not in known:
         raise ValueError(f"function {function!r}: expected one of {', '.join(known)}")
@@ -187,7 +187,7 @@ def _pool(
 def _windows(
     sizes: tuple[int, int], taps: tuple[Iterator, Iterator], stride: Pair, dilation: Pair, padding: Pads
 ) -> tuple[Iterator, Iterator, Index, Index, tuple[tuple[int, int], tuple[int, int]]]:
-    """Output iterators h and w, the input indices they read at, and how far these leave the input."""
+    """Return output iterators h and w, the input indices that they read, and how far these leave the input."""
     strides, dilations = _pair(stride), _pair(dilation)
     begin, end = _pads(padding, tuple(d * (r.extent - 1) for d, r in zip(dilations, taps, strict=True)))
     made: list[tuple[Iterator, Index, tuple[int, int]]] = []

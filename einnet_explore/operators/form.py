@@ -42,7 +42,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class GroupDistance:
-    """One row of an expression distance: a group of the table, the operator's iterators, the scope's, the mismatch."""
+    """A row of an expression distance: a group, the operator's iterators in it, the scope's, and the mismatch."""
 
     group: str
     expected: tuple[str, ...]
@@ -52,7 +52,7 @@ class GroupDistance:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionDistance:
-    """Expression distance: the number of mismatched iterators under the best tensor map *operands*."""
+    """The number of mismatched iterators under the best tensor map *operands*."""
 
     total: int
     operands: tuple[int, ...]
@@ -61,7 +61,7 @@ class ExpressionDistance:
 
 @dataclass(frozen=True)
 class ScopeForm:
-    """A scope read as ``scale · op(accesses) / divisor``.
+    """A scope as ``scale · op(accesses) / divisor``.
 
     Iterators of extent 1 are replaced by their value.  One that is divided somewhere (``f // 4``) is two iterators,
     ``f/4`` and ``f%4``: *back* gives them by the scope's own.
@@ -82,7 +82,7 @@ class ScopeForm:
         return (*self.traversals, *self.summations)
 
     def group(self, x: Iterator, operands: tuple[int, ...]) -> str:
-        """Where *x* occurs: the operands in the order given, the output last."""
+        """Return the occurrence of *x* as ``"YNY"``: in the operands in the order given, then in the output."""
         if (known := self._groupings.get(operands)) is None:
             known = self._groupings[operands] = {
                 y: "".join("Y" if y in self.occurring[a] else "N" for a in operands)
@@ -97,7 +97,7 @@ class ScopeForm:
 
     @cached_property
     def ranks(self) -> tuple[dict[Iterator, tuple[int, int]], ...]:
-        """By access: (dimension, minus the stride) of each iterator that occurs; iterators ascend by falling stride."""
+        """For each access, (dimension, minus the stride) of its iterators, to sort them by falling stride."""
         found = []
         for read in self.reads:
             rank: dict[Iterator, tuple[int, int]] = {}
@@ -110,11 +110,11 @@ class ScopeForm:
 
     @cached_property
     def occurring(self) -> tuple[frozenset[Iterator], ...]:
-        """The iterators that occur in each access."""
+        """The iterators of each access."""
         return tuple(frozenset(x for i in read.index for x in i.iterators) for read in self.reads)
 
     def groups(self, operands: tuple[int, ...]) -> dict[str, list[Iterator]]:
-        """The iterators by where they occur."""
+        """Group the iterators by occurrence."""
         out: dict[str, list[Iterator]] = {}
         for x in self.iterators:
             out.setdefault(self.group(x, operands), []).append(x)
@@ -123,7 +123,7 @@ class ScopeForm:
 
 @lru_cache(maxsize=4096)
 def read_form(scope: Scope) -> ScopeForm | str:
-    """*scope* as a reduction of one operation over accesses, or why it is none."""
+    """Return *scope* as a reduction of one operation over accesses, or the reason why it is none."""
     if scope.domain:
         return f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}"
     body, scale, divisor = scope.body, 1.0, 1.0
@@ -156,7 +156,7 @@ def read_form(scope: Scope) -> ScopeForm | str:
 
 @lru_cache(maxsize=4096)
 def windowed_form(scope: Scope) -> ScopeForm | str:
-    """``read_form`` with dimensions that are two digits as two dimensions, for operators with composite indices."""
+    """Return ``read_form`` with two-digit dimensions split in two, for operators with composite indices."""
     form = read_form(scope)
     return form if isinstance(form, str) else replace(form, reads=tuple(map(split_digits, form.reads)))
 
@@ -170,7 +170,7 @@ def _split_iterator(read: Access, x: Iterator, halves: Index) -> Access:
 
 
 def _find_divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Iterator, int] | None:
-    """An iterator that occurs divided by a divisor of its extent: it is two iterators in one."""
+    """Return an iterator that occurs divided by a divisor of its extent: it is two iterators in one."""
     for read in reads:
         for index in read.index:
             for atom, _ in index.terms:
@@ -183,13 +183,13 @@ def _find_divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Itera
 
 
 def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
-    """What an iterator map of *scope* is about: its iterators of extent other than 1, divided ones as two."""
+    """Return the iterators of an iterator map of *scope*: those of extent other than 1, divided ones as two."""
     form = read_form(scope)
     return _without_units((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
 
 
 def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
-    """The form of *scope* if it differs from *operator* in iterators only; raises Refused otherwise."""
+    """Return the form of *scope*; raises Refused unless it differs from *operator* in iterators only."""
     pattern = operator.pattern
     form = windowed_form(scope) if pattern.windows else read_form(scope)
     if isinstance(form, str):
@@ -208,7 +208,7 @@ def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
 
 
 def tensor_maps(form: ScopeForm, pattern: Pattern) -> Iterable[tuple[int, ...]]:
-    """Orders of the operands; operands that the pattern reads alike are not exchanged."""
+    """Yield orders of the operands; operands that the pattern reads alike are not exchanged."""
     n = len(form.reads)
     if pattern.op not in ("*", "+", "maximum", "minimum"):
         yield tuple(range(n))
@@ -220,7 +220,7 @@ def tensor_maps(form: ScopeForm, pattern: Pattern) -> Iterable[tuple[int, ...]]:
 
 
 def expression_distance(scope: Scope, operator: Operator) -> ExpressionDistance:
-    """The expression distance from *scope* to *operator*; raises Refused where no rule about iterators can help."""
+    """Return the distance from *scope* to *operator*; raises Refused if changing iterators cannot help."""
     form = comparable_form(scope, operator)
     return min((_distance(form, operator, p) for p in tensor_maps(form, operator.pattern)), key=lambda d: d.total)
 
@@ -240,7 +240,7 @@ Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Calla
 
 
 def split_digits(read: Access) -> Access:
-    """*read* with every dimension that mixes overlapping iterators with a low digit made two dimensions of a view."""
+    """Split dimensions of *read* that mix overlapping iterators with a low digit into two dimensions of a view."""
     parts = [_digits(index, box) for index, box in zip(read.index, read.source.box, strict=True)]
     if all(len(outer) == 1 for outer, _, _ in parts):
         return read
@@ -256,7 +256,7 @@ def split_digits(read: Access) -> Access:
 
 
 def overlaps(index: Index) -> bool:
-    """Whether two points of the iterators may give one value: such an index is more than a layout."""
+    """Whether two points of the iterators may have the same index: then it is more than a layout."""
     reach = 0
     for atom, k in sorted(index.terms, key=lambda t: abs(t[1])):
         if isinstance(atom, Iterator):
@@ -267,7 +267,7 @@ def overlaps(index: Index) -> bool:
 
 
 def _radix(index: Index) -> int | None:
-    """The g of ``g*e + p + o`` where one digit still overlaps and 0 <= p < g; None if *index* has no such digits."""
+    """Return the g of ``g*e + p + o`` where a digit overlaps and 0 <= p < g; None if there are no such digits."""
     if len(index.terms) < 3 or not index.affine:
         return None
     factors = [abs(k) for _, k in index.terms]
@@ -280,13 +280,13 @@ def _radix(index: Index) -> int | None:
 
 
 def _parts(index: Index, g: int) -> tuple[Index, Index]:
-    """The terms that *g* divides, divided, and the others; no constants."""
+    """Return (the terms that *g* divides, divided by it; the others), without constants."""
     high = Index(tuple((a, k // g) for a, k in index.terms if k % g == 0))
     return high, Index(tuple((a, k) for a, k in index.terms if k % g))
 
 
 def _digits(index: Index, box: tuple[int, int]) -> Digits:
-    """*index* into a dimension with the box *box* by its digits, each with a box, and how a number is made of them."""
+    """Split *index* into a dimension with the box *box* into digits with boxes, and a function that joins them."""
     alone: Digits = (index,), (box,), lambda own: as_index(own[0])
     g = _radix(index)
     if g is None:

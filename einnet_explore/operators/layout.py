@@ -45,7 +45,7 @@ def is_packed(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def is_leading(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether each row is packed and rows do not overlap: what an operator with leading dimensions takes."""
+    """Whether each row is packed and rows do not overlap, as operators with leading dimensions require."""
     rows = [s for n, s in zip(shape[:-1], strides[:-1], strict=True) if n > 1]
     return (shape[-1] == 1 or strides[-1] == 1) and all(s >= shape[-1] for s in rows[-1:]) and all(s >= 0 for s in rows)
 
@@ -55,7 +55,7 @@ Assignment = Mapping[str, tuple[Iterator, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one operand of the call comes from the scope: *scope* has the operand's canonical box and reads the source.
+    """An operand of the call: *scope* has the operand's canonical box and reads the source.
 
     *same*: it is the source itself.  *free*: it is the source or a view that the operator takes; otherwise an eOperator
     has to gather it.
@@ -75,7 +75,7 @@ def lay_out_operand(
     numbered: tuple[tuple[str, Attribute], ...],
     flags: tuple[tuple[str, Attribute], ...] | None,
 ) -> tuple[Layout, dict[str, Attribute]]:
-    """The operand in its best order, or in the one that *flags* ask for, and the attributes that say so.
+    """Return the operand in its best order, or in that of *flags*, and the attributes that select it.
 
     It only depends on the operand's own iterators, which many iterator maps give in the same way.
     """
@@ -99,7 +99,7 @@ def lay_out_operand(
 def _rename_iterators(
     operator: Operator, operand: int, read: Access, iterators: Assignment, attributes: Attributes
 ) -> tuple[dict[Dimension, Iterator], Access]:
-    """The operator's own iterator of each dimension, and *read* by these: the same in any order of the dimensions."""
+    """Return the operator's iterator of each dimension, and *read* expressed in these."""
     pattern = operator.pattern.operands[operand]
     numbers = operator.numbers(attributes)
     taken = {x.name for parts in iterators.values() for x in parts}
@@ -143,7 +143,7 @@ def _gather(
 
 @lru_cache(maxsize=4096)
 def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, Index]:
-    """The digits of *merged* in the mixed radix of *parts*, each in its own range."""
+    """Return the digits of *merged* in the mixed radix of *parts*, each in its own range."""
     out: dict[Iterator, Index] = {}
     rest = as_index(merged)
     for x in reversed(parts):
@@ -154,7 +154,7 @@ def _split(merged: Iterator, parts: tuple[Iterator, ...]) -> Mapping[Iterator, I
 
 @lru_cache(maxsize=4096)
 def _merge(parts: tuple[Iterator, ...]) -> Index:
-    """The number whose digits are *parts*, counted from 0: the inverse of ``_split``."""
+    """Return the number whose digits are *parts*, counted from 0: the inverse of ``_split``."""
     total = Index()
     for x in parts:
         total = total * x.extent + (x - x.lo)
@@ -164,7 +164,7 @@ def _merge(parts: tuple[Iterator, ...]) -> Index:
 def locate_result(
     form: ScopeForm, operator: Operator, iterators: Assignment, attributes: Attributes
 ) -> tuple[tuple[Index, ...], bool]:
-    """Where the scope's value stands in the call's result, and whether reading it there is free."""
+    """Return the index of the scope's value in the call's result, and whether reading it there is free."""
     present = [x for x in operator.pattern.traversals if not operator.absent(x, attributes)]
     back = dict(form.back)
     index = tuple(_merge(tuple(iterators.get(x, ()))).substitute(lambda x: back.get(x, x)) for x in present)

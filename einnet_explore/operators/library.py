@@ -22,7 +22,7 @@ Window: TypeAlias = tuple[str, str, str]
 
 
 def elementwise_node(op_type: str) -> Callable[[Attributes], OnnxNode]:
-    """``Add``, ``Sub``, … of two tensors of one shape."""
+    """Return ``Add``, ``Sub``, … of two tensors of one shape."""
 
     def call(a: Attributes) -> OnnxNode:
         (i,) = _ints(a, "i")
@@ -32,7 +32,7 @@ def elementwise_node(op_type: str) -> Callable[[Attributes], OnnxNode]:
 
 
 def matmul_node(a: Attributes) -> OnnxNode:
-    """``MatMul``; operands that lie transposed are permuted first."""
+    """Return ``MatMul``; transposed operands are permuted first."""
     b, m, n, k = _ints(a, "b", "m", "n", "k")
     batch = (b,) if b != 1 else ()
     swap = (*range(len(batch)), len(batch) + 1, len(batch))
@@ -43,7 +43,7 @@ def matmul_node(a: Attributes) -> OnnxNode:
 
 
 def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
-    """``Conv``; a window is (output iterator ``h``, tap, input extent); its attributes are ``sh``, ``dh``, ``ph``."""
+    """Return ``Conv``; a window is (output iterator h, tap, input extent) with attributes ``sh``, ``dh``, ``ph``."""
 
     def call(a: Attributes) -> OnnxNode | None:
         n, g, f, c = _ints(a, "n", "g", "f", "c")
@@ -62,7 +62,7 @@ def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
 
 
 def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
-    """``ConvTranspose``; a window ``("y", "h", "R")`` names output iterator, input iterator and kernel extent.
+    """Return ``ConvTranspose``; a window ``("y", "h", "R")`` names output, input and kernel extent.
 
     None where the output is so long that ONNX's output padding (below the stride) does not reach.
     """
@@ -98,7 +98,7 @@ def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | N
 
 
 def pool_node(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
-    """``MaxPool`` or ``AveragePool`` (padding counts).
+    """Return ``MaxPool`` or ``AveragePool`` (padding counts).
 
     None where a padding is as wide as the window: ONNX refuses it.
     """
@@ -194,7 +194,7 @@ OPERATORS: tuple[Operator, ...] = (
 
 
 def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERATORS) -> tuple[Operator, ...]:
-    """The operators with these names (case does not matter); raises ValueError that lists the known ones."""
+    """Return the operators with these names, in any case; raises ValueError with the known ones."""
     known = {o.name.lower(): o for o in operators}
     wanted = list(names)
     for name in wanted:
@@ -238,7 +238,7 @@ def _check_call(scope: Scope, via: Instance, operators: Sequence[Operator]) -> N
 
 
 def _plain(scope: Scope) -> Scope:
-    """*scope* with iterators named by position, and nothing said of its surroundings."""
+    """Return *scope* with iterators named by position, and without padding."""
     own = (*scope.traversals, *scope.summations)
     named = with_iterators(scope, {x: Iterator(f"x{n}", x.lo, x.hi) for n, x in enumerate(own)})
     return Scope(named.traversals, named.summations, named.body, named.reduce, named.domain)

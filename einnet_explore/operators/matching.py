@@ -41,7 +41,7 @@ Fixed = Mapping[str, "Iterator | None"]
 
 
 def iterator_maps(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
-    """Iterator maps under the tensor map *operands*; raises Refused where a group does not fit at all.
+    """Yield iterator maps under the tensor map *operands*; raises Refused if a group cannot fit.
 
     Iterators that are merged stand in an order that keeps some tensor's layout: other orders keep none.
     """
@@ -83,7 +83,7 @@ def _windows(
     done: Fixed,
     after: tuple[int, int] = (-1, -1),
 ) -> Iterable[Fixed]:
-    """Which dimension of the source each composite index takes, in order, and so which iterators."""
+    """Yield the iterators of composite indices, for each choice of a source dimension for each composite index."""
     if not windows:
         yield done
         return
@@ -107,7 +107,7 @@ def _windows(
 
 
 def _constant(read: Access) -> bool:
-    """Whether *read* is of weights alone: digits of their indices are a layout, made at compile time, and no window."""
+    """Whether *read* reads weights alone: digits of their indices are a layout, made at compile time."""
     match read.source:
         case Tensor(weight=weight):
             return weight
@@ -118,7 +118,7 @@ def _constant(read: Access) -> bool:
 
 
 def _merge_orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator, ...]]:
-    """The orders of *group* by falling stride in each tensor where it occurs."""
+    """Return the orders of *group* by falling stride in each tensor that all of it indexes."""
     orders = [tuple(x for x in form.traversals if x in group)]
     for rank in form.ranks:
         orders.append(tuple(sorted((x for x in group if x in rank), key=lambda x: rank[x])))
@@ -126,7 +126,7 @@ def _merge_orders(form: ScopeForm, group: list[Iterator]) -> list[tuple[Iterator
 
 
 def _divide_order(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict[str, tuple[Iterator, ...]]]:
-    """Ways to give consecutive iterators to consecutive names; spare names come first and stay empty."""
+    """Yield ways to assign consecutive iterators to consecutive names; spare names come first, empty."""
     if len(order) <= len(into):
         yield {name: (x,) for name, x in zip(into[len(into) - len(order) :], order, strict=True)}
     elif len(into) == 1:
@@ -139,7 +139,7 @@ def _divide_order(order: tuple[Iterator, ...], into: list[str]) -> Iterable[dict
 
 @dataclass(frozen=True, slots=True)
 class OperatorMatch:
-    """One way in which a scope is an operator.
+    """A way to run a scope as an operator.
 
     Operand *p* of the operator is the scope's access ``operands[p]``, laid out as ``layouts[p]``.  The scope's value at
     its traversals is ``scale`` times the call's result at ``index``.
@@ -156,7 +156,7 @@ class OperatorMatch:
 
     @property
     def composite(self) -> bool:
-        """Whether a composite index of the operator is one here, too, or it has none; else this is a contraction."""
+        """Whether some index that may be composite is so here; otherwise the match is a plain contraction."""
         pattern, given = self.operator.pattern, dict(self.iterators)
         dimensions = [pattern.operands[p].dimensions[d] for p, d in pattern.windows]
         numbers = self.operator.numbers(dict(self.attributes))
@@ -168,7 +168,7 @@ class OperatorMatch:
 
     @property
     def composite_iterators(self) -> int:
-        """How many of the iterators stand in composite indices."""
+        """The number of iterators in composite indices."""
         return sum(len(xs) for name, xs in self.iterators if name not in self.operator.pattern.merged)
 
     @property
@@ -179,7 +179,7 @@ class OperatorMatch:
 
 
 def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[OperatorMatch, ...]:
-    """The ways in which *scope* is *operator*, those that keep more layouts first, at most *limit*.
+    """Return the ways to run *scope* as *operator*, those that keep more layouts first, at most *limit*.
 
     A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
     channels), or keeps the layout of every tensor that it keeps, and of more.  Raises Refused with every reason if
@@ -217,7 +217,7 @@ def fit_operator(
     iterators: Assignment,
     flags: Attributes | None = None,
 ) -> OperatorMatch:
-    """*scope* as *operator* with the tensor map *operands* and the iterator map *iterators*, attributes solved.
+    """Fit *operator* to *scope* by the tensor map *operands* and the iterator map *iterators*; solve attributes.
 
     *flags* fixes the operands' orders (``ta``, ``tb``) instead of taking the best ones.  Raises Refused where it does
     not fit.
@@ -254,7 +254,7 @@ def fit_operator(
 
 
 def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
-    """Every iterator is given once, to an iterator of its own group."""
+    """Raise Refused unless every iterator is assigned once, within its group."""
     given = [x for xs in iterators.values() for x in xs]
     if sorted(given, key=repr) != sorted(form.iterators, key=repr):
         raise Refused(f"the iterator map gives {iterator_names(given)}; the scope has {iterator_names(form.iterators)}")
@@ -274,7 +274,7 @@ MINUS = Polynomial((((), -1),))
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """*left* has to be *right*; *asked* are the things that ask for it, by words (most are never shown)."""
+    """The equation *left* = *right*; *words* and *asked* describe its origin in messages."""
 
     left: Polynomial
     right: int
@@ -283,7 +283,7 @@ class Equality:
 
     @property
     def where(self) -> str:
-        """What asks for it."""
+        """The origin of the equation."""
         return self.words.format(*map(repr, self.asked))
 
 
@@ -333,12 +333,12 @@ def _unused(name: str, iterators: Assignment) -> str:
 
 
 def iterator_names(iterators: Iterable[Iterator]) -> str:
-    """The iterators' names with their extents."""
+    """Return the iterators' names with their extents."""
     return ", ".join(f"{x.name}:{x.extent}" for x in iterators) or "none"
 
 
 def _given_range(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
-    """The part of the source's dimension that the operator is given: the box without what is never read.
+    """Return the part of the source's dimension passed to the operator: the box without unread ends.
 
     Less than a stride may stay unread at the end, as library operators allow.
     """

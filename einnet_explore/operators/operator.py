@@ -31,7 +31,7 @@ Attributes: TypeAlias = Mapping[str, Attribute]
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One ONNX node: *shapes* are those that the operands are given (the canonical ones reshaped, which is free)."""
+    """An ONNX node: its operands are the canonical ones reshaped to *shapes*, which is free."""
 
     op_type: str
     attributes: tuple[tuple[str, int | float | str | tuple[int, ...]], ...]
@@ -52,11 +52,11 @@ class IteratorTable:
     coefficients: tuple[tuple[tuple[str, str], tuple[str, ...]], ...]
 
     def group(self, key: str) -> tuple[str, ...]:
-        """The iterators that occur as *key* says."""
+        """Return the iterators with the occurrence *key*."""
         return dict(self.groups).get(key, ())
 
     def of(self, iterator: str) -> str:
-        """Where *iterator* occurs."""
+        """Return the occurrence of *iterator*."""
         return next(key for key, names in self.groups if iterator in names)
 
 
@@ -77,7 +77,7 @@ class Operator:
 
     @property
     def pattern(self) -> Pattern:
-        """The canonical expression, read."""
+        """The parsed canonical expression."""
         return parse_pattern(self.expression)
 
     @property
@@ -87,16 +87,16 @@ class Operator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names it goes by."""
+        """The operator's names."""
         return tuple(filter(None, (self.name, self.batched)))
 
     def instance(self, attributes: Attributes) -> Instance:
-        """The call with *attributes*: extents by iterator name, then the attributes of the expression."""
+        """Return the call with *attributes*: extents by iterator name, then the attributes of the expression."""
         present = any(attributes.get(name, 1) != 1 for name in self.pattern.optional)
         return Instance(self.batched if present and self.batched else self.name, tuple(attributes.items()))
 
     def instantiate(self, attributes: Attributes, operands: Sequence[Tensor | Table | Scope] | None = None) -> Scope:
-        """The canonical scope with *attributes* put in: what an equation that this operator runs must mean.
+        """Return the canonical scope at *attributes*: the value of every equation that this operator runs.
 
         *operands* have the canonical shapes; without them tensors with the operands' names stand in.  Raises
         ValueError where an attribute lacks or an operand's shape is another.
@@ -135,7 +135,7 @@ class Operator:
         )
 
     def numbers(self, attributes: Attributes) -> dict[str, int]:
-        """Attributes and extents (``|m|``) as numbers; raises ValueError where one lacks."""
+        """Return attributes and extents (``|m|``) as numbers; raises ValueError if one is missing."""
         pattern = self.pattern
         wanted = (*(x for x in pattern.iterators if x not in pattern.optional), *pattern.attributes)
         missing = [x for x in wanted if x not in attributes]
@@ -145,17 +145,17 @@ class Operator:
         return {**known, **{f"|{x}|": known.get(x, 1) for x in pattern.iterators}}
 
     def absent(self, iterator: str, attributes: Attributes) -> bool:
-        """Whether *iterator* is an optional one that is not there."""
+        """Whether *iterator* is optional and absent."""
         return iterator in self.pattern.optional and attributes.get(iterator, 1) == 1
 
     def dimensions(self, operand: int, attributes: Attributes) -> tuple[Dimension, ...]:
-        """The operand's dimensions in memory order."""
+        """Return the operand's dimensions in memory order."""
         chosen = self.pattern.operands[operand]
         order = next((dims for flag, dims in chosen.variants if attributes.get(flag)), chosen.dimensions)
         return tuple(d for d in order if d.single is None or not self.absent(d.single, attributes))
 
     def padding(self, operand: int, attributes: Attributes) -> Padding:
-        """How far outside its shape the operand is read; empty if nowhere."""
+        """Return how far outside its shape the operand is read; empty if nowhere."""
         dimensions = self.dimensions(operand, attributes)
         if all(d.single is not None for d in dimensions):
             return ()
@@ -184,7 +184,7 @@ class Operator:
 
 
 def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:
-    """How far an index reaches before and behind its dimension."""
+    """Return how far an index reaches before and behind its dimension."""
     if d.single is not None:
         return 0, 0
     lo = hi = d.const.value(numbers)
@@ -201,7 +201,7 @@ def _table(expression: str) -> IteratorTable:
 
 
 def iterator_table(pattern: Pattern) -> IteratorTable:
-    """The iterator mapping table of a canonical expression."""
+    """Return the iterator mapping table of a canonical expression."""
     groups: dict[str, list[str]] = {}
     for x in pattern.iterators:
         key = "".join("Y" if x in operand.iterators else "N" for operand in pattern.operands)

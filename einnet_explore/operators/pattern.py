@@ -37,11 +37,11 @@ class Polynomial:
         return tuple(dict.fromkeys(name for product, _ in self.terms for name in product))
 
     def value(self, at: Mapping[str, int]) -> int:
-        """The value where all attributes are known; raises KeyError with the name of an unknown one."""
+        """Return the value if all attributes are known; raises KeyError with the name of an unknown one."""
         return sum(_product(k, (at[name] for name in product)) for product, k in self.terms)
 
     def solve(self, value: int, at: Mapping[str, int]) -> tuple[str, int] | None:
-        """The only unknown attribute and what it must be for this to equal *value*; None if that is not decided.
+        """Solve for the only unknown attribute so that this equals *value*; None if that is undetermined.
 
         Raises ValueError where no integer does it.
         """
@@ -85,7 +85,7 @@ ONE = Polynomial((((), 1),))
 
 @dataclass(frozen=True)
 class Dimension:
-    """One index of an operand: Σ coefficient·iterator + *const*; *extent* is given where the index is composite."""
+    """An index of an operand: Σ coefficient·iterator + *const*; *extent* is given if the index is composite."""
 
     terms: tuple[tuple[str, Polynomial], ...]
     const: Polynomial = Polynomial()
@@ -93,7 +93,7 @@ class Dimension:
 
     @cached_property
     def single(self) -> str | None:
-        """The iterator that this index is, if it is one."""
+        """The iterator that this index is, or None if it is composite."""
         if len(self.terms) == 1 and self.terms[0][1] == ONE and not self.const.terms and self.extent is None:
             return self.terms[0][0]
         return None
@@ -104,7 +104,7 @@ class Dimension:
         return tuple(name for name, _ in self.terms)
 
     def coefficient(self, iterator: str) -> Polynomial:
-        """The factor of *iterator*."""
+        """Return the factor of *iterator*."""
         return next((k for name, k in self.terms if name == iterator), Polynomial())
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Operand:
-    """One input: its dimensions in memory order, and other orders by the attribute that selects them."""
+    """An input: its dimensions in memory order, and other orders by the attribute that selects them."""
 
     name: str
     dimensions: tuple[Dimension, ...]
@@ -162,12 +162,12 @@ class Pattern:
 
     @cached_property
     def composite(self) -> str:
-        """The composite indices in words."""
+        """The composite indices as text."""
         return ", ".join(repr(self.operands[p].dimensions[d]) for p, d in self.windows)
 
     @cached_property
     def merged(self) -> frozenset[str]:
-        """The iterators that only have dimensions of their own: several iterators may be merged into one of these."""
+        """The iterators that are dimensions by themselves: several of a scope's iterators can be merged into one."""
         fixed = {name for p, d in self.windows for name in self.operands[p].dimensions[d].iterators}
         return frozenset(self.iterators) - fixed
 
@@ -203,12 +203,12 @@ _TOKEN = re.compile(r"\s*(\d+|\|\w+\||[A-Za-z_]\w*|==|[\[\],=+*/():?-])")
 
 @lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
-    """The canonical expression written in *text*; raises ValueError that says where and what was expected."""
+    """Parse a canonical expression; raises ValueError with the place and the expected text."""
     return _Reader(text).pattern()
 
 
 class _Reader:
-    """Recursive descent over the tokens of one pattern."""
+    """A recursive-descent parser of one pattern."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, at = text, list[str](), 0

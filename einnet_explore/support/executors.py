@@ -83,7 +83,7 @@ class ProcessExecutor(Executor):
         self._kills = 0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """A future of ``fn(*args, **kwargs)``."""
+        """Submit ``fn(*args, **kwargs)``."""
         return self._threads.submit(self._run, fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -132,7 +132,7 @@ class ProcessExecutor(Executor):
         raise RuntimeError(f"{getattr(fn, '__name__', fn)} was given up: {MAX_ATTEMPTS} processes died of it")
 
     def _pool(self, kills: int) -> ProcessPoolExecutor:
-        """This thread's process, started if it has none, for an item that came after so many *kills*."""
+        """Return this thread's process, started if it has none, for an item that came after so many *kills*."""
         with self._lock:
             if self._killed or self._kills != kills:
                 raise CancelledError
@@ -149,7 +149,7 @@ class SerialExecutor(Executor):
     """Runs submitted work at once, in this process."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """A future of ``fn(*args, **kwargs)`` that is done, or raises what it raised."""
+        """Return a completed future of ``fn(*args, **kwargs)``."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -178,7 +178,7 @@ def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[W
 
 @contextmanager
 def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Generator[Cluster, None, None]:
-    """A client of the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``), closed at the end.
+    """Connect to the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``); closed at the end.
 
     The scheduler gives the work of workers that die to others (``distributed.scheduler.allowed-failures`` times).
     Raises ValueError in one line where the extra is not installed, no scheduler answers or it has no worker.
@@ -229,7 +229,7 @@ def has_device(executor: WorkExecutor) -> bool:
 
 
 def gather_results(futures: Iterable[Pending[T]]) -> list[T]:
-    """The results of *futures*, in their order; where one raises or is interrupted, the others are cancelled."""
+    """Return the results of *futures* in order; if one raises or is interrupted, the others are cancelled."""
     held = list(futures)
     try:
         for index in _arrivals(dict(enumerate(held))):
@@ -244,7 +244,7 @@ def gather_results(futures: Iterable[Pending[T]]) -> list[T]:
 def iterate_settled(
     executor: WorkExecutor, futures: Mapping[str, Pending[T]], seconds: float | None = None
 ) -> Generator[tuple[str, T], None, None]:
-    """The names and results of those *futures* of *executor* that do not fail, as they come.
+    """Yield names and results of those *futures* of *executor* that succeed, as they arrive.
 
     After so many *seconds*, and where there is an interrupt, the others are cancelled; processes that are at one end.
     """
@@ -264,7 +264,7 @@ def iterate_settled(
 
 
 def _arrivals(futures: Mapping[K, Pending[object]], seconds: float | None = None) -> Iterable[K]:
-    """The names of *futures* as they come, for so many *seconds*.
+    """Yield the names of *futures* as they arrive, for at most *seconds*.
 
     Wakes every second: a signal that came just before the wait began, or to another thread, does not end a wait.
     """

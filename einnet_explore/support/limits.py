@@ -27,14 +27,14 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(slots=True)
 class MemoryLimit:
-    """The *limit* in bytes (None: none), and whether it was *reached*: a search had to stop."""
+    """The *limit* in bytes (None: no limit), and whether it was *reached*, so that a search had to stop."""
 
     limit: int | None = None
     looks: int = 0
     reached: bool = False
 
     def full(self) -> bool:
-        """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
+        """Whether a search has to stop here; checks the memory every ``EACH``-th time."""
         if self.limit is None:
             return False
         self.looks += 1
@@ -56,19 +56,19 @@ MEMORY_LIMIT = MemoryLimit()
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Whether memory ran *short* in one task: its outcome holds for this process's limit only."""
+    """Whether memory ran *short* in one task, so that its outcome holds for this process's limit only."""
 
     short: bool = False
 
     def full(self) -> bool:
-        """Whether a search has to stop here; looks at the memory each ``EACH``-th time."""
+        """Whether a search has to stop here; checks the memory every ``EACH``-th time."""
         if MEMORY_LIMIT.full():
             self.short = True
             return True
         return False
 
     def stopped(self) -> None:
-        """Note that a search elsewhere, with this limit, had to stop."""
+        """Record that a search in another process, with this limit, had to stop."""
         self.short = MEMORY_LIMIT.reached = True
 
     def require(self, nbytes: int, what: str) -> None:
@@ -82,7 +82,7 @@ class MemoryWatch:
 
 @contextmanager
 def limit_memory(nbytes: int | None) -> Generator[MemoryLimit, None, None]:
-    """Within it this process may take *nbytes* (None: as much as there is).
+    """Limit this process to *nbytes* of memory inside the block (None: no limit).
 
     Raises ValueError where so much is taken already that no search could begin: the libraries need it.
     """
@@ -99,7 +99,7 @@ def limit_memory(nbytes: int | None) -> Generator[MemoryLimit, None, None]:
 
 
 def used_bytes() -> int:
-    """The bytes of memory that this process takes now; where that is not told, the most that it ever took."""
+    """Return the memory that this process uses now; if the system does not report it, the peak so far."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -108,7 +108,7 @@ def used_bytes() -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """``512M``, ``2G``, ``1500000000``: bytes; raises ValueError on what is no size of at least 1 MiB."""
+    """Parse ``512M``, ``2G``, ``1500000000`` as bytes; raises ValueError unless it is a size of at least 1 MiB."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     bare = text.strip().upper().removesuffix("B").removesuffix("I")
     number, unit = (bare[:-1], bare[-1]) if bare[-1:] in units and bare[-1:] else (bare, "")
@@ -122,7 +122,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes in words: ``512 MiB``."""
+    """Format bytes as ``512 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.3g} {unit}" if nbytes < 100 else f"{nbytes:.0f} {unit}"
@@ -135,7 +135,7 @@ STARVATION_FACTOR = 3.0
 
 
 class WorkClock:
-    """The seconds that this thread has worked since it was made, or a third of those that passed, if that is more."""
+    """The seconds that this thread has worked since it was made, or a third of the elapsed time if that is more."""
 
     __slots__ = ("_clock", "_worked")
 
@@ -144,5 +144,5 @@ class WorkClock:
 
     @property
     def seconds(self) -> float:
-        """Seconds since then."""
+        """The seconds so far."""
         return max(thread_time() - self._worked, (perf_counter() - self._clock) / STARVATION_FACTOR)

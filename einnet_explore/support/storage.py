@@ -19,13 +19,13 @@ STALE_SECONDS = 24 * 3600.0
 
 
 def cache_directory() -> Path:
-    """``EINNET_EXPLORE_CACHE``, or the user's cache directory.  It need not exist."""
+    """Return ``EINNET_EXPLORE_CACHE`` or the user's cache directory, which may not exist yet."""
     chosen = os.environ.get("EINNET_EXPLORE_CACHE")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("einnet-explore"))
 
 
 def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
-    """Let *write* fill a file beside *path*, then put it in place at once; False where the disk does not allow it."""
+    """Let *write* fill a temporary file, then rename it to *path*; False if the disk does not allow it."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _tidy(path.parent)
@@ -39,7 +39,7 @@ def write_aside(path: Path, write: Callable[[Path], None]) -> bool:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what killed processes left in *folder*; what belongs to others stays."""
+    """Remove files that killed processes left in *folder*."""
     for left in folder.glob(f"{_NEW}*"):
         with suppress(FileNotFoundError):  # two may tidy at once
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
@@ -47,7 +47,7 @@ def _tidy(folder: Path) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write *content* beside *path*, flush it to the disk, then put it in place at once.
+    """Write *content* to a temporary file, flush it to the disk, then rename it to *path*.
 
     Whatever interrupts this (a full disk, Ctrl-C), *path* holds what it held before or all of *content*.  A link stays
     one; a device or pipe is written to as it is.  Raises OSError, about *path*.

@@ -4,12 +4,12 @@ GREEN, AMBER, RED = "#00a040", "#c08000", "#e0002d"
 
 
 def printable(text: str) -> str:
-    """*text* without what moves a cursor: names in files are whatever their writers wished; lines stay lines."""
+    """Replace control characters except line breaks, so that names from files cannot move the cursor."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def count_noun(number: int, one: str, many: str = "") -> str:
-    """``1 step``, ``2 steps``: so many of what is called *one*; *many* is its plural where that is not formed by s."""
+    """Return ``1 step``, ``2 steps``; *many* is an irregular plural."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -22,7 +22,7 @@ def format_seconds(value: float) -> str:
 
 
 def hue_style(hue: str) -> str:
-    """*hue* as the colour of words, mixed with that of the words around: dark where these are dark, light where light.
+    """Return *hue* as a text colour, mixed with the surrounding colour, so that it suits dark and light pages.
 
     No one colour can be read well on white and on near-black, and what a notebook shows is not told which it is on.
     """

@@ -48,7 +48,7 @@ class Graph:
 
 
 def computation_graph(program: Program) -> Graph:
-    """The graph of *program*: an edge for every tensor that an equation reads, labelled with its shape."""
+    """Return the graph of *program*, with an edge, labelled by its shape, for every tensor that an equation reads."""
     nodes = [GraphNode(t.name, "weight" if t.weight else "input", t.name) for t in program.inputs]
     edges: dict[tuple[str, str, str], None] = {}
     for equation in program.equations:
@@ -69,12 +69,12 @@ def computation_graph(program: Program) -> Graph:
 
 
 def dot(program: Program, title: str = "") -> str:
-    """*program*'s graph in Graphviz's language."""
+    """Return the graph of *program* in Graphviz's language."""
     return dot_of(computation_graph(program), title)
 
 
 def dot_of(drawn: Graph, title: str = "") -> str:
-    """*drawn* in Graphviz's language."""
+    """Return *drawn* in Graphviz's language."""
     lines = [
         "digraph program {",
         '  graph [rankdir=TB, pad=0.1, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",

@@ -50,7 +50,7 @@ from einnet_explore.syntax.trees import (
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What names mean at a place: tensors, the scope's own iterators, and those of outer scopes (for the error)."""
+    """The meaning of names at a place: tensors, the scope's own iterators, and those of outer scopes (for errors)."""
 
     tensors: Mapping[str, Tensor]
     iterators: Mapping[str, Iterator] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Names:
 
 
 def index_from_tree(tree: Node, names: Names) -> Index:
-    """An index in normal form; products and divisors must be integers once both sides are known."""
+    """Return an index in normal form; products and divisors must be integers once both sides are known."""
     match tree:
         case Tree(data="integer", children=[digits]):
             return as_index(integer_literal(digits))
@@ -86,7 +86,7 @@ def index_from_tree(tree: Node, names: Names) -> Index:
 
 
 def ranges_from_tree(ranges: Tree[Token], taken: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
-    """Iterators with their ranges; their names differ from one another and from those *taken*."""
+    """Return iterators with their ranges; their names differ from one another and from those *taken*."""
     made = list(taken)
     for node in child_trees(ranges):
         name, *ends = node.children
@@ -129,7 +129,7 @@ MAX_CHECKED_POINTS = 20_000
 
 
 def find_read_outside(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -> tuple[int, int] | None:
-    """The closed interval that *index* reaches if it leaves ``[lo, hi)`` somewhere in *domain*, else None."""
+    """Return the closed interval that *index* reaches if it leaves ``[lo, hi)`` in *domain*, else None."""
     if lo <= index.bounds[0] and index.bounds[1] < hi:
         return None
     if index.affine and not domain:
@@ -156,7 +156,7 @@ def find_read_outside(index: Index, lo: int, hi: int, domain: Sequence[Bound]) -
 
 
 def _clip(index: Index, domain: Sequence[Bound]) -> tuple[int, int]:
-    """The interval of *index*, cut by the bounds that speak of it up to sign and an offset."""
+    """Return the interval of *index*, clipped by the bounds of the same index up to sign and offset."""
     lo, hi = index.bounds
     for b, sign in product(domain, (1, -1)):
         offset = index - b.index * sign
@@ -180,7 +180,7 @@ def scope_from_tree(tree: Tree[Token], names: Names) -> Scope:
 
 
 def scope_from_clauses(head: Tree[Token], body: Node, clauses: Tree[Token], names: Names) -> Scope:
-    """The scope of traversals *head*, right side *body* and the clauses *clauses*."""
+    """Return the scope with traversals *head*, right side *body* and clauses *clauses*."""
     ranges, *bounds = child_trees(head)
     traversals = ranges_from_tree(ranges, ())
     outer = names.outer | names.iterators.keys()
@@ -198,7 +198,7 @@ def scope_from_clauses(head: Tree[Token], body: Node, clauses: Tree[Token], name
 
 
 def scalar_from_tree(tree: Node, names: Names) -> Scalar:
-    """A body: products and sums are flattened, constants collected, as ``ir.mul`` and ``ir.add`` do."""
+    """Return a body; products and sums are flattened, constants collected, as ``ir.mul`` and ``ir.add`` do."""
     match tree:
         case Tree(data="number"):
             return Const(number_from_tree(tree))
@@ -234,7 +234,7 @@ def scalar_from_tree(tree: Node, names: Names) -> Scalar:
 
 
 def _refuse_overflow(tree: Node, made: Scalar) -> Scalar:
-    """*made*, whose constants were put together in front, as long as they are a number still."""
+    """Return *made*; raises TextError if its collected constants exceed floating point."""
     match made:
         case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
             raise error_at(tree, "found constants that make no number, expected one that floating point can hold")
@@ -261,7 +261,7 @@ def _rational(tree: Tree[Token]) -> Fraction:
 
 
 def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
-    """Padding, the value read there, and whether ``weight`` stands there; each is given at most once."""
+    """Return padding, its value, and whether ``weight`` is present; each clause occurs at most once."""
     given: dict[str, Tree[Token]] = {}
     padding: Padding = ()
     value: float = 0

@@ -61,7 +61,7 @@ _SPECIAL = {
 
 
 def escape_latex(text: str) -> str:
-    """*text* with the characters that mean something to TeX escaped."""
+    """Escape the characters of *text* that have a meaning in TeX."""
     return "".join(_SPECIAL.get(c, c) for c in text)
 
 
@@ -74,19 +74,19 @@ _WORDS = {
 
 
 def latex_words(text: str) -> str:
-    """*text* for TeX outside formulas; a sign that has no command there becomes a question mark."""
+    """Escape *text* for TeX outside formulas; characters without a command become question marks."""
     return "".join(_WORDS.get(c, c if c.isascii() else "?") for c in text)
 
 
 def latex_name(text: str) -> str:
-    """``T1`` as ``T_{1}``; names of several letters as one italic word."""
+    """Print ``T1`` as ``T_{1}``; names of several letters are one italic word."""
     if text.isidentifier() and (found := re.fullmatch(r"(.*?[^\d_])_?(\d+)", text)):
         return f"{latex_name(found[1])}_{{{found[2]}}}"
     return text if len(text) == 1 and text.isalpha() else rf"\mathit{{{escape_latex(text)}}}"
 
 
 def latex_number(value: float) -> str:
-    """Whole numbers without a point, powers of ten as such."""
+    """Print whole numbers without a point, and powers of ten as powers."""
     if value in (float("inf"), float("-inf")):
         return r"\infty" if value > 0 else r"-\infty"
     if float(value).is_integer() and abs(value) < 1e16:
@@ -96,7 +96,7 @@ def latex_number(value: float) -> str:
 
 
 def latex_index(it: Index) -> str:
-    """An index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
+    """Print an index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
     match it:
         case Index(((Remainder(numerator, d), 1),), 0):
             return _modulo(numerator, d)
@@ -133,7 +133,7 @@ def _operand(numerator: Index) -> str:
 
 
 def latex_function(op: str, shown: Sequence[str], dialect: str) -> str:
-    """The function *op* of the text form of arguments that are printed already."""
+    """Print a call of function *op* with printed arguments."""
     if op == "where" and dialect != "mathtext":
         condition, x, y = shown
         return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
@@ -144,7 +144,7 @@ def latex_function(op: str, shown: Sequence[str], dialect: str) -> str:
 
 
 def latex_matrix(table: Table, dialect: str) -> str:
-    """A matrix as one; mathtext and tables of another rank get the entries in a row."""
+    """Print a table of rank 2 as a matrix; other ranks, and mathtext, get the entries in a row."""
     shown = [str(x) if x.denominator == 1 else _fraction(x) for x in table.entries]
     if len(table.shape) != 2 or dialect == "mathtext":
         return rf"\left({', '.join(shown)}\right)"
@@ -170,7 +170,7 @@ _REDUCE = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min"}
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How to print, and where in the tree: *numbers* counts the accesses of the scope at *path* from left to right."""
+    """How to print, and the place in the tree: *numbers* counts the accesses of the scope at *path*."""
 
     dialect: Dialect
     ranges: Ranges
@@ -188,7 +188,7 @@ def latex(
     marks: Mapping[Path, str] | None = None,
     ranges: Ranges = "short",
 ) -> str:
-    r"""*it* in LaTeX, without dollar signs; several equations are ``aligned``.
+    r"""Print *it* in LaTeX, without dollar signs; several equations are ``aligned``.
 
     *marks* gives scopes, named by their paths, a colour (``mathtext`` underlines them). *ranges* is ``"full"`` for
     :math:`\sum_{c=0}^{512}` instead of :math:`\sum_c`. As ``mathtext`` knows no environments, there a program of
@@ -216,7 +216,7 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
 
 
 def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect = "amsmath") -> str:
-    r"""An ``align*`` block for a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots`, each step with its reason.
+    r"""Print a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots` as an ``align*`` block with a reason per step.
 
     After the first program only the equations that a step made or changed are shown; the reason stands before them,
     where it is seen however long they are.  Raises ValueError unless there is at least one program and one reason a
@@ -253,7 +253,7 @@ def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
 
 
 def _outer_scope(scope: Scope, place: _Place) -> str:
-    """A scope that is not read by another: its braces are left out where there is no padding to note on them."""
+    """Print a scope that no other reads: without braces, unless it has padding."""
     return _wrap_marks(_brace_scope(scope, place) if scope.padding or scope.value else _scope_body(scope, place), place)
 
 
@@ -281,7 +281,7 @@ def _scope_body(scope: Scope, place: _Place) -> str:
 
 
 def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: _Place) -> str:
-    """``L`` (*reduce* None) or a reduction over iterators: one sign for all, or one with its range for each."""
+    """Print ``L`` (*reduce* None) or a reduction over iterators: one sign for all, or one with its range for each."""
     condition = rf" \mid {domain}" if domain else ""
     if place.ranges == "short" or not over:
         return _sign(reduce, ",".join(latex_name(x.name) for x in over) + condition, "", place)
@@ -307,7 +307,7 @@ def _bound(bound: Bound) -> str:
 
 
 def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
-    """*body*, in parentheses if it binds more loosely than *level*."""
+    """Print *body*, parenthesised if it binds more loosely than *level*."""
     match body:
         case Access():
             return _access(body, place)

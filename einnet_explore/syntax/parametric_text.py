@@ -21,7 +21,7 @@ _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One condition: *name* is at least or at most *number*, or that modulo *modulus*; none where *op* is empty.
+    """An assumption: *name* ``>=`` or ``<=`` *number*, or equal to it modulo *modulus*; none if *op* is empty.
 
     With no *name* it is one of several parameters: *left* *op* *right*, or that *left* is a multiple of *right*
     (``%``).  *text* is how it is written, *names* are the parameters in it.
@@ -54,7 +54,7 @@ class Template:
         return tuple(dict.fromkeys(name for a in self.assumptions for name in a.names))
 
     def at(self, sizes: Mapping[str, int]) -> Program:
-        """The program where the parameters have *sizes*; raises TextError, which names them, where there is none."""
+        """Return the program at *sizes*; raises TextError, which names them, if there is none."""
         try:
             with locate_errors(self.source, self.text):
                 return program_from_tree(_insert_sizes(self.tree, sizes))
@@ -63,12 +63,12 @@ class Template:
             raise TextError(error.source, error.line, error.column, f"{error.message} (at {at})") from None
 
     def refuse(self, assumption: Assumption, message: str) -> TextError:
-        """The error at the place of *assumption*."""
+        """Return the error at the place of *assumption*."""
         return TextError(self.source, assumption.line, assumption.column, message)
 
 
 def parse_template(text: str, source: str = "<text>") -> Template:
-    """The template that *text* writes down; raises TextError, with line and column, on what is no text of that form."""
+    """Parse a template; raises TextError, with line and column, on any other text."""
     with locate_errors(source, text):
         tree = grammar("parametric").parse(text, start="program")
         lines = [child for child in tree.children if isinstance(child, Tree) and child.data == "parameter"]
@@ -129,7 +129,7 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
 
 
 def _insert_sizes(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
-    """*tree* with numbers in place of polynomials."""
+    """Replace polynomials in *tree* by their values."""
     match tree:
         case Tree(data=data, children=children) if data in _SIZED:
             values = [(child, _value(child, sizes)) for child in children]
@@ -152,13 +152,13 @@ def _iterators(tree: Tree[Token], sizes: Mapping[str, int]) -> bool:
 
 
 def _integer(tree: Tree[Token], value: int) -> Tree[Token]:
-    """*value* as an index where *tree* stood."""
+    """Return *value* as an index in place of *tree*."""
     digits = Tree[Token]("integer", [_token("INT", abs(value), tree)], tree.meta)
     return digits if value >= 0 else Tree("index_negative", [digits], tree.meta)
 
 
 def _number(node: Node, value: int) -> list[Token]:
-    """Return *value* as the tokens of a number where *node* stood."""
+    """Return *value* as the tokens of a number in place of *node*."""
     digits = _token("INT", abs(value), node)
     return [digits] if value >= 0 else [_token("MINUS", "-", node), digits]
 
@@ -169,7 +169,7 @@ def _token(kind: str, value: object, at: Node) -> Token:
 
 
 def _value(node: Node, sizes: Mapping[str, int]) -> int:
-    """A polynomial of parameters at *sizes*; a quotient must be whole."""
+    """Evaluate a polynomial of parameters at *sizes*; quotients must be whole."""
     match node:
         case Tree(data="integer", children=[digits]):
             return integer_literal(digits)

@@ -31,7 +31,7 @@ from einnet_explore.syntax.trees import (
 
 @dataclass(slots=True)
 class _Definitions:
-    """What the statements read so far have defined."""
+    """The definitions of the statements read so far."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     equations: dict[str, Equation] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class _Definitions:
 
 
 def program_from_tree(tree: Tree[Token]) -> Program:
-    """The program of a list of statements; outputs are, unless named, the results that nothing reads."""
+    """Return the program of a list of statements; by default, outputs are the results that nothing reads."""
     known = _Definitions()
     for statement in tree.children:
         match statement:
@@ -68,7 +68,7 @@ def program_from_tree(tree: Tree[Token]) -> Program:
 
 
 def unread_equations(equations: tuple[Equation, ...]) -> tuple[str, ...]:
-    """The results that no equation reads: the outputs of a program that names none."""
+    """Return the results that no equation reads: the default outputs."""
     read = {tensor.name for e in equations for tensor in tensors(e.scope)}
     return tuple(e.name for e in equations if e.name not in read)
 
@@ -119,7 +119,7 @@ _PARAMETERS = re.compile(r"^[ \t]*(param)(?=\s+[^\W\d])", re.MULTILINE)
 
 
 def parse(text: str, source: str = "<text>") -> Program:
-    """The program that *text* writes down; *source* is its name in errors.
+    """Parse a program in the text form; *source* is its name in errors.
 
     ``parse(render.text(p)) == p`` for every program *p* in normal form.  Raises TextError, with line and column, on
     syntax errors, on names that are unknown or defined twice, on ranges and shapes without elements, and on indices
@@ -138,12 +138,12 @@ def parse(text: str, source: str = "<text>") -> Program:
 
 
 def load_text(path: str | PathLike[str]) -> Program:
-    """The program in the file at *path*; raises OSError where it cannot be read, TextError where it is wrong."""
+    """Parse the program in the file at *path*; raises OSError if it cannot be read, TextError if it is wrong."""
     return parse(text_of(path), str(path))
 
 
 def text_of(path: str | PathLike[str]) -> str:
-    """The text in the file at *path*; raises OSError where it cannot be read, TextError where it is no UTF-8."""
+    """Read the file at *path*; raises OSError if it cannot be read, TextError if it is no UTF-8."""
     if Path(path).suffix == ".onnx" and Path(path).is_file():
         # Its first strange byte would say nothing of where it does belong.
         raise ValueError(f"{path}: found an ONNX model, expected text; optimize and bench take models")
@@ -158,7 +158,7 @@ def text_of(path: str | PathLike[str]) -> str:
 
 
 def parse_scope(text: str, tensors: Mapping[str, Tensor]) -> Scope:
-    """The scope ``{[h:7] sum[c:3] A[h, c]}``, with an optional ``pad [...]`` after it; it reads *tensors*.
+    """Parse ``{[h:7] sum[c:3] A[h, c]}``, with an optional ``pad [...]`` after it; it reads *tensors*.
 
     Raises TextError as ``parse`` does.
     """
@@ -167,14 +167,14 @@ def parse_scope(text: str, tensors: Mapping[str, Tensor]) -> Scope:
 
 
 def parse_index(text: str, iterators: Mapping[str, Iterator]) -> Index:
-    """The index that *text* writes down over *iterators*, in normal form.  Raises TextError as ``parse`` does."""
+    """Parse an index over *iterators* into normal form.  Raises TextError as ``parse`` does."""
     with locate_errors("<text>", text):
         return index_from_tree(grammar().parse(text, start="index"), Names({}, dict(iterators)))
 
 
 @lru_cache(maxsize=2)
 def grammar(sizes: str = "fixed") -> Lark:
-    """The parser of programs whose sizes are ``fixed`` or ``parametric``."""
+    """Return the parser of programs whose sizes are ``fixed`` or ``parametric``."""
     folder = files("einnet_explore.syntax")
     return Lark(
         "".join(folder.joinpath(f"{part}.lark").read_text(encoding="utf-8") for part in ("grammar", sizes)),

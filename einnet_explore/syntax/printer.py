@@ -35,7 +35,7 @@ SUM, PRODUCT, UNARY = range(3)
 
 
 def text(it: Program | Equation | Scope | Scalar | Index) -> str:
-    """*it* in the text form; a program ends with a line break.
+    """Print *it* in the text form; a program ends with a line break.
 
     Raises ValueError for a program that the text form cannot hold: one that reads a tensor which differs from its
     declaration or from the equation of its name, or an iterator that is no word.
@@ -55,7 +55,7 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
 
 
 def scalar_text(body: Scalar, level: int = SUM) -> str:
-    """*body*, in parentheses if it binds more loosely than *level*."""
+    """Print *body*, parenthesised if it binds more loosely than *level*."""
     match body:
         case Access(source, index):
             return f"{_source(source)}[{_list(index)}]"
@@ -78,7 +78,7 @@ def scalar_text(body: Scalar, level: int = SUM) -> str:
 
 
 def number_text(value: float) -> str:
-    """*value* so that reading it back gives it exactly; whole numbers without a point."""
+    """Print *value* so that it parses to exactly the same number; whole numbers have no point."""
     if isinstance(value, int):
         return str(int(value))
     value = float(value)
@@ -86,7 +86,7 @@ def number_text(value: float) -> str:
 
 
 def ranges_text(iterators: Iterable[Iterator]) -> str:
-    """``r:3, t:-1..8``"""
+    """Print ``r:3, t:-1..8``."""
     return ", ".join(
         f"{_iterator(x.name)}:{x.hi}" if x.lo == 0 else f"{_iterator(x.name)}:{x.lo}..{x.hi}" for x in iterators
     )

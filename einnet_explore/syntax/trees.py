@@ -18,7 +18,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput
 
 
 class TextError(ValueError):
-    """The text is not a legal program; ``str()`` is one line with the place, what was found and what was expected."""
+    """The text is no legal program; ``str()`` is one line with the place, the text found and the text expected."""
 
     def __init__(self, source: str, line: int, column: int, message: str) -> None:
         super().__init__(source, line, column, message)
@@ -29,13 +29,13 @@ class TextError(ValueError):
 
 
 def error_at(node: Tree[Token] | Token, message: str) -> TextError:
-    """Return the error at *node* of a syntax tree; ``located`` adds the name of the source."""
+    """Return the error at *node* of a syntax tree; ``locate_errors`` adds the name of the source."""
     return TextError("", *_locate(node), message)
 
 
 @contextmanager
 def locate_errors(source: str, text: str) -> Generator[None, None, None]:
-    """Turn every mistake that is found inside into a ``TextError`` of *source*."""
+    """Convert every error raised inside into a ``TextError`` of *source*."""
     try:
         yield
     except TextError as error:
@@ -57,7 +57,7 @@ def _locate(node: Tree[Token] | Token) -> tuple[int, int]:
 
 
 def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextError:
-    """Lark's error in words."""
+    """Describe a lark error."""
     match error:
         case UnexpectedToken(token=Token(type="$END")) | UnexpectedEOF():
             lines = text.splitlines() or [""]
@@ -133,7 +133,7 @@ Node: TypeAlias = "Tree[Token] | Token"
 
 
 def name_from_tree(tree: Node) -> str:
-    """A name, or any text in double quotes."""
+    """Return a name: a word, or any text in double quotes."""
     match tree:
         case Tree(children=[Token(type="STRING") as token]):
             return string_literal(token)
@@ -143,7 +143,7 @@ def name_from_tree(tree: Node) -> str:
 
 
 def string_literal(token: Node) -> str:
-    """The text between double quotes, with JSON's escapes; half a surrogate pair is no text that a file could hold."""
+    """Return the text between double quotes, with JSON's escapes; unpaired surrogates are refused."""
     try:
         said = str(json.loads(str(token), strict=False))
         said.encode()
@@ -155,7 +155,7 @@ def string_literal(token: Node) -> str:
 
 
 def integer_literal(token: Node) -> int:
-    """Digits as an integer."""
+    """Return digits as an integer."""
     try:
         return int(str(token))
     except ValueError:
@@ -163,7 +163,7 @@ def integer_literal(token: Node) -> int:
 
 
 def signed_integer(tree: Node) -> int:
-    """Digits with an optional sign."""
+    """Return digits with an optional sign as an integer."""
     match tree:
         case Tree(children=[digits]):
             return integer_literal(digits)
@@ -173,7 +173,7 @@ def signed_integer(tree: Node) -> int:
 
 
 def number_from_tree(tree: Tree[Token]) -> float:
-    """An integer, a decimal number or ``inf``; integers stay exact.  No number becomes 0, or infinite, by rounding."""
+    """Return an integer (exact), a decimal number or ``inf``; numbers that would round to 0 or ``inf`` are refused."""
     token = tree.children[0]
     if isinstance(token, Token) and token.type == "INT":
         if not representable(whole := integer_literal(token)):
@@ -186,7 +186,7 @@ def number_from_tree(tree: Tree[Token]) -> float:
 
 
 def representable(value: float) -> bool:
-    """Whether *value* is a number, and none that floating point has no number for."""
+    """Whether *value* is a number within the range of floating point."""
     try:
         return not isnan(float(value))
     except OverflowError:
@@ -194,7 +194,7 @@ def representable(value: float) -> bool:
 
 
 def child_trees(tree: Tree[Token]) -> list[Tree[Token]]:
-    """The subtrees of *tree*, without its tokens."""
+    """Return the subtrees of *tree*, without its tokens."""
     return [child for child in tree.children if isinstance(child, Tree)]
 
 
