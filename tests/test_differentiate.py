@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
@@ -157,7 +157,11 @@ def test_many_random_programs_at_ties(program: Program) -> None:
 @given(programs(polynomial=True, equations=2).filter(lambda p: p.inputs), st.integers(-3, 3), st.integers(-3, 3))
 def test_linear_in_the_output_gradient(program: Program, a: int, b: int) -> None:
     # differentiate proves it by structure; this holds the proof to exact integers.
-    gradient = differentiate(program)
+    try:
+        gradient = differentiate(program)
+    except ValueError as refusal:
+        assume("has no usable inverse" not in str(refusal))
+        raise
     names = [t.name for t in gradient.inputs[len(program.inputs) :]]
     assert_linear(gradient, names)
     inputs = inputs_for(program)

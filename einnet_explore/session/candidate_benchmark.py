@@ -9,11 +9,11 @@ On the GPU each candidate is one CUDA graph, timed by events over copies in rota
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
@@ -34,7 +34,13 @@ from einnet_explore.viz.figure import (
 )
 from einnet_explore.viz.tables import ResultTable, TextTable
 
-SMALLEST, LARGEST = 1 << 18, 1 << 28
+if TYPE_CHECKING:
+    from einnet_explore.runtime.arrays import Arrays
+    from einnet_explore.runtime.program import CompiledProgram
+
+R = TypeVar("R")
+
+MIN_TRIAD_BYTES, MAX_TRIAD_BYTES = 1 << 18, 1 << 28
 """Bytes between which the triad's working set is chosen: less is all overhead, more is all memory anyway."""
 
 
@@ -101,7 +107,7 @@ def cpu_roof(threads: int, nbytes: int) -> Roof:
 
 def working_set(nbytes: int) -> int:
     """*nbytes* as a power of two within bounds, so that few ceilings are measured."""
-    return min(LARGEST, max(SMALLEST, 1 << max(0, nbytes - 1).bit_length()))
+    return min(MAX_TRIAD_BYTES, max(MIN_TRIAD_BYTES, 1 << max(0, nbytes - 1).bit_length()))
 
 
 ROUNDS_PER_UPDATE = 3
@@ -221,8 +227,8 @@ class CandidateMeasurements:
         return {**self.table()._repr_mimebundle_(), "image/svg+xml": self.plot().svg}
 
 
-def arrays(program: Program, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Random inputs and weights of *program*."""
+def arrays(program: Program, seed: int) -> tuple[Arrays, Arrays]:
+    """Return random inputs and weights of *program*."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -235,10 +241,6 @@ def _time_text(middle: float | None, iqr: float, how: str | None) -> str:
     if middle is None:
         return ""
     return f"{format_seconds(middle)}, {how}" if how else f"{format_seconds(middle)} ± {format_seconds(iqr)}"
-
-
-if TYPE_CHECKING:
-    from einnet_explore.runtime.program import CompiledProgram
 
 
 PREFIX = "profile:"
@@ -309,53 +311,95 @@ def bench(
     if device == "cpu":
         return _measure_on_cpu(programs, rounds, threads, seed)
     if device == "cuda":
-        return on_gpu(programs, rounds, seed)
+        return _measure_on_gpu(programs, rounds, seed)
     return _from_profile(programs, device)
 
 
 def _measure_on_cpu(
     programs: Mapping[str, Program], rounds: int, threads: int, seed: int
 ) -> Iterable[CandidateMeasurements]:
-    from einnet_explore.runtime.arrays import largest_error
     from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.profile_store import device_name, library_versions
 
-    first = next(iter(programs))
-    feeds, constants = arrays(programs[first], seed)
-    compiled: dict[str, CompiledProgram] = {}
-    errors: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    roofs: dict[str, Roof] = {}
-    want: dict[str, Any] = {}
-    known = CandidateMeasurements(
-        programs, threads, errors=errors, failures=failures, device=device_name(), library=library_versions()
-    )
-    for n, (name, program) in enumerate(programs.items(), 1):
-        yield replace(known, errors=dict(errors), stage=f"compiling {name}, {n} of {len(programs)}")
+    feeds, constants = arrays(next(iter(programs.values())), seed)
+
+    def prepare(program: Program) -> tuple[Arrays, Callable[[], None]]:
+        compiled = _compile(program, threads, constants)
+        return compiled.run(feeds), compiled.execute
+
+    def time_rounds(calls: Mapping[str, Callable[[], None]], count: int) -> dict[str, Sequence[float]]:
+        timings = time_calls(calls, rounds=count, min_seconds=0.0)
+        return {name: timing.samples for name, timing in timings.items()}
+
+    def measure_roof(program: Program) -> Roof:
+        return cpu_roof(threads, working_set(program_work(program).nbytes))
+
+    known = CandidateMeasurements(programs, threads, device=device_name(), library=library_versions())
+    return _measure_in_turn(known, rounds, prepare, time_rounds, measure_roof)
+
+
+def _measure_in_turn(
+    known: CandidateMeasurements,
+    rounds: int,
+    prepare: Callable[[Program], tuple[Arrays, R]],
+    time_rounds: Callable[[Mapping[str, R], int], Mapping[str, Sequence[float]]],
+    measure_roof: Callable[[Program], Roof] | None = None,
+) -> Iterable[CandidateMeasurements]:
+    """Measure the programs of *known*; *prepare* compiles one, and returns its outputs and the call to time."""
+    from einnet_explore.runtime.arrays import largest_error
+
+    calls: dict[str, R] = {}
+    want: Arrays = {}
+    for n, (name, program) in enumerate(known.programs.items(), 1):
+        yield replace(known, stage=f"compiling {name}, {n} of {len(known.programs)}")
         try:
-            compiled[name] = _compile(program, threads, constants)
-            got = compiled[name].run(feeds)
+            got, calls[name] = prepare(program)
         except BackendError as error:
-            if name == first:
+            if n == 1:
                 raise ValueError(f"{name}: {error}") from None
-            compiled.pop(name, None)
-            failures[name] = str(error)
+            known = replace(known, failures={**known.failures, name: str(error)})
             continue
         want = want or got
-        errors[name] = largest_error(want, got)
-    for name in compiled:
-        yield replace(known, stage="measuring the device's ceilings")
-        roofs[name] = cpu_roof(threads, working_set(program_work(programs[name]).nbytes))
-    samples: dict[str, tuple[float, ...]] = dict.fromkeys(compiled, ())
+        known = replace(known, errors={**known.errors, name: largest_error(want, got)})
+    if measure_roof is not None:
+        for name in calls:
+            yield replace(known, stage="measuring the device's ceilings")
+            known = replace(known, roofs={**known.roofs, name: measure_roof(known.programs[name])})
+    samples: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
     done = 0
     while done < rounds:
-        some = min(ROUNDS_PER_UPDATE, rounds - done)
-        timings = time_calls({n: c.execute for n, c in compiled.items()}, rounds=some, min_seconds=0.0)
-        samples = {name: (*samples[name], *timings[name].samples) for name in compiled}
-        done += some
-        yield replace(
-            known, rounds=done, samples=samples, roofs=roofs, stage=f"{done} of {count_noun(rounds, 'round')}"
-        )
+        count = min(ROUNDS_PER_UPDATE, rounds - done)
+        times = time_rounds(calls, count)
+        samples = {name: (*samples[name], *times[name]) for name in calls}
+        done += count
+        yield replace(known, rounds=done, samples=samples, stage=f"{done} of {count_noun(rounds, 'round')}")
+
+
+def _compile(program: Program, threads: int, constants: Arrays) -> CompiledProgram:
+    from einnet_explore.runtime.epilogues import compile_measured
+    from einnet_explore.runtime.implementation_choice import ProfileStore
+
+    known = {t.name: constants[t.name] for t in program.inputs if t.weight}
+    return compile_measured(program, threads, known, ProfileStore())
+
+
+def _measure_on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[CandidateMeasurements]:
+    from einnet_explore.runtime.cuda import execution
+    from einnet_explore.runtime.cuda.plan import cuda_plan
+
+    feeds, constants = arrays(next(iter(programs.values())), seed)
+
+    def prepare(program: Program) -> tuple[Arrays, Sequence[Callable[[], object]]]:
+        plan = cuda_plan(program)
+        weights = {w: constants[w] for w in plan.weights}
+        copies = execution.rotation_copies(program_work(program).nbytes)
+        compiled = [execution.compile_plan(plan, weights) for _ in range(copies)]
+        results = [each.run(feeds) for each in compiled]  # every copy has the inputs then
+        return results[0], [each.capture() for each in compiled]
+
+    name, library = execution.cuda_device().key
+    known = CandidateMeasurements(programs, 1, device=name, library=library)
+    return _measure_in_turn(known, rounds, prepare, lambda calls, count: execution.time_in_rounds(calls, rounds=count))
 
 
 def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
@@ -372,57 +416,3 @@ def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[Cand
     yield CandidateMeasurements(
         programs, model.device.threads, 1, samples, stage="", device=model.device.name, roofs=roofs, hows=hows
     )
-
-
-def _compile(program: Program, threads: int, constants: Mapping[str, Any]) -> CompiledProgram:
-    from einnet_explore.runtime.epilogues import compile_measured
-    from einnet_explore.runtime.implementation_choice import ProfileStore
-
-    known = {t.name: constants[t.name] for t in program.inputs if t.weight}
-    return compile_measured(program, threads, known, ProfileStore())
-
-
-def on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> Iterable[CandidateMeasurements]:
-    """*programs* compiled for the GPU and timed there in interleaved rounds; the same values as ``bench`` on a CPU.
-
-    Raises ValueError where the first program does not run.
-    """
-    from einnet_explore.runtime.arrays import largest_error
-    from einnet_explore.runtime.cuda import execution
-    from einnet_explore.runtime.cuda.plan import cuda_plan
-
-    first = next(iter(programs))
-    feeds, constants = arrays(programs[first], seed)
-    name_of, library = execution.cuda_device().key
-    known = CandidateMeasurements(programs, 1, device=name_of, library=library)
-    errors: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    calls: dict[str, list[Any]] = {}
-    want: dict[str, Any] = {}
-    for n, (name, program) in enumerate(programs.items(), 1):
-        yield replace(
-            known, errors=dict(errors), failures=dict(failures), stage=f"compiling {name}, {n} of {len(programs)}"
-        )
-        try:
-            plan = cuda_plan(program)
-            weights = {w: constants[w] for w in plan.weights}
-            copies = execution.rotation_copies(program_work(program).nbytes)
-            made = [execution.compile_plan(plan, weights) for _ in range(copies)]
-            results = [each.run(feeds) for each in made]  # every copy has the inputs then
-            calls[name] = [each.capture() for each in made]
-        except BackendError as error:
-            if name == first:
-                raise ValueError(f"{name}: {error}") from None
-            failures[name] = str(error)
-            continue
-        want = want or results[0]
-        errors[name] = largest_error(want, results[0])
-    samples: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
-    done = 0
-    while done < rounds:
-        some = min(ROUNDS_PER_UPDATE, rounds - done)
-        times = execution.time_in_rounds(calls, rounds=some)
-        samples = {name: (*samples[name], *times[name]) for name in calls}
-        done += some
-        stage = f"{done} of {count_noun(rounds, 'round')}"
-        yield replace(known, rounds=done, samples=samples, errors=errors, failures=failures, stage=stage)
