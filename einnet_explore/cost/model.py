@@ -93,9 +93,8 @@ def _windows(body: Scalar, s: Iterator) -> Iterable[int]:
 def utilisation(scope: Scope, lanes: int) -> float:
     """Return the fraction of vector lanes that a library's contraction of this shape uses.
 
-    A library lays one group of output iterators along the lanes, those of one operand alone: with 21 output channels
-    and 16 lanes 21 of 32 are used.  A plain matrix product may take either operand, one with composite indices (a
-    convolution) only the other one.
+    A library maps the output iterators of one operand alone to the lanes: of 16 lanes, 21 output channels use 21 of 32.
+    A plain matrix product can use either operand, a convolution only the one without composite indices.
     """
     reads = tuple(accesses(scope.body))
     if len(reads) != 2:
@@ -114,8 +113,8 @@ def utilisation(scope: Scope, lanes: int) -> float:
 def row_utilisation(scope: Scope, lanes: int) -> float:
     """Return the fraction of vector lanes that a register-tiled kernel uses; 0 if there is no such kernel.
 
-    It lays the innermost traversal along the lanes, as far as it runs through one operand, and the last of several
-    vectors overlaps the one before.
+    The innermost traversal is mapped to the lanes if it moves along one operand; the last of several vectors overlaps
+    the one before.
     """
     found = match_sum_of_products(scope)
     if found is None:
@@ -192,7 +191,7 @@ class Device:
     """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is the overhead of a call.
 
     ``library``, ``tiled`` and ``generated`` are the parts of the peak that library operators, register-tiled kernels
-    and other generated ones reach where nothing but arithmetic limits them; ``lanes`` is the width of a vector register
+    and other generated ones reach if only arithmetic limits them; ``lanes`` is the width of a vector register
     in elements.
     """
 
@@ -251,8 +250,7 @@ class CostModel:
     def estimate(self, equation: Equation) -> Estimate:
         """Estimate one run of *equation*; views, and equations that read only weights, are free.
 
-        Only the tensors' own ``weight`` counts here; ``program_cost`` also knows equations that read weights through
-        others.
+        Only the tensors' own ``weight`` counts; ``program_cost`` also considers equations that read weights indirectly.
         """
         if equation.via is not None and equation.via.operator == VIEW:
             return Estimate(0.0, "view")

@@ -77,7 +77,7 @@ def conv_transpose2d(
 ) -> Program:  # fmt: skip
     """Y[n,y,x,c] = Σ_hwf A[n,h,w,f]·K[y+p-s·h, x+p-s·w, c, f], F channels in and C out; the kernel is 0 outside.
 
-    From its own definition: no dilated input is made.  The output has s·(H-1)+R-2p+output_padding rows.
+    It is defined without a dilated input.  The output has s·(H-1)+R-2p+output_padding rows.
     """
     (sh, sw), (ph, pw), (oh, ow) = _pair(stride), _pair(padding), _pair(output_padding)
     rows, columns = sh * (H - 1) + R - 2 * ph + oh, sw * (W - 1) + S - 2 * pw + ow

@@ -63,8 +63,8 @@ class ExpressionDistance:
 class ScopeForm:
     """A scope as ``scale · op(accesses) / divisor``.
 
-    Iterators of extent 1 are replaced by their value.  One that is divided somewhere (``f // 4``) is two iterators,
-    ``f/4`` and ``f%4``: *back* gives them by the scope's own.
+    Iterators of extent 1 are replaced by their value. An iterator that occurs divided (``f // 4``) becomes two, ``f/4``
+    and ``f%4``: *back* expresses them by the scope's own.
     """
 
     scope: Scope

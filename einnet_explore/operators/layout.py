@@ -77,7 +77,7 @@ def lay_out_operand(
 ) -> tuple[Layout, dict[str, Attribute]]:
     """Return the operand in its best order, or in that of *flags*, and the attributes that select it.
 
-    It only depends on the operand's own iterators, which many iterator maps give in the same way.
+    The result is cached: it depends only on the operand's own iterators, which many iterator maps share.
     """
     pattern, attributes = operator.pattern.operands[operand], dict(numbered)
     orders: list[dict[str, Attribute]] = [{}, *(dict[str, Attribute]([(flag, 1)]) for flag, _ in pattern.variants)]

@@ -64,7 +64,7 @@ def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
 def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     """Return ``ConvTranspose``; a window ``("y", "h", "R")`` names output, input and kernel extent.
 
-    None where the output is so long that ONNX's output padding (below the stride) does not reach.
+    The call is None if the output is longer than ONNX's output padding (below the stride) allows.
     """
 
     def call(a: Attributes) -> OnnxNode | None:
@@ -100,7 +100,7 @@ def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | N
 def pool_node(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     """Return ``MaxPool`` or ``AveragePool`` (padding counts).
 
-    None where a padding is as wide as the window: ONNX refuses it.
+    The call is None if a padding is as wide as the window: ONNX refuses it.
     """
 
     def call(a: Attributes) -> OnnxNode | None:
@@ -206,8 +206,8 @@ def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERA
 def check_canonical(equation: Equation, operators: Sequence[Operator] = OPERATORS) -> None:
     """Raise Refused unless *equation* is exactly what its ``via`` runs.
 
-    A library call means its operator's canonical expression with the attributes put in; a view reads one tensor at an
-    affine address inside its elements; an eOperator, and an equation not instantiated yet, may mean anything.  Names of
+    A library call computes its operator's canonical expression at the attributes; a view reads one tensor at an affine
+    address inside its elements; an eOperator, and an equation not instantiated, may compute anything.  Names of
     iterators and padding of the result do not matter.
     """
     via = equation.via

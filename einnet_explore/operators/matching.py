@@ -43,7 +43,7 @@ Fixed = Mapping[str, "Iterator | None"]
 def iterator_maps(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) -> Iterable[Assignment]:
     """Yield iterator maps under the tensor map *operands*; raises Refused if a group cannot fit.
 
-    Iterators that are merged stand in an order that keeps some tensor's layout: other orders keep none.
+    Merged iterators are in an order that keeps some tensor's layout: other orders keep none.
     """
     pattern, table = operator.pattern, operator.table
     groups = form.groups(operands)
@@ -181,8 +181,8 @@ class OperatorMatch:
 def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[OperatorMatch, ...]:
     """Return the ways to run *scope* as *operator*, those that keep more layouts first, at most *limit*.
 
-    A way is left out if another one has more iterators in composite indices (nobody means a convolution whose taps are
-    channels), or keeps the layout of every tensor that it keeps, and of more.  Raises Refused with every reason if
+    A way is omitted if another one has more iterators in composite indices (a convolution whose taps are channels is of
+    no use), or keeps the layouts that it keeps and more.  Raises Refused with every reason if
     there is none.
     """
     form = comparable_form(scope, operator)
@@ -292,9 +292,8 @@ def solve(
 ) -> dict[int, Access]:
     """Solve the attributes into *numbers*, which holds the extents already; raises Refused where they do not agree.
 
-    The accesses of operands with composite indices come back with that dimension read at one iterator ``i0``, ``i1``, …
-    (the number of the operand's dimension, underscores where the scope has such names) that ranges over the part of the
-    source that the operator is given.
+    Returns the accesses of operands with composite indices, in which that dimension is read at one iterator ``i0``,
+    ``i1``, … (numbered by the operand's dimension) over the part of the source that is passed to the operator.
     """
     pattern = operator.pattern
     todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
@@ -340,7 +339,7 @@ def iterator_names(iterators: Iterable[Iterator]) -> str:
 def _given_range(read: Access, at: int, outer: list[Iterator]) -> tuple[int, int]:
     """Return the part of the source's dimension passed to the operator: the box without unread ends.
 
-    Less than a stride may stay unread at the end, as library operators allow.
+    Less than a stride may remain unread at the end, as library operators allow.
     """
     (lo, hi), (first, last) = read.source.box[at], read.index[at].bounds
     start = max(lo, min(first, hi - 1))

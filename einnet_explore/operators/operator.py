@@ -66,7 +66,7 @@ class Operator:
 
     *expression* is its canonical expression (see ``pattern``).  With an optional iterator present it goes by the name
     *batched*.  *strided* operators take operands with leading dimensions: any strides, as long as the last is 1.
-    *onnx* says how ONNX calls it; ``None``: a kernel is generated from the canonical scope.
+    *onnx* makes its ONNX node; without it, a kernel is generated from the canonical scope.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Operator:
     def instantiate(self, attributes: Attributes, operands: Sequence[Tensor | Table | Scope] | None = None) -> Scope:
         """Return the canonical scope at *attributes*: the value of every equation that this operator runs.
 
-        *operands* have the canonical shapes; without them tensors with the operands' names stand in.  Raises
-        ValueError where an attribute lacks or an operand's shape is another.
+        *operands* have the canonical shapes (by default, tensors with the operands' names). Raises ValueError for a
+        missing attribute or another shape.
         """
         pattern = self.pattern
         numbers = self.numbers(attributes)

@@ -43,7 +43,7 @@ class Polynomial:
     def solve(self, value: int, at: Mapping[str, int]) -> tuple[str, int] | None:
         """Solve for the only unknown attribute so that this equals *value*; None if that is undetermined.
 
-        Raises ValueError where no integer does it.
+        Raises ValueError if the solution is no integer.
         """
         unknown = [name for name in self.names if name not in at]
         if len(unknown) != 1:

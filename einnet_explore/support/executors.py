@@ -180,8 +180,8 @@ def executor(jobs: int | None = None, cluster: str | None = None) -> Generator[W
 def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Generator[Cluster, None, None]:
     """Connect to the ``dask.distributed`` scheduler at *address* (``tcp://HOST:PORT``); closed at the end.
 
-    The scheduler gives the work of workers that die to others (``distributed.scheduler.allowed-failures`` times).
-    Raises ValueError in one line where the extra is not installed, no scheduler answers or it has no worker.
+    The scheduler repeats the work of workers that die (``distributed.scheduler.allowed-failures`` times). Raises
+    ValueError if the extra is not installed, no scheduler answers, or it has no worker.
     """
     try:
         import distributed
@@ -246,7 +246,7 @@ def iterate_settled(
 ) -> Generator[tuple[str, T], None, None]:
     """Yield names and results of those *futures* of *executor* that succeed, as they arrive.
 
-    After so many *seconds*, and where there is an interrupt, the others are cancelled; processes that are at one end.
+    After *seconds*, or on an interrupt, the others are cancelled and processes at work are killed.
     """
     try:
         for name in _arrivals(futures, seconds):
@@ -266,7 +266,7 @@ def iterate_settled(
 def _arrivals(futures: Mapping[K, Pending[object]], seconds: float | None = None) -> Iterable[K]:
     """Yield the names of *futures* as they arrive, for at most *seconds*.
 
-    Wakes every second: a signal that came just before the wait began, or to another thread, does not end a wait.
+    Wakes every second, since a signal to another thread, or just before the wait, does not end it.
     """
     came = SimpleQueue[K]()
 

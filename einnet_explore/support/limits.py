@@ -84,7 +84,7 @@ class MemoryWatch:
 def limit_memory(nbytes: int | None) -> Generator[MemoryLimit, None, None]:
     """Limit this process to *nbytes* of memory inside the block (None: no limit).
 
-    Raises ValueError where so much is taken already that no search could begin: the libraries need it.
+    Raises ValueError if the libraries already use so much that no search could begin.
     """
     if nbytes is not None and (now := used_bytes()) > SEARCH * nbytes:
         least = f"expected over {format_bytes(now / SEARCH)}"

@@ -49,8 +49,8 @@ def _tidy(folder: Path) -> None:
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
     """Write *content* to a temporary file, flush it to the disk, then rename it to *path*.
 
-    Whatever interrupts this (a full disk, Ctrl-C), *path* holds what it held before or all of *content*.  A link stays
-    one; a device or pipe is written to as it is.  Raises OSError, about *path*.
+    If this is interrupted (a full disk, Ctrl-C), *path* holds the old content or all of *content*. Links are followed;
+    devices and pipes are written to directly. Raises OSError, about *path*.
     """
     where = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content

@@ -24,6 +24,6 @@ def format_seconds(value: float) -> str:
 def hue_style(hue: str) -> str:
     """Return *hue* as a text colour, mixed with the surrounding colour, so that it suits dark and light pages.
 
-    No one colour can be read well on white and on near-black, and what a notebook shows is not told which it is on.
+    No single colour is legible on both white and near-black, and notebook output does not know its background.
     """
     return f"color:color-mix(in srgb, {hue} 60%, currentColor)"

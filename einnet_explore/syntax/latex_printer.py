@@ -191,8 +191,8 @@ def latex(
     r"""Print *it* in LaTeX, without dollar signs; several equations are ``aligned``.
 
     *marks* gives scopes, named by their paths, a colour (``mathtext`` underlines them). *ranges* is ``"full"`` for
-    :math:`\sum_{c=0}^{512}` instead of :math:`\sum_c`. As ``mathtext`` knows no environments, there a program of
-    several equations is one line an equation, to be drawn one by one. Raises ValueError for an unknown dialect.
+    :math:`\sum_{c=0}^{512}` instead of :math:`\sum_c`. ``mathtext`` has no environments: there a program is one line
+    per equation. Raises ValueError for an unknown dialect.
     """
     if dialect not in ("amsmath", "katex", "mathtext"):
         raise ValueError(f"dialect {dialect!r}, expected amsmath, katex or mathtext")
@@ -218,9 +218,9 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
 def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect = "amsmath") -> str:
     r"""Print a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots` as an ``align*`` block with a reason per step.
 
-    After the first program only the equations that a step made or changed are shown; the reason stands before them,
-    where it is seen however long they are.  Raises ValueError unless there is at least one program and one reason a
-    step, and for ``mathtext``, which knows no environments.
+    After the first program only the equations that a step made or changed are shown, preceded by the reason. Raises
+    ValueError unless there is at least one program and one reason per step, and for ``mathtext``, which has no
+    environments.
     """
     if not programs:
         raise ValueError("no programs to align, expected at least one")

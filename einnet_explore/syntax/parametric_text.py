@@ -23,8 +23,8 @@ _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_
 class Assumption:
     """An assumption: *name* ``>=`` or ``<=`` *number*, or equal to it modulo *modulus*; none if *op* is empty.
 
-    With no *name* it is one of several parameters: *left* *op* *right*, or that *left* is a multiple of *right*
-    (``%``).  *text* is how it is written, *names* are the parameters in it.
+    Without a *name* it relates several parameters: *left* *op* *right*, or *left* is a multiple of *right* (``%``).
+    *text* is its text, *names* are the parameters in it.
     """
 
     name: str

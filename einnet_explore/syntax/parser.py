@@ -121,9 +121,8 @@ _PARAMETERS = re.compile(r"^[ \t]*(param)(?=\s+[^\W\d])", re.MULTILINE)
 def parse(text: str, source: str = "<text>") -> Program:
     """Parse a program in the text form; *source* is its name in errors.
 
-    ``parse(render.text(p)) == p`` for every program *p* in normal form.  Raises TextError, with line and column, on
-    syntax errors, on names that are unknown or defined twice, on ranges and shapes without elements, and on indices
-    that leave what they read.
+    ``parse(text(p)) == p`` for every program *p* in normal form. Raises TextError, with line and column, for syntax
+    errors, names that are unknown or defined twice, empty ranges and shapes, and indices that leave their source.
     """
     with locate_errors(source, text):
         try:
