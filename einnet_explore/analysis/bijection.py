@@ -56,10 +56,7 @@ def hull(names: tuple[str, ...], forward: tuple[Index, ...]) -> tuple[Iterator, 
 
 @lru_cache(maxsize=1 << 12)
 def bijection(
-    source: tuple[Iterator, ...],
-    names: tuple[str, ...],
-    forward: tuple[Index, ...],
-    inverse: tuple[Index, ...] = (),
+    source: tuple[Iterator, ...], names: tuple[str, ...], forward: tuple[Index, ...], inverse: tuple[Index, ...] = ()
 ) -> Bijection:
     """Return the bijection of *forward* on the box of *source*; *names* are those of the new iterators.
 

@@ -396,9 +396,4 @@ def _any(order: _Order) -> Code:
     return order.outcome()
 
 
-__all__ = [
-    "COMMUTATIVE",
-    "canonical_key",
-    "numbering",
-    "program_key",
-]
+__all__ = ["COMMUTATIVE", "canonical_key", "numbering", "program_key"]

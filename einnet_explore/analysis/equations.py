@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import count
 
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
@@ -21,6 +22,7 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     map_accesses,
+    map_tensors,
     tensors,
 )
 from einnet_explore.support.errors import Refused
@@ -119,9 +121,8 @@ def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
     used = set(program.names())
     out: list[str] = []
     for stem in stems:
-        name = next(f"{stem}{n}" for n in range(1, len(used) + 2) if f"{stem}{n}" not in used)
-        used.add(name)
-        out.append(name)
+        out.append(next(name for n in count(1) if (name := f"{stem}{n}") not in used))
+        used.add(out[-1])
     return tuple(out)
 
 
@@ -176,15 +177,15 @@ def map_reads(scope: Scope, name: str, change: Callable[[Access], Scalar]) -> Sc
 
 def redirect_reads(program: Program, old: str, new: Tensor) -> Program:
     """Read *new* instead of *old* everywhere; ``via`` stays, since only a name changes."""
-    return replace(
-        program,
-        equations=tuple(
-            replace(e, scope=map_reads(e.scope, old, lambda access: Access(new, access.index)))
-            if old in tensor_names(e.scope)
-            else e
-            for e in program.equations
-        ),
+
+    def redirect(tensor: Tensor) -> Tensor:
+        return new if tensor.name == old else tensor
+
+    equations = (
+        replace(e, scope=map_tensors(e.scope, redirect)) if old in tensor_names(e.scope) else e
+        for e in program.equations
     )
+    return replace(program, equations=tuple(equations))
 
 
 def widen_padding(program: Program, name: str, padding: Padding, value: float) -> tuple[Program, Tensor]:
@@ -192,25 +193,25 @@ def widen_padding(program: Program, name: str, padding: Padding, value: float) -
 
     Raises ValueError if it already has another value there.
     """
-    held = next((t for t in program.inputs if t.name == name), None)
-    if held is None:
-        held = program.equations[equation_number(program, name)].tensor
+    inputs = {t.name: t for t in program.inputs}
+    held = inputs[name] if name in inputs else find_equation(program, name).tensor
     if padding and held.padding and held.value != value:
         raise ValueError(f"{name} is {held.value:g} outside its box, expected {value:g}")
     wide = union_padding(held.padding, padding)
     if wide == held.padding:
         return program, held
     value = value if padding else held.value
-    if isinstance(found := _find_producer(program, name), Equation):
-        if found.scope.domain and found.scope.value != value:
-            raise ValueError(f"{name} is {found.scope.value:g} outside its domain, expected {value:g}")
-        made = replace(found, scope=replace(found.scope, padding=wide, value=value))
-        program = replace(program, equations=tuple(made if e is found else e for e in program.equations))
-        new = made.tensor
-    else:
-        new = replace(held, padding=wide, value=value)
+    new = replace(held, padding=wide, value=value)
+    if name in inputs:
         program = replace(program, inputs=tuple(new if t.name == name else t for t in program.inputs))
-    return redirect_reads(program, name, new), new
+        return redirect_reads(program, name, new), new
+    n = equation_number(program, name)
+    old, scope = program.equations[n], program.equations[n].scope
+    if scope.domain and scope.value != value:
+        raise ValueError(f"{name} is {scope.value:g} outside its domain, expected {value:g}")
+    made = replace(old, scope=replace(scope, padding=wide, value=value))
+    program = replace(program, equations=(*program.equations[:n], made, *program.equations[n + 1 :]))
+    return redirect_reads(program, name, made.tensor), made.tensor
 
 
 def remove_equation(program: Program, n: int) -> Program:
@@ -224,10 +225,6 @@ def whole_equation(program: Program, at: tuple[int, ...]) -> Equation:
         raise ValueError(f"path {at} is a scope inside an equation, expected an equation")
     program.scope_at(at)
     return program.equations[at[0]]
-
-
-def _find_producer(program: Program, name: str) -> Equation | None:
-    return next((e for e in program.equations if e.name == name), None)
 
 
 def union_padding(one: Padding, other: Padding) -> Padding:

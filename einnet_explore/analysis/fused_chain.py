@@ -21,17 +21,7 @@ from math import prod
 
 from einnet_explore.analysis.indices import is_inside_box, substitute_index
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.ir import (
-    Access,
-    Equation,
-    Index,
-    Iterator,
-    Scope,
-    Tensor,
-    accesses,
-    as_index,
-    map_accesses,
-)
+from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, accesses, as_index, map_accesses
 from einnet_explore.support.errors import Refused
 
 PERIODS = range(1, 17)

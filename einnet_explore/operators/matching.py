@@ -15,24 +15,9 @@ from dataclasses import dataclass
 from itertools import count, permutations, product
 from math import prod
 
-from einnet_explore.ir import (
-    Access,
-    Attribute,
-    Index,
-    Iterator,
-    Scope,
-    Table,
-    Tensor,
-    as_index,
-    tensors,
-)
+from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, Tensor, as_index, tensors
 from einnet_explore.operators.form import ScopeForm, comparable_form, overlaps, tensor_maps
-from einnet_explore.operators.layout import (
-    Assignment,
-    Layout,
-    lay_out_operand,
-    locate_result,
-)
+from einnet_explore.operators.layout import Assignment, Layout, lay_out_operand, locate_result
 from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import ONE, Polynomial
 from einnet_explore.support.errors import Refused
@@ -211,11 +196,7 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
 
 
 def fit_operator(
-    scope: Scope,
-    operator: Operator,
-    operands: tuple[int, ...],
-    iterators: Assignment,
-    flags: Attributes | None = None,
+    scope: Scope, operator: Operator, operands: tuple[int, ...], iterators: Assignment, flags: Attributes | None = None
 ) -> OperatorMatch:
     """Fit *operator* to *scope* by the tensor map *operands* and the iterator map *iterators*; solve attributes.
 

@@ -14,7 +14,6 @@ from einnet_explore.ir import (
     Attribute,
     Const,
     Index,
-    IndexLike,
     Instance,
     Iterator,
     Padding,
@@ -107,7 +106,8 @@ class Operator:
         own = {name: Iterator(name, 0, numbers[f"|{name}|"]) for name in present}
         reads = list[Scalar]()
         for p, operand in enumerate(pattern.operands):
-            index, shape, padding = self._read_index(self.dimensions(p, attributes), numbers, own)
+            index, shape = self._read_index(self.dimensions(p, attributes), numbers, own)
+            padding = self.padding(p, attributes)
             neutral = REDUCTIONS[pattern.reduce]
             source = operands[p] if operands else Tensor(operand.name, shape, padding, neutral)
             if source.shape != shape or any(lo for lo, _ in source.box):
@@ -166,21 +166,14 @@ class Operator:
     @staticmethod
     def _read_index(
         dimensions: tuple[Dimension, ...], numbers: Mapping[str, int], own: Mapping[str, Iterator]
-    ) -> tuple[tuple[Index, ...], tuple[int, ...], Padding]:
+    ) -> tuple[tuple[Index, ...], tuple[int, ...]]:
         index: list[Index] = []
-        shape: list[int] = []
-        padding: list[tuple[int, int]] = []
         for d in dimensions:
-            total: IndexLike = d.const.value(numbers)
+            at = as_index(d.const.value(numbers))
             for name, k in d.terms:
-                total = as_index(total) + own[name] * k.value(numbers)
-            at = as_index(total)
-            lo, hi = at.bounds
-            extent = d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent
+                at = at + own[name] * k.value(numbers)
             index.append(at)
-            shape.append(extent)
-            padding.append((max(0, -lo), max(0, hi + 1 - extent)))
-        return tuple(index), tuple(shape), tuple(padding) if any(map(any, padding)) else ()
+        return tuple(index), tuple(_extent(d, numbers) for d in dimensions)
 
 
 def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:
@@ -191,8 +184,11 @@ def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]
     for name, k in d.terms:
         span = k.value(numbers) * (numbers[f"|{name}|"] - 1)
         lo, hi = lo + min(0, span), hi + max(0, span)
-    extent = d.extent.value(numbers) if d.extent else numbers[f"|{d.iterators[0]}|"]
-    return max(0, -lo), max(0, hi + 1 - extent)
+    return max(0, -lo), max(0, hi + 1 - _extent(d, numbers))
+
+
+def _extent(d: Dimension, numbers: Mapping[str, int]) -> int:
+    return d.extent.value(numbers) if d.extent else numbers[f"|{d.iterators[0]}|"]
 
 
 @lru_cache(maxsize=256)
