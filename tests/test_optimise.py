@@ -199,7 +199,7 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     seconds: list[float] = []
 
-    def one(executor: Any, asked: Any, held: Model, means: Any, budget: float, left: float, _: object) -> Any:
+    def one(executor: Any, asked: Any, means: Any, left: float, _: object) -> Any:
         seconds.append(left)
         name = next(iter(asked))
         cost = PortableCost.of(means.model.device, means.store, 1)

@@ -357,7 +357,7 @@ class Devices(SerialExecutor):
         return {"workers": {"tcp://a:1": {"resources": self.resources}}}
 
     def submit(self, fn: Any, /, *args: Any, pure: bool = True, resources: Any = None, **kwargs: Any) -> Any:
-        self.asked.append((fn.__name__, pure, repr(resources)))
+        self.asked.append((getattr(fn, "func", fn).__name__, pure, repr(resources)))
         return super().submit(fn, *args, **kwargs)
 
 

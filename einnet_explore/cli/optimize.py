@@ -95,10 +95,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
         (arguments.output, lambda path: _write_model(path, fast)),
         (arguments.html, lambda path: save_file(path, _report_page(fast))),
         (arguments.certificates, lambda path: _write_records(path, fast)),
-        (
-            arguments.json,
-            lambda path: write_json(path, report | _attributions(fast, selection_seconds(arguments.budget))),
-        ),
+        (arguments.json, lambda path: _write_report(path, fast, report, selection_seconds(arguments.budget))),
     ]
     failures: list[Exception] = []
     for path, write in outputs:

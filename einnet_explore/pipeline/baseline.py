@@ -12,14 +12,13 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import IO, Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -230,58 +229,48 @@ REPLY_TIMEOUT_SECONDS = 120.0
 """Seconds without a reply after which the other process counts as hanging."""
 
 
-class OriginalProcess:
-    """*model* in ONNX Runtime with *threads* threads, in another process; leaving the context ends it."""
+@contextmanager
+def original_process(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int
+) -> Generator[Sampler, None, None]:
+    """Run *model* in ONNX Runtime with *threads* threads in another process; yield what samples its seconds.
 
-    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> None:
-        self._stack = ExitStack()
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+    Raises ConnectionError if the process does not start, dies or hangs.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file, arrays = Path(folder) / "model.onnx", Path(folder) / "feeds.npz"
         try:
-            file, arrays = folder / "model.onnx", folder / "feeds.npz"
             onnx.save_model(model, file, save_as_external_data=model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF)
             np.savez(arrays, *feeds.values())
             command = [sys.executable, "-m", __name__, str(file), str(arrays), str(threads), *feeds]
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
             )
         except (OSError, ValueError) as error:
-            self._stack.close()
             raise ConnectionError(str(error)) from error
-
-    def sample(self, repeats: int) -> float:
-        """Return the seconds of a run, over *repeats* in a row; raises ConnectionError if the process died or hangs."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(f"{repeats}\n")
-            self._process.stdin.flush()
-            ready, _, _ = select.select([self._process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
-            return float(self._process.stdout.readline()) if ready else _raise_timeout()
-        except (OSError, ValueError) as error:
-            raise ConnectionError(str(error)) from error
-
-    def __enter__(self) -> OriginalProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                self._stack.callback(_close_pipe, pipe)
-        self._stack.close()
+            yield partial(_sample_process, process)
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
 
 
-def _raise_timeout() -> NoReturn:
-    raise ConnectionError(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
-
-
-def _close_pipe(pipe: IO[str]) -> None:
+def _sample_process(process: subprocess.Popen[str], repeats: int) -> float:
+    """Return the seconds of a run in *process*, over *repeats* in a row; raises ConnectionError."""
+    assert process.stdin is not None and process.stdout is not None
     try:
-        pipe.close()
-    except OSError:
-        return
+        process.stdin.write(f"{repeats}\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], REPLY_TIMEOUT_SECONDS)
+        if ready:
+            return float(process.stdout.readline())
+    except (OSError, ValueError) as error:
+        raise ConnectionError(str(error)) from error
+    raise ConnectionError(f"no answer after {REPLY_TIMEOUT_SECONDS:.0f} seconds")
 
 
 def time_with_original_process(
@@ -299,9 +288,9 @@ def time_with_original_process(
     cannot be had.
     """
     try:
-        with OriginalProcess(model, feeds, plan.threads) as before:
+        with original_process(model, feeds, plan.threads) as sample_before:
             samplers: dict[str, Sampler] = {
-                "before": before.sample,
+                "before": sample_before,
                 "after": partial(sample_seconds, partial(plan.run, feeds)),
             }
             return time_samplers(samplers, rounds, min_seconds, settle_seconds(plan.threads), warm, enough)

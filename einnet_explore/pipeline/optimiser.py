@@ -31,7 +31,7 @@ from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.submodels import library_forms, program_model, random_model_inputs
 from einnet_explore.pipeline.subprogram import Subprogram, content_digest, open_original
 from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
-from einnet_explore.pipeline.tuner import Tuner
+from einnet_explore.pipeline.tuner import TaskRunner, Tuner
 from einnet_explore.pipeline.tuning_context import Implementations, Settings, TuningHistory
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
@@ -186,7 +186,14 @@ class Optimiser:
     @cached_property
     def tuner(self) -> Tuner:
         """The tuner of the subprograms."""
-        return Tuner(self.model, self.digest, self.seconds, self.implementations, self.history, self.budget)
+        return Tuner(
+            self.model,
+            digest=self.digest,
+            model_seconds=self.seconds,
+            implementations=self.implementations,
+            history=self.history,
+            budget=self.budget,
+        )
 
     @cached_property
     def assembler(self) -> Assembler:
@@ -209,7 +216,7 @@ class Optimiser:
         self.tuner.start_clock()
         if self.executor is not None:
             try:
-                self.tuner.tune_ahead(self.executor, self.largest_first(), tune_named_task)
+                self.tuner.tune_ahead(self.executor, self.largest_first(), self._task_runner)
             except KeyboardInterrupt:
                 self.interrupted = self.tuner.closed = True
         for n, subprogram in enumerate(self.largest_first(), 1):
@@ -224,6 +231,9 @@ class Optimiser:
                 part, self.parts = choose_joined_or_parts(part, self.parts)
             self.parts.append(part)
             yield TuningProgress(n, len(self.subprograms), part)
+
+    def _task_runner(self) -> TaskRunner:
+        return partial(tune_named_task, self.model.original.SerializeToString(), self.settings, self.budget)
 
     def largest_first(self) -> Iterable[Subprogram]:
         """Yield every subprogram, joined ones after their parts: longest by estimate first, equal ones together.

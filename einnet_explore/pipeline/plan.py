@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
@@ -182,12 +182,12 @@ GroupRun: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
 """Computes a group: the values that leave it from those that enter it, by value name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One step of a plan: its *nodes*, the values that it reads and writes, and those that are *dropped* after it."""
 
     nodes: tuple[str, ...]
-    replaced: bool
+    replaced: bool = False
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[[dict[str, Array]], Sequence[Array]] = field(repr=False)
@@ -242,6 +242,7 @@ def build_plan(
     names = tuple(v.name for v in model.outputs)
     if not replacements:
         session = ReopenedSession(lambda: _open_original(model, threads))
+        session.open()
         return ExecutionPlan((_whole_segment(model, session, names),), given, names, {}, threads, session.rest)
     regions = ModelRegions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
@@ -303,7 +304,9 @@ def _join_in_one_session(
     def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
         return run_session(session, outputs, {name: values[name] for name in feeds})
 
-    return Segment(tuple(node.name for nodes, _ in written for node in nodes), False, feeds, outputs, run_all)
+    return Segment(
+        nodes=tuple(node.name for nodes, _ in written for node in nodes), inputs=feeds, outputs=outputs, run=run_all
+    )
 
 
 def _free_prefix(regions: ModelRegions) -> str:
@@ -315,24 +318,23 @@ def _free_prefix(regions: ModelRegions) -> str:
     return prefix
 
 
+@dataclass(slots=True, eq=False)
 class ReopenedSession:
-    """A session that the next run after ``rest`` opens again."""
+    """A session that the next run after ``rest`` opens again with *opener*."""
 
-    def __init__(self, opened: Callable[[], onnxruntime.InferenceSession]) -> None:
-        self._open = opened
-        self._held: onnxruntime.InferenceSession | None = opened()
+    opener: Callable[[], onnxruntime.InferenceSession]
+    _session: onnxruntime.InferenceSession | None = None
 
-    @property
-    def session(self) -> onnxruntime.InferenceSession:
-        """The session, open."""
-        held = self._held
-        if held is None:
-            self._held = held = self._open()
-        return held
+    def open(self) -> onnxruntime.InferenceSession:
+        """Return the session, opened if it is not open; raises Refused if ONNX Runtime refuses the model."""
+        session = self._session
+        if session is None:
+            self._session = session = self.opener()
+        return session
 
     def rest(self) -> None:
         """Drop the session; a run in progress keeps it."""
-        self._held = None
+        self._session = None
 
 
 def _open_original(model: Model, threads: int) -> onnxruntime.InferenceSession:
@@ -343,12 +345,12 @@ def _open_original(model: Model, threads: int) -> onnxruntime.InferenceSession:
 
 
 def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:
-    feeds = tuple(v.name for v in held.session.get_inputs())
+    feeds = tuple(v.name for v in held.open().get_inputs())
 
     def run(values: dict[str, Array]) -> Sequence[Array]:
-        return held.session.run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
+        return held.open().run(outputs, {name: values[name] for name in feeds})  # type: ignore[no-any-return]
 
-    return Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+    return Segment(nodes=tuple(node.name for node in model.nodes), inputs=feeds, outputs=outputs, run=run)
 
 
 def _session_segment(regions: ModelRegions, nodes: tuple[ModelNode, ...], threads: int) -> Segment:
@@ -360,7 +362,7 @@ def _session_segment(regions: ModelRegions, nodes: tuple[ModelNode, ...], thread
     def run(held: dict[str, Array]) -> Sequence[Array]:
         return run_session(session, outputs, {name: held[name] for name in feeds})
 
-    return Segment(tuple(node.name for node in nodes), False, feeds, outputs, run)
+    return Segment(nodes=tuple(node.name for node in nodes), inputs=feeds, outputs=outputs, run=run)
 
 
 def _group_segment(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, ...], call: GroupRun) -> Segment:
@@ -382,7 +384,7 @@ def _group_segment(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, 
             )
         return [np.asarray(made[name], dtype) for name, dtype in zip(outputs, types, strict=True)]
 
-    return Segment(tuple(node.name for node in nodes), True, inputs, outputs, run)
+    return Segment(nodes=tuple(node.name for node in nodes), replaced=True, inputs=inputs, outputs=outputs, run=run)
 
 
 def _constant_array(regions: ModelRegions, name: str) -> Array:
@@ -398,7 +400,7 @@ def _drop_unread(segments: Sequence[Segment], outputs: Collection[str]) -> tuple
     for s in reversed(segments):
         gone = tuple(n for n in dict.fromkeys((*s.inputs, *s.outputs)) if n not in needed)
         needed |= set(s.inputs)
-        out.insert(0, Segment(s.nodes, s.replaced, s.inputs, s.outputs, s.run, gone))
+        out.insert(0, replace(s, dropped=gone))
     return tuple(out)
 
 
@@ -425,5 +427,5 @@ def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> Executio
     def run(held: dict[str, Array]) -> Sequence[Array]:
         return run_session(session, outputs, {name: held[name] for name in feeds})
 
-    segment = Segment(tuple(node.name for node in model.nodes), False, feeds, outputs, run)
+    segment = Segment(nodes=tuple(node.name for node in model.nodes), inputs=feeds, outputs=outputs, run=run)
     return ExecutionPlan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)

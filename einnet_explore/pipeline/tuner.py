@@ -47,8 +47,8 @@ from einnet_explore.support.limits import MEMORY_LIMIT, STARVATION_FACTOR, limit
 
 Steps: TypeAlias = "list[MatchJson]"
 
-TaskRunner: TypeAlias = "Callable[[bytes, Settings, float | None, str], JsonObject]"
-"""Runs one named tuning task of a serialized model on a device: ``optimiser.tune_named_task``."""
+TaskRunner: TypeAlias = "Callable[[str], JsonObject]"
+"""Runs the tuning task of one name on a device: ``optimiser.tune_named_task`` with its model and settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +98,17 @@ class PortableCost:
 def tune_on_executor(
     executor: WorkExecutor,
     requests: Mapping[str, SearchRequest],
-    model: Model,
     implementations: Implementations,
-    budget: float | None,
     seconds: float,
-    run_task: TaskRunner,
+    task_runner: Callable[[], TaskRunner],
 ) -> Iterable[tuple[str, Trial | SearchReply]]:
-    """Answer *requests*, by task name, on *executor*: trials by *run_task* if it has devices, else search replies.
+    """Answer *requests*, by task name, on *executor*: trials by *task_runner* if it has devices, else search replies.
 
     Answers come in any order; after *seconds* the missing ones are cancelled.
     """
     settings = implementations.settings
     if has_device(executor):
-        return tune_on_devices(
-            executor, requests, run_task, (model.original.SerializeToString(), settings, budget), seconds
-        )
+        return tune_on_devices(executor, requests, seconds, task_runner())
     cost = PortableCost.of(implementations.model.device, implementations.store, settings.threads)
     return search_on_executor(executor, requests, cost, settings, seconds)
 
@@ -139,15 +135,11 @@ def search_on_executor(
 def tune_on_devices(
     executor: WorkExecutor,
     requests: Mapping[str, SearchRequest],
-    run_task: TaskRunner,
-    arguments: tuple[bytes, Settings, float | None],
     seconds: float,
+    run_task: TaskRunner,
 ) -> Iterable[tuple[str, Trial]]:
-    """Run the tuning tasks of *requests* on the devices of *executor*; tasks that fail there are left out.
-
-    *arguments* of *run_task* are the serialized model, settings and budget.
-    """
-    futures = {name: submit_device_work(executor, run_task, *arguments, name) for name in requests}
+    """Run the tuning tasks of *requests* on the devices of *executor*; tasks that fail there are left out."""
+    futures = {name: submit_device_work(executor, run_task, name) for name in requests}
     for name, answer in iterate_settled(executor, futures, seconds):
         trial = trial_from_json(answer, requests[name].program)
         if trial is not None:
@@ -242,8 +234,10 @@ class Tuner:
     def _timeless_settings(self) -> Settings:
         return replace(self.implementations.settings, seconds=0.0)
 
-    def tune_ahead(self, executor: WorkExecutor, subprograms: Iterable[Subprogram], run_task: TaskRunner) -> None:
-        """Search each distinct subprogram once on *executor*; if that has devices, *run_task* tunes it there.
+    def tune_ahead(
+        self, executor: WorkExecutor, subprograms: Iterable[Subprogram], task_runner: Callable[[], TaskRunner]
+    ) -> None:
+        """Search each distinct subprogram once on *executor*; if that has devices, tune it there by *task_runner*.
 
         All of it is done before any variant is measured here.  Tasks that fail or are late there are done again here.
         """
@@ -264,8 +258,7 @@ class Tuner:
             elif effort is not None:
                 requests[name] = SearchRequest(task.program, effort, MAX_ESTIMATE_RATIO * task.original_seconds)
         left = max(0.0, until - perf_counter())
-        answers = tune_on_executor(executor, requests, self.model, self.implementations, self.budget, left, run_task)
-        for name, answer in answers:
+        for name, answer in tune_on_executor(executor, requests, self.implementations, left, task_runner):
             match answer:
                 case Trial():
                     self.trials[name] = answer
