@@ -213,10 +213,10 @@ def fit_operator(
         raise Refused(f"the body is divided by {form.divisor:g}, {operator.name} divides by {divisor}")
     attributes: dict[str, Attribute] = {name: numbers[f"|{name}|"] for name in pattern.iterators}
     attributes |= {name: numbers[name] for name in pattern.attributes}
-    layouts = list[Layout]()
-    numbered = tuple(attributes.items())
+    layouts, numbered = list[Layout](), tuple(attributes.items())
+    given = {name: tuple(iterators.get(name, ())) for name in pattern.iterators}
     for p, a in enumerate(operands):
-        own = tuple((name, tuple(iterators.get(name, ()))) for name in pattern.operands[p].names)
+        own = tuple((name, given[name]) for name in pattern.operands[p].names)
         wanted = None if flags is None else tuple((f, flags.get(f, 0)) for f, _ in pattern.operands[p].variants)
         layout, chosen = lay_out_operand(operator, p, windows.get(p, form.reads[a]), own, numbered, wanted)
         layouts.append(layout)
@@ -225,7 +225,7 @@ def fit_operator(
     return OperatorMatch(
         operator,
         tuple(operands),
-        tuple((name, tuple(iterators.get(name, ()))) for name in pattern.iterators),
+        tuple(given.items()),
         tuple(attributes.items()),
         tuple(layouts),
         index,

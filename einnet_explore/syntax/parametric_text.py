@@ -80,14 +80,7 @@ def parse_template(text: str, source: str = "<text>") -> Template:
 
 
 def _assumption(node: Tree[Token], text: str) -> Assumption:
-    named = [name for it in node.find_data("iterator") for name in it.children if isinstance(name, Token)]
-    for name in named:
-        if not str(name).isascii():
-            raise error_at(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
-    if not named:
-        raise error_at(node, "found an assumption without a parameter, expected one such as H >= 3")
-    names = tuple(sorted(set(map(str, named)), key=lambda n: min(t.start_pos or 0 for t in named if t == n)))
-    meta = node.meta
+    names, meta = _parameters(node), node.meta
     written = " ".join(text[meta.start_pos : meta.end_pos].split())
 
     def make(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
@@ -103,29 +96,49 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
         ]:
             return make(str(name), op, integer_literal(n))
         case [
+            Tree(
+                data="index_modulo",
+                children=[
+                    Tree(data="iterator", children=[Token() as name]),
+                    Tree(data="integer", children=[Token() as digits]),
+                ],
+            ),
+            Token(value="=="),
+            Tree(data="integer", children=[Token() as n]),
+        ]:
+            return make(str(name), "%", *_remainder(n, digits))
+        case [
             Tree(data="index_modulo", children=[left, right]),
             Token(value="=="),
             Tree(data="integer", children=[Token() as n]),
         ]:
-            number = integer_literal(n)
-            match left, right:
-                case Tree(data="iterator", children=[Token() as name]), Tree(
-                    data="integer", children=[Token() as digits]
-                ):
-                    modulus = integer_literal(digits)
-                    if not modulus:
-                        raise error_at(digits, "found the modulus 0, expected a positive integer")
-                    if number >= modulus:
-                        raise error_at(
-                            n, f"found the remainder {number} modulo {modulus}, expected one below {modulus}"
-                        )
-                    return make(str(name), "%", number, modulus)
-            if number:
+            if number := integer_literal(n):
                 raise error_at(n, f"found the remainder {number} by several parameters, expected 0")
             return make("", "%", 0, 1, left, right)
         case [Tree() as left, Token(value=op), Tree() as right]:
             return make("", str(op), 0, 1, left, right)
     raise error_at(node, f"found {written}, expected an assumption such as H >= 3, C % 4 == 0 or W >= K")
+
+
+def _parameters(node: Tree[Token]) -> tuple[str, ...]:
+    """Return the parameters in *node*, in order."""
+    named = [name for it in node.find_data("iterator") for name in it.children if isinstance(name, Token)]
+    for name in named:
+        if not str(name).isascii():
+            raise error_at(name, f"found the parameter {name}, expected letters from a to z, digits and underscores")
+    if not named:
+        raise error_at(node, "found an assumption without a parameter, expected one such as H >= 3")
+    return tuple(dict.fromkeys(map(str, sorted(named, key=lambda t: t.start_pos or 0))))
+
+
+def _remainder(written: Token, digits: Token) -> tuple[int, int]:
+    """Return (remainder, modulus)."""
+    number, modulus = integer_literal(written), integer_literal(digits)
+    if not modulus:
+        raise error_at(digits, "found the modulus 0, expected a positive integer")
+    if number >= modulus:
+        raise error_at(written, f"found the remainder {number} modulo {modulus}, expected one below {modulus}")
+    return number, modulus
 
 
 def _insert_sizes(tree: Tree[Token], sizes: Mapping[str, int]) -> Tree[Token]:
