@@ -238,7 +238,7 @@ def test_a_search_that_reaches_its_limit_stops_with_what_it_has(monkeypatch: pyt
         for _ in run:
             taken[0] += 10
     assert run.full and run.candidates and not run.search.complete and MEMORY_LIMIT.limit is None
-    assert 75 < run.events <= 75 + limits.EACH
+    assert 75 < run.events <= 75 + limits.STEPS_PER_CHECK
     taken[0], events = 0, run.events
     next(iter(run))  # it goes on where there is room again
     assert run.events == events + 1

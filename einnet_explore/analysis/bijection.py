@@ -2,10 +2,10 @@ r"""Bijections between iteration spaces: :math:`\Phi : X \to \Phi(X)`, inverted 
 
 .. math::  \Phi^{-1}(\Phi(\vec x)) = \vec x \quad \text{for all } \vec x \in X
 
-:math:`\Phi^{-1}` is inferred: an equation with one unknown is solved for it, a sum whose coefficients outgrow what is
-below them is read digit by digit (:math:`z = E\,a + b`, :math:`0 \le b < E`), and a quotient and a remainder of one
-numerator are put together again.  It is then *verified*, by normal form or else with integer sets, so an inference
-that goes wrong is refused, never believed.  The image need not be a box: bounds say which points of its hull belong.
+:math:`\Phi^{-1}` is inferred: equations with one unknown are solved, a sum whose coefficients exceed the reach of the
+smaller terms is read digit by digit (:math:`z = E\,a + b`, :math:`0 \le b < E`), and the quotient and remainder of one
+numerator are joined.  It is then *verified*, by normal form or with integer sets, so a wrong inference is refused.  The
+image need not be a box: bounds describe the points of its hull that belong to it.
 """
 
 from __future__ import annotations

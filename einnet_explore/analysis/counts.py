@@ -103,7 +103,7 @@ def reads_once(reader: Scope, access: Access) -> bool:
 
 
 MIN_READERS = 2
-"""How often a sum reads what is worth being turned for it first, at least."""
+"""Reads of each element by a sum from which a transposed copy is worthwhile."""
 
 
 def is_transposed_for(source: Equation, *readers: Equation) -> bool:

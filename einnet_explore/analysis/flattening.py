@@ -18,7 +18,7 @@ from itertools import accumulate, permutations
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import Access, Bound, Index, Scope, Table, Tensor, accesses
 
-_REMEMBERED = 1 << 14
+_CACHE_SIZE = 1 << 14
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate((1, *shape[:0:-1]), lambda a, b: a * b))[::-1] if shape else ()
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def flat_address(access: Access) -> Index:
     """Return the row-major position of the element that *access* reads, as one index.
 
@@ -96,7 +96,7 @@ class FlattenedScope:
 
     @property
     def inputs(self) -> tuple[AddressColumn, ...]:
-        """The columns of what is read."""
+        """The columns of the reads."""
         return self.columns[1:]
 
     @property

@@ -1,13 +1,13 @@
 r"""Chains: nested scopes that share a traversal, cut into blocks of it.
 
-A scope that reads scopes is a chain of *stages*.  Where a traversal of the result is cut into blocks,
+A scope that reads scopes is a chain of *stages*.  If a traversal of the result is cut into blocks,
 
 .. math::  y = p\,s + y', \qquad 0 \le y' < p\,b,
 
-every index with which a stage is read splits into what only depends on the block `s` and the rest, if at all; the rest
-bounds what of that stage a block of the result needs: a box of fixed extent that moves with `s`.  The whole chain can
-then be computed block by block, with memory for one.  Where nothing of a stage is needed by two blocks, no work is done
-twice.
+every index at which a stage is read splits into a part that depends only on the block `s`, and a rest, whose bounds
+give the region of that stage that a block of the result needs: a box of fixed extent that moves with `s`.  The chain
+can then be computed block by block, with memory for one block.  If no two blocks need the same part of a stage, no work
+is repeated.
 
 Source: the bounds inference of J. Ragan-Kelley et al., Halide, PLDI 2013, on quasi-affine indices in normal form.
 """

@@ -227,7 +227,7 @@ def _with_outer_value(scope: Scope, original: Scope, x: Iterator, region: Iterat
     d = scope.traversals.index(x)
     first, last = original.reach[d]
     if verb == "adds" and (region.hi <= first or region.lo >= last):
-        return scope  # it could not be read before: nobody does
+        return scope  # it could not be read before
     if any(never_holds(b) for b in _restricted_domain(scope, x, region)):
         return scope  # the domain yields the value there
     part = substitute(scope.body, {x: region})

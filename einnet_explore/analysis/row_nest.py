@@ -43,10 +43,10 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 
 COLUMN_MULTIPLE = 64
-"""Columns are counted in so many: no tile is wider."""
+"""The column range is rounded up to a multiple of this: no tile is wider."""
 
 MIN_ROW_EXTENT = 4
-"""Shorter rows fill no vector."""
+"""Least extent of a row: shorter rows fill no vector."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ REDUCTIONS: dict[str, float] = {"sum": 0, "prod": 1, "max": float("-inf"), "min"
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
-"""What a ``Compare`` may ask, and who answers: of numbers, of arrays elementwise, of other languages' expressions."""
+"""The operators of ``Compare``, as functions of numbers, arrays (elementwise) and other languages' expressions."""
 
 JOINS: dict[str, str] = {"sum": "+", "prod": "*", "max": "maximum", "min": "minimum"}
 """The monoids, and the scalar operation that joins two values of each."""

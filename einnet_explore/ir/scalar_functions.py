@@ -1,4 +1,4 @@
-r"""The scalar functions and operators: one entry each, asked by every layer.
+r"""The scalar functions and operators: one entry each, read by every layer.
 
 To add a function of one argument, add an entry: the text form, evaluation, error bounds, gradients, kernels in C, CUDA,
 OpenCL and TVM, LaTeX and ONNX follow from its fields.

@@ -1,10 +1,8 @@
-"""The library's operators, each one value.  Users pass a longer tuple: nothing is registered.
+"""The library's operators, each one value, their ONNX nodes, and the check of calls against them.
 
-How ONNX calls the library's operators.  Nothing of ONNX is imported here: backends and exporters read ``OnnxNode``.
-
-Operands come in their canonical shapes, packed; ``shapes`` are what ONNX wants, the same elements in the same order.
-
-Whether an equation that says how it is run means just that.
+Users pass a longer tuple: nothing is registered.  Nothing of ONNX is imported: backends and exporters read
+``OnnxNode``.  Operands have their canonical shapes, packed; ``shapes`` are those of ONNX, with the same elements in the
+same order.
 """
 
 from __future__ import annotations

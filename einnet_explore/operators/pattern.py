@@ -1,18 +1,16 @@
-"""Canonical expressions with free attributes, such as
+"""Canonical expressions with free attributes, and their parser.  An example:
 
 ``Y[n, f, h] = sum[c, r] X[n, c, sh*h + dh*r - ph : H] * K[f, c, r]``
 
 * an index is Σ coefficient·iterator + constant, where coefficients and constants are polynomials of attributes;
   ``|r|`` is the extent of iterator ``r``;
 * ``: H`` names the extent of a dimension whose index is composite (an iterator's own dimension has its extent);
-* ``b?`` is an iterator that the operator can do without;
-* ``A[m, k] or ta[k, m]`` is an operand that may lie in memory in either order, as the attribute ``ta`` says;
-* ``where |w| == 2*W + 1`` ties attributes together.
+* ``b?`` is an optional iterator;
+* ``A[m, k] or ta[k, m]`` is an operand in either memory order, selected by the attribute ``ta``;
+* ``where |w| == 2*W + 1`` relates attributes.
 
-Reads of composite dimensions may lie outside: there they give the neutral element of the reduction.
+Reads of composite dimensions may lie outside: there they yield the neutral element of the reduction.
 Source: EinNet §5.1; the operands of a canonical expression are the operator's own.
-
-Reads the text of canonical expressions (``pattern`` says what it means).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Cluster(Protocol):
         """Submit a call that needs *resources* of a worker."""
 
     def scheduler_info(self, n_workers: int) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]:
-        """Describe the scheduler and so many of its workers (-1: all)."""
+        """Describe the scheduler and *n_workers* of its workers (-1: all)."""
 
 
 WorkExecutor: TypeAlias = Executor | Cluster

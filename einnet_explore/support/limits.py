@@ -16,10 +16,10 @@ from time import perf_counter, thread_time
 
 from einnet_explore.support.errors import Refused
 
-SEARCH = 0.75
-"""The part of the limit at which searches stop: what they found is still to be proved, measured and written."""
+SEARCH_FRACTION = 0.75
+"""Fraction of the limit at which searches stop: proofs, measurement and output need the rest."""
 
-EACH = 16
+STEPS_PER_CHECK = 16
 """Steps of a search between two looks at the memory: to look takes as long as a short step."""
 
 _STATM = Path("/proc/self/statm")
@@ -34,11 +34,11 @@ class MemoryLimit:
     reached: bool = False
 
     def full(self) -> bool:
-        """Whether a search has to stop here; checks the memory every ``EACH``-th time."""
+        """Whether a search has to stop here; checks the memory every ``STEPS_PER_CHECK``-th time."""
         if self.limit is None:
             return False
         self.looks += 1
-        if self.looks % EACH or used_bytes() <= SEARCH * self.limit:
+        if self.looks % STEPS_PER_CHECK or used_bytes() <= SEARCH_FRACTION * self.limit:
             return False
         self.reached = True
         return True
@@ -61,7 +61,7 @@ class MemoryWatch:
     short: bool = False
 
     def full(self) -> bool:
-        """Whether a search has to stop here; checks the memory every ``EACH``-th time."""
+        """Whether a search has to stop here; checks the memory every ``STEPS_PER_CHECK``-th time."""
         if MEMORY_LIMIT.full():
             self.short = True
             return True
@@ -86,8 +86,8 @@ def limit_memory(nbytes: int | None) -> Generator[MemoryLimit, None, None]:
 
     Raises ValueError if the libraries already use so much that no search could begin.
     """
-    if nbytes is not None and (now := used_bytes()) > SEARCH * nbytes:
-        least = f"expected over {format_bytes(now / SEARCH)}"
+    if nbytes is not None and (now := used_bytes()) > SEARCH_FRACTION * nbytes:
+        least = f"expected over {format_bytes(now / SEARCH_FRACTION)}"
         raise ValueError(
             f"memory {format_bytes(nbytes)}: {format_bytes(now)} are taken before a search begins, {least}"
         )

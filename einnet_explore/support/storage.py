@@ -15,7 +15,7 @@ import platformdirs
 _NEW = ".new-"
 
 STALE_SECONDS = 24 * 3600.0
-"""Seconds after which nobody is still filling a file: what is left beside others is of a process that was killed."""
+"""Seconds after which a temporary file is taken to be left by a killed process."""
 
 
 def cache_directory() -> Path:

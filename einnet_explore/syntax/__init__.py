@@ -1,6 +1,6 @@
-"""The text form of programs (`.ein`): a grammar and a parser that refuses what has no meaning.
+"""The text form of programs (`.ein`): a grammar, a parser with precise errors, and printers of text and LaTeX.
 
-Printers: the text form and LaTeX.  The names ``text`` and ``latex`` are the functions, not their modules.
+The names ``text`` and ``latex`` are the functions, not their modules.
 """
 
 from einnet_explore.syntax.latex_printer import align, latex

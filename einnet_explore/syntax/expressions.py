@@ -1,11 +1,8 @@
-r"""From syntax trees to scalars and scopes: one ``match`` each, one case a production.
+r"""From syntax trees to indices, scalars and scopes: one ``match`` each, one case per production.
 
-From syntax trees to iterators, indices and bounds.
-
-Whether an index can leave what it reads: :math:`\exists x \in D:\ \tau(x) \notin [lo, hi)`.
-
-Intervals answer for affine indices without a domain.  Otherwise the box of iterators is halved until intervals
-decide, so the answer is exact unless that takes more than ``BUDGET`` halvings; then the read counts as leaving.
+Reads are checked: :math:`\exists x \in D:\ \tau(x) \notin [lo, hi)`.  Intervals decide for affine indices without a
+domain.  Otherwise the box of iterators is halved until intervals decide, so the answer is exact unless that takes more
+than ``MAX_CHECKED_POINTS`` halvings; then the read is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From text to IR: ``parse`` for programs, ``parse_scope`` and ``parse_index`` for parts of one.
+"""Parsers of the text form: ``parse`` for programs, ``parse_scope`` and ``parse_index`` for parts of one.
 
-From syntax trees to programs: declarations, equations and outputs, in order.
+Syntax trees become programs: declarations, equations and outputs, in order.
 """
 
 from __future__ import annotations
