@@ -233,10 +233,10 @@ def build_plan(
 ) -> ExecutionPlan:
     """Return the plan of *model* in which each group of nodes (by name) is run by its callable, others by ONNX Runtime.
 
-    A callable gets the values that cross the group's border and gives those that cross it outwards, by value name;
-    weights it holds itself.  Only ``ByValue`` is called by two threads at once.  Without replacements the plan is one
-    session on the model as it was read.  Raises Refused, naming nodes, where a group is unknown, shares a node with
-    another or is not convex, and where ONNX Runtime refuses a region; running raises it where a group's result lacks.
+    A callable maps the values that enter its group to those that leave it, by value name; it holds its weights.
+    Without replacements the plan is one session on the model as it was read.  Raises Refused, naming nodes, for a group
+    that is unknown, shares a node with another or is not convex, and for a region that ONNX Runtime refuses; a run
+    raises it if a group lacks a result.
     """
     given = {v.name: v.dtype for v in model.inputs}
     names = tuple(v.name for v in model.outputs)

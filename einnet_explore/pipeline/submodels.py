@@ -1,4 +1,4 @@
-"""Submodels: any set of a model's nodes as an ONNX model, with the values that cross its border."""
+"""ONNX models in sessions: any set of a model's nodes from border to border, and programs in standard operators."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def open_session(
     adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
     whole: str = "the model",
 ) -> onnxruntime.InferenceSession:
-    """*model* (or its path) in ONNX Runtime with all its graph optimisations; raises Refused where it refuses.
+    """Open *model* (or its path) in ONNX Runtime with all graph optimisations; raises Refused if that fails.
 
-    *adjust* may change the options; *whole* is what to call a model that is no part of another.
+    *adjust* may change the options.  Messages name *nodes*, or *whole* for a model that is no part of another.
     """
     kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
     options = session_options(threads, waiting)
@@ -114,7 +114,7 @@ def open_session(
 def run_session(
     session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
 ) -> Sequence[Array]:
-    """The *outputs* that *session* gives for *feeds*; raises Refused where it fails."""
+    """Return *outputs* of *session* for *feeds*; raises Refused if the run fails."""
     try:
         return session.run(outputs, feeds)  # type: ignore[no-any-return]
     except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
@@ -124,10 +124,10 @@ def run_session(
 def subgraph_session(
     model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1
 ) -> onnxruntime.InferenceSession:
-    """The nodes called *node_names* as they are, in a session of their own: the original of a subprogram.
+    """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
 
-    Its inputs and outputs are the values that cross the group's border; weights are held.  Raises Refused, with the
-    nodes, where one is unknown, a border value has no known type, or ONNX Runtime refuses.
+    Its inputs and outputs are the values that cross the group's border; it holds its weights.  Raises Refused, with the
+    nodes, if one is unknown, a border value has no known type, or ONNX Runtime refuses.
     """
     regions = ModelRegions(_proto(model))
     nodes = regions.named(node_names)
@@ -135,7 +135,7 @@ def subgraph_session(
 
 
 def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
-    """Arrays for every input, the same for the same *seed*: reals from N(0, 1), integers 0 and 1, truth values.
+    """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), integers 0 and 1, truth values.
 
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """

@@ -40,7 +40,7 @@ RULES: tuple[Rule[object], ...] = (
 """The rules on one expression, which search applies everywhere."""
 
 FEWER_PRODUCTS: tuple[Rule[object], ...] = (BILINEAR_SUBSTITUTION,)
-"""The rules that compute with other products than the expression has: equal in exact arithmetic, rounded otherwise."""
+"""Rules that compute other products than the expression has: equal in exact arithmetic, with other rounding."""
 
 IDENTITIES: tuple[Rule[object], ...] = (
     DISTRIBUTIVITY,
@@ -50,7 +50,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
     RECENTRING,
     BILINEAR_PRODUCT,
 )
-"""The rules that are applied where somebody asks for them: search has summation splitting apart, and no Strassen."""
+"""Rules that are applied on request only: search moves factors by summation splitting, and proposes no Strassen."""
 
 INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
 """The rules between expressions."""
@@ -73,7 +73,7 @@ ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *IN
 
 
 def rule(name: str) -> Rule[object]:
-    """The rule called *name*; raises LookupError with the names that there are."""
+    """Return the rule called *name*; raises LookupError with the known names."""
     for found in ALL_RULES:
         if found.name == name:
             return found

@@ -88,12 +88,12 @@ class Rule(Generic[P_co]):
     explain: Callable[[Program, Path], str] | None = None
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
-        """The legal matches at one path."""
+        """Yield the legal matches at one path."""
         for params in self.propose(program, at):
             yield Match(self, at, params)
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
-        """The match with the parameters that a user writes in their JSON form."""
+        """Return the match with parameters in the JSON form that users write."""
         return Match(self, at, self.decode(program, at, params))
 
     def __repr__(self) -> str:

@@ -55,19 +55,19 @@ class Batch:
 
 
 def propose(program: Program, at: Path) -> Iterable[Batch]:
-    """All later equations that are this one on other tensors, together and each alone; none of them may share any."""
+    """Propose the later equations that compute the same of other tensors: all together, then each alone."""
     if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
     if all(y.extent == 1 for y in base.scope.summations):
         return
-    mine = _read(program, base.scope)
-    outline = tuple(what for _, what, _ in _outlines(base.scope, base.scope))
+    mine = _regions_read(program, base.scope)
+    outline = tuple(what for _, what, _ in _compared_parts(base.scope, base.scope))
     alone: list[str] = []
     together: list[str] = []
     for other in program.equations[at[0] + 1 :]:
-        if outline != tuple(what for _, what, _ in _outlines(other.scope, other.scope)):
+        if outline != tuple(what for _, what, _ in _compared_parts(other.scope, other.scope)):
             continue
-        if not mine & _read(program, other.scope) and accepted(rewrite, program, at, Batch((other.name,))):
+        if not mine & _regions_read(program, other.scope) and accepted(rewrite, program, at, Batch((other.name,))):
             alone.append(other.name)
             if accepted(rewrite, program, at, Batch((*together, other.name))):
                 together.append(other.name)
@@ -77,11 +77,11 @@ def propose(program: Program, at: Path) -> Iterable[Batch]:
 
 
 def rewrite(program: Program, at: Path, params: Batch) -> Program:
-    """The law; refuses with the ranges, shapes or index maps that differ, or with what one needs of another."""
+    """Apply the law; refuses with the ranges, shapes or index maps that differ, or with a dependence."""
     with refusing():
         base = whole_equation(program, at)
         equations = equations_to_merge(program, (base.name, *params.others))
-        orders = [_order(base, other) for other in equations[1:]]
+        orders = [_match_accesses(base, other) for other in equations[1:]]
     columns = [tuple(a.source for a in accesses(base.scope.body))]
     for other, order in zip(equations[1:], orders, strict=True):
         sources = [a.source for a in accesses(other.scope.body)]
@@ -91,14 +91,14 @@ def rewrite(program: Program, at: Path, params: Batch) -> Program:
     unequal = [row for row in dict.fromkeys(rows) if any(source != row[0] for source in row)]
     *names, whole = fresh_names(program, *("B" for _ in unequal), "M")
     made = {row: Equation(name, stack_tensors(program, row, b)) for name, row in zip(names, unequal, strict=True)}
-    one = Equation(whole, _whole(base.scope, b, [made.get(row) for row in rows]))
+    one = Equation(whole, _batched_scope(base.scope, b, [made.get(row) for row in rows]))
     parts = {e.name: replace(e, scope=_part(e.scope, one, n), via=None) for n, e in enumerate(equations)}
     with refusing():
         return exchange_equations(program, parts, (*made.values(), one))
 
 
-def _read(program: Program, scope: Scope) -> set[tuple[str, Box]]:
-    """The parts of tensors that hold what *scope* reads, by the ranges of their indices."""
+def _regions_read(program: Program, scope: Scope) -> set[tuple[str, Box]]:
+    """Return the regions of tensors that *scope* reads, by the ranges of its indices."""
     found = (resolve_access(program, access) for access in accesses(scope.body))
     return {(a.source.name, tuple(i.bounds for i in a.index)) for a in found if isinstance(a.source, Tensor)}
 
@@ -108,26 +108,26 @@ def _batch_name(scope: Scope) -> str:
     return "b" if "b" not in used else fresh_name("b", used)
 
 
-def _order(base: Equation, other: Equation) -> tuple[int, ...]:
-    """For every access of *base* the number of the one of *other* that plays its part; raises ValueError."""
+def _match_accesses(base: Equation, other: Equation) -> tuple[int, ...]:
+    """Return the number of the corresponding access of *other* for every access of *base*; raises ValueError."""
     for equation in (base, other):
         if is_generated(equation) and equation.via is not None:
             raise ValueError(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
-    for what, mine, theirs in _outlines(base.scope, other.scope):
+    for what, mine, theirs in _compared_parts(base.scope, other.scope):
         if mine != theirs:
             raise ValueError(f"{base.name} {what} {_shown(mine)}, {other.name} {_shown(theirs)}")
-    want = canonical_key(_blank(base.scope, tuple(range(len(list(accesses(base.scope.body)))))))
+    want = canonical_key(_without_tensor_names(base.scope, tuple(range(len(list(accesses(base.scope.body)))))))
     count = len(list(accesses(other.scope.body)))
     orders = permutations(range(count)) if count <= ORDERS else (tuple(range(count)),)
     for order in orders:
-        if canonical_key(_blank(other.scope, order)) == want:
+        if canonical_key(_without_tensor_names(other.scope, order)) == want:
             return order
     reads = [", ".join(map(repr, accesses(e.scope.body))) for e in (base, other)]
     raise ValueError(f"{base.name} computes another expression than {other.name}: {reads[0]} against {reads[1]}")
 
 
-def _outlines(mine: Scope, theirs: Scope) -> Iterable[tuple[str, object, object]]:
-    """What must be the same of both, in words, from the coarsest on."""
+def _compared_parts(mine: Scope, theirs: Scope) -> Iterable[tuple[str, object, object]]:
+    """Describe in words, from coarse to fine, what must be equal in both scopes."""
     yield "traverses", mine.box, theirs.box
     yield "reduces by", mine.reduce, theirs.reduce
     spans = [tuple(sorted((y.lo, y.hi) for y in s.summations)) for s in (mine, theirs)]
@@ -145,8 +145,8 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _blank(scope: Scope, order: tuple[int, ...]) -> Scope:
-    """*scope* with access ``order[n]`` reading a tensor that only says n: alike up to tensors is equal keys."""
+def _without_tensor_names(scope: Scope, order: tuple[int, ...]) -> Scope:
+    """Return *scope* with tensors named by numbers of accesses: scopes equal up to tensors have equal keys."""
     place = {number: n for n, number in enumerate(order)}
     count = iter(range(len(order)))
 
@@ -160,8 +160,8 @@ def _blank(scope: Scope, order: tuple[int, ...]) -> Scope:
     return replace(scope, body=map_accesses(scope.body, change), padding=(), value=value)
 
 
-def _whole(base: Scope, b: Iterator, operands: list[Equation | None]) -> Scope:
-    """The expression of *base* at every b: stacked operands are read at b, common ones as they are."""
+def _batched_scope(base: Scope, b: Iterator, operands: list[Equation | None]) -> Scope:
+    """Return the expression of *base* at every b: stacked operands are read at b, common ones as before."""
     waiting = iter(operands)
 
     def change(access: Access) -> Access:
@@ -188,7 +188,9 @@ def explain(program: Program, base: Equation, at: Path) -> str:
             refused = refusals_of(rewrite, program, at, Batch((other.name,)))
             reasons += refused
             if not refused:
-                both = ", ".join(sorted(name for name, _ in _read(program, base.scope) & _read(program, other.scope)))
+                both = ", ".join(
+                    sorted(name for name, _ in _regions_read(program, base.scope) & _regions_read(program, other.scope))
+                )
                 reasons.append(f"{base.name} and {other.name} both read {both}: they are siblings")
     return "; ".join(reasons) or f"no later equation than {base.name} sums anything"
 

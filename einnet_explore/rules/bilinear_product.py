@@ -62,7 +62,7 @@ MATRICES: Mapping[str, Sizes] = {"Strassen": (2, 2, 2), "Laderman": (3, 3, 3)}
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """*rows*, *between* and *columns* of a matrix product, cut into *sizes* blocks, and the algorithm for these."""
+    """Iterators *rows*, *between* and *columns* of a matrix product, numbers of blocks (*sizes*), the algorithm."""
 
     rows: Iterator
     between: Iterator
@@ -73,7 +73,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The form is the table that the scope reads; the algorithm that takes its place."""
+    """The algorithm that replaces the bilinear form given by the table that the scope reads."""
 
     algorithm: Bilinear
 
@@ -82,7 +82,7 @@ Params = Blocks | Given
 
 
 def propose(program: Program, at: Path) -> Iterable[Params]:
-    """Every known algorithm whose form the scope's table is, and for blocks where extents can be cut."""
+    """Propose every known algorithm of the scope's table, and block algorithms whose sizes divide the extents."""
     scope = program.scope_at(at)
     tried: list[Params] = [Given(triple) for triple in KNOWN.values()]
     for name, sizes in MATRICES.items():
@@ -95,7 +95,7 @@ def propose(program: Program, at: Path) -> Iterable[Params]:
 
 
 def rewrite(program: Program, at: Path, params: Params) -> Program:
-    """The law; refuses what has not the form, and with the first entry of a wrong algorithm."""
+    """Apply the law; refuses a scope of another form, and an algorithm with a wrong entry (the first is shown)."""
     scope = program.scope_at(at)
     summed_factors(scope)
     match params:
@@ -130,7 +130,7 @@ def _given(program: Program, at: Path, scope: Scope, algorithm: Bilinear) -> Pro
     right = _transform(program, "L", algorithm.v, p, j, filters)
     over = (p, *(x for x in scope.traversals if x != k))
     sums = tuple(y for y in scope.summations if y not in (i, j))
-    middle = Equation(program.fresh("M"), Scope(over, sums, mul(_read(left), _read(right))))
+    middle = Equation(program.fresh("M"), Scope(over, sums, mul(_access_all(left), _access_all(right))))
     body = mul(as_table(algorithm.w)[k, p], middle.tensor[over])
     return program.replace_at(at, replace(scope, summations=(p,), body=body), (left, right, middle))
 
@@ -161,7 +161,7 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
     right = _transform(program, "L", params.algorithm.v, p, j, substitute(filters, there))
     over = (p, *(small.get(x, x) for x in scope.traversals))
     sums = tuple(small.get(y, y) for y in scope.summations)
-    middle = Equation(program.fresh("M"), Scope(over, sums, mul(_read(left), _read(right))))
+    middle = Equation(program.fresh("M"), Scope(over, sums, mul(_access_all(left), _access_all(right))))
     place = (as_index(m) // small[m].extent) * c + as_index(n) // small[n].extent
     whole = (p, *(as_index(x) % small[x].extent if x in (m, n) else x for x in scope.traversals))
     body = mul(as_table(params.algorithm.w)[place, p], middle.tensor[whole])
@@ -169,7 +169,7 @@ def _by_blocks(program: Program, at: Path, scope: Scope, params: Blocks) -> Prog
 
 
 def _pair(parts: Iterable[Scalar], one: Iterator, other: Iterator) -> tuple[Scalar, Scalar]:
-    """The two factors, of which only the first reads *one*, only the second *other*; constants go with that."""
+    """Return the two factors: only the first reads *one*, only the second *other*, which takes the constants too."""
     constants = [f for f in parts if isinstance(f, Const)]
     rest = [f for f in parts if not isinstance(f, Const)]
     first, second = ([f for f in rest if x in iterators_of(f)] for x in (one, other))
@@ -180,7 +180,7 @@ def _pair(parts: Iterable[Scalar], one: Iterator, other: Iterator) -> tuple[Scal
 
 
 def _transform(program: Program, stem: str, matrix: Matrix, p: Iterator, i: Iterator, body: Scalar) -> Equation:
-    """Σ_i matrix[p, i] · body over p and the other iterators of *body*, in the order in which it reads them."""
+    """Return Σ_i matrix[p, i] · body over p and the other iterators of *body*, in the order in which it reads them."""
     order = [x for f in factors(body) for x in _ordered(f) if x != i]
     return Equation(program.fresh(stem), Scope((p, *dict.fromkeys(order)), (i,), mul(as_table(matrix)[p, i], body)))
 
@@ -191,7 +191,7 @@ def _ordered(body: Scalar) -> Iterable[Iterator]:
     return tuple(sorted(iterators_of(body), key=lambda x: x.name))
 
 
-def _read(equation: Equation) -> Access:
+def _access_all(equation: Equation) -> Access:
     return equation.tensor[equation.scope.traversals]
 
 

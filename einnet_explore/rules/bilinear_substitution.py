@@ -57,7 +57,7 @@ RANK = 8
 class Filter:
     """The dimension (*traversal* h, *summation* r) and the algorithm that takes its place.
 
-    Data are turned so that channels lie innermost, or stay *in_place*, as what has few features is better read.
+    Data are transposed so that channels lie innermost, or stay *in_place*, which is better with few features.
     """
 
     traversal: Iterator
@@ -75,12 +75,12 @@ class _Windows:
     start: Index
 
     def reads(self, window: Window, m: int, data: int) -> tuple[int, int]:
-        """The first and the last place that the windows of so many *data*, *m* apart, read."""
+        """Return the first and the last position that windows of *data* elements at distance *m* read."""
         return (self.start + (as_index(self.number) * m + Iterator("@i", 0, data)) * window.step).bounds
 
 
 def propose(program: Program, at: Path) -> Iterable[Filter]:
-    """F(m, R) for every traversal and summation that only meet as h ± r, where m outputs are there to be made."""
+    """Propose F(m, R) for every traversal and summation that occur together only as h ± r, with at least m outputs."""
     scope = program.scope_at(at)
     for h, r, _ in filter_windows(scope):
         for m in OUTPUTS:
@@ -89,7 +89,7 @@ def propose(program: Program, at: Path) -> Iterable[Filter]:
 
 
 def rewrite(program: Program, at: Path, params: Filter) -> Program:
-    """The law; refuses where h and r do not meet as a filter, and with the first entry of a wrong algorithm."""
+    """Apply the law; refuses h and r that form no filter, and an algorithm with a wrong entry (the first is shown)."""
     scope = program.scope_at(at)
     h, r, algorithm = params.traversal, params.summation, params.algorithm
     window = match_window(scope, h, r)
@@ -105,7 +105,9 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     t = Iterator(fresh_name("t", names | {p.name}), 0, -(-h.extent // m))
     windows = _windows(window, m, t)
     if turned_data is not None:
-        before.append(Equation(program.fresh("D"), _wide(turned_data, window, windows.reads(window, m, data))))
+        before.append(
+            Equation(program.fresh("D"), _pad_read_region(turned_data, window, windows.reads(window, m, data)))
+        )
         read = before[-1].tensor[window.data.index]
         inner = replace(inner, body=mul(*(read if f == window.data else f for f in factors(inner.body))))
         window = replace(window, data=read)
@@ -131,7 +133,7 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
 
 
 def _windows(window: Window, m: int, t: Iterator) -> _Windows:
-    """Window t + q, where q is what *start* counts in whole windows, if there are fewer of these than pairs of both."""
+    """Number windows t + q, with q the whole windows in *start*, if that numbers fewer than all pairs do."""
     unit = m * window.step
     q = Index(tuple((atom, k // unit) for atom, k in window.start.terms if k % unit == 0))
     lo, hi = (t + q).bounds
@@ -140,8 +142,8 @@ def _windows(window: Window, m: int, t: Iterator) -> _Windows:
     return _Windows(Iterator(t.name, lo, hi + 1), t + q, window.start - q * unit)
 
 
-def _wide(turned: Scope, window: Window, reads: tuple[int, int]) -> Scope:
-    """*turned* with as much padding as is read of it: it is made anyway, and need not be copied for that."""
+def _pad_read_region(turned: Scope, window: Window, reads: tuple[int, int]) -> Scope:
+    """Return *turned* with the padding that is read: it is computed anyway, so no copy is needed."""
     (lo, hi), (first, last) = turned.box[window.d], reads
     need = [(0, 0)] * len(turned.box)
     need[window.d] = (max(lo - first, 0), max(last + 1 - hi, 0))
@@ -151,7 +153,7 @@ def _wide(turned: Scope, window: Window, reads: tuple[int, int]) -> Scope:
 
 
 def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _Windows) -> Scope:
-    """Σ_i U[p,i]·A[m·u + i, ·] over what is read of A; it is 0 where all of A is."""
+    """Return Σ_i U[p,i]·A[m·u + i, ·] over the region that is read of A; it is 0 where A is 0 everywhere."""
     source, index = window.data.source, window.data.index
     m, data, _ = params.algorithm.shape
     u, beside = windows.number, windows.start.iterators
@@ -181,7 +183,7 @@ def _data(scope: Scope, window: Window, params: Filter, p: Iterator, windows: _W
 
 
 def _taps(window: Window, params: Filter, p: Iterator) -> Scope:
-    """Σ_r V[p,r]·K[r, ·] over the other iterators that K is read by."""
+    """Return Σ_r V[p,r]·K[r, ·] over the other iterators that index K."""
     r = params.summation
     tap = r.hi - 1 - as_index(r) if window.backwards else as_index(r) - r.lo
     return Scope((p, *_own(window.taps, r)), (r,), mul(as_table(params.algorithm.v)[p, tap], window.taps))
@@ -197,7 +199,7 @@ def _at(window: Window, p: Iterator, windows: _Windows) -> tuple[Index | Iterato
 
 
 def explain(program: Program, at: Path) -> str:
-    """Return why no traversal and summation of the scope make a filter of a size with a known algorithm."""
+    """Return why no traversal and summation of the scope form a filter whose size has a known algorithm."""
     scope = program.scope_at(at)
     sized, whys = list[str](), list[str]()
     for h, r in product(scope.traversals, scope.summations):

@@ -69,7 +69,7 @@ Relaxing: TypeAlias = Unbound | Wider
 
 
 def propose(program: Program, at: Path) -> Iterable[Relaxing]:
-    """All droppable bounds of each nested scope; summations up to the multiple that an index or window asks for."""
+    """Propose all redundant bounds of each nested scope; summations up to multiples that indices or windows need."""
     scope = program.scope_at(at)
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:
@@ -83,7 +83,7 @@ def propose(program: Program, at: Path) -> Iterable[Relaxing]:
 
 
 def rewrite(program: Program, at: Path, params: Relaxing) -> Program:
-    """The law; refuses with the values that violate a bound, or with the added region that is not constant."""
+    """Apply the law; refuses with the values that violate a bound, or with the added region that is not constant."""
     scope = program.scope_at(at)
     match params:
         case Unbound():
@@ -170,7 +170,7 @@ def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Itera
 
 
 def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
-    """Summations and what should divide their extents: divisors that indices suggest, and 2 for windows (halves)."""
+    """Return summations and divisors that their extents should have: those that indices suggest, and 2 for windows."""
     halves = ((x, 2) for x in windows(scope) if x.extent > 2)
     return (*residue_divisors(scope, scope.summations), *halves)
 

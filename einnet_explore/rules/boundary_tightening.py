@@ -43,7 +43,7 @@ class Tightening:
 
 
 def propose(program: Program, at: Path) -> Iterable[Tightening]:
-    """The tightest ranges together, then the shortest moving windows that need no copy of a tensor."""
+    """Propose the tightest ranges together, then the shortest moving windows that need no copy of a tensor."""
     scope = program.scope_at(at)
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     if ranges := tightest_ranges(scope, iterators):
@@ -53,7 +53,7 @@ def propose(program: Program, at: Path) -> Iterable[Tightening]:
 
 
 def phased(scope: Scope) -> Tightening | None:
-    """The shortest moving windows together, where some read beyond a tensor that has no padding: None where none does.
+    """Return the shortest moving windows together if some read beyond a tensor without padding, else None.
 
     ``propose`` leaves these out: the tensor is copied with padding, which only pays once the bases of the windows no
     longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
@@ -71,7 +71,7 @@ def _copies(scope: Scope, windows: tuple[Window, ...]) -> bool | None:
 
 
 def rewrite(program: Program, at: Path, params: Tightening) -> Program:
-    """The law; refuses with the region that is not constant, or with a term that a window misses."""
+    """Apply the law; refuses with the region that is not constant, or with a term that a window misses."""
     scope = program.scope_at(at)
     if not params.ranges and not params.window:
         raise Refused("neither a range nor a window is given")

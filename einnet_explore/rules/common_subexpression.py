@@ -27,7 +27,7 @@ class Same:
 
 
 def propose(program: Program, at: Path) -> Iterable[Same]:
-    """The tensor that the equation at *at* copies, or else the first earlier equation that computes the same."""
+    """Propose the tensor that the equation at *at* copies, else the first earlier equation that computes the same."""
     if len(at) != 1:
         return
     equation = program.equations[at[0]]
@@ -44,18 +44,18 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
 
 @refusing()
 def rewrite(program: Program, at: Path, params: Same) -> Program:
-    """The law; refuses what computes something else, an output, and a value outside the box that differs."""
+    """Apply the law; refuses an equation with other values, an output, and another value outside the box."""
     equation = whole_equation(program, at)
     if params.tensor not in [source.name for source in _copied_tensors(equation.scope)]:
         _same_as(program, at[0], params.tensor)
     if equation.name in program.outputs:
-        return _renamed(program, at[0], params.tensor)
+        return _rename_duplicate(program, at[0], params.tensor)
     program, tensor = widen_padding(program, params.tensor, equation.scope.padding, equation.scope.value)
     return remove_equation(redirect_reads(program, equation.name, tensor), at[0])
 
 
-def _renamed(program: Program, n: int, source: str) -> Program:
-    """The caller sees equation *n*: its twin gets its name, if the caller does not see that one too."""
+def _rename_duplicate(program: Program, n: int, source: str) -> Program:
+    """Remove output *n* by giving its name to its duplicate; refuses if that is an output too."""
     equation = program.equations[n]
     if source in program.outputs or source not in {e.name for e in program.equations}:
         raise Refused(f"{equation.name} is an output, and what it equals, {source}, is needed outside too")
@@ -78,7 +78,7 @@ def _same_as(program: Program, n: int, name: str) -> None:
 
 
 def meaning(scope: Scope) -> Hashable:
-    """The canonical key of what *scope* computes inside its box."""
+    """Return the canonical key of the values of *scope* inside its box."""
     return canonical_key(replace(scope, padding=(), value=scope.value if scope.domain else 0))
 
 

@@ -38,7 +38,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The tree of the factors, numbered as they stand once nested sums are put in; constants have no number."""
+    """The tree of the factors, numbered in the order after nested sums are inlined; constants have no number."""
 
     tree: Tree
 
@@ -53,7 +53,7 @@ class _Flat:
 
 
 def propose(scope: Scope) -> Iterable[Order]:
-    """The cheapest order, where it is cheaper than the present one."""
+    """Propose the cheapest order if it is cheaper than the present one."""
     try:
         flat = _flat(scope)
         reads, kept = _reads(flat), frozenset(scope.traversals)
@@ -66,7 +66,7 @@ def propose(scope: Scope) -> Iterable[Order]:
 
 
 def rewrite(scope: Scope, params: Order) -> Scope:
-    """The law; refuses what is no sum of a product, and a tree that does not hold every factor once."""
+    """Apply the law; refuses a scope that is no sum of a product, and a tree without exactly one leaf a factor."""
     flat = _flat(scope)
     held = tree_leaves(params.tree)
     if sorted(held) != list(range(len(flat.parts))):
@@ -80,14 +80,14 @@ def rewrite(scope: Scope, params: Order) -> Scope:
 
 
 def _ordered(scope: Scope, flat: _Flat, tree: Tree) -> Scope:
-    """*scope* in the order of *tree*; a sum over all factors at once is that of any tree that sums nothing below."""
+    """Return *scope* in the order of *tree*; a tree that sums nothing below its root gives one sum over all factors."""
     body, summed = _built(flat, tree, scope)
     left = tuple(y for y in flat.summations if y not in summed)
     return replace(scope, summations=left, body=mul(*flat.constants, body))
 
 
 def _flat(scope: Scope) -> _Flat:
-    """*scope* as one sum; raises Refused where it is none."""
+    """Return *scope* as one sum; raises Refused if it is none."""
     summed_factors(scope)
     if not scope.summations:
         raise Refused("the scope sums nothing, expected a plain sum of a product")
@@ -125,12 +125,12 @@ def _reads(flat: _Flat) -> tuple[frozenset[Iterator], ...]:
 
 
 def _weights(flat: _Flat) -> frozenset[int]:
-    """The factors that read weights alone."""
+    """Return the factors that read only weights."""
     return frozenset(n for n, part in enumerate(flat.parts) if reads_weights(part))
 
 
 def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
-    """The body that *tree* stands for at the top, and what is summed below it."""
+    """Return the body of the root of *tree*, and the iterators that are summed below it."""
     reads, kept, own = _reads(flat), frozenset(scope.traversals), (*scope.traversals, *flat.summations)
     summed: set[Iterator] = set()
 
@@ -173,7 +173,7 @@ def _lists(tree: Tree) -> object:
 
 
 def decode(_: Scope, params: Mapping[str, object]) -> Order:
-    """The inverse of ``encode``; refuses what is no binary tree of numbers."""
+    """The inverse of ``encode``; refuses a value that is no binary tree of numbers."""
     with refusing():
         return Order(_tree(params["tree"]))
 

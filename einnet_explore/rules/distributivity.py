@@ -25,12 +25,12 @@ from einnet_explore.support.json_values import as_integer
 
 @dataclass(frozen=True, slots=True)
 class Outwards:
-    """Everything that can be is pulled out."""
+    """Move every factor (or term) out that can move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inwards:
-    """The other factors (or terms) move into the sum that the factor of this number reads."""
+    """Move the other factors (or terms) into the reduction that factor number *part* reads."""
 
     part: int
 
@@ -39,7 +39,7 @@ Direction = Outwards | Inwards
 
 
 def propose(scope: Scope) -> Iterable[Direction]:
-    """Outwards where something can go; inwards into every reduction that is read as a factor (or a term)."""
+    """Propose outwards if something can move, and inwards into every reduction that is a factor (or a term)."""
     count = max(len(quotient_factors(scope.body)), len(terms(scope.body)))
     tried: list[Direction] = [Outwards(), *(Inwards(n) for n in range(count))]
     for params in tried:
@@ -48,7 +48,7 @@ def propose(scope: Scope) -> Iterable[Direction]:
 
 
 def rewrite(scope: Scope, params: Direction) -> Scope:
-    """The law; refuses where nothing can move, with what stands in the way."""
+    """Apply the law; refuses if nothing can move, with the reason."""
     if not has_finite_padding(scope.body):
         raise Refused("distributivity is for finite paddings: 0 times an infinite one is no number")
     match params:

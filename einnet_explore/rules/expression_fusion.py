@@ -27,7 +27,7 @@ class Intermediate:
 
 
 def propose(program: Program, at: Path) -> Iterable[Intermediate]:
-    """Every equation that the one at *at* alone reads."""
+    """Propose every equation that only the equation at *at* reads."""
     if len(at) == 1:
         names = {e.name for e in program.equations}
         for tensor in tensors(program.scope_at(at)):
@@ -47,13 +47,13 @@ def rewrite(program: Program, at: Path, params: Intermediate) -> Program:
 
 
 def inline(scope: Scope, source: Equation) -> Scope:
-    """*scope* with every read of *source*'s tensor, at any depth, made a read of its scope."""
+    """Return *scope* with every read of *source*'s tensor, at any depth, replaced by a read of its scope."""
 
     return map_tensors(scope, lambda tensor: source.scope if tensor.name == source.name else tensor)
 
 
 def check_only_reader(program: Program, reader: int, name: str) -> None:
-    """Raise Refused unless *name* is an equation, no output, that equation *reader* alone reads."""
+    """Raise Refused unless *name* is an equation, not an output, and only equation *reader* reads it."""
     if name not in {e.name for e in program.equations}:
         raise Refused(f"{name} is no equation of this program")
     if name in program.outputs:

@@ -27,7 +27,7 @@ class Inlined:
 
 
 def propose(program: Program, at: Path) -> Iterable[Inlined]:
-    """Every intermediate that only re-indexes: reading through it costs nothing twice."""
+    """Propose every intermediate that only re-indexes: reading through it repeats no computation."""
     if len(at) != 1:
         return
     plain = {e.name for e in program.equations if not e.scope.summations and isinstance(e.scope.body, Access)}
@@ -38,7 +38,7 @@ def propose(program: Program, at: Path) -> Iterable[Inlined]:
 
 @refusing()
 def rewrite(program: Program, at: Path, params: Inlined) -> Program:
-    """The law; refuses what is no equation, and an equation that the one at *at* does not read."""
+    """Apply the law; refuses a tensor that is no equation, or that the equation at *at* does not read."""
     reader = whole_equation(program, at)
     source = program.equations[equation_number(program, params.tensor)]
     if not any(t.name == params.tensor for t in tensors(reader.scope)):

@@ -40,12 +40,12 @@ from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_integers
 
 PARTS = 8
-"""Up to so many parts are proposed at once."""
+"""Parts of one proposal, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The iterator whose range is cut, and where each part but the first begins."""
+    """Cut the range of *iterator*; the values *at* begin all parts but the first."""
 
     iterator: Iterator
     at: tuple[int, ...]
@@ -53,7 +53,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers of the terms that become an expression of their own."""
+    """Make an expression of the terms with the numbers *first*."""
 
     first: tuple[int, ...]
 
@@ -62,7 +62,7 @@ Splitting: TypeAlias = "Cut | Terms"
 
 
 def propose(program: Program, at: Path) -> Iterable[Splitting]:
-    """Cuts that digits, concatenated operands and readers of slices suggest; each term of a sum apart."""
+    """Propose cuts suggested by digits, concatenated operands and readers of slices; and each term of a sum."""
     if len(at) != 1 or is_generated(equation := program.equations[at[0]]):
         return
     scope = equation.scope
@@ -71,15 +71,20 @@ def propose(program: Program, at: Path) -> Iterable[Splitting]:
     if len(found := terms(scope.body)) > 1 and scope.reduce == "sum":
         yield from (Terms((n,)) for n in range(len(found) if len(found) > 2 else 1))
     seen: set[Cut] = set()
-    for x, places in (*_digits(scope), *_concatenated(program, scope), *_sliced(program, equation), *_shared(scope)):
+    for x, places in (
+        *_digit_cuts(scope),
+        *_concatenation_cuts(program, scope),
+        *_slice_cuts(program, equation),
+        *_group_cuts(scope),
+    ):
         cut = Cut(x, tuple(sorted({p for p in places if x.lo < p < x.hi})))
         if 0 < len(cut.at) < PARTS and cut not in seen:
             seen.add(cut)
             yield cut
 
 
-def _digits(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
-    """Iterators that an index divides: each part has one quotient."""
+def _digit_cuts(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Yield iterators that an index divides, cut so that each part has one quotient."""
     for access in accesses(scope.body):
         for i in access.index:
             for atom, _ in i.terms:
@@ -92,8 +97,8 @@ def _digits(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
                         pass
 
 
-def _concatenated(program: Program, scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
-    """Iterators along which an operand is put together of parts."""
+def _concatenation_cuts(program: Program, scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Yield iterators along which an operand is concatenated of parts."""
     made = {e.name: e.scope for e in program.equations}
     for access in accesses(scope.body):
         if isinstance(access.source, Tensor) and (whole := made.get(access.source.name)) is not None:
@@ -103,7 +108,7 @@ def _concatenated(program: Program, scope: Scope) -> Iterable[tuple[Iterator, It
 
 
 def _starts(whole: Scope, d: int) -> Iterable[int]:
-    """Where the terms of *whole* begin and end along its traversal *d*."""
+    """Return where the terms of *whole* begin and end along its traversal *d*."""
     z = whole.traversals[d]
     for part in terms(whole.body):
         if isinstance(part, Access):
@@ -112,8 +117,8 @@ def _starts(whole: Scope, d: int) -> Iterable[int]:
                     yield from (lo - i.const, hi - i.const)
 
 
-def _sliced(program: Program, equation: Equation) -> Iterable[tuple[Iterator, Iterable[int]]]:
-    """Traversals of which others read only parts."""
+def _slice_cuts(program: Program, equation: Equation) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Yield traversals of which other equations read only parts."""
     places: dict[Iterator, list[int]] = {}
     for reader in program.equations:
         for access in accesses(reader.scope.body):
@@ -124,8 +129,8 @@ def _sliced(program: Program, equation: Equation) -> Iterable[tuple[Iterator, It
     return places.items()
 
 
-def _shared(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
-    """Traversals that every operand is read by, such as groups: each value is an expression of its own."""
+def _group_cuts(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
+    """Yield traversals that index every operand, such as groups: each value becomes an expression."""
     read = [{x for i in access.index for x in i.iterators} for access in accesses(scope.body)]
     for x in scope.traversals:
         if len(read) > 1 and all(x in inside for inside in read):
@@ -133,7 +138,7 @@ def _shared(scope: Scope) -> Iterable[tuple[Iterator, Iterable[int]]]:
 
 
 def rewrite(program: Program, at: Path, params: Splitting) -> Program:
-    """The law; refuses a cut outside the range, and terms of what is no sum."""
+    """Apply the law; refuses a cut outside the range, and terms of a scope that is no sum."""
     with refusing():
         equation = whole_equation(program, at)
     if is_generated(equation) and equation.via is not None:

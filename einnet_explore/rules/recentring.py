@@ -26,14 +26,14 @@ from einnet_explore.support.json_values import as_integer, as_texts
 
 @dataclass(frozen=True, slots=True)
 class Centre:
-    """The factor with this number, relative to its largest argument over the summations *within*."""
+    """Make factor number *factor* relative to its largest argument over the summations *within*."""
 
     factor: int
     within: tuple[Iterator, ...]
 
 
 def propose(scope: Scope) -> Iterable[Centre]:
-    """Every exponential of a difference, relative to its maximum over each summation but one of several."""
+    """Propose every exponential of a difference, relative to its maximum over all but one of several summations."""
     if len(scope.summations) < 2:
         return
     for n in range(len(factors(scope.body))):
@@ -44,7 +44,7 @@ def propose(scope: Scope) -> Iterable[Centre]:
 
 
 def rewrite(scope: Scope, params: Centre) -> Scope:
-    """The law; refuses what is no exponential of a difference, and a maximum over what the argument does not read."""
+    """Apply the law; refuses a factor that is no exponential of a difference, or whose argument lacks an iterator."""
     parts = summed_factors(scope)
     if not 0 <= params.factor < len(parts):
         raise Refused(f"factor {params.factor}: the body has {len(parts)}")
@@ -79,7 +79,7 @@ def _centre(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) ->
 
 
 def explain(scope: Scope) -> str:
-    """Return why there is nothing to re-centre."""
+    """Return why no factor can be re-centred."""
     if len(scope.summations) < 2:
         return f"the scope has {len(scope.summations)} summations, expected one to stand within another"
     return "no factor is the exponential of a difference of what is summed and what is not"

@@ -40,7 +40,7 @@ def _points(scope: Scope) -> int:
 
 
 def _largest(scope: Scope) -> int:
-    """The elements of the largest of the result and what *scope* reads itself."""
+    """Return the number of elements of the largest tensor among the result and the direct operands of *scope*."""
     return max(prod(scope.shape), *(prod(a.source.shape) for a in accesses(scope.body)), 0)
 
 

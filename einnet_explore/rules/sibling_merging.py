@@ -35,14 +35,14 @@ from einnet_explore.support.json_values import as_texts
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The equations to merge with the one at the path, and the tensor that all of them read alike."""
+    """The *others* to merge with the equation at the path, and the *tensor* that all of them read in the same way."""
 
     others: tuple[str, ...]
     tensor: str
 
 
 def propose(program: Program, at: Path) -> Iterable[Siblings]:
-    """Later equations that merge with this one over a tensor, all and each; those of weights first."""
+    """Propose the later equations that merge over a tensor: all, then each alone; those on weights first."""
     if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
     if all(y.extent == 1 for y in base.scope.summations):
@@ -59,12 +59,12 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
 
 
 def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
-    """The tensors that the factors of *equation* come to."""
+    """Return the tensors that the factors of *equation* read, through nested scopes."""
     return tuple(source_name(resolve_access(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
 
 
 def rewrite(program: Program, at: Path, params: Siblings) -> Program:
-    """The law; refuses with the index maps, ranges or reductions that differ, or with what one needs of another."""
+    """Apply the law; refuses with the index maps, ranges or reductions that differ, or with a dependence."""
     with refusing():
         base = whole_equation(program, at)
         equations = equations_to_merge(program, (base.name, *params.others))

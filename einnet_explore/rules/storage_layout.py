@@ -32,13 +32,13 @@ class Stored:
 
 
 def propose(_: Program, __: Path) -> Iterable[Stored]:
-    """Nothing: layouts are chosen for all tensors of a program together."""
+    """Propose nothing: layouts are chosen for all tensors of a program together."""
     return ()
 
 
 @refusing()
 def rewrite(program: Program, at: Path, params: Stored) -> Program:
-    """The law; refuses an output, what is no bijection onto a box, and padding that Φ would take apart."""
+    """Apply the law; refuses an output, a Φ that is no bijection onto a box, and padding that Φ would split."""
     equation = whole_equation(program, at)
     scope = equation.scope
     phi = bijection(scope.traversals, tuple(n for n, _ in params.phi), tuple(i for _, i in params.phi))
@@ -60,7 +60,7 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
 
 
 def with_layout(scope: Scope, phi: Bijection) -> Scope:
-    """*scope* over Φ's new traversals; refuses padding that Φ takes apart."""
+    """Return *scope* over Φ's new traversals; refuses padding that Φ would split."""
     return replace(
         scope,
         traversals=phi.target,
@@ -73,7 +73,7 @@ def with_layout(scope: Scope, phi: Bijection) -> Scope:
 def _read_there(
     program: Program, old: Equation, new: Equation, phi: Bijection, readers: tuple[str, ...] | None
 ) -> Program:
-    """*program* with *new* in place of *old* (or, for some *readers*, behind it), read at Φ of where *old* was."""
+    """Return *program* with *new* in place of *old* (for some *readers*: after it), read at Φ of the old index."""
     tensor = new.tensor
 
     def there(access: Access) -> Access:
@@ -91,13 +91,13 @@ def _read_there(
 
 
 def map_index(phi: Bijection, index: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Φ at *index*."""
+    """Return Φ at *index*."""
     to: Mapping[Iterator, Index] = dict(zip(phi.source, index, strict=True))
     return tuple(f.substitute(lambda x: to.get(x, as_index(x))) for f in phi.forward)
 
 
 def _padding(scope: Scope, phi: Bijection) -> Padding:
-    """The padding of each new dimension: an old one's, or none where several old ones make it, or a part of one."""
+    """Return the padding of each new dimension: that of an old one, or none for parts and products of old ones."""
     if not scope.padding:
         return ()
     of = dict(zip(scope.traversals, scope.padding, strict=True))
@@ -112,7 +112,7 @@ def _called(scope: Scope, name: str) -> Iterator:
 
 
 def explain(_: Program, __: Path) -> str:
-    """Nothing is proposed on its own."""
+    """Say that layouts are assigned to whole programs."""
     return "layouts are chosen for all tensors of a program together: give phi"
 
 

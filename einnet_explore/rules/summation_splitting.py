@@ -44,14 +44,14 @@ ENUMERATED = 5
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """*outer* are the summations s1 that stay outside; *apart*, and so do the factors without another summation."""
+    """*outer* are the summations s1 that stay outside; if *apart*, the factors without another summation stay too."""
 
     outer: tuple[Iterator, ...]
     apart: bool = False
 
 
 def propose(scope: Scope) -> Iterable[Splitting]:
-    """Every proper subset of the summations, plainly and, where some factor can stay outside, apart."""
+    """Propose every proper subset of the summations, also *apart* if some factor can stay outside."""
     for plain in _subsets(scope):
         yield plain
         rest = tuple(s for s in scope.summations if s not in plain.outer)
@@ -60,10 +60,10 @@ def propose(scope: Scope) -> Iterable[Splitting]:
 
 
 def _subsets(scope: Scope) -> Iterable[Splitting]:
-    """Every proper subset of the summations; where these are many, of their groups by role.
+    """Return every proper subset of the summations; of many summations, of their groups by role.
 
-    The outer summations become traversals, that is a layout, so their order comes from what the scope computes: a sum
-    may be written in any order.
+    The outer summations become traversals, which are a layout, so their order must not depend on the order in which
+    the sum is written.
     """
     ordered = _ordered(scope)
     units: list[tuple[Iterator, ...]] = [(s,) for s in scope.summations]
@@ -82,7 +82,7 @@ def _subsets(scope: Scope) -> Iterable[Splitting]:
 
 
 def _ordered(scope: Scope) -> tuple[Iterator, ...]:
-    """The summations by the first dimension in which any access has them; the canonical numbering breaks ties."""
+    """Return the summations by the first dimension in which an access has them; canonical numbers break ties."""
     first = dict.fromkeys(scope.summations, len(scope.traversals) + len(scope.summations))
     for access in accesses(scope.body):
         for d, i in enumerate(access.index):

@@ -25,13 +25,13 @@ from einnet_explore.support.json_values import as_integer, as_object
 
 @dataclass(frozen=True, slots=True)
 class Factoring:
-    """Traversals and what divides each."""
+    """The traversals and their divisors."""
 
     divisors: tuple[tuple[Iterator, int], ...]
 
 
 def propose(scope: Scope) -> Iterable[Factoring]:
-    """Every traversal that the body of a sum reads through a quotient alone, or not at all, together."""
+    """Propose together all traversals that the body of a sum reads only through a quotient, or not at all."""
     if not scope.summations:
         return
     read = iterators_of(scope.body)
@@ -44,7 +44,7 @@ def propose(scope: Scope) -> Iterable[Factoring]:
 
 
 def rewrite(scope: Scope, params: Factoring) -> Scope:
-    """The law; refuses a traversal that the body reads finer than its quotient, and a domain."""
+    """Apply the law; refuses a traversal that the body reads finer than by its quotient, and a domain."""
     if scope.domain:
         raise Refused(f"the scope has a domain: {scope.domain[0]!r}")
     if not params.divisors:

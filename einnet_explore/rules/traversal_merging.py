@@ -34,7 +34,7 @@ class Merging:
 
 
 def propose(scope: Scope) -> Iterable[Merging]:
-    """Every access whose scope may be merged."""
+    """Propose every access whose scope may be merged."""
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and accepted(rewrite, scope, Merging(n)):
             yield Merging(n)
@@ -42,7 +42,7 @@ def propose(scope: Scope) -> Iterable[Merging]:
 
 @lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(scope: Scope, params: Merging) -> Scope:
-    """The law; refuses with the values that Φ reaches outside Z, or with the reductions that do not mix."""
+    """Apply the law; refuses with the values that Φ reaches outside Z, or with two reductions that differ."""
     access = access_of(scope, params.access)
     inner = access.source
     if not isinstance(inner, Scope):
@@ -55,12 +55,12 @@ def rewrite(scope: Scope, params: Merging) -> Scope:
     reduce = _reduction(scope, inner, params.access)
     inner = rename_iterators(inner, (x.name for x in (*scope.traversals, *scope.summations)))
     merged = substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True)))
-    body = _put(scope.body, params.access, merged)
+    body = _replace_access(scope.body, params.access, merged)
     return replace(scope, summations=(*scope.summations, *inner.summations), body=body, reduce=reduce)
 
 
 def _with_domain(scope: Scope, inner: Scope, access: Access) -> Scope:
-    """The inner domain must hold wherever it is read, or else become the outer scope's, where both yield its value."""
+    """Return the merged domain: the inner one must hold at every read, or both scopes yield its value outside."""
     bounds = substitute_domain(inner.domain, dict(zip(inner.traversals, access.index, strict=True)))
     open_bounds = tuple(b for b in bounds if not always_holds(b, scope.domain))
     if not open_bounds:
@@ -82,14 +82,14 @@ def _reduction(scope: Scope, inner: Scope, number: int) -> str:
         raise Refused(f"the inner scope reduces by {inner.reduce}, the outer by {outer}")
     if not isinstance(scope.body, Access):
         parts = factors(scope.body)
-        alone = [n for n, part in enumerate(_numbered(parts)) if part == (number,)]
+        alone = [n for n, part in enumerate(_access_numbers(parts)) if part == (number,)]
         if outer != "sum" or not alone or not isinstance(parts[alone[0]], Access):
             raise Refused(f"access {number} sums and is neither the whole body nor a factor of a sum's terms")
     return outer
 
 
-def _numbered(parts: tuple[Scalar, ...]) -> Iterable[tuple[int, ...]]:
-    """The numbers of the accesses in each part."""
+def _access_numbers(parts: tuple[Scalar, ...]) -> Iterable[tuple[int, ...]]:
+    """Return the numbers of the accesses in each part."""
     first = 0
     for part in parts:
         count = sum(1 for _ in accesses(part))
@@ -97,8 +97,8 @@ def _numbered(parts: tuple[Scalar, ...]) -> Iterable[tuple[int, ...]]:
         first += count
 
 
-def _put(body: Scalar, number: int, new: Scalar) -> Scalar:
-    """*body* with access *number* replaced; products stay flat, as everywhere."""
+def _replace_access(body: Scalar, number: int, new: Scalar) -> Scalar:
+    """Return *body* with access *number* replaced; products stay flat."""
     count = iter(range(number + 1))
 
     def swap(access: Access) -> Scalar:

@@ -55,7 +55,7 @@ class Substitution:
 
 
 def propose(scope: Scope) -> Iterable[Substitution]:
-    """Skews, residues and runs that the indices of the body suggest, over traversals and over summations."""
+    """Propose skews, residues and runs that the indices of the body suggest, over traversals and over summations."""
     seen: set[tuple[Index, ...]] = set()
     for group in (scope.traversals, scope.summations):
         for params in _candidates(scope, group):
@@ -68,7 +68,7 @@ def propose(scope: Scope) -> Iterable[Substitution]:
 
 @lru_cache(256)  # what is proposed has been rewritten once already
 def rewrite(scope: Scope, params: Substitution) -> Scope:
-    """The law; refuses what is no bijection (with two points that collide) and, over summations, no box."""
+    """Apply the law; refuses a Φ that is no bijection (with two points that collide) or, over summations, no box."""
     group = _group(scope, tuple(i for _, i in params.phi))
     names = tuple(name for name, _ in params.phi)
     forward = tuple(i for _, i in params.phi)
@@ -83,7 +83,7 @@ def rewrite(scope: Scope, params: Substitution) -> Scope:
 
 
 def _traversals(scope: Scope, phi: Bijection) -> Scope:
-    """The domain moves inside, where it guards the reads; outside every element is the inner scope's."""
+    """Substitute traversals: the domain moves inside, where it guards the reads; the outer scope has none."""
     inside = substitute_domain(scope.domain, phi.to_target)
     domain = tuple(dict.fromkeys((*phi.image, *inside)))
     body = substitute(scope.body, phi.to_target)
@@ -116,7 +116,7 @@ def _group(scope: Scope, forward: tuple[Index, ...]) -> tuple[Iterator, ...]:
 
 
 def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitution]:
-    """Everything of a kind at once, then each alone; a scope that only moves elements gains by digits alone."""
+    """Yield all options of a kind together, then each alone; a scope that only moves elements gains by digits only."""
     traversed = group is scope.traversals
     moves = not scope.summations and isinstance(scope.body, Access)
     if traversed and not moves:
@@ -138,7 +138,7 @@ def _skews(scope: Scope) -> tuple[Replacement, ...]:
 
 
 def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, ...]]:
-    """The first option for each iterator and for each new name at once, then every option alone."""
+    """Yield the first option of each iterator and new name together, then every option alone."""
     joint: list[Replacement] = []
     for old, new in options:
         if all(old != o and new != n for o, n in joint):
@@ -149,27 +149,27 @@ def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, .
 
 
 def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> tuple[tuple[Iterator, int], ...]:
-    """What indices suggest, and halves of even windows."""
+    """Return the divisors that indices suggest, and 2 for even windows."""
     halves = tuple((x, x.extent // 2) for x in windows(scope) if x in group and x.extent % 2 == 0 and x.extent > 2)
     return tuple(dict.fromkeys((*residue_divisors(scope, group), *halves)))
 
 
 def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tuple[tuple[str, Index], ...]:
-    """Φ over *group*: new iterators stand where the first of those that they replace stood."""
+    """Return Φ over *group*: new iterators take the place of the first iterator that they replace."""
     at = {xs[0]: new for xs, new in replacements}
     gone = {x for xs, _ in replacements for x in xs}
     return tuple(entry for x in group for entry in at.get(x, () if x in gone else ((x.name, as_index(x)),)))
 
 
 def _residue(scope: Scope, x: Iterator, d: int) -> Replacement:
-    """x ↦ (x mod d, x / d), counted from the start of its range; the residue is the slower one: it becomes a batch."""
+    """Return x ↦ (x mod d, x / d), counted from the start of its range; the residue varies slower, as a batch does."""
     low, high = _fresh(scope, x.name, 2)
     start = as_index(x) if x.lo % d == 0 else x - x.lo
     return (x,), ((low, start % d), (high, start // d))
 
 
 def _run(scope: Scope, chain: tuple[Iterator, ...]) -> Replacement:
-    """(a, b) ↦ (a - lo)·extent(b) + (b - lo)."""
+    """Return (a, b) ↦ (a - lo)·extent(b) + (b - lo)."""
     (name,) = _fresh(scope, chain[0].name, 1)
     total = Index()
     for x in chain:
@@ -178,7 +178,7 @@ def _run(scope: Scope, chain: tuple[Iterator, ...]) -> Replacement:
 
 
 def _by_role(scope: Scope, params: Substitution) -> Substitution:
-    """Φ with the new traversals in the order that operators ask for."""
+    """Return Φ with the new traversals in the order that operators need."""
     try:
         inner = next(iter(_inner(rewrite(scope, params))))
     except Refused:
