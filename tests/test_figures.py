@@ -13,8 +13,8 @@ from einnet_explore.session.comparison import changed_paths
 from einnet_explore.strategies.events import State
 from einnet_explore.syntax.computation_graph import Graph, GraphNode, computation_graph
 from einnet_explore.viz import views
-from einnet_explore.viz.figure import text_width
-from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure, layout_graph, tree_figure
+from einnet_explore.viz.figure import Figure, text_width
+from einnet_explore.viz.graph_figures import TreeNode, draw_tree, graph_figure, layout_graph, tree_figure
 from einnet_explore.viz.views import formula_figure
 
 SVG = "{http://www.w3.org/2000/svg}"

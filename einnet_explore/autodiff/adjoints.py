@@ -191,7 +191,7 @@ class _Solver:
         self._substitute(v, rest // abs(k))
 
     def _make_strided(self, e: Index, u: Iterator, v: Iterator) -> Index:
-        """*e* with ``u = lo + m·j + p``, where *p* is the residue that makes *e* a multiple of *v*'s coefficient."""
+        """Substitute ``u = lo + m·j + p`` in *e*, for the residue *p* at which *v*'s coefficient divides *e*."""
         c, k = e.coefficient(u), abs(e.coefficient(v))
         g = gcd(k, c)
         m = k // g
@@ -228,7 +228,7 @@ class _Solver:
 
 
 def _drop_implied(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
-    """Drop the guards that follow from the others, where intervals suffice to show it."""
+    """Drop the guards that follow from the others by intervals."""
     kept = list(guards)
     for b in guards:
         if not b.index.affine and always_holds(b, tuple(o for o in kept if o != b)):

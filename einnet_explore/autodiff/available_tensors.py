@@ -126,11 +126,11 @@ class AvailableTensors:
         self.values = values
         self.parts = parts
         self.pads: dict[str, tuple[Padding, float]] = {}
-        """How far beyond their boxes stashed tensors are read, and what is there."""
+        """The padding of stashed tensors that is read, and its value."""
         self.root: Value | None = None
-        """What the equation computes that is written; what it is made of may be read from any other equation."""
+        """The value of the equation that is being written; its parts may be read from any other equation."""
         self.domain: tuple[Bound, ...] = ()
-        """Where the scope that is written computes: nothing is read elsewhere."""
+        """The domain of the scope that is being written, outside of which nothing is read."""
         self._stashed: dict[int, list[AvailableTensor]] = {}
         for one in stashed:
             self._stashed.setdefault(one.use.value.number, []).append(one)

@@ -217,9 +217,9 @@ def certify_passes(
 def _proof(before: Program, after: Program) -> Certificate:
     if before == after or not any(has_division(e.scope) for p in (before, after) for e in p.equations):
         return certify(before, after)
-    # Products are flat here, also across divisions: the theory of terms needs to be told.
-    told = certify(with_inverses(before), with_inverses(after))
-    return replace(told, detail="quotients as products") if told.kind == "proved" else certify(before, after)
+    # Products are flat here, also across divisions; the proof needs quotients in the same form.
+    proved = certify(with_inverses(before), with_inverses(after))
+    return replace(proved, detail="quotients as products") if proved.kind == "proved" else certify(before, after)
 
 
 def join_passes(forward: Program, backward: Program) -> Program:

@@ -72,7 +72,7 @@ class Value:
 
     @property
     def tensor(self) -> Tensor:
-        """What the definitions of other values read."""
+        """The tensor that definitions of other values read."""
         return Tensor(f"#{self.number}", (1,) * len(self.scope.traversals))
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class Values:
         self._by_key: dict[Hashable, Value] = {}
 
     def leaf(self, source: Tensor | Table, index: tuple[Index, ...]) -> Use:
-        """An element of an input or a table."""
+        """Return an element of an input or a table."""
         match source:
             case Tensor(name, shape, padding, value):
                 found: Hashable = ("leaf", name, shape, source.origin, value if padding else 0)
@@ -211,12 +211,12 @@ class Values:
         return Use(1, self._by_key[found], index)
 
     def function(self, op: str, args: Iterable[Term | Compare], own: Called) -> Use:
-        """op(args); a comparison may be among them."""
+        """Return op(args); *args* may contain a comparison."""
         body = Apply(op, tuple(a if isinstance(a, Compare) else definition_scalar(a) for a in args))
         return self._intern("function", canonical(body), own)
 
     def total(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
-        """The sum of signed terms, flat; a sum and its negative are one value."""
+        """Return the flat sum of signed terms; a sum and its negative are one value."""
         const: float = 0
         uses: list[tuple[int, Use]] = []
         for sign, term in self._flatten(entries, "sum"):
@@ -238,7 +238,7 @@ class Values:
         return replace(self._intern("sum", ways[turn], own), sign=turn)
 
     def product(self, entries: Iterable[tuple[int, Term]], own: Called) -> Term:
-        """The product of factors and inverted factors, flat; signs go outside."""
+        """Return the flat product of factors and inverted factors; signs go outside."""
         sign = 1
         consts: dict[int, float] = {1: 1, -1: 1}
         uses: list[tuple[int, Use]] = []
@@ -261,7 +261,7 @@ class Values:
         return replace(self._intern("product", canonical(body), own), sign=sign)
 
     def reduction(self, term: Term, summations: tuple[Iterator, ...], reduce: str, own: Called) -> Term:
-        """*term* reduced over *summations*; over none it is itself."""
+        """Return *term* reduced over *summations*; *term* itself if there are none."""
         summations = tuple(y for y in summations if y.extent != 1)
         if not summations:
             return term
@@ -279,7 +279,7 @@ class Values:
         return replace(self._intern("reduction", made, own), sign=sign)
 
     def guard(self, scope: Scope, term: Term) -> Use:
-        """*term* in the box of *scope* where its domain holds, and its value elsewhere."""
+        """Return *term* inside the box and domain of *scope*, and the scope's value elsewhere."""
         plain = Scope((), scope.traversals, definition_scalar(term), "sum", scope.domain, (), scope.value)
         number = numbering(plain)
         order = sorted(range(len(scope.traversals)), key=lambda n: number[scope.traversals[n]])
@@ -293,7 +293,7 @@ class Values:
         return Use(1, self._by_key[found], tuple(map(as_index, own)))
 
     def entries(self, use: Use) -> Entries:
-        """The entries of the sum or product that *use* reads, its sign aside."""
+        """Return the entries of the sum or product that *use* reads, without the sign of *use*."""
         match use.value.scope.body:
             case Apply("+" | "*" as op, args):
                 pass
@@ -305,7 +305,7 @@ class Values:
         return tuple((mark, substitute_iterators(term, to)) for mark, term in (self._signed_entry(op, a) for a in args))
 
     def reads(self, value: Value) -> tuple[Use, ...]:
-        """What the definition of *value* reads; nothing for a leaf."""
+        """Return the reads of the definition of *value*; none for a leaf."""
         if value.kind == "leaf":
             return ()
         return tuple(self._use_of(a) for a in accesses(value.scope.body))
@@ -315,7 +315,7 @@ class Values:
         return Use(1, self.known[int(access.source.name[1:])], access.index)
 
     def term(self, body: Scalar) -> Term:
-        """What ``scalar`` wrote into a definition."""
+        """Return the term that ``definition_scalar`` wrote."""
         match body:
             case Const():
                 return body

@@ -20,13 +20,14 @@ from einnet_explore.session.session import Session, load_faces
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
-from einnet_explore.viz.graph_figures import Figure, graph_figure
+from einnet_explore.viz.figure import Figure
+from einnet_explore.viz.graph_figures import graph_figure
 
 if TYPE_CHECKING:
     from einnet_explore.pipeline.optimised import Optimised
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
-"""What files of JSON are by their names, where they do not say so themselves."""
+"""Formats of JSON files by suffix, for files that do not name their format."""
 
 
 def explore(
@@ -34,10 +35,10 @@ def explore(
     rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
     operators: tuple[Operator, ...] = OPERATORS,
 ) -> Session:
-    """A session on *program*: rules by hand, undo, branches, certificates.
+    """Return a session on *program*: rules by hand, undo, branches, certificates.
 
-    *rules* and *operators* are those that it knows; your own are values among them.  In a notebook it shows itself as
-    an explorer, where ``einnet_widgets`` is installed.
+    *rules* and *operators* are those that it knows, yours among them.  Notebooks with ``einnet_widgets`` display it
+    as an explorer.
     """
     if "ipykernel" in sys.modules:
         load_faces()
@@ -45,9 +46,9 @@ def explore(
 
 
 def load(path: str | Path) -> Program | Derivation | Run | Session:
-    """A program (``.ein``), a derivation (a record's ``.json``), a search (``.einx``) or a session (``.eins``).
+    """Load a program (``.ein``), a derivation (a record, ``.json``), a search (``.einx``) or a session (``.eins``).
 
-    What the last three are, they say themselves: they may have other names.
+    JSON files name their format, so the last three may have other suffixes.
     """
     kind = KINDS.get(Path(path).suffix)
     if kind is None and not (said := text_of(path)).lstrip().startswith("{"):
@@ -71,12 +72,11 @@ def search(
     device: str = "cpu",
     **options: Any,
 ) -> Run:
-    """A search of *program* towards those of *operators* named by *target* (all when empty), at most *limit* seconds.
+    """Return a search of *program* for the *operators* named by *target* (all when empty), for at most *limit* seconds.
 
     The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
-    ValueError where that file does not serve.  Iterate the search for its events, or ``start`` it in a thread.
-    *options* are those of ``strategies.options.Options``: *rules* among them, where your own may stand beside the
-    library's.
+    ValueError if that file has none.  Iterate the search for its events, or ``start`` it in a thread.
+    *options* are those of ``strategies.options.Options``: *rules* among them, the library's and yours.
     """
     cost: Cost = program_seconds
     if device != "cpu":
@@ -92,12 +92,12 @@ def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, 
 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
-    """A certificate for every step of *derivation*."""
+    """Return a certificate for every step of *derivation*."""
     return tuple(certify(step.before, step.after) for step in derivation.steps)
 
 
 def graph(program: Program, title: str = "") -> Figure:
-    """The computation graph of *program* as a figure."""
+    """Return the computation graph of *program* as a figure."""
     return graph_figure(program, title)
 
 

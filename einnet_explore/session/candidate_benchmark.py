@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 MIN_TRIAD_BYTES, MAX_TRIAD_BYTES = 1 << 18, 1 << 28
-"""Bytes between which the triad's working set is chosen: less is all overhead, more is all memory anyway."""
+"""Bytes of the triad's working set: smaller sets measure overhead only, larger ones main memory like the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """At most so many floating-point operations a second, and bytes a second of a working set of this size."""
+    """Ceilings of a device: floating-point operations a second, and bytes a second for one size of working set."""
 
     flops: float
     bandwidth: float
@@ -79,7 +79,7 @@ class Position:
 
 
 def program_work(program: Program) -> Work:
-    """The work of a run of *program*: views do nothing, equations on weights alone are computed before."""
+    """Return the work of one run of *program*, without views and without equations that read weights only."""
     constant = weight_only(program)
     run = [
         work(e.scope)
@@ -90,7 +90,7 @@ def program_work(program: Program) -> Work:
 
 
 def position(done: Work, seconds: float, roof: Roof) -> Position:
-    """The position under *roof* of a program that does *done* in *seconds*; raises ValueError for no time."""
+    """Return the position under *roof* of a program that does *done* in *seconds*; raises ValueError unless > 0."""
     if not seconds > 0:
         raise ValueError(f"{seconds} s: expected a positive number of seconds")
     flops, bandwidth = done.flops / seconds, done.nbytes / seconds
@@ -99,14 +99,14 @@ def position(done: Work, seconds: float, roof: Roof) -> Position:
 
 @lru_cache(64)
 def cpu_roof(threads: int, nbytes: int) -> Roof:
-    """The ceilings of this CPU for a working set of *nbytes*, measured now: about half a second."""
+    """Measure the ceilings of this CPU for a working set of *nbytes*, in about half a second."""
     from einnet_explore.runtime.device_profile import peak_flops, stream_bandwidth
 
     return Roof(peak_flops(threads), stream_bandwidth(threads, nbytes))
 
 
 def working_set(nbytes: int) -> int:
-    """*nbytes* as a power of two within bounds, so that few ceilings are measured."""
+    """Round *nbytes* up to a power of two within bounds, so that few ceilings are measured."""
     return min(MAX_TRIAD_BYTES, max(MIN_TRIAD_BYTES, 1 << max(0, nbytes - 1).bit_length()))
 
 
@@ -118,11 +118,11 @@ BAR, ROW, TEXT = 320.0, 24.0, 12.0
 
 @dataclass(frozen=True)
 class CandidateMeasurements:
-    """What is known so far of *programs* by name, the first of which is what the others are compared with.
+    """Measurements so far of *programs* by name; the first one is the baseline of the others.
 
     *samples* are seconds a call, one a round; *errors* the largest difference of the outputs from the first program's,
-    relative to the largest output; *failures* say why a program did not run.  *stage* is what is being done now.  For a
-    *device* whose profile was recorded elsewhere nothing is run: *hows* says how each program's one time was found.
+    relative to the largest output; *failures* say why a program did not run.  *stage* is the current activity.  A
+    recorded profile of a *device* gives one time a program without a run: *hows* says how it was found.
     """
 
     programs: Mapping[str, Program]
@@ -138,11 +138,11 @@ class CandidateMeasurements:
     hows: Mapping[str, str] = field(default_factory=dict)
 
     def median(self, name: str) -> float | None:
-        """Seconds of the program called *name*; None where it was not measured."""
+        """Return the seconds of the program *name*; None if it was not measured."""
         return median(self.samples[name]) if self.samples.get(name) else None
 
     def iqr(self, name: str) -> float:
-        """The distance between the quartiles of its samples."""
+        """Return the distance between the quartiles of the samples of *name*."""
         held = self.samples.get(name, ())
         if len(held) < 2:
             return 0.0
@@ -150,25 +150,25 @@ class CandidateMeasurements:
         return high - low
 
     def speedup(self, name: str) -> float | None:
-        """How many times as fast as the first program it is: the median over the rounds; None where one is missing."""
+        """Return the median over rounds of the speed-up of *name* over the first program; None if one is missing."""
         base = self.samples.get(next(iter(self.programs)), ())
         pairs = list(zip(base, self.samples.get(name, ()), strict=False))
         return median(a / b for a, b in pairs) if pairs else None
 
     def position(self, name: str) -> Position | None:
-        """Where the program stands under its roofline; None where it was not measured or no ceiling is known."""
+        """Return the position of *name* under its roofline; None if it was not measured or no ceiling is known."""
         middle, roof = self.median(name), self.roofs.get(name)
         return None if middle is None or roof is None else position(program_work(self.programs[name]), middle, roof)
 
     @property
     def caption(self) -> str:
-        """How and where it was measured."""
+        """The method and the device of the measurement."""
         threads = count_noun(self.threads, "thread")
         how = "as recorded, not run here" if self.hows else f"{count_noun(self.rounds, 'interleaved round')}, {threads}"
         return ", ".join(filter(None, (how, self.device, self.library)))
 
     def sheet(self) -> ResultTable:
-        """One row a program, with every figure."""
+        """Return one row for each program, with all numbers."""
         rows = []
         for name, p in self.programs.items():
             at = self.position(name)
@@ -187,7 +187,7 @@ class CandidateMeasurements:
         return ResultTable("bench", "Measured candidates", head, tuple(rows), self.caption)
 
     def table(self) -> TextTable:
-        """The same for reading."""
+        """Return one row for each program, with formatted numbers."""
         rows = tuple(
             (
                 name,
@@ -204,7 +204,7 @@ class CandidateMeasurements:
         )
 
     def plot(self) -> Figure:
-        """A bar a program, its quartiles as a line."""
+        """Draw one bar for each program, its quartiles as a line."""
         names = [name for name in self.programs if self.samples.get(name)]
         left = max((text_width(name, TEXT) for name in names), default=0.0) + 16
         slowest = max((max(self.samples[name]) for name in names), default=1.0)
@@ -244,12 +244,12 @@ def _time_text(middle: float | None, iqr: float, how: str | None) -> str:
 
 
 PREFIX = "profile:"
-"""As in ``runtime.device_profile``, which is imported only when a device is looked at: with it come the compilers."""
+"""As in ``runtime.device_profile``, which imports the compilers and is therefore imported late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device by *name*, in words, and what is *missing* where it cannot be used."""
+    """A device by *name*, its description, and what is *missing* if it cannot be used."""
 
     name: str
     says: str
@@ -257,7 +257,7 @@ class Choice:
 
 
 ALWAYS = (Choice("cpu", "this CPU"), Choice(PREFIX, f"a recorded profile ({PREFIX}FILE)"))
-"""What there is, whatever the machine."""
+"""Devices of every machine."""
 
 
 def devices() -> tuple[Choice, ...]:
@@ -275,7 +275,7 @@ def devices() -> tuple[Choice, ...]:
 
 
 def note(choices: tuple[Choice, ...]) -> str:
-    """One sentence where a GPU is missing: why, and what can be done instead; empty where there is one."""
+    """Return why there is no GPU, and an alternative, as one sentence; empty if there is one."""
     gpu = next((choice for choice in choices if choice.name == "cuda"), None)
     if gpu is None or not gpu.missing:
         return ""
@@ -297,11 +297,11 @@ def check_measuring_device(device: str) -> None:
 def bench(
     programs: Mapping[str, Program], rounds: int = 15, threads: int = 1, seed: int = 0, device: str = "cpu"
 ) -> Iterable[CandidateMeasurements]:
-    """Compile and time *programs* in interleaved rounds, all on the same random inputs; yields what is known so far.
+    """Compile and time *programs* in interleaved rounds, all on the same random inputs; yield the measurements so far.
 
     Weights are constants.  The programs must have the same inputs and outputs.  The *device* is ``cpu``, ``cuda``, or
-    ``profile:FILE``, where nothing is run and the times are those that were recorded.  Raises ValueError for no
-    program, for no rounds, for a device that is not there, and where the first program does not run.
+    ``profile:FILE``, which gives recorded times without a run.  Raises ValueError for no program, for no rounds,
+    for a missing device, and if the first program does not run.
     """
     if not programs:
         raise ValueError("no programs to measure, expected at least one")

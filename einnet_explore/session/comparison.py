@@ -43,7 +43,7 @@ class MappingTable:
         return (*(operand.name for operand in pattern.operands), pattern.output)
 
     def table(self) -> TextTable:
-        """One row a group of the table."""
+        """Return one row for each group of iterators."""
         rows = tuple(
             (
                 g.group,
@@ -66,7 +66,7 @@ class MappingTable:
 
 
 def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTable:
-    """The table of the scope at *at* of *program* against *operator*; raises LookupError where there is none."""
+    """Compare the scope at *at* of *program* with *operator*; raises LookupError if there is no such scope."""
     scope = program.scope_at(at)
     try:
         far = expression_distance(scope, operator)
@@ -80,7 +80,7 @@ def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTabl
 
 
 def nearest_operator(program: Program, at: Path, operators: tuple[Operator, ...]) -> Operator:
-    """The operator of *operators* that the scope at *at* is nearest to; the first one where none is comparable."""
+    """Return the operator that is nearest to the scope at *at*; the first one if none is comparable."""
     scope = program.scope_at(at)
 
     def far(n: int) -> tuple[float, int]:
@@ -96,7 +96,7 @@ _BLANK = Tensor("", ())
 
 
 def changed_paths(before: Program, after: Program) -> tuple[Path, ...]:
-    """The paths in *after* of the smallest scopes that *before* does not have in the same place."""
+    """Return the paths in *after* of the smallest scopes that *before* does not have in the same place."""
     known = {e.name: e for e in before.equations}
     paths: list[Path] = []
     for n, equation in enumerate(after.equations):
@@ -123,13 +123,13 @@ def _paths_of_changes(old: Scope, new: Scope) -> Iterable[Path]:
 
 
 def _without_sources(scope: Scope) -> Scope:
-    """*scope* without what it reads."""
+    """Replace the sources of all reads of *scope* by a blank tensor."""
     return replace(scope, body=map_accesses(scope.body, lambda a: Access(_BLANK, a.index)))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Programs *before* and *after*, which may come from different branches; *names* say which they are."""
+    """Programs *before* and *after*, which may come from different branches; *names* describe them."""
 
     before: Program
     after: Program
@@ -143,7 +143,7 @@ class Comparison:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """Whether they mean the same."""
+        """The certificate of the comparison."""
         return certify(self.before, self.after)
 
     @property
@@ -162,7 +162,7 @@ class Comparison:
         return changed_paths(self.after, self.before), changed_paths(self.before, self.after)
 
     def table(self) -> TextTable:
-        """One row a program."""
+        """Return one row for each program."""
         programs = (self.before, self.after)
         rows = tuple(
             (name, "?" if d is None else str(d), format_seconds(s), str(len(p.equations)), text(p).rstrip("\n"))

@@ -32,7 +32,7 @@ class Refusals(tuple[Refusal, ...]):
     __slots__ = ()
 
     def table(self) -> TextTable:
-        """One row a rule."""
+        """Return one row for each rule."""
         rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
         return TextTable(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
 
@@ -108,7 +108,7 @@ def refusal_reason_at(search: Search | ProgramSearch, name: str, state: int, at:
 
 
 def end_text(search: Search | ProgramSearch) -> str:
-    """How *search* ended, in a few words: complete, nothing cheaper, or not exhausted."""
+    """Describe in a few words how *search* ended: complete, nothing cheaper, or not exhausted."""
     if search.complete:
         return "complete"
     if search.ended:

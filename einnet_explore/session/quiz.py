@@ -1,7 +1,7 @@
-"""Guess the rule: a derivation shown step by step without its reasons, and guesses that are answered with reasons.
+"""Guess the rule: a derivation is shown step by step without its rules, and guesses are explained.
 
-Nothing is written down beforehand: right is whatever rule makes the program that is shown, a hint is counted from the
-two programs, and what is said of a wrong guess is the rule's own refusal or what the rule makes instead.
+Answers are computed: every rule that makes the shown program is right, hints are computed from the two programs, and a
+wrong guess is answered by the rule's refusal or by the program that the rule makes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from einnet_explore.viz.views import _CHANGED_COLOUR, Formula, formula_figure, m
 SIGNS = {"right": "✓", "wrong": "✗", "shown": "→"}
 
 TRIED = 32
-"""Of a rule that is guessed, so many matches are tried."""
+"""Matches of a guessed rule that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One step without its reason: *before*, *after* (what is new is coloured), and the rules to choose from."""
+    """One step without its rule: *before*, *after* (new parts are coloured), and the rules to choose from."""
 
     number: int
     before: Program
@@ -48,12 +48,12 @@ class Question:
         )
 
     def latex(self) -> str:
-        """Both programs, an arrow between them."""
+        """Return both programs, an arrow between them."""
         before, after = self._formulae
         return rf"$${before.latex()}$$ $$\Downarrow\ ?$$ $${after.latex()}$$"
 
     def svg(self) -> str:
-        """Both programs as a picture, without TeX."""
+        """Return both programs as a picture, without TeX."""
         lines = mathtext_lines(latex(self.before, dialect="mathtext"))
         lines.append(r"\Downarrow\ ?")
         marks = dict.fromkeys(changed_paths(self.before, self.after), _CHANGED_COLOUR)
@@ -77,7 +77,7 @@ class Answer:
     right: bool
     why: str
     shown: bool = False
-    """Whether it was not guessed but asked for."""
+    """Whether the answer was revealed instead of guessed."""
 
     @property
     def verdict(self) -> str:
@@ -96,8 +96,8 @@ class Answer:
 class Quiz:
     """The steps of *derivation*, one question each; a right guess leads to the next.
 
-    *rules* are what may be guessed (those of a session where None), and with them whatever the derivation uses.
-    Raises ValueError where the derivation has no steps.
+    *rules* can be guessed (None: those of a session), and the rules of the derivation.  Raises ValueError for a
+    derivation without steps.
     """
 
     def __init__(self, derivation: Derivation, rules: Iterable[Rule[object]] | None = None) -> None:
@@ -112,7 +112,7 @@ class Quiz:
 
     @property
     def number(self) -> int:
-        """The question that is asked now, counted from 1; one more than there are steps when all are answered."""
+        """The number of the current question, from 1; the number of steps + 1 when all are answered."""
         return 1 + sum(answer.right for answer in self.answers)
 
     @property
@@ -128,14 +128,14 @@ class Quiz:
         return self.steps[self.number - 1]
 
     def question(self) -> Question:
-        """What is asked now; raises ValueError where every step was guessed."""
+        """Return the current question; raises ValueError if every step was guessed."""
         step = self._step
         return Question(self.number, step.before, step.after, tuple(self.rules))
 
     def hint(self) -> str:
-        """One more hint each time: where it is, what became of the sizes, the law.
+        """Return the next hint: the place, the change of the sizes, the law.
 
-        Raises ValueError where every step was guessed.
+        Raises ValueError if every step was guessed.
         """
         step, n = self._step, self.number - 1
         told = min(self._hints[n], 2)
@@ -150,10 +150,10 @@ class Quiz:
                 return f"its law: {step.match.rule.law}"
 
     def guess(self, rule: str) -> Answer:
-        """Whether *rule* makes this step.
+        """Answer whether *rule* makes this step.
 
-        Right is every rule that makes the same program at the same place, by whatever name the record has it.  Raises
-        LookupError that lists the known rules, and ValueError where every step was guessed.
+        Every rule that makes the same program at the same place is right.  Raises LookupError, with the known rules,
+        for an unknown one, and ValueError if every step was guessed.
         """
         step, known = self._step, self.rules.get(rule)
         if known is None:
@@ -163,14 +163,14 @@ class Quiz:
         return answer
 
     def reveal(self) -> Answer:
-        """The answer without a guess; the next question follows.  Raises ValueError where every step was guessed."""
+        """Return the answer and go to the next question; raises ValueError if every step was guessed."""
         step = self._step
         answer = Answer(self.number, step.match.rule.name, True, _reason(step, step.match), shown=True)
         self.answers.append(answer)
         return answer
 
     def score(self) -> TextTable:
-        """One row a question: what was guessed, how many hints were taken."""
+        """Return one row for each question: the guesses and the number of hints."""
         rows = []
         for n in range(1, min(self.number, len(self.steps)) + 1):
             mine = [a for a in self.answers if a.question == n]
@@ -190,7 +190,7 @@ class Quiz:
 
 
 def _judge(step: Step, rule: Rule[object]) -> tuple[bool, str]:
-    """Whether *rule* makes *step*, and why (not)."""
+    """Return whether *rule* makes *step*, and the reason."""
     at = step.match.at
     if rule == step.match.rule:
         return True, _reason(step, step.match)
@@ -224,7 +224,7 @@ def _lines(program: Program) -> list[str]:
 
 
 def _sizes(program: Program) -> dict[str, int]:
-    """Sizes of a program that can be counted."""
+    """Count equations, scopes, summations, bounds and points of *program*."""
     held = [scope for equation in program.equations for _, scope in scopes(equation.scope)]
     return {
         "equations": len(program.equations),

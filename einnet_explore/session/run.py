@@ -21,7 +21,8 @@ from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
-from einnet_explore.viz.graph_figures import Figure, search_graph, tree_figure
+from einnet_explore.viz.figure import Figure
+from einnet_explore.viz.graph_figures import search_graph, tree_figure
 from einnet_explore.viz.tables import TextTable
 from einnet_explore.viz.views import Steps
 
@@ -31,11 +32,11 @@ class Run(RunningSearch):
 
     @cached_property
     def _proofs(self) -> dict[tuple[Program, Program], Certificate]:
-        """What was proved so far."""
+        """The certificates so far, by pair of programs."""
         return {}
 
     def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
-        """A certificate for every step; steps that candidates share are proved once."""
+        """Return a certificate for every step; a step of several candidates is proved once."""
         return tuple(self._prove(step.before, step.after) for step in derivation.steps)
 
     def _prove(self, before: Program, after: Program) -> Certificate:
@@ -45,9 +46,9 @@ class Run(RunningSearch):
         return self._proofs[pair]
 
     def verdict(self, candidate: Candidate) -> str:
-        """The weakest certificate between the states that lead to *candidate*: a choice and its clean-ups are one.
+        """Return the weakest certificate between the states to *candidate*; a choice and its clean-ups are one step.
 
-        Where one of these is not proved, or other products are made step by step, every step decides.
+        If one of these is not proved, or a rule changes the products, the weakest certificate of a step.
         """
         if any(step.match.rule in FEWER_PRODUCTS for step in candidate.derivation.steps):
             return combined_verdict(self.certificates(candidate.derivation))
@@ -56,9 +57,9 @@ class Run(RunningSearch):
         return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
 
     def derivation(self, to: Candidate | int | None = None) -> Steps:
-        """The steps *to* a candidate or the state of that number (the best candidate if None), as a paper shows them.
+        """Return the steps *to* a candidate or the state of that number (None: the best candidate), for display.
 
-        Raises LookupError where there is no such state, and where nothing was found yet.
+        Raises LookupError if there is no such state or no candidate.
         """
         match self.best if to is None else to:
             case None:
@@ -74,14 +75,14 @@ class Run(RunningSearch):
         return state
 
     def why_pruned(self, state: int) -> tuple[str, ...]:
-        """Why moves out of *state* were not followed: the twin and how it was reached, a refusal, or the run's end.
+        """Return why moves out of *state* were not followed: the twin and the path to it, a refusal, or the run's end.
 
-        Raises LookupError where there is no such state.
+        Raises LookupError if there is no such state.
         """
         return explanations.pruning_reasons(self.search, self.pruned, self.refused, self._check_state(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
-        """The JSON of ``derive`` at this moment, also while the search runs."""
+        """Return the JSON of ``derive`` at this moment, also while the search runs."""
         with self.paused():
             found, best = tuple(self.candidates), self.best
             said = {
@@ -104,9 +105,9 @@ class Run(RunningSearch):
         }
 
     def save(self, path: str | FilePath, case: str = "") -> None:
-        """Write the best derivation with its certificates as a record, or the whole run where *path* ends in ``.einx``.
+        """Write the best derivation with its certificates as a record, or the whole run if *path* ends in ``.einx``.
 
-        Raises OSError, and ValueError when nothing was found that a record could hold.
+        Raises OSError, and ValueError if a record is asked for and there is no candidate.
         """
         if str(path).endswith(SEARCH_SUFFIX):
             save_search(self, path)
@@ -118,23 +119,26 @@ class Run(RunningSearch):
 
     @classmethod
     def load(cls, path: str | FilePath, cost: Cost) -> Self:
-        """The run saved at *path*; raises RecordError or OSError.  Iterating it goes on where it was."""
+        """Return the run saved at *path*, which iteration continues; raises RecordError or OSError."""
         return load_search(cls, path, cost)
 
     def graph(self) -> Any:
-        """The search as a graph with merges, in plain JSON (``viz.graph_figures.search_graph``)."""
+        """Return the search as a graph with merges, as JSON (``viz.graph_figures.search_graph``)."""
         return search_graph(self.search.states, self.pruned, {c.state: c.seconds for c in self.candidates})
 
     def why_not(self, derivation: Derivation) -> str:
-        """How far the search went along *derivation*, and why it did not go on; raises ValueError from elsewhere."""
+        """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""
         return explanations.unfollowed_reason(self.search, derivation)
 
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
-        """Why the rule or library operator *name* does not apply at the scope *at* of *state*; raises LookupError."""
+        """Return why the rule or library operator *name* does not apply at the scope *at* of *state*.
+
+        Raises LookupError for an unknown name, state or scope.
+        """
         return explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
-        """The record of one candidate: start, steps, certificates."""
+        """Return the record of one candidate: start, steps, certificates."""
         return records.to_record(
             candidate.derivation,
             self.certificates(candidate.derivation),
@@ -144,12 +148,12 @@ class Run(RunningSearch):
         )
 
     def tree(self, to: Candidate | None = None, limit: int = 240) -> Figure:
-        """The search tree; about *limit* states are drawn, and the way *to* a candidate (the best one if None)."""
+        """Draw about *limit* states of the search tree, and the path *to* a candidate (None: the best one)."""
         shown = to or self.best
         return tree_figure(self.search.states, shown.state if shown else None, limit)
 
     def table(self, limit: int = 8) -> TextTable:
-        """The *limit* cheapest candidates by estimate, each with its certificate."""
+        """Return the *limit* cheapest candidates by estimate, each with its certificate."""
         ordered = sorted(self.candidates, key=lambda c: c.rank)
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
@@ -177,13 +181,12 @@ def run_searches(
     states: int | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The reports (JSON of ``derive``) of a search of each of *programs*, in their order.
+    """Search each of *programs*; return their reports (JSON of ``derive``) in order.
 
-    *executor* runs them (processes of this machine by default): the reports are the same as if they were searched here
-    in turn, but for the seconds in them, and but for *limit*, which cuts each search off by the clock; *states* cuts it
-    off by its states, which is the same everywhere.  Of a mapping, the keys are the cases' names.  *options* are those
-    of ``strategies.options.Options``.  Raises ValueError for options or targets that are unknown, and whatever a search
-    raises.
+    *executor* runs the searches (by default processes of this machine).  Apart from the seconds in them, the reports
+    equal those of searches in this process, unless *limit* ends a search by the clock; *states* ends it after a
+    number of states, which is deterministic.  The keys of a mapping name the cases.  *options* are those of
+    ``strategies.options.Options``.  Raises ValueError for unknown options or targets, and the exceptions of a search.
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
@@ -196,7 +199,7 @@ def run_searches(
 
 
 def check_options(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    """Say what is wrong with the options of searches of *programs* before anything starts: raises ValueError."""
+    """Raise ValueError for invalid options of searches of *programs*, before any of them starts."""
     for program in list(programs.values())[:1]:
         Run(program, program_seconds, target=target, options=Options(**options))
 
@@ -212,7 +215,7 @@ def run_search(
     """Return the report of one search: plain values in and out, for use in another process."""
     run = Run(program, program_seconds, target=target, limit=limit, states=states, options=Options(**options))
     before = gc.get_threshold()
-    # Expressions are trees that refer to nothing above them: looking for cycles among them costs a fifth of the time.
+    # Expressions have no reference cycles; looking for cycles among them takes a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
     try:
         for _ in run:

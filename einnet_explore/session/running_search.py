@@ -36,8 +36,8 @@ from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import parse, text
 
 EVENTS_BEFORE_FREEZE = 2_000
-"""After so many events, the garbage collector is spared what there is: a search keeps its states, which hold no cycles,
-and to walk over 20,000 of them takes seconds, in which no event comes and nothing can be stopped."""
+"""Events after which existing objects are exempted from garbage collection: states have no reference cycles, and a walk
+over 20,000 of them takes seconds, during which the search cannot be stopped."""
 
 Observer: TypeAlias = Callable[[SearchEvent], None]
 
@@ -50,10 +50,10 @@ def _post_optimise(derivation: Derivation) -> Derivation:
 
 
 class RunningSearch:
-    """One search and what it has found so far.
+    """One search and its results so far.
 
-    *limit* is in seconds, *states* the most states that it makes: unlike seconds, these are the same whenever it runs.
-    *target* names operators (all when empty).  It also ends where the memory is ``full`` (``room``), with what it has.
+    *limit* is in seconds; *states* is the maximum number of states, which is deterministic.  *target* names operators
+    (all when empty).  The search also ends, with its results, when the memory is ``full``.
     Iterating runs it; ``start`` runs it in a thread and returns at once.
     """
 
@@ -71,7 +71,7 @@ class RunningSearch:
         names = [target] if isinstance(target, str) else list(target)
         targets = find_operators(names, operators)
         self.target = tuple(o.name for o in targets) if names else ()
-        # Negated, as a limit that is no number is neither more nor less than 0, and would never be reached.
+        # Negated to refuse NaN, which is neither more nor less than 0.
         if limit is not None and not limit >= 0:
             raise ValueError(f"limit {limit}: expected 0 or more seconds, or None for no limit")
         if states is not None and states < 1:
@@ -101,7 +101,7 @@ class RunningSearch:
         return self._go(self._stopped)
 
     def _go(self, stopped: threading.Event) -> Generator[SearchEvent]:
-        """Events until the end, a limit, or *stopped*, which is of this go alone."""
+        """Yield events until the end, a limit, or *stopped*, the event of this iteration."""
         if self._events_to_replay is not None and not self._catch_up(self._events_to_replay, stopped):
             return
         before, began = self.seconds, time.perf_counter()
@@ -123,11 +123,11 @@ class RunningSearch:
             gc.unfreeze()
 
     def _next(self, since: float) -> SearchEvent | None:
-        """The next event, which is recorded, or None where there is none; *since* is when the clock was at 0.
+        """Record and return the next event, or None at the end; *since* is the time at which the seconds were 0.
 
-        What breaks the search off, such as an interrupt, loses nothing: the next go makes it anew up to where it was.
+        An exception, such as an interrupt, loses nothing: the next iteration replays the search up to this event.
         """
-        with self._door:  # whoever waits for a pause stands in it, and comes first
+        with self._door:  # a thread that waits for a pause holds it, and comes first
             pass
         with self._event:
             if self._going is None:
@@ -150,21 +150,21 @@ class RunningSearch:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Hold the search between two events, also one that runs in a thread: what it has found is of one moment."""
+        """Pause the search between two events, also one in a thread, so that its results are of one moment."""
         with self._door, self._event:
             yield
 
     def behind(self, events: int) -> None:
-        """Say that what this run holds is what its search says in its first *events* events, and that it has to be run.
+        """Declare that the results are those of the first *events* events, and that the search has to be replayed.
 
-        So it is where the run was loaded, or broken off.
+        This is so for a loaded run, and after an exception.
         """
         self._going, self.events, self._events_to_replay = None, events, events
 
     def _catch_up(self, events: int, stopped: threading.Event) -> bool:
-        """Run the search again up to where it was, unless *stopped*; raises ValueError where it takes another way now.
+        """Replay *events* events unless *stopped*; return whether all were replayed.
 
-        Whether it was caught up with.
+        Raises ValueError if the search makes other states now.
         """
         held = self.search
         again = search_program(held.start, held.cost, held.options, _post_optimise)
@@ -201,7 +201,7 @@ class RunningSearch:
         self.events += 1
 
     def start(self) -> Self:
-        """Run in a thread of its own; returns at once.  One that runs is left alone, one that still stops goes on."""
+        """Run in a thread and return at once; a running search is left alone, one that is stopping continues."""
         before = self._thread if self.running else None
         if before is not None and not self.stopping:
             return self
@@ -213,7 +213,7 @@ class RunningSearch:
             try:
                 for _ in self._go(stopped):
                     pass
-            except BaseException as error:  # kept for the reader: a thread has nobody to raise to
+            except BaseException as error:  # ``wait`` raises it
                 self.error = error
 
         self._thread = threading.Thread(target=work, name="einnet-search", daemon=True)
@@ -221,23 +221,23 @@ class RunningSearch:
         return self
 
     def stop(self) -> None:
-        """Ask the search to end after its current event; what it found is kept."""
+        """Ask the search to end after its current event; its results are kept."""
         self._stopped.set()
 
     @property
     def running(self) -> bool:
-        """Whether a started run still goes on in its thread."""
+        """Whether a started run still runs in its thread."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to stop, and is still at the event that it was at."""
+        """Whether it was asked to stop and has not finished its current event."""
         return self.running and self._stopped.is_set()
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Wait until a started run ends; raises what stopped it, TimeoutError after *timeout* seconds.
+        """Wait until a started run ends; raises the exception that ended it, and TimeoutError after *timeout* seconds.
 
-        An interrupt stops the run, too: what it found is kept.
+        An interrupt stops the run, too; its results are kept.
         """
         if self._thread is not None:
             try:
@@ -252,7 +252,7 @@ class RunningSearch:
         return self
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Call *observer* with every event (on the searching thread); returns the function that unsubscribes."""
+        """Call *observer* with every event, on the searching thread; return the function that unsubscribes."""
         self._observers.append(observer)
         return lambda: self._observers.remove(observer)
 

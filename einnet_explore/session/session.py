@@ -30,7 +30,8 @@ from einnet_explore.strategies.options import Options
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
-from einnet_explore.viz.graph_figures import Figure, TreeNode, draw_tree, graph_figure
+from einnet_explore.viz.figure import Figure
+from einnet_explore.viz.graph_figures import TreeNode, draw_tree, graph_figure
 from einnet_explore.viz.tables import Matches, TextTable
 from einnet_explore.viz.views import Formula
 
@@ -54,16 +55,16 @@ class DerivationTree:
 
     @property
     def derivation(self) -> Derivation:
-        """The derivation that leads to where the reader stands."""
+        """The derivation of the current node."""
         return self.nodes[self.here]
 
     @property
     def program(self) -> Program:
-        """The program where the reader stands."""
+        """The program of the current node."""
         return self.derivation.end
 
     def _step(self, match: Match[object]) -> Program:
-        """Stand at the child that *match* leads to, the one there is already or a new one.
+        """Go to the child that *match* leads to, an existing or a new one.
 
         Raises ``Refused`` and changes nothing.
         """
@@ -74,7 +75,7 @@ class DerivationTree:
             return self.program
 
     def _child(self, node: int, derivation: Derivation) -> int:
-        """The child of *node* at the end of *derivation*; a step that was undone and is done again makes no twin."""
+        """Return the child of *node* at the end of *derivation*; an equal existing child is used again."""
         for child, parent in enumerate(self.parents):
             if parent == node and self.nodes[child] == derivation:
                 return child
@@ -91,7 +92,7 @@ class DerivationTree:
             return self.program
 
     def redo(self) -> Program:
-        """Take back the last ``undo``; without one this does nothing."""
+        """Revert the last ``undo``; without one this does nothing."""
         with self._lock:
             if self._redo:
                 self._go(self._redo.pop())
@@ -108,7 +109,7 @@ class DerivationTree:
         return bool(self._redo)
 
     def goto(self, where: int | Candidate | Derivation) -> Program:
-        """Stand at another node of the tree, or at the end of what a search found; raises IndexError or ValueError."""
+        """Go to another node of the tree, or to the end of a search's result; raises IndexError or ValueError."""
         with self._lock:
             node = where if isinstance(where, int) else self.keep(where)
             if not 0 <= node < len(self.nodes):
@@ -118,10 +119,10 @@ class DerivationTree:
             return self.program
 
     def keep(self, found: Candidate | Derivation) -> int:
-        """Add the steps of *found* (from a search or a record) as nodes, without going there; the number of the last.
+        """Add the steps of *found* (from a search or a record) as nodes without going there; return the last node.
 
-        They go below where the reader stands if that is the program it starts from, else below the first node that is.
-        Steps that the tree has already are not added.  Raises ValueError where no node is what it starts from.
+        They are added below the current node if that has their first program, else below the first node that has it.
+        Existing steps are not added again.  Raises ValueError if no node has it.
         """
         with self._lock:
             derivation = found.derivation if isinstance(found, Candidate) else found
@@ -137,7 +138,7 @@ class DerivationTree:
             return node
 
     def certificate(self, node: int) -> Certificate:
-        """The certificate of the step that leads to *node* (not the start), computed once; raises IndexError."""
+        """Return the certificate of the step to *node* (not the start), computed once; raises IndexError."""
         if not 0 < node < len(self.nodes):
             raise IndexError(f"node {node}: expected 1 to {len(self.nodes) - 1}")
         if node not in self._proofs:
@@ -146,18 +147,18 @@ class DerivationTree:
         return self._proofs[node]
 
     def known_certificates(self) -> dict[int, Certificate]:
-        """The certificates computed so far, by node."""
+        """Return the certificates computed so far, by node."""
         return dict(self._proofs)
 
     def way(self, node: int | None = None) -> tuple[int, ...]:
-        """The nodes from the start to *node* (to here where None)."""
+        """Return the nodes from the start to *node* (None: the current node)."""
         found = [self.here if node is None else node]
         while self.parents[found[-1]] >= 0:
             found.append(self.parents[found[-1]])
         return tuple(reversed(found))
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Call *observer* after every change; returns the function that unsubscribes."""
+        """Call *observer* after every change; return the function that unsubscribes."""
         self._observers.append(observer)
         return lambda: self._observers.remove(observer)
 
@@ -171,27 +172,27 @@ class DerivationTree:
 
 
 class RuleTree(DerivationTree):
-    """A walk whose steps are applications of the *known* rules."""
+    """A derivation tree whose steps apply the *known* rules."""
 
     def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
         super().__init__(start)
         self.known = known
 
     def rule(self, name: str) -> Rule[object]:
-        """The rule called *name*; raises LookupError that lists the known ones."""
+        """Return the rule *name*; raises LookupError with the known names."""
         for rule in self.known:
             if rule.name == name:
                 return rule
         raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in self.known)}")
 
     def rules(self, at: str | Path | None = None) -> Matches:
-        """The legal matches at the scope *at*, or at every scope; raises LookupError where *at* is none."""
+        """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none."""
         program = self.program
         paths = [path for path, _ in places(program)] if at is None else [self.path(at)]
         return Matches(m for path in paths for rule in self.known for m in rule.matches(program, path))
 
     def refusals(self, at: str | Path) -> Refusals:
-        """For every rule without a legal match at *at*: why it is refused."""
+        """Return the reason for every rule without a legal match at *at*."""
         return Refusals(self._refusals(self.path(at)))
 
     def _refusals(self, at: Path) -> Iterable[Refusal]:
@@ -206,7 +207,7 @@ class RuleTree(DerivationTree):
         return f"{rule} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
 
     def path(self, at: str | Path) -> Path:
-        """*at* as a path here; raises ValueError or LookupError where there is no such scope."""
+        """Return *at* as a path; raises ValueError or LookupError if there is no such scope."""
         path = _path(at, self.program) if isinstance(at, str) else at
         self.program.scope_at(path)
         return path
@@ -214,7 +215,7 @@ class RuleTree(DerivationTree):
     def apply(self, rule: str | Match[object], at: str | Path = "0", **params: Any) -> Program:
         """Apply a rule by name with parameters in their JSON form, or a match; raises ``Refused`` and changes nothing.
 
-        Where parameters are left out, the rule must have exactly one legal match at *at* with those that are given.
+        If parameters are omitted, the rule must have exactly one legal match at *at* with the given ones.
         """
         with self._lock:
             return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
@@ -243,9 +244,9 @@ class RuleTree(DerivationTree):
 
 
 def _path(at: str, program: Program) -> Path:
-    """Numbers are a path whatever equations are called, as scripts and records write it; else the longest name counts.
+    """Return the path that *at* writes: numbers, as in scripts and records, or an equation's name and numbers.
 
-    Models have equations called ``"0"``, and ``"a.1"`` beside ``"a"``.
+    Models have equations ``"0"``, where numbers take precedence, and ``"a"`` and ``"a.1"``: the longest name counts.
     """
     try:
         return read_path(at)
@@ -260,9 +261,9 @@ def _path(at: str, program: Program) -> Path:
 
 
 class Session(RuleTree):
-    """A tree of derivations from one program.  ``here`` is a node of it; applying a rule there makes a child.
+    """A tree of derivations from one program.  ``here`` is the current node; applying a rule makes a child of it.
 
-    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) where that is no number itself.
+    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) that is no number.
     """
 
     def __init__(
@@ -276,11 +277,11 @@ class Session(RuleTree):
         self.runs: list[Run] = []
 
     def adopt(self, derivation: Derivation) -> Program:
-        """``keep`` the steps of *derivation*, and stand at its end."""
+        """``keep`` the steps of *derivation*, and go to its end."""
         return self.goto(derivation)
 
     def compare(self, one: int, other: int) -> Comparison:
-        """Two nodes side by side; raises IndexError."""
+        """Compare two nodes; raises IndexError."""
         for node in (one, other):
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
@@ -288,9 +289,9 @@ class Session(RuleTree):
         return Comparison(self.nodes[one].end, self.nodes[other].end, names, self.operators)
 
     def table(self, operator: str = "", at: str | Path = "0") -> MappingTable:
-        """The iterator mapping table of the scope at *at* against *operator* (the nearest one where it is empty).
+        """Return the iterator mapping table of the scope at *at* and *operator* (the nearest one if empty).
 
-        Raises ValueError for an unknown operator and LookupError where *at* is no scope.
+        Raises ValueError for an unknown operator and LookupError if *at* is no scope.
         """
         path = self.path(at)
         if not operator:
@@ -298,7 +299,7 @@ class Session(RuleTree):
         return mapping_table(self.program, path, find_operators((operator,), self.operators)[0])
 
     def graph(self, title: str = "") -> Figure:
-        """The computation graph here."""
+        """Return the computation graph of the current program."""
         return graph_figure(self.program, title)
 
     def search(
@@ -308,9 +309,9 @@ class Session(RuleTree):
         rules: Iterable[str] | None = None,
         **options: Any,
     ) -> Run:
-        """A search from the program here, as ``ee.search``; ``goto`` takes what it found in.
+        """Return a search from the current program, as ``ee.search``; ``goto`` goes to its results.
 
-        *rules* are the names of those that it may use (all where None): leaving some out forbids them.
+        *rules* names the rules that it uses (None: all).
         """
         if rules is not None:
             known = [self.rule(name) for name in rules]
@@ -324,7 +325,7 @@ class Session(RuleTree):
         return run
 
     def check(self) -> Certificate:
-        """Prove that the program here equals the start, by the two alone or else step by step.
+        """Prove that the current program equals the start, directly or step by step.
 
         A false certificate carries a counterexample.
         """
@@ -332,14 +333,14 @@ class Session(RuleTree):
         return certify_chain([(s.before, s.after, c) for s, c in zip(steps, self.certificates(), strict=True)])
 
     def certificates(self) -> tuple[Certificate, ...]:
-        """A certificate for every step from the start to here."""
+        """Return a certificate for every step from the start to the current node."""
         return tuple(self.certificate(node) for node in self.way()[1:])
 
     def script(self, branches: bool = False) -> str:
-        """The steps from the start to here as Python that repeats them; *branches*: the whole tree.
+        """Return Python that repeats the steps from the start to the current node; *branches*: the whole tree.
 
-        Rules and operators of your own are imported from where they are defined, which may be the notebook itself;
-        raises LookupError for one that has no name anywhere.
+        Your own rules and operators are imported from the module, or notebook, that defines them; raises LookupError
+        for one without a name.
         """
         with self._lock:
             if branches:
@@ -347,13 +348,13 @@ class Session(RuleTree):
             return records.derivation_script(self.derivation, self.known, self.operators)
 
     def record(self, case: str = "") -> dict[str, Any]:
-        """The derivation to here with its certificates, as ``einnet-explore check`` reads it."""
+        """Return the current derivation with its certificates, as ``einnet-explore check`` reads it."""
         return records.to_record(self.derivation, self.certificates(), case=case)
 
     def save(self, path: str | PathLike[str], case: str = "") -> None:
         """Write the session to *path*, whole or not at all.
 
-        As ``.eins`` all branches; otherwise the ``record`` of the derivation to here, with its certificates.
+        A path ``.eins`` gets all branches, any other the ``record`` of the current derivation.
         """
         if str(path).endswith(records.SESSION_SUFFIX):
             with self._lock:
@@ -390,17 +391,17 @@ class Session(RuleTree):
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write one interactive page that needs neither a network nor a kernel.
 
-        Raises ValueError where no face (such as ``einnet_widgets``) is installed, and OSError.
+        Raises ValueError if no face (such as ``einnet_widgets``) is installed, and OSError.
         """
         write_atomically(path, face().page(self, title))
 
     def history(self, certificates: bool = False) -> TextTable:
-        """The steps from the start to here; with *certificates*, how each was proved."""
+        """Return the steps from the start to the current node; with *certificates*, the proof of each."""
         kinds = [c.kind for c in self.certificates()] if certificates else []
         return tables.step_table(self.derivation, kinds)
 
     def tree(self) -> Figure:
-        """The tree of everything that was done here, the way to here drawn thick."""
+        """Draw the tree, the path to the current node thick."""
         nodes = []
         for n, (derivation, parent) in enumerate(zip(self.nodes, self.parents, strict=True)):
             last = derivation.steps[-1].match if derivation.steps else None
@@ -409,7 +410,7 @@ class Session(RuleTree):
         return draw_tree(nodes, self.here, f"{count_noun(len(nodes), 'node')}; the way to here is thick")
 
     def formula(self) -> Formula:
-        """The expression here; what the last step changed is coloured."""
+        """Return the current expression; the parts that the last step changed are coloured."""
         steps = self.derivation.steps
         marks = changed_paths(steps[-1].before, steps[-1].after) if steps else ()
         return Formula(self.program, f"E_{{{len(steps)}}}", marks)

@@ -352,13 +352,3 @@ def _edge_json(start: int, end: int, kind: str, steps: Iterable[tuple[str, str]]
 
 def _rules_and_places(matches: Iterable[Match[object]]) -> tuple[tuple[str, str], ...]:
     return tuple((m.rule.name, show_path(m.at)) for m in matches)
-
-
-__all__ = [
-    "Figure",
-    "TreeNode",
-    "draw_graph",
-    "draw_tree",
-    "graph_figure",
-    "tree_figure",
-]
