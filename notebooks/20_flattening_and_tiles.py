@@ -28,7 +28,7 @@ from einnet_explore.codegen.language import I32, emit
 from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout
-from einnet_explore.runtime import opencl
+from einnet_explore.runtime import gpu_emulation
 from einnet_explore.viz.kernels import tile_figure
 
 # %% [markdown]
@@ -141,7 +141,7 @@ made = tile_contraction(small, Hardware(threads=32, memory=2048, registers=2048,
 random = np.random.default_rng(0)
 inputs = {t.name: random.integers(-9, 10, t.shape).astype(np.int32) for t in made.inputs}
 result = np.empty((2, 11, 9, 6), np.int32)
-if opencl.opencl_available():
-    opencl.load_opencl_kernel(made.kernel)(*inputs.values(), result)
+if gpu_emulation.opencl_available():
+    gpu_emulation.load_opencl_kernel(made.kernel)(*inputs.values(), result)
     print("equal to the exact value:", np.array_equal(result, ee.evaluate(small, inputs)["R"]))
 print("tile", made.cost.tile, "in", made.kernel.grid[0], "blocks of", made.kernel.block[0], "threads")

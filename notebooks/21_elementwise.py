@@ -45,7 +45,7 @@ from einnet_explore.codegen.elementwise import (
 )
 from einnet_explore.codegen.language import F16, F32, F64, I8, emit
 from einnet_explore.ir import Apply
-from einnet_explore.runtime import opencl
+from einnet_explore.runtime import gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.viz.figure import Figure
@@ -207,7 +207,7 @@ def errors(made, engine, reference):
     return sum(out)
 
 
-engine = "opencl" if opencl.opencl_available() else "c blocks"
+engine = "opencl" if gpu_emulation.opencl_available() else "c blocks"
 print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", end=" results differ\n")
 
 # %% [markdown]

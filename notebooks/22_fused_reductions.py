@@ -32,7 +32,7 @@ from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import lay_out
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import emit
-from einnet_explore.runtime import opencl
+from einnet_explore.runtime import gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
 from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
@@ -203,7 +203,7 @@ if nvrtc.nvrtc_available():
     print(f"NVRTC {nvrtc.nvrtc_version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
 
 # %%
-if opencl.opencl_available():
+if gpu_emulation.opencl_available():
     by_blocks = run_blocks(fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 

@@ -23,19 +23,18 @@ from einnet_explore.codegen.language import (
     counted_loop,
     literal,
 )
-from einnet_explore.runtime import c_kernels, compiled, opencl
-from einnet_explore.runtime import opencl as pocl
+from einnet_explore.runtime import c_kernels, compiled, gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.support.errors import BackendError
 from tests import kernel_machine
 from tests.test_kernels_source import everything, halves, sums
 
-needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not gpu_emulation.opencl_available(), reason="no OpenCL device")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.nvrtc_available(), reason="no NVRTC")
 needs_c = pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 
 LOADERS = [
-    pytest.param(opencl.load_opencl_kernel, marks=needs_opencl, id="opencl"),
+    pytest.param(gpu_emulation.load_opencl_kernel, marks=needs_opencl, id="opencl"),
     pytest.param(c_kernels.load_c_kernel, marks=needs_c, id="c"),
 ]
 Loader = Callable[[Kernel], Any]
@@ -181,7 +180,7 @@ def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_than_the_device_has() -> None:
     tile = Array("tile", F32, 1 << 28, "shared")
     with pytest.raises(BackendError, match=r"kernel big: 1073741824 bytes of shared memory, .* has "):
-        opencl.load_opencl_kernel(Kernel("big", (Y,), (LocalArray(tile),)))
+        gpu_emulation.load_opencl_kernel(Kernel("big", (Y,), (LocalArray(tile),)))
 
 
 @needs_opencl
@@ -193,32 +192,32 @@ def test_double_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         device: Any
 
     Single.device = Single
-    monkeypatch.setattr(opencl, "_queue", lambda: Single)
+    monkeypatch.setattr(gpu_emulation, "_queue", lambda: Single)
     with pytest.raises(BackendError, match="kernel twice: double precision, which a phone lacks"):
-        opencl.load_opencl_kernel(Kernel("twice", (d,), (Store(d, literal(0), d[0] * 2.0),)))
+        gpu_emulation.load_opencl_kernel(Kernel("twice", (d,), (Store(d, literal(0), d[0] * 2.0),)))
     Single.max_work_group_size = 256
     with pytest.raises(BackendError, match="kernel wide: blocks of 512 threads, a phone has 256"):
-        opencl.load_opencl_kernel(Kernel("wide", (Y,), (), (512, 1, 1)))
+        gpu_emulation.load_opencl_kernel(Kernel("wide", (Y,), (), (512, 1, 1)))
 
 
 @needs_opencl
 def test_what_the_opencl_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opencl, "emit", lambda *_: "__kernel void wrong() { nonsense }")
+    monkeypatch.setattr(gpu_emulation, "emit", lambda *_: "__kernel void wrong() { nonsense }")
     with pytest.raises(BackendError, match=r"kernel wrong: OpenCL does not compile it: (?s:.*)nonsense"):
-        opencl.load_opencl_kernel(Kernel("wrong", (Y,), ()))
+        gpu_emulation.load_opencl_kernel(Kernel("wrong", (Y,), ()))
 
 
 def test_without_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
-    opencl._package.cache_clear()
-    opencl._queue.cache_clear()
+    gpu_emulation._package.cache_clear()
+    gpu_emulation._queue.cache_clear()
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     try:
         with pytest.raises(BackendError, match=r"OpenCL kernels need pyopencl: pip install 'pyopencl\[pocl\]'"):
-            opencl.load_opencl_kernel(Kernel("nowhere", (Y,), ()))
-        assert not opencl.opencl_available()
+            gpu_emulation.load_opencl_kernel(Kernel("nowhere", (Y,), ()))
+        assert not gpu_emulation.opencl_available()
     finally:
-        opencl._package.cache_clear()
-        opencl._queue.cache_clear()
+        gpu_emulation._package.cache_clear()
+        gpu_emulation._queue.cache_clear()
 
 
 class Platform:
@@ -232,10 +231,10 @@ class Device:
 
 
 def test_a_processor_that_has_a_name_keeps_it() -> None:
-    assert not pocl.set_processor_name(Device)
+    assert not gpu_emulation.set_processor_name(Device)
     Device.version = "OpenCL 3.0 of somebody else, on what is called -generic"
     Platform.name = "Somebody Else"
-    assert not pocl.set_processor_name(Device)
+    assert not gpu_emulation.set_processor_name(Device)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the processor's record")
@@ -255,7 +254,7 @@ def test_a_processor_without_a_name_gets_one(triple: bytes, found: bool) -> None
         class platform:  # noqa: N801 - as pyopencl calls it
             name = "Portable Computing Language"
 
-    assert pocl.set_processor_name(Unnamed) is found
+    assert gpu_emulation.set_processor_name(Unnamed) is found
     named = ctypes.string_at(record[102] or 0)
     assert named in ((b"skylake-avx512", b"haswell", b"x86-64") if found else (b"generic",))
     assert ctypes.string_at(record[103] or 0) == b"generic"

@@ -15,7 +15,7 @@ from einnet_explore.codegen.gpu_copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, 
 from einnet_explore.codegen.language import F16, F64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.runtime import c_kernels, gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc, plan
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
@@ -63,7 +63,7 @@ def test_the_same_runs_in_blocks() -> None:
     for name in ("transposed", "packs", "both ways", "beyond the edge"):
         program = parse(CASES[name])
         try:
-            want, got = run(program, copy_kernel(program.equations[0].scope), opencl.load_opencl_kernel)
+            want, got = run(program, copy_kernel(program.equations[0].scope), gpu_emulation.load_opencl_kernel)
         except BackendError as missing:
             pytest.skip(str(missing))
         np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -10,7 +10,7 @@ from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.runtime import c_kernels, opencl
+from einnet_explore.runtime import c_kernels, gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.cuda.plan import GPU
 from einnet_explore.support.errors import BackendError, Refused
@@ -65,7 +65,7 @@ def test_the_same_in_blocks_that_wait() -> None:
     pytest.importorskip("pyopencl")
     for text in (PROGRAMS["band"], PROGRAMS["uneven"]):
         try:
-            want, got = run(tile_contraction(parse(text), SMALL), text, opencl.load_opencl_kernel)
+            want, got = run(tile_contraction(parse(text), SMALL), text, gpu_emulation.load_opencl_kernel)
         except BackendError as missing:
             pytest.skip(str(missing))
         assert (got == want).all()

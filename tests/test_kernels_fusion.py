@@ -20,7 +20,7 @@ from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TA
 from einnet_explore.codegen.language import F32, I32, I64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.runtime import compiled, fused, gpu_emulation, opencl
+from einnet_explore.runtime import compiled, fused, gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, bind_unfused, compare_with_unfused, split_operations
 from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
@@ -43,7 +43,7 @@ from tests.fusion_programs import (
 from tests.strategies import inputs_for, programs
 
 needs_cc = pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
-needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not gpu_emulation.opencl_available(), reason="no OpenCL device")
 needs_nvrtc = pytest.mark.skipif(not nvrtc.nvrtc_available(), reason="no NVRTC")
 
 

@@ -30,7 +30,7 @@ from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import LocalLayout, local_layout, thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
-from einnet_explore.runtime import opencl
+from einnet_explore.runtime import gpu_emulation
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.kernels import kernel_texts, tile_figure, tiled_kernel
@@ -38,7 +38,7 @@ from tests import kernel_machine
 from tests.strategies import inputs_for, scopes_
 from tests.test_kernels_flattening import PLAIDML
 
-needs_opencl = pytest.mark.skipif(not opencl.opencl_available(), reason="no OpenCL device")
+needs_opencl = pytest.mark.skipif(not gpu_emulation.opencl_available(), reason="no OpenCL device")
 
 CONV = flatten_scope(parse(PLAIDML).equations[0].scope)
 RELU = TilingProblem(CONV, operations=4)
@@ -290,7 +290,7 @@ def test_kernels_are_exact_through_opencl(name: str, device: str) -> None:
     inputs = values(found, np.int32)
     want = evaluate(whole, inputs)[whole.outputs[0]]
     got = np.full(want.shape, 77, np.int32)
-    opencl.load_opencl_kernel(found.kernel)(*inputs.values(), got)
+    gpu_emulation.load_opencl_kernel(found.kernel)(*inputs.values(), got)
     assert np.array_equal(got, want)
 
 
@@ -302,7 +302,7 @@ def test_floats_through_opencl() -> None:
     inputs = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in found.inputs}
     want = evaluate(whole, inputs, np.float64)["O"]
     got = np.empty(want.shape, np.float32)
-    opencl.load_opencl_kernel(found.kernel)(*inputs.values(), got)
+    gpu_emulation.load_opencl_kernel(found.kernel)(*inputs.values(), got)
     assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -355,7 +355,7 @@ def test_many_kernels_are_exact_through_opencl(cut: tuple[Scope, TiledKernel]) -
     scope, found = cut
     inputs = inputs_for(scope)
     got = np.full(scope.shape, 77, np.int64)
-    opencl.load_opencl_kernel(found.kernel)(*(inputs[t.name] for t in found.inputs), got)
+    gpu_emulation.load_opencl_kernel(found.kernel)(*(inputs[t.name] for t in found.inputs), got)
     assert np.array_equal(got, evaluate(scope, inputs))
 
 
