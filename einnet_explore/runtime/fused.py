@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.fusion import check_served, fuse_program, program_operations
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
@@ -218,7 +218,7 @@ class FusedProgram:
         strides = {t.name: _element_strides(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:
-                strides[name] = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+                strides[name] = row_major_strides(shape)
             elif name not in outs or outs[name].shape != shape:
                 found = list(outs[name].shape) if name in outs else "none"
                 raise BackendError(f"output {name} has shape {list(shape)}, given is {found}")

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -24,6 +23,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.elementwise import (
     A100,
     Functor,
@@ -267,8 +267,7 @@ def gpu_launch(
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
         o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
     }
-    strides = {name: tuple(prod(shape[d + 1 :]) for d in range(len(shape))) for name, shape in whole.items()}
-    flat = lay_out(fused, shapes, strides)
+    flat = lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
     return flat, gpu_kernel(flat, type_of(dtype), threads)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.fusion import fuse_program
@@ -138,7 +139,7 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
     shapes = {t.name: t.shape for t in fused.program.inputs}
     held = {**{t.name: t.shape for t in fused.inputs}, result: ready.shape}
-    strides = {n: tuple(prod(s[d + 1 :]) for d in range(len(s))) for n, s in held.items()}
+    strides = {name: row_major_strides(shape) for name, shape in held.items()}
     flat = lay_out(fused, shapes, strides)
     kernel = cpu_kernel(flat, F32)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
@@ -188,26 +189,13 @@ def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterab
     shares = max(1, min(threads if made.moved >= MIN_PARALLEL_ELEMENTS else 1, total))
     if total // shares >= MAX_BLOCKS:
         raise BackendError(f"{total} blocks for {shares} threads, expected less than {MAX_BLOCKS} for each")
-    sizes = [-(-n // 16) * 16 for n in made.slots]
-    starts = {slot_name(n): sum(sizes[:n]) for n in range(len(sizes))}
-    given = []
-    for p in made.kernel.params:
-        match p:
-            case KernelArray(name):
-                given.append(f"space + {starts[name]}" if name in starts else f"(float *)at[{at[name]}]")
-            case Var():
-                given.append("first")
     yield _INTERFACE
+    run = f"some(at, 0, {total})" if total else "0"
     if shares > 1:
         yield _LAUNCH
-    if sizes:
-        yield _SPACE
-    yield "static int some(void **at, long long first, int number)\n{"
-    if sizes:
-        yield f"    float *space = __TVMBackendAllocWorkspace(CPU, 0, {4 * sum(sizes)}, FLOAT, BITS);"
-        yield "    if (!space) return -1;"
-    yield f"    {entry_name(made.kernel)}({', '.join(given)}, number, 1, 1, 1);"
-    yield "    return __TVMBackendFreeWorkspace(CPU, 0, space);\n}" if sizes else "    return 0;\n}"
+        # Not so many tasks: a pool that is smaller would refuse them; it shares the blocks among the threads it has.
+        run = "__TVMBackendParallelLaunch(task, at, 0)"
+    yield from _blocks_text(made, at)
     if shares > 1:
         yield "static int task(int n, Group *group, void *at)\n{"
         yield f"    const long long first = {total}LL * n / group->tasks, stop = {total}LL * (n + 1) / group->tasks;"
@@ -219,10 +207,25 @@ def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterab
     yield f"    for (int n = 0; n < {arguments}; n++) {{"
     yield "        const int ahead = given[n].type == PLAIN ? 0 : HEADER;"
     yield "        at[n] = ((Tensor *)(given[n].value.pointer + ahead))->data;\n    }"
-    if total == 0:
-        yield "    return 0;\n}"
-    elif shares > 1:
-        # Not so many tasks: a pool that is smaller would refuse them; it shares the blocks among the threads it has.
-        yield "    return __TVMBackendParallelLaunch(task, at, 0);\n}"
-    else:
-        yield f"    return some(at, 0, {total});\n}}"
+    yield f"    return {run};\n}}"
+
+
+def _blocks_text(made: _SourceKernel, at: dict[str, int]) -> Iterable[str]:
+    """The function ``some``, which runs a range of blocks with temporaries of its own."""
+    sizes = [-(-n // 16) * 16 for n in made.slots]
+    starts = {slot_name(n): sum(sizes[:n]) for n in range(len(sizes))}
+    given = []
+    for p in made.kernel.params:
+        match p:
+            case KernelArray(name):
+                given.append(f"space + {starts[name]}" if name in starts else f"(float *)at[{at[name]}]")
+            case Var():
+                given.append("first")
+    if sizes:
+        yield _SPACE
+    yield "static int some(void **at, long long first, int number)\n{"
+    if sizes:
+        yield f"    float *space = __TVMBackendAllocWorkspace(CPU, 0, {4 * sum(sizes)}, FLOAT, BITS);"
+        yield "    if (!space) return -1;"
+    yield f"    {entry_name(made.kernel)}({', '.join(given)}, number, 1, 1, 1);"
+    yield "    return __TVMBackendFreeWorkspace(CPU, 0, space);\n}" if sizes else "    return 0;\n}"
