@@ -76,7 +76,7 @@ class RecordedProfile:
     times: Mapping[tuple[str, str, str, str], float] = field(repr=False)
 
     def lookup(self) -> Callable[[Equation], float | None]:
-        """For cost models: the recorded seconds of an equation there, or None."""
+        """A function for cost models: the recorded seconds of an equation, or None."""
         return lambda equation: self.times.get(_operator_key(profile_key(equation, self.threads)))
 
 
@@ -98,7 +98,7 @@ def record_rates(path: Path, device: str, library: str, rates: Mapping[str, floa
 
 
 def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProfile:
-    """The recording that *name* (``FILE.sqlite`` or ``FILE.sqlite#DEVICE``) means; the file is only read.
+    """The recording with *name* ``FILE.sqlite`` or ``FILE.sqlite#DEVICE``; the file is only read.
 
     *DEVICE* is a part of the device's or the libraries' names.  Raises BackendError, with what was found, for a file
     that is missing, no SQLite file, no profile store or empty; where several recordings fit or none does; and for rates
@@ -128,7 +128,7 @@ def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProf
 def _select_recording(
     path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None
 ) -> tuple[str, str, int]:
-    """The recording among *there* that is meant."""
+    """The recording among *there* that *wanted* and *threads* select."""
     listed = "; ".join(f"{d} ({lib}, {count_noun(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
     fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
     if len(fit) > 1 and threads is not None:

@@ -3,8 +3,8 @@ r"""Library contractions and the elementwise work on their results, as one kerne
 .. math::  T[\vec x] = \sum_{\vec y} A\,B, \quad Y[\vec x] = g(T[\vec x], \dots)
            \;\mapsto\; Y[\vec x] = g\Big(\sum_{\vec y} A\,B, \dots\Big)
 
-The sum is still in registers when `g` is applied to it.  Nothing is derived here: as with views, a kernel's scope has
-what it reads put in where it is read, and means the same.
+The sum is still in registers when `g` is applied to it.  Nothing is derived here: as with views, an operand's
+expression replaces its access, which leaves the value unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from einnet_explore.support.errors import BackendError
 
 @dataclass(frozen=True)
 class EpiloguePair:
-    """Two equations, packed *views* between them, and the one that does all."""
+    """Two equations, packed *views* between them, and the fused equation *both*."""
 
     first: Equation
     views: tuple[Equation, ...]
@@ -65,7 +65,7 @@ def compile_measured(
     store: TimeStore,
     operators: Sequence[Operator] = OPERATORS,
 ) -> CompiledProgram:
-    """*program* with every engine chosen by measured time, and epilogues fused where that is faster by measurement."""
+    """*program* with the engines and the fused epilogues that are fastest by measurement."""
     joined = fuse_epilogues(program, constants, threads, store, operators)
     return compile_program(
         joined, threads, constants=constants, operators=operators, choose=implementation_choice.chooser(store)
@@ -91,7 +91,7 @@ def fuse_epilogues(
 
 
 def epilogue_pairs(program: Program) -> Iterable[EpiloguePair]:
-    """Library contractions whose results one elementwise equation alone reads, each once, perhaps through views."""
+    """Library contractions whose one reader is an elementwise equation that reads each element once, or views."""
     moved = _unpacked_views(program)
     readers: dict[str, list[Equation]] = {}
     for e in program.equations:
@@ -189,7 +189,7 @@ def _is_faster(
 def _times(
     pair: EpiloguePair, constant: Collection[str], threads: int, store: TimeStore, operators: Sequence[Operator]
 ) -> dict[str, float]:
-    """Seconds of the kernel for both, and of the two with the best engine each."""
+    """Seconds of the fused kernel, and of both equations with the best engine each."""
     rng = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for t in (*tensors(pair.both.scope), *tensors(pair.second.scope), pair.first.tensor):

@@ -41,7 +41,7 @@ Code = tuple[Kernel, str, CompiledFunction]
 
 @dataclass(frozen=True)
 class FusedLaunch:
-    """One kernel for one signature of arguments: ``bind`` makes calls of it."""
+    """One kernel for one signature of arguments."""
 
     flat: FusedLayout
     kernel: Kernel
@@ -52,7 +52,7 @@ class FusedLaunch:
     def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1) -> Callable[[], None]:
         """A call that reads *arrays* where they are now and writes *outs*.
 
-        All must have the strides that this was made for; temporaries are allocated here, once for each thread.
+        All must have the strides of the kernel's signature; temporaries are allocated here, once for each thread.
         """
         total = cpu_blocks(self.flat)
         if total == 0:
@@ -71,7 +71,7 @@ class FusedLaunch:
         return calls[0] if shares == 1 else _run_together(tuple(calls))
 
     def _slots(self) -> list[int]:
-        """Elements of each slot, for all points that go side by side."""
+        """Elements of each slot, for all points that run side by side."""
         return [n * (ROW_POINTS if self.flat.lanes is not None else 1) for n in slot_sizes(self.flat)]
 
     def _arguments(
@@ -122,7 +122,7 @@ def compile_fused_kernel(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
 
 @lru_cache(256)
 def _function(text: str, name: str) -> CompiledFunction:
-    """The compiled function of *text*, from memory, from the cache directory, or new."""
+    """The compiled function of *text*, cached in memory and in the cache directory."""
     try:
         return load_c_function(VECTOR_MATH_DECLARATIONS + text, name, *FLAGS)
     except BackendError as error:
@@ -137,7 +137,7 @@ class FusedProgram:
 
     *program* is a program, or a function that makes one from the inputs' shapes by name (where numbers in it follow the
     sizes).  A program serves other shapes too, where no recorded equality is broken: Refused says which one is.
-    *dtype* is float32 or float64.  *analyses* and *kernels* count what was not known before.
+    *dtype* is float32 or float64.  *analyses* and *kernels* are the numbers of analyses and of kernels so far.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class FusedProgram:
         return found
 
     def launch(self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None = None) -> FusedLaunch:
-        """The kernel for arrays like these; *outs* as `bind`'s, contiguous ones if not given."""
+        """The kernel for arrays like these; *outs* as of ``bind``, contiguous if not given."""
         return self._launch(arrays, outs)[0]
 
     def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> Callable[[], None]:

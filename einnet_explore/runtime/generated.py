@@ -30,7 +30,7 @@ from einnet_explore.support.storage import cache_directory, write_aside
 def choose_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
     """``best_tile`` of *form*, the form of *scope*, stored by expression, *machine* and version.
 
-    What cannot be read, or is no tile of this form, is chosen anew; a disk that cannot be written costs the search.
+    A stored tile that is damaged or does not fit is chosen anew, and so is one that the disk cannot store.
     """
     key = "\n".join((scope_identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
     path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
@@ -72,7 +72,7 @@ MIN_FLOPS_PER_CYCLE = 12
 
 @dataclass(frozen=True)
 class TiledContraction:
-    """A contraction that a tiled kernel can run: its *scope* and how it is cut up."""
+    """A contraction as a tiled kernel: its *scope* and the plan of its tiles."""
 
     scope: Scope
     plan: ContractionPlan
@@ -136,7 +136,7 @@ class TiledContraction:
         return ((prod(vector),), second, *((prod(t.shape),) for t in plan.sides), (prod(self.scope.shape),))
 
     def pack(self, array: Array) -> Array:
-        """The second operand as the function takes it."""
+        """Return the second operand in the layout that the function takes."""
         if self.plan.other is not None:
             return array
         at = gather_positions(self.plan.form, self.plan.tile, self.plan.steps, self.plan.regions)
@@ -161,7 +161,7 @@ class TiledContraction:
 
 
 def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> TiledContraction | None:
-    """*scope* as a tiled kernel over float32; None where it is no contraction or no tile fits.
+    """*scope* as a tiled kernel over float32; None if it is no contraction or no tile fits.
 
     Tensors named in *constant* never change.
     """

@@ -261,7 +261,7 @@ def gpu_launch(
     dtype: npt.DTypeLike = "float32",
     threads: int = FUSED_THREADS,
 ) -> tuple[FusedLayout, Kernel]:
-    """*fused* for contiguous arrays of *shapes*, and its kernel; raises Refused where it does not serve them."""
+    """The layout of *fused* for contiguous arrays of *shapes*, and its kernel; raises Refused for other shapes."""
     check_served(fused, shapes)
     plain = uncollapsed_layout(fused, shapes)
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
@@ -321,7 +321,7 @@ _PARTS = 1 << 15
 
 @dataclass(frozen=True)
 class Elementwise:
-    """*functor* on arrays, by one of ``ELEMENTWISE_ENGINES``; *gpu* is whose number of blocks is launched."""
+    """*functor* on arrays, by one of ``ELEMENTWISE_ENGINES``, with as many blocks as *gpu* runs."""
 
     functor: Functor
     engine: str = "opencl"

@@ -170,7 +170,7 @@ class _Choice:
     def _with_best_threads(self, best: _Candidate) -> Implementation:
         """*best*, or its kernel by one thread where that is faster.
 
-        Clearly faster, as of any implementation: with several threads others of the session have less of the core.
+        It must be faster by ``MIN_SPEEDUP``, as any implementation: other threads of the session may share the core.
         """
         stored = self.store.get(replace(self.key, engine=best.way.engine + ONE_THREAD_SUFFIX))
         if stored is not None and stored.seconds * MIN_SPEEDUP >= best.seconds:
@@ -205,7 +205,7 @@ class _Choice:
 
 
 def _time_ratio(best: Call, other: Call, out: Array, threads: int) -> float:
-    """The time of *other* over that of *best*, both writing *out*; infinity where it comes to something else."""
+    """The time of *other* over that of *best*, both writing *out*; infinity if their results differ."""
     best()
     want = out.copy()
     out[...] = np.nan
@@ -235,10 +235,10 @@ def _times(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
 
 
 def time_implementations(calls: Mapping[str, Call], threads: int) -> dict[str, float]:
-    """Seconds of each call, which takes *threads* threads: the least of many short samples, taken in turn.
+    """Seconds of each call on *threads* threads: the least of many short samples, taken in turn.
 
-    What else runs on the machine only ever adds time, and a choice is kept for good: a sample that nothing disturbed is
-    what counts.  What a few samples show to be slower is not sampled again.
+    Other work on the machine only adds time, and a choice is stored: only undisturbed samples count.  A call that is
+    slower in a few samples is not sampled again.
     """
     least: dict[str, float] = {}
     near = dict(calls)

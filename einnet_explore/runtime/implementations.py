@@ -36,15 +36,15 @@ class Implementation(Protocol):
         """The tensors that it reads."""
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        """A call that reads *arrays*, where they are now, and writes *out*; it may be bound as often as wanted."""
+        """A call that reads *arrays* in place and writes *out*; it may be bound several times."""
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        """Add it to a session's graph; False where no session runs it."""
+        """Add it to a session's graph; return whether a session can run it."""
 
 
 @dataclass(frozen=True, eq=False)
 class SingleThreaded:
-    """*way*, whose kernel one thread runs though there are several: waking them costs more than they save."""
+    """*way*, whose kernel runs on one of several threads: waking the others would cost more than they save."""
 
     way: Implementation
 
@@ -65,7 +65,7 @@ class SingleThreaded:
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
-    """A generated kernel of *scope*; it is compiled, or loaded, when it is first bound."""
+    """A TVM kernel of *scope*; it is compiled, or loaded, when it is first bound."""
 
     scope: Scope
     threads: int = 1
@@ -89,7 +89,7 @@ class KernelCall:
 
 @dataclass(frozen=True, eq=False)
 class NativeCall:
-    """A fused kernel of our own, in C; it is compiled, or loaded, when it is first bound."""
+    """A fused kernel in C; it is compiled, or loaded, when it is first bound."""
 
     source: NativeSource
     engine = C_ENGINE
@@ -108,7 +108,7 @@ class NativeCall:
 
 @dataclass(frozen=True, eq=False)
 class TiledCall:
-    """A contraction by a kernel made for it; an operand in *constants* is packed once."""
+    """A contraction by a tiled kernel; an operand in *constants* is packed once."""
 
     made: TiledContraction
     constants: Mapping[str, Array] = field(repr=False)
@@ -156,7 +156,7 @@ class ProductCall:
 
 @dataclass(frozen=True, eq=False)
 class ViewCall:
-    """A tensor's elements seen otherwise: nothing is done, or they are moved by a kernel where a session needs them."""
+    """A view of a tensor's elements: free in an execution context, and a reshape or a copying kernel in a session."""
 
     scope: Scope
     inlined: Scope
@@ -168,7 +168,7 @@ class ViewCall:
         return tuple(a.source.name for a in accesses(self.scope.body) if isinstance(a.source, Tensor))
 
     def view(self, arrays: Mapping[str, Array]) -> Array | None:
-        """The array itself; None where its source's elements do not lie one after the other."""
+        """The array as a view of its source; None if the source is not contiguous."""
         found = view_strides(self.scope)
         source = arrays[self.reads[0]]
         if found is None or not source.flags.c_contiguous:
@@ -194,7 +194,7 @@ class ViewCall:
 
 
 def load_implementation(way: Implementation) -> Implementation:
-    """*way*, whose kernel is compiled, or loaded, now; raises BackendError where its engine refuses."""
+    """Compile or load the kernel of *way* and return *way*; raises BackendError if its engine refuses."""
     match way:
         case KernelCall():
             _ = way.kernel
@@ -208,7 +208,7 @@ def load_implementation(way: Implementation) -> Implementation:
 
 
 def single_threaded_variant(way: Implementation) -> SingleThreaded | None:
-    """*way* with a kernel for one thread; None where its kernel is one, or is no kernel of ours.
+    """*way* with a kernel for one thread; None if its kernel is one, or is no kernel of ours.
 
     Raises BackendError where the kernel of *way* cannot be compiled.
     """
@@ -224,7 +224,7 @@ def single_threaded_variant(way: Implementation) -> SingleThreaded | None:
 
 @dataclass(frozen=True, eq=False)
 class BoundEquation:
-    """An *equation*, arrays like those that it will read, and one like *out* that it will write.
+    """An *equation*, *arrays* with the shapes and strides of those that it will read, and *out* like its result.
 
     *constants* are the arrays that never change, *views* the scopes of tensors that are views.  A library operator is
     one of *operators*.

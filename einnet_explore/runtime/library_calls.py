@@ -1,4 +1,4 @@
-"""Implementations that an equation has: view, library call in ONNX Runtime, matrix product, generated kernels.
+"""Implementations of an equation, in order: view, library call in ONNX Runtime, matrix product, generated kernels.
 
 A library call is a node of a larger session, or a session of its own.
 """
@@ -38,7 +38,7 @@ from einnet_explore.runtime.tvm_cpu import kernel_kind, outperforms_tiles
 
 @dataclass(frozen=True, eq=False)
 class LibraryCall:
-    """*node* on the tensors *reads*, of *shapes*, giving a tensor of *shape*; *fixed* are those that never change."""
+    """*node* on the tensors *reads*, of *shapes*, with a result of *shape*; *fixed* are operands that never change."""
 
     node: OnnxNode
     reads: tuple[str, ...]
@@ -51,7 +51,7 @@ class LibraryCall:
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Callable[[], object]:
         """A call that reads *arrays* (canonical shapes, any strides) and writes *out*, which is packed.
 
-        What is *fixed* ONNX Runtime has packed once.
+        ONNX Runtime packs *fixed* operands once.
         """
         copies: list[tuple[Array, Array]] = []
         inputs: dict[str, Array] = {}
@@ -122,12 +122,12 @@ ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementat
 
 
 def first_implementation(bound: BoundEquation, ways: Iterable[Implementation]) -> Implementation:
-    """The implementation to take where nothing is measured; raises BackendError where its engine refuses."""
+    """The implementation to take if nothing is measured; raises BackendError if its engine refuses."""
     return load_implementation(next(iter(ways)))
 
 
 def view_call(bound: BoundEquation) -> ViewCall | None:
-    """*bound* as a view of an array; None where it is none."""
+    """*bound* as a view of an array; None if it is none."""
     equation = bound.equation
     if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
         return None
@@ -136,7 +136,7 @@ def view_call(bound: BoundEquation) -> ViewCall | None:
 
 
 def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
-    """The implementations of *bound*, the one to take where nothing is measured first; each is made when asked for.
+    """The implementations of *bound*, each made on demand; first the one to take if nothing is measured.
 
     None is compiled here: an engine that refuses does so when the implementation is loaded, and the others remain.
     """
@@ -171,7 +171,7 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
 
 
 def _tiled_call(bound: BoundEquation) -> TiledCall | None:
-    """*bound* as a tiled contraction; None where it is none, or reads an array that the kernel does not take as it is.
+    """*bound* as a tiled contraction; None if it is none, or if an operand does not fit the kernel.
 
     A view need not be packed and aligned.
     """

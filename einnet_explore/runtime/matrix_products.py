@@ -43,7 +43,7 @@ def match_matrix_product(scope: Scope) -> TensorContraction | None:
 def matrices(product: TensorContraction, left: Array, right: Array, out: Array) -> tuple[Array, Array, Array] | None:
     """Views (first, second, result) of which the last is the (batched) matrix product of the others.
 
-    None where strides do not merge, or where the result's columns are not packed.  *left* and *right* hold the tensors
+    None if strides do not merge, or if the result's columns are not packed.  *left* and *right* hold the tensors
     that the accesses read and may be strided; *out* has the scope's shape.
     """
     a, b = _strides(product.left, left), _strides(product.right, right)
@@ -69,7 +69,7 @@ def matrices(product: TensorContraction, left: Array, right: Array, out: Array) 
 def bind_matrix_product(
     product: TensorContraction, left: Array, right: Array, out: Array
 ) -> Callable[[], object] | None:
-    """A call that writes the product of *left* and *right* to *out*; None as ``matrices`` gives it."""
+    """A call that writes the product of *left* and *right* to *out*; None if ``matrices`` is None."""
     found = matrices(product, left, right, out)
     if found is None:
         return None
@@ -98,7 +98,7 @@ def _strides(access: Access, array: Array) -> dict[Iterator, int]:
 
 
 def _from_start(array: Array, access: Access) -> Array:
-    """*array* from the element on that is read where every iterator is at its start."""
+    """*array* from the element on that *access* reads with every iterator at its start."""
     start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
     # The ellipsis makes it a view also where there are no dimensions.
     where: tuple[slice | EllipsisType, ...] = (*(slice(at, None) for at in start), ...)

@@ -58,7 +58,7 @@ def settle_seconds(threads: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call: the median over *n* samples, the distance between the quartiles, and the samples themselves."""
+    """Seconds of a call: the median of *n* samples, the interquartile range, and the samples themselves."""
 
     median: float
     iqr: float
@@ -74,7 +74,7 @@ class Timing:
 def times_faster(before: Timing, after: Timing) -> float:
     """The speedup of *after* over *before*, both from one ``time_calls``: the median over its rounds.
 
-    The two samples of a round are taken one after the other, so a slow spell of the machine, however long, hits both.
+    The two samples of a round are taken one after the other, so a slow spell of the machine affects both.
     """
     return median(one / other for one, other in zip(before.samples, after.samples, strict=True))
 
@@ -89,8 +89,8 @@ def time_calls(
 ) -> dict[str, Timing]:
     """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
 
-    There are at least *rounds* rounds and at least *min_seconds* of them, with pauses, for every call, unless what
-    there is after one is *enough*.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a
+    There are at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough*
+    stops earlier.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a
     while, and would take the next one's cores.  Calls named in *warm* were made just now and took so many seconds.
     Raises ValueError for no rounds.
     """
@@ -148,8 +148,8 @@ def sample_seconds(call: Callable[[], object], repeats: int) -> float:
 def _seconds(call: Callable[[], object], repeats: int) -> float:
     """Seconds of *repeats* calls by the clock, without the time that other processes had the cores.
 
-    Where one thread works that is the processor's time, where several do it is the clock's, whichever is less.  What
-    hardly computes waits for something (a device), and counts by the clock.
+    For one thread that is the processor's time, for several the clock's, whichever is less.  A call that hardly
+    computes waits, for example for a device, and counts by the clock.
     """
     start, worked = perf_counter(), process_time()
     for _ in range(repeats):

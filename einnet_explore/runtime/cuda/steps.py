@@ -1,4 +1,4 @@
-"""A program for a GPU as plain values: buffers, and steps over them, which JSON carries to where nothing else is."""
+"""A program for a GPU as plain values, buffers and steps over them; as JSON, they run where only CuPy is installed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Step: TypeAlias = CudaLaunch | CudaProduct | Convolution
 class CudaPlan:
     """Steps in order; all of them read and write *buffers* (shapes by name) with elements of *dtype*.
 
-    *inputs* and *weights* are filled before; the first *once* steps read weights only and are done a single time.
+    The caller fills *inputs* and *weights*; the first *once* steps read weights only and run a single time.
     """
 
     buffers: Mapping[str, Shape]
@@ -98,7 +98,7 @@ class CudaPlan:
 
     @property
     def agreement(self) -> float:
-        """The error that is allowed: rounded factors lose one part in ``2^bits`` each, and eight such are a bound."""
+        """The largest error allowed: a rounded factor loses one part in ``2^bits``; eight such errors are a bound."""
         bits = PRECISIONS[self.precision] if self.by_library else PRECISIONS["float32"]
         half = 2.0**-11 if "float16" in self.dtypes.values() else 0.0
         return max(MAX_FLOAT32_ERROR, 8 * 2.0**-bits if bits < PRECISIONS["float32"] else 0.0, 2 * half)
