@@ -33,6 +33,7 @@ from einnet_explore.onnx_import.model import (
 )
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
 from einnet_explore.operators import OPERATORS, OnnxNode, Operator
+from einnet_explore.operators.operator import onnx_node
 from einnet_explore.support.errors import Refused
 
 FUNCTION_DOMAIN = "einnet_explore"
@@ -167,14 +168,11 @@ class _Export:
 
     def _call(self, equation: Equation) -> OnnxNode | None:
         """Return the ONNX node of the library operator of *equation*, None if its scope must be lowered instead."""
-        via = equation.via
-        found = next((o for o in self.operators if via is not None and via.operator in o.names), None)
-        if via is None or found is None or found.onnx is None:
+        node = onnx_node(equation.via, self.operators)
+        sources = [access.source for access in accesses(equation.scope.body)]
+        if node is None or len(sources) != len(node.shapes) or not all(isinstance(s, Tensor) for s in sources):
             return None
-        reads = [access.source for access in accesses(equation.scope.body)]
-        if len(reads) != len(found.pattern.operands) or not all(isinstance(s, Tensor) for s in reads):
-            return None
-        return found.onnx(dict(via.attributes))
+        return node
 
     def _node(
         self, equation: Equation, call: OnnxNode, places: Mapping[str, str], target: str

@@ -2,7 +2,7 @@ r"""Library operators as values: name, canonical expression with free attributes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -174,6 +174,15 @@ class Operator:
                 at = at + own[name] * k.value(numbers)
             index.append(at)
         return tuple(index), tuple(_extent(d, numbers) for d in dimensions)
+
+
+def onnx_node(instance: Instance | None, operators: Iterable[Operator]) -> OnnxNode | None:
+    """The ONNX node of a call of one of *operators*; None if no operator has its name, or if it has no node."""
+    operator = next((o for o in operators if instance is not None and instance.operator in o.names), None)
+    if instance is None or operator is None or operator.onnx is None:
+        return None
+    # Optional iterators that are absent may be left out of the attributes.
+    return operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(instance.attributes)})
 
 
 def _padding_beyond(d: Dimension, numbers: Mapping[str, int]) -> tuple[int, int]:

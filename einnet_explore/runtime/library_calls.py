@@ -17,7 +17,7 @@ import onnxruntime
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.codegen.machine import this_machine
 from einnet_explore.ir import VIEW, Tensor, accesses
-from einnet_explore.operators import OnnxNode
+from einnet_explore.operators.operator import OnnxNode, onnx_node
 from einnet_explore.runtime.arrays import Array, fits_kernel
 from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.implementations import (
@@ -182,12 +182,8 @@ def _tiled_call(bound: BoundEquation) -> TiledCall | None:
 
 
 def _library_call(bound: BoundEquation) -> LibraryCall | None:
-    via, shape = bound.equation.via, bound.equation.scope.shape
-    operator = next((o for o in bound.operators if via is not None and via.operator in o.names), None)
-    if via is None or operator is None or operator.onnx is None or not prod(shape):
-        return None
-    # Optional iterators that are absent may be left out of the attributes.
-    node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
+    shape = bound.equation.scope.shape
+    node = onnx_node(bound.equation.via, bound.operators) if prod(shape) else None
     reads = tuple(a.source.name for a in accesses(bound.equation.scope.body) if isinstance(a.source, Tensor))
     if node is None or len(reads) != len(node.shapes):
         return None

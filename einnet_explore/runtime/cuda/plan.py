@@ -26,6 +26,7 @@ from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.operator import onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.runtime.matrix_products import match_matrix_product, matrices
@@ -107,11 +108,7 @@ class _Planner:
         return CudaProduct(product, first, second)
 
     def _convolution(self, equation: Equation) -> Convolution | None:
-        via = equation.via
-        operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
-        if via is None or operator is None or operator.onnx is None:
-            return None
-        node = operator.onnx({**dict.fromkeys(operator.pattern.optional, 1), **dict(via.attributes)})
+        node = onnx_node(equation.via, self.operators)
         reads = [a.source.name for a in accesses(equation.scope.body) if isinstance(a.source, Tensor)]
         if node is None or node.op_type not in CONVOLUTIONS or any(node.permutations) or len(reads) != 2:
             return None
