@@ -90,8 +90,8 @@ def time_calls(
     """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
 
     There are at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough*
-    stops earlier.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a
-    while, and would take the next one's cores.  Calls named in *warm* were made just now and took so many seconds.
+    stops earlier.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a while, and would
+    take the next one's cores.  *warm* has the seconds of calls that were made just now.
     Raises ValueError for no rounds.
     """
     return time_samplers(
@@ -129,11 +129,6 @@ def time_samplers(
         if enough(samples):
             break
     return {name: _timing(samples[name]) for name in names}
-
-
-def ratios(samples: Mapping[str, Timing], base: str) -> dict[str, float]:
-    """The ratio of each call's median to that of *base*."""
-    return {name: timing.median / samples[base].median for name, timing in samples.items()}
 
 
 def sample_seconds(call: Callable[[], object], repeats: int) -> float:
