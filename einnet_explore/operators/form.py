@@ -122,10 +122,10 @@ class ScopeForm:
 
 
 @lru_cache(maxsize=4096)
-def read_form(scope: Scope) -> ScopeForm | str:
-    """Return *scope* as a reduction of one operation over accesses, or the reason why it is none."""
+def read_form(scope: Scope) -> ScopeForm:
+    """Return *scope* as a reduction of one operation over accesses; raises Refused if it is none."""
     if scope.domain:
-        return f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}"
+        raise Refused(f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}")
     body, scale, divisor = scope.body, 1.0, 1.0
     match body:
         case Apply("/", (Access() as read, Const(value))):
@@ -139,7 +139,7 @@ def read_form(scope: Scope) -> ScopeForm | str:
         case Apply(op, args) if all(isinstance(a, Access) for a in args):
             reads = [a for a in args if isinstance(a, Access)]
         case _:
-            return f"the body is no single operation over accesses: {body!r}"
+            raise Refused(f"the body is no single operation over accesses: {body!r}")
     reads = [open_views(read) for read in reads]
     traversals, back = _without_units(scope.traversals), dict[Iterator, Index]()
     summations = _without_units(scope.summations)
@@ -155,10 +155,10 @@ def read_form(scope: Scope) -> ScopeForm | str:
 
 
 @lru_cache(maxsize=4096)
-def windowed_form(scope: Scope) -> ScopeForm | str:
+def windowed_form(scope: Scope) -> ScopeForm:
     """Return ``read_form`` with two-digit dimensions split in two, for operators with composite indices."""
     form = read_form(scope)
-    return form if isinstance(form, str) else replace(form, reads=tuple(map(split_digits, form.reads)))
+    return replace(form, reads=tuple(map(split_digits, form.reads)))
 
 
 def _without_units(iterators: tuple[Iterator, ...]) -> tuple[Iterator, ...]:
@@ -184,16 +184,16 @@ def _find_divided(reads: list[Access], own: tuple[Iterator, ...]) -> tuple[Itera
 
 def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
     """Return the iterators of an iterator map of *scope*: those of extent other than 1, divided ones as two."""
-    form = read_form(scope)
-    return _without_units((*scope.traversals, *scope.summations)) if isinstance(form, str) else form.iterators
+    try:
+        return read_form(scope).iterators
+    except Refused:
+        return _without_units((*scope.traversals, *scope.summations))
 
 
 def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
     """Return the form of *scope*; raises Refused unless it differs from *operator* in iterators only."""
     pattern = operator.pattern
     form = windowed_form(scope) if pattern.windows else read_form(scope)
-    if isinstance(form, str):
-        raise Refused(form)
     if len(form.reads) != len(pattern.operands):
         raise Refused(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
     if form.op != pattern.op:

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Literal, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Cluster(Protocol):
     """A client of ``dask.distributed``; its workers have memory limits of their own."""
 
     def submit(
-        self, fn: Callable[..., T], /, *args: object, pure: bool, resources: Mapping[str, int] | None
+        self, fn: Callable[..., T], /, *args: object, pure: Literal[False], resources: Mapping[str, int] | None
     ) -> Pending[T]:
         """Submit a call that needs *resources* of a worker."""
 
