@@ -261,15 +261,15 @@ def _with_padding(scope: Scope, before: tuple[tuple[int, int], ...]) -> Scope:
     return padded(scope, new)  # type: ignore[return-value]
 
 
-Window: TypeAlias = "tuple[Iterator, Index, int]"
+SlidingWindow: TypeAlias = "tuple[Iterator, Index, int]"
 
 
-def sliding_windows(scope: Scope) -> tuple[Window, ...]:
+def sliding_windows(scope: Scope) -> tuple[SlidingWindow, ...]:
     """Return the shortest window (h, base, n) of each summation, if shorter; bases read traversals."""
     known = constancy(scope.body)
     if known is None or not known.bounds or known.value != REDUCTIONS[scope.reduce]:
         return ()
-    out: list[Window] = []
+    out: list[SlidingWindow] = []
     for h in scope.summations:
         found = [w for b in known.bounds if (w := _window(b, h)) is not None]
         fitting = [w for w in found if w[2] < h.extent and set(w[1].iterators) <= set(scope.traversals)]
@@ -278,7 +278,7 @@ def sliding_windows(scope: Scope) -> tuple[Window, ...]:
     return tuple(out)
 
 
-def recentre_windows(scope: Scope, windows: tuple[Window, ...]) -> Scope:
+def recentre_windows(scope: Scope, windows: tuple[SlidingWindow, ...]) -> Scope:
     """Replace every h of *windows* by base - j.
 
     Raises ValueError with a term that is lost, or if a window reads beyond the range of h and is not neutral there.
@@ -304,7 +304,7 @@ def recentre_windows(scope: Scope, windows: tuple[Window, ...]) -> Scope:
     return trim_padding(replace(wide, body=body, summations=tuple(taps.get(y, y) for y in wide.summations)))
 
 
-def _window(bound: Bound, h: Iterator) -> Window | None:
+def _window(bound: Bound, h: Iterator) -> SlidingWindow | None:
     k = bound.index.coefficient(h)
     rest = bound.index - as_index(h) * k
     if not k or h in rest.iterators or not rest.iterators:

@@ -16,7 +16,7 @@ from einnet_explore.operators.layout import strides_of
 from einnet_explore.operators.operator import Attributes, OnnxNode, Operator
 from einnet_explore.support.errors import Refused
 
-Window: TypeAlias = tuple[str, str, str]
+NodeWindow: TypeAlias = tuple[str, str, str]
 
 
 def elementwise_node(op_type: str) -> Callable[[Attributes], OnnxNode]:
@@ -40,7 +40,7 @@ def matmul_node(a: Attributes) -> OnnxNode:
     return OnnxNode("MatMul", (), (left, right), turned, (*batch, m, n))
 
 
-def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def conv_node(*windows: NodeWindow) -> Callable[[Attributes], OnnxNode | None]:
     """Return ``Conv``; a window is (output iterator h, tap, input extent) with attributes ``sh``, ``dh``, ``ph``."""
 
     def call(a: Attributes) -> OnnxNode | None:
@@ -59,7 +59,7 @@ def conv_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
     return call
 
 
-def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def conv_transpose_node(*windows: NodeWindow) -> Callable[[Attributes], OnnxNode | None]:
     """Return ``ConvTranspose``; a window ``("y", "h", "R")`` names output, input and kernel extent.
 
     The call is None if the output is longer than ONNX's output padding (below the stride) allows.
@@ -95,7 +95,7 @@ def conv_transpose_node(*windows: Window) -> Callable[[Attributes], OnnxNode | N
     return call
 
 
-def pool_node(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode | None]:
+def pool_node(op_type: str, *windows: NodeWindow) -> Callable[[Attributes], OnnxNode | None]:
     """Return ``MaxPool`` or ``AveragePool`` (padding counts).
 
     The call is None if a padding is as wide as the window: ONNX refuses it.
@@ -120,7 +120,7 @@ def pool_node(op_type: str, *windows: Window) -> Callable[[Attributes], OnnxNode
     return call
 
 
-def _windows(a: Attributes, windows: tuple[Window, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _windows(a: Attributes, windows: tuple[NodeWindow, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     begin, end, strides, dilations = list[int](), list[int](), list[int](), list[int]()
     for out, tap, extent in windows:
         h, r, rows, stride, dilation, pad = _ints(a, out, tap, extent, f"s{out}", f"d{out}", f"p{out}")

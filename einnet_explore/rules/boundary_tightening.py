@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over, parse_ranges
 from einnet_explore.analysis.padding import (
-    Window,
+    SlidingWindow,
     change_ranges,
     constancy,
     copies_tensor,
@@ -62,7 +62,7 @@ def phased(scope: Scope) -> Tightening | None:
     return Tightening(window=windows) if windows and _copies(scope, windows) else None
 
 
-def _copies(scope: Scope, windows: tuple[Window, ...]) -> bool | None:
+def _copies(scope: Scope, windows: tuple[SlidingWindow, ...]) -> bool | None:
     """Whether moving *windows* copies a tensor with padding; None if they must not move."""
     try:
         return copies_tensor(scope, recentre_windows(scope, windows))
