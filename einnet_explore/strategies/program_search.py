@@ -59,7 +59,7 @@ def search_program(
     separate = options.between and not any(rule in INTER_RULES for rule in options.rules)
     if separate and len(compute_bound(start, options.fixed)) > 1:
         return ProgramSearch(start, cost, options, post or (lambda derivation: derivation), states)
-    return Search(start, cost, options)
+    return Search(start, cost, replace(options, between=()))
 
 
 @dataclass(slots=True, eq=False)
