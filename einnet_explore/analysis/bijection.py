@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
-from typing import TypeAlias
 
-from einnet_explore.analysis.indices import holds_everywhere
+from einnet_explore.analysis.indices import IndexTerms, holds_everywhere
 from einnet_explore.analysis.regions import always_holds, find_collision, find_violation
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
-
-Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ def _invert(
     return tuple(known[x] for x in source)
 
 
-def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) -> tuple[Terms, Index]:
+def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) -> tuple[IndexTerms, Index]:
     """Return *left = right* with all known atoms on the right."""
     unknowns: list[tuple[Atom, int]] = []
     right = right - left.const
@@ -152,7 +149,7 @@ def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) ->
     return tuple(unknowns), right
 
 
-def _read_digits(terms: Terms, total: Index) -> dict[Atom, Index] | None:
+def _read_digits(terms: IndexTerms, total: Index) -> dict[Atom, Index] | None:
     """Solve ``Σ kᵢ·aᵢ = total`` for the atoms, if every coefficient exceeds the reach of the smaller ones."""
     ordered = sorted(terms, key=lambda t: -abs(t[1]))
     spans = [as_index(a).bounds for a, _ in ordered]

@@ -28,7 +28,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.equations import resolve_access
-from einnet_explore.analysis.indices import fresh_name, iterators_of, map_indices, read_indices
+from einnet_explore.analysis.indices import IndexTerms, fresh_name, iterators_of, map_indices, read_indices
 from einnet_explore.ir import (
     Access,
     Atom,
@@ -47,7 +47,6 @@ from einnet_explore.ir import (
     padded,
 )
 
-Terms: TypeAlias = "tuple[tuple[Atom, int], ...]"
 Pairs: TypeAlias = "dict[Iterator, Iterator]"
 """Iterators of the second reading with their partners in the first."""
 
@@ -105,7 +104,7 @@ def _matchings(first: Reading, second: Reading, d: int, pairs: Pairs) -> Iterabl
         yield from _matchings(first, second, d + 1, more)
 
 
-def _terms(ours: Terms, theirs: Terms, first: Reading, second: Reading, pairs: Pairs) -> Iterable[Pairs]:
+def _terms(ours: IndexTerms, theirs: IndexTerms, first: Reading, second: Reading, pairs: Pairs) -> Iterable[Pairs]:
     if not theirs:
         if all(isinstance(a, Iterator) and a in first.summed and a not in pairs.values() for a, _ in ours):
             yield pairs

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import gcd, lcm
+from typing import TypeAlias
 
 from einnet_explore.ir import (
     Access,
     Apply,
+    Atom,
     Bound,
     Box,
     Compare,
@@ -27,6 +29,9 @@ from einnet_explore.ir import (
     as_index,
 )
 from einnet_explore.syntax import parse_index
+
+IndexTerms: TypeAlias = "tuple[tuple[Atom, int], ...]"
+"""Atoms with their coefficients."""
 
 
 def read_indices(body: Scalar) -> Iterable[Index]:

@@ -122,7 +122,7 @@ Tree: TypeAlias = "int | tuple[Tree, Tree]"
 MAX_FACTORS = 8
 """Factors up to which every tree is looked at: 3⁸ splits of subsets."""
 
-Reads: TypeAlias = "Sequence[frozenset[Iterator]]"
+FactorReads: TypeAlias = "Sequence[frozenset[Iterator]]"
 
 
 def tree_leaves(tree: Tree) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def tree_leaves(tree: Tree) -> tuple[int, ...]:
     return (tree,) if isinstance(tree, int) else (*tree_leaves(tree[0]), *tree_leaves(tree[1]))
 
 
-def open_iterators(reads: Reads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
+def open_iterators(reads: FactorReads, inside: Iterable[int], kept: frozenset[Iterator]) -> frozenset[Iterator]:
     """Return the iterators of the product of *inside* that remain once all others are summed."""
     chosen = set(inside)
     own = frozenset[Iterator]().union(*(reads[n] for n in chosen))
@@ -158,7 +158,9 @@ def count_products(scope: Scope) -> int:
     return here + sum(count_products(s) for s in inner if isinstance(s, Scope) and s.summations)
 
 
-def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> int:
+def multiplications(
+    tree: Tree, reads: FactorReads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()
+) -> int:
     """Return the cost of *tree*: the points of its nodes' grids; products of *weights* alone are free."""
     if isinstance(tree, int):
         return 0
@@ -166,12 +168,12 @@ def multiplications(tree: Tree, reads: Reads, kept: frozenset[Iterator], weights
     return here + sum(multiplications(part, reads, kept, weights) for part in tree)
 
 
-def _grid(tree: tuple[Tree, Tree], reads: Reads, kept: frozenset[Iterator]) -> frozenset[Iterator]:
+def _grid(tree: tuple[Tree, Tree], reads: FactorReads, kept: frozenset[Iterator]) -> frozenset[Iterator]:
     """Return the iterators of the two operands of the product at the top of *tree*."""
     return frozenset[Iterator]().union(*(open_iterators(reads, tree_leaves(part), kept) for part in tree))
 
 
-def cheapest_tree(reads: Reads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
+def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
     """Return the tree with the fewest multiplications; of several, the first in the order of factors.
 
     Raises ValueError for fewer than two factors, or more than ``MAX_FACTORS``.

@@ -84,7 +84,7 @@ class ReducedNode:
     body: Scalar
 
 
-Node: TypeAlias = "BandNode | ColumnNode | RowNode | ReducedNode"
+RowNestNode: TypeAlias = "BandNode | ColumnNode | RowNode | ReducedNode"
 
 
 def node_name(n: int) -> str:
@@ -136,7 +136,7 @@ class RowNodes:
     """The nodes found so far."""
 
     places: RowPlaces
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[RowNestNode] = field(default_factory=list)
 
     def scalar(self, body: Scalar) -> Scalar:
         """Express *body* over batch, row and along; scopes that it reads become nodes."""
@@ -193,7 +193,7 @@ class RowNodes:
             BandNode(sums, mul(*map(inline_scopes, left)), moved, column_support(moved, self.places.column))
         )
 
-    def _node(self, node: Node) -> Scalar:
+    def _node(self, node: RowNestNode) -> Scalar:
         if node not in self.nodes:
             self.nodes.append(node)
         n = self.nodes.index(node)
@@ -286,7 +286,7 @@ class RowNest:
     row: Iterator
     along: Iterator
     column: Iterator
-    nodes: tuple[Node, ...]
+    nodes: tuple[RowNestNode, ...]
     result: Scalar
     scale: Scalar
     product: RowProduct | None = None
@@ -395,7 +395,7 @@ def _assemble(scope: Scope, rows: RowNodes, result: Scalar, product: RowProduct 
     )
 
 
-def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:
+def _needed_nodes(nodes: Sequence[RowNestNode], result: Scalar) -> list[int]:
     """Return the nodes that the result needs, in order."""
     found: set[int] = set()
     waiting = list(read_nodes(result))
@@ -407,7 +407,7 @@ def _needed_nodes(nodes: Sequence[Node], result: Scalar) -> list[int]:
     return sorted(found)
 
 
-def _body(node: Node) -> Scalar:
+def _body(node: RowNestNode) -> Scalar:
     """Return the scalar that *node* computes from other nodes."""
     match node:
         case BandNode() | ColumnNode():
@@ -416,7 +416,7 @@ def _body(node: Node) -> Scalar:
             return body
 
 
-def _with_body(node: Node, body: Scalar) -> Node:
+def _with_body(node: RowNestNode, body: Scalar) -> RowNestNode:
     return replace(node, body=body) if isinstance(node, RowNode | ReducedNode) else node
 
 

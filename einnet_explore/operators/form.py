@@ -236,7 +236,7 @@ def _distance(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) ->
     return ExpressionDistance(sum(row.mismatch for row in rows), operands, tuple(rows))
 
 
-Digits: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
+DigitSplit: TypeAlias = "tuple[tuple[Index, ...], tuple[tuple[int, int], ...], Callable[[tuple[Iterator, ...]], Index]]"
 
 
 def split_digits(read: Access) -> Access:
@@ -285,9 +285,9 @@ def _parts(index: Index, g: int) -> tuple[Index, Index]:
     return high, Index(tuple((a, k) for a, k in index.terms if k % g))
 
 
-def _digits(index: Index, box: tuple[int, int]) -> Digits:
+def _digits(index: Index, box: tuple[int, int]) -> DigitSplit:
     """Split *index* into a dimension with the box *box* into digits with boxes, and a function that joins them."""
-    alone: Digits = (index,), (box,), lambda own: as_index(own[0])
+    alone: DigitSplit = (index,), (box,), lambda own: as_index(own[0])
     g = _radix(index)
     if g is None:
         return alone

@@ -53,10 +53,10 @@ from einnet_explore.parametric.size_polynomials import (
     sum_of_monomials,
 )
 from einnet_explore.syntax.expressions import table_from_tree
-from einnet_explore.syntax.latex_printer import Dialect
+from einnet_explore.syntax.latex_printer import LatexDialect
 from einnet_explore.syntax.parametric_text import Template
 from einnet_explore.syntax.parser import unread_equations
-from einnet_explore.syntax.trees import Node, child_trees, integer_literal, name_from_tree, number_from_tree
+from einnet_explore.syntax.trees import SyntaxNode, child_trees, integer_literal, name_from_tree, number_from_tree
 
 Schema: TypeAlias = Program
 IntegerMap: TypeAlias = "Callable[[int], int]"
@@ -261,7 +261,7 @@ def schema_text(ground: FamilyParameters, schema: Schema) -> str:
     return "\n".join([*([f"param {guards}"] if guards else []), *lines, ""])
 
 
-def schema_latex(schema: Schema, dialect: Dialect = "amsmath") -> str:
+def schema_latex(schema: Schema, dialect: LatexDialect = "amsmath") -> str:
     """Print *schema* in LaTeX."""
     return syntax.latex(_with_printed_integers(schema, LATEX_OPERATORS), dialect, ranges="full")
 
@@ -330,7 +330,7 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
     return Program(tuple(inputs.values()), every, tuple(outputs) or unread_equations(every))
 
 
-def parse_polynomial(it: Node, names: Iterable[str]) -> SizePolynomial:
+def parse_polynomial(it: SyntaxNode, names: Iterable[str]) -> SizePolynomial:
     """Return *it* as a polynomial of parameters by name; raises Undecided if it is none."""
     return _SchemaReader({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
 
@@ -349,7 +349,7 @@ class _SchemaReader:
     sizes: Mapping[str, SizePolynomial]
     tensors: Mapping[str, Tensor]
 
-    def scope(self, head: Tree[Token], body: Node, clauses: Tree[Token]) -> Scope:
+    def scope(self, head: Tree[Token], body: SyntaxNode, clauses: Tree[Token]) -> Scope:
         ranges, *bounds = child_trees(head)
         traversals = self.iterators(ranges)
         reduce, summations = "sum", tuple[Iterator, ...]()
@@ -386,7 +386,7 @@ class _SchemaReader:
                     value = -number_from_tree(digits) if sign else number_from_tree(digits)
         return (padding if any(map(any, padding)) else ()), value
 
-    def scalar(self, it: Node, own: Mapping[str, Iterator]) -> Scalar:
+    def scalar(self, it: SyntaxNode, own: Mapping[str, Iterator]) -> Scalar:
         match it:
             case Tree(data="number"):
                 return Const(number_from_tree(it))
@@ -410,11 +410,11 @@ class _SchemaReader:
                 return Apply("where", (condition, self.scalar(a, own), self.scalar(b, own)))
         raise AssertionError(f"{it} has been read before")
 
-    def access(self, source: Tensor | Table | Scope, at: Node, own: Mapping[str, Iterator]) -> Access:
+    def access(self, source: Tensor | Table | Scope, at: SyntaxNode, own: Mapping[str, Iterator]) -> Access:
         assert isinstance(at, Tree)
         return Access(source, tuple(self.index(i, own) for i in at.children))
 
-    def size(self, it: Node) -> int:
+    def size(self, it: SyntaxNode) -> int:
         """Return a size: an integer, or a polynomial in an integer's place."""
         match it:
             case Token():
@@ -426,7 +426,7 @@ class _SchemaReader:
             raise Undecided("a size is divided by what need not divide it")
         return found.const
 
-    def index(self, it: Node, own: Mapping[str, Iterator]) -> Index:
+    def index(self, it: SyntaxNode, own: Mapping[str, Iterator]) -> Index:
         match it:
             case Tree(data="integer", children=[digits]):
                 return Index((), integer_literal(digits))

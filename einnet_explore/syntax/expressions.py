@@ -34,7 +34,7 @@ from einnet_explore.ir import (
     mul,
 )
 from einnet_explore.syntax.trees import (
-    Node,
+    SyntaxNode,
     child_trees,
     error_at,
     integer_literal,
@@ -57,7 +57,7 @@ class Names:
     """Whether reads are checked: a branch of ``where`` may guard against illegal ones in ways not decided here."""
 
 
-def index_from_tree(tree: Node, names: Names) -> Index:
+def index_from_tree(tree: SyntaxNode, names: Names) -> Index:
     """Return an index in normal form; products and divisors must be integers once both sides are known."""
     match tree:
         case Tree(data="integer", children=[digits]):
@@ -113,7 +113,7 @@ def _iterator(node: Token, names: Names) -> Iterator:
     raise error_at(node, f"found unknown iterator {name}, expected {own}")
 
 
-def _divisor(tree: Node, names: Names) -> int:
+def _divisor(tree: SyntaxNode, names: Names) -> int:
     index = index_from_tree(tree, names)
     if index.terms:
         raise error_at(tree, f"found divisor {index!r}, expected an integer")
@@ -176,7 +176,7 @@ def scope_from_tree(tree: Tree[Token], names: Names) -> Scope:
     return scope_from_clauses(traversals, body, clauses, names)
 
 
-def scope_from_clauses(head: Tree[Token], body: Node, clauses: Tree[Token], names: Names) -> Scope:
+def scope_from_clauses(head: Tree[Token], body: SyntaxNode, clauses: Tree[Token], names: Names) -> Scope:
     """Return the scope with traversals *head*, right side *body* and clauses *clauses*."""
     ranges, *bounds = child_trees(head)
     traversals = ranges_from_tree(ranges, ())
@@ -194,7 +194,7 @@ def scope_from_clauses(head: Tree[Token], body: Node, clauses: Tree[Token], name
     return Scope(traversals, summations, scalar, reduce, domain, padding, value)
 
 
-def scalar_from_tree(tree: Node, names: Names) -> Scalar:
+def scalar_from_tree(tree: SyntaxNode, names: Names) -> Scalar:
     """Return a body; products and sums are flattened, constants collected, as ``ir.mul`` and ``ir.add`` do."""
     match tree:
         case Tree(data="number"):
@@ -230,7 +230,7 @@ def scalar_from_tree(tree: Node, names: Names) -> Scalar:
     raise error_at(tree, f"found {tree}, expected an expression")
 
 
-def _refuse_overflow(tree: Node, made: Scalar) -> Scalar:
+def _refuse_overflow(tree: SyntaxNode, made: Scalar) -> Scalar:
     """Return *made*; raises TextError if its collected constants exceed floating point."""
     match made:
         case Const(value) | Apply("+" | "*", (Const(value), *_)) if not representable(value):
@@ -299,7 +299,7 @@ def _describe_source(source: Tensor | Table | Scope) -> str:
             return "the scope"
 
 
-def _check_arity(function: Token, args: list[Node]) -> None:
+def _check_arity(function: Token, args: list[SyntaxNode]) -> None:
     arity = FUNCTIONS.get(str(function))
     if arity is None:
         raise error_at(function, f"found function {function}, expected one of {', '.join(FUNCTIONS)}")
@@ -307,7 +307,7 @@ def _check_arity(function: Token, args: list[Node]) -> None:
         raise error_at(function, f"found {len(args)} arguments of {function}, expected {arity}")
 
 
-def _tensor(node: Node, names: Names) -> Tensor:
+def _tensor(node: SyntaxNode, names: Names) -> Tensor:
     name = name_from_tree(node)
     if name not in names.tensors:
         known = ", ".join(names.tensors) or "a tensor declared before"
@@ -315,7 +315,7 @@ def _tensor(node: Node, names: Names) -> Tensor:
     return names.tensors[name]
 
 
-def _edge(tree: Node) -> tuple[int, int]:
+def _edge(tree: SyntaxNode) -> tuple[int, int]:
     match tree:
         case Tree(children=[both]):
             return integer_literal(both), integer_literal(both)

@@ -13,7 +13,7 @@ from lark import Token, Tree
 
 from einnet_explore.ir import Program
 from einnet_explore.syntax.parser import grammar, program_from_tree
-from einnet_explore.syntax.trees import Node, TextError, child_trees, error_at, integer_literal, locate_errors
+from einnet_explore.syntax.trees import SyntaxNode, TextError, child_trees, error_at, integer_literal, locate_errors
 
 _SIZED = ("sizes", "edge", "signed")
 _ARITHMETIC = ("index_plus", "index_minus", "index_times", "index_over", "index_modulo", "index_negative")
@@ -35,8 +35,8 @@ class Assumption:
     column: int
     text: str
     names: tuple[str, ...]
-    left: Node | None = None
-    right: Node | None = None
+    left: SyntaxNode | None = None
+    right: SyntaxNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _assumption(node: Tree[Token], text: str) -> Assumption:
     names, meta = _parameters(node), node.meta
     written = " ".join(text[meta.start_pos : meta.end_pos].split())
 
-    def make(name: str, op: str, number: int = 1, modulus: int = 1, *sides: Node) -> Assumption:
+    def make(name: str, op: str, number: int = 1, modulus: int = 1, *sides: SyntaxNode) -> Assumption:
         return Assumption(name, op, number, modulus, meta.line, meta.column, written, names, *sides)
 
     match node.children:
@@ -170,18 +170,18 @@ def _integer(tree: Tree[Token], value: int) -> Tree[Token]:
     return digits if value >= 0 else Tree("index_negative", [digits], tree.meta)
 
 
-def _number(node: Node, value: int) -> list[Token]:
+def _number(node: SyntaxNode, value: int) -> list[Token]:
     """Return *value* as the tokens of a number in place of *node*."""
     digits = _token("INT", abs(value), node)
     return [digits] if value >= 0 else [_token("MINUS", "-", node), digits]
 
 
-def _token(kind: str, value: object, at: Node) -> Token:
+def _token(kind: str, value: object, at: SyntaxNode) -> Token:
     line, column = (at.line, at.column) if isinstance(at, Token) else (at.meta.line, at.meta.column)
     return Token(kind, str(value), line=line, column=column)
 
 
-def _value(node: Node, sizes: Mapping[str, int]) -> int:
+def _value(node: SyntaxNode, sizes: Mapping[str, int]) -> int:
     """Evaluate a polynomial of parameters at *sizes*; quotients must be whole."""
     match node:
         case Tree(data="integer", children=[digits]):

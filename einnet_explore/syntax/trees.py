@@ -129,10 +129,10 @@ _WORDS = {
 }
 
 
-Node: TypeAlias = "Tree[Token] | Token"
+SyntaxNode: TypeAlias = "Tree[Token] | Token"
 
 
-def name_from_tree(tree: Node) -> str:
+def name_from_tree(tree: SyntaxNode) -> str:
     """Return a name: a word, or any text in double quotes."""
     match tree:
         case Tree(children=[Token(type="STRING") as token]):
@@ -142,7 +142,7 @@ def name_from_tree(tree: Node) -> str:
     raise error_at(tree, f"found {tree}, expected a name")
 
 
-def string_literal(token: Node) -> str:
+def string_literal(token: SyntaxNode) -> str:
     """Return the text between double quotes, with JSON's escapes; unpaired surrogates are refused."""
     try:
         said = str(json.loads(str(token), strict=False))
@@ -154,7 +154,7 @@ def string_literal(token: Node) -> str:
         raise error_at(token, f"found {said[error.start]!a} in a string, expected characters of UTF-8") from None
 
 
-def integer_literal(token: Node) -> int:
+def integer_literal(token: SyntaxNode) -> int:
     """Return digits as an integer."""
     try:
         return int(str(token))
@@ -162,7 +162,7 @@ def integer_literal(token: Node) -> int:
         raise error_at(token, f"found {len(str(token))} digits, expected fewer") from None
 
 
-def signed_integer(tree: Node) -> int:
+def signed_integer(tree: SyntaxNode) -> int:
     """Return digits with an optional sign as an integer."""
     match tree:
         case Tree(children=[digits]):
