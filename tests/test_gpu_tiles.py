@@ -8,7 +8,7 @@ import pytest
 from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, emit, literal
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
-from einnet_explore.codegen.tiling.shared_layout import thread_layout
+from einnet_explore.codegen.tiling.shared_layout import square_thread_layout, thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.runtime import c_kernels, gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
@@ -84,7 +84,7 @@ def test_threads_hold_square_blocks() -> None:
         parse("tensor A[512, 64]\ntensor B[64, 512]\nY[i:512, j:512] = sum[k:64] A[i, k] * B[k, j]"), GPU
     )
     table, tile = made.contraction.table, made.cost.tile
-    square, plain = (thread_layout(table, tile, 256, flag) for flag in (True, False))
+    square, plain = (spread(table, tile, 256) for spread in (square_thread_layout, thread_layout))
 
     def reads(steps: tuple[int, ...]) -> int:
         """Elements that a thread reads for a product of every sum it holds."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.register_tiles import MAX_UNROLLED_PRODUCTS, best_tile, register_tiles
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm.contraction_plan import gather_positions, plan_contraction
+from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_positions
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
@@ -252,7 +252,7 @@ def test_phases_know_their_taps() -> None:
     tile = best_tile(found, Machine())
     assert tile is not None
     # 9 taps of a row over 4 phases: 81 products an input element are all that is left, none with padding.
-    made = plan_contraction(found, tile, True, 1)
+    made = ContractionPlan(found, tile, None, 1)
     assert made is not None
     assert gather_positions(found, tile, made.steps, made.regions).size == 5 * 81
 

@@ -169,7 +169,8 @@ def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int
     if chosen is None:
         return None
     found, tile = chosen
-    made = plan_contraction(found, tile, found.operands[1 - tile.vector].name in constant, threads)
+    packed = found.operands[1 - tile.vector].name in constant
+    made = ContractionPlan(found, tile, None, threads) if packed else plan_contraction(found, tile, threads)
     return None if made is None else TiledContraction(scope, made)
 
 

@@ -221,7 +221,7 @@ class _CpuWriter(LaneWriter):
         loops = tuple(x for x in self.flat.order if x in nest.axes)
         reduced = [s for s in nest.steps if s.reduce is not None]
         if not reduced:
-            return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], simd=True)
+            return frame, self.loops(frame, loops, lambda f: self.values(f, nest.steps)[1], hint="simd")
         outside = tuple(x for x in loops if x in nest.traversals)
         sums = tuple(x for x in loops if x in nest.summations)
         if outside and loops[-1] == outside[-1]:

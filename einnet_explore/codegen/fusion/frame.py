@@ -23,7 +23,6 @@ from einnet_explore.codegen.language import (
     Array,
     Declare,
     Expr,
-    For,
     Literal,
     Statement,
     Store,
@@ -31,11 +30,13 @@ from einnet_explore.codegen.language import (
     Var,
     cast,
     conjunction,
+    counted_loop,
     literal,
     lowering,
     select,
 )
 from einnet_explore.codegen.language.lowering import add_offset
+from einnet_explore.codegen.language.statements import LoopHint
 from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scope, Table, Tensor, accesses, as_index
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -398,15 +399,14 @@ class LoopWriter:
         return out
 
     def loops(
-        self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, simd: bool = False
+        self, frame: EmissionState, axes: Iterable[Iterator], body: LoopBody, hint: LoopHint | None = None
     ) -> list[Statement]:
-        """Return *body* in loops over *axes* in their order; *simd* vectorises the innermost one."""
+        """Return *body* in loops over *axes* in their order; *hint* concerns the innermost one."""
         among = frozenset(axes)
         left = [x for x in self.flat.order if x in among]
         if not left:
             return list(body(frame))
         x, *rest = left
         var = self.var(x.name, frame.wide)
-        inner = self.loops(frame.standing(x, var), rest, body, simd)
-        start, step = Literal(0, frame.wide), Literal(1, frame.wide)
-        return [For(var, start, frame.extent(x), step, tuple(inner), simd=simd and not rest)]
+        inner = self.loops(frame.standing(x, var), rest, body, hint)
+        return [counted_loop(var, frame.extent(x), *inner, hint=None if rest else hint)]

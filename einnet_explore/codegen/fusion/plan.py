@@ -445,9 +445,9 @@ def _allocate_spaces(
             out[name] = ValueSpace(name, "output", axes, live)
         elif name not in stored:
             out[name] = ValueSpace(name, "register", ())
-        elif (output := _output_beside(operation, made, known, live[1])) is not None and output not in taken:
-            taken.add(output)
-            out[name] = ValueSpace(name, "temporary", axes, live, beside=output)
+        elif (lender := _lending_step(operation, made, known, live[1])) is not None and lender.name not in taken:
+            taken.add(lender.name)
+            out[name] = ValueSpace(name, "temporary", axes, live, beside=lender.name)
         else:
             slot = next((n for n, used in enumerate(slots) if all(b < live[0] or live[1] < a for a, b in used)), None)
             if slot is None:
@@ -459,10 +459,10 @@ def _allocate_spaces(
     return out
 
 
-def _output_beside(
+def _lending_step(
     operation: FusedOperation, made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation], last: int
-) -> str | None:
-    """An output that may lend its memory until it is written: over the same axes, in the nest of the last readers."""
+) -> FusedStep | None:
+    """Return an output that may lend its memory until it is written: of the same axes, in the last readers' nest."""
     readers = [(nest, s) for nest in made[last].nests for s in nest.steps if _reads_operation(s.body, operation)]
     if any(_reads_operation(s.body, operation) for s in made[last].heads):
         return None
@@ -475,7 +475,7 @@ def _output_beside(
         other = known[step.name]
         same = set(other.scope.traversals) == set(operation.scope.traversals)
         if step.stores and step.reduce is None and other.output and same and step.name != operation.name:
-            return step.name
+            return step
     return None
 
 

@@ -255,13 +255,13 @@ class Dialect:
         """Return the name of *kind*."""
         return self.types[repr(kind)]
 
-    def function(self, name: str, kind: Type) -> str | None:
-        """Return the built-in function *name* of *kind*, or None if a helper replaces it."""
-        return {F32: self.single, F64: self.double}.get(kind, {}).get(name)
+    def built_ins(self, kind: Type) -> Mapping[str, str]:
+        """Return the built-in functions of *kind*, by name; helpers replace others."""
+        return {F32: self.single, F64: self.double}.get(kind, {})
 
     def needs(self, name: str, kind: Type) -> tuple[str, ...]:
         """Return the helpers that the helper *name* of *kind* calls."""
-        return ("exp",) if name == "sigmoid" and self.function("exp", kind) is None else ()
+        return ("exp",) if name == "sigmoid" and "exp" not in self.built_ins(kind) else ()
 
     def helper_text(self, name: str, kind: Type) -> str:
         """Return the definition of the helper *name* of *kind*."""
@@ -271,7 +271,7 @@ class Dialect:
         one = "1.0f" if kind == F32 else "1.0"
         out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (
-            ("ONE", one), ("EXP", self.function("exp", kind) or "exp_N"), ("SQRT", self.function("sqrt", kind)),
+            ("ONE", one), ("EXP", self.built_ins(kind).get("exp", "exp_N")), ("SQRT", self.built_ins(kind).get("sqrt")),
             ("_N", f"_{kind!r}"), ("T ", f"{self.spell(kind)} "),
         ):  # fmt: skip
             out = out.replace(sign, text or sign)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from einnet_explore.codegen.language.statements import (
@@ -19,7 +20,6 @@ from einnet_explore.codegen.language.statements import (
     Copy,
     Declare,
     For,
-    If,
     Kernel,
     LoadPair,
     LocalArray,
@@ -29,11 +29,12 @@ from einnet_explore.codegen.language.statements import (
     StorePair,
     StoreTransposed,
     accessed_arrays,
+    all_statements,
     assigned_names,
     declared_names,
     has_barrier,
     launch_indices,
-    nested_bodies,
+    map_bodies,
     replace_expressions,
     rewrite_statement,
     used_names,
@@ -94,15 +95,7 @@ class PerThreadArray:
                 raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
             case StoreTransposed(tile=tile) if self.old == tile:
                 raise Refused(f"array {self.array.name} is kept over a barrier, and turned")
-            case For(body=body):
-                return replace(s, body=tuple(self._elements(b, place) for b in body))
-            case If(condition, then, orelse):
-                return If(
-                    condition,
-                    tuple(self._elements(b, place) for b in then),
-                    tuple(self._elements(b, place) for b in orelse),
-                )
-        return s
+        return map_bodies(s, lambda body: (self._elements(b, place) for b in body))
 
 
 def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
@@ -124,11 +117,8 @@ def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> 
 
 
 def _is_moved_whole(s: Statement, array: Array) -> bool:
-    match s:
-        case Copy() | StorePair() | LoadPair() | PairOperation() | StoreTransposed():
-            return array in accessed_arrays(s)
-        case _:
-            return any(_is_moved_whole(b, array) for body in nested_bodies(s) for b in body)
+    several = (Copy, StorePair, LoadPair, PairOperation, StoreTransposed)
+    return any(isinstance(b, several) and array in accessed_arrays(b) for b in all_statements((s,)))
 
 
 def _assignments(s: Statement, old: Var, new: Load) -> Statement:
@@ -136,15 +126,7 @@ def _assignments(s: Statement, old: Var, new: Load) -> Statement:
     match s:
         case Assign(var, value) if var == old:
             return Store(new.array, new.index, value)
-        case For(body=body):
-            return replace(s, body=tuple(_assignments(b, old, new) for b in body))
-        case If(condition, then, orelse):
-            return If(
-                condition,
-                tuple(_assignments(b, old, new) for b in then),
-                tuple(_assignments(b, old, new) for b in orelse),
-            )
-    return s
+    return map_bodies(s, lambda body: (_assignments(b, old, new) for b in body))
 
 
 def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
@@ -162,19 +144,11 @@ def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
 
 def _without_threads(body: Iterable[Statement]) -> Iterable[Statement]:
     """Return the body of a block of one thread: no barriers, thread index 0."""
+    zero = Literal(0, I32)
     for s in body:
-        here = rewrite_statement(
-            s, lambda e: Literal(0, I32) if isinstance(e, LaunchIndex) and e.of == "thread" else None
-        )
-        match here:
-            case Barrier():
-                pass
-            case For(body=inner):
-                yield replace(here, body=tuple(_without_threads(inner)))
-            case If(condition, then, orelse):
-                yield If(condition, tuple(_without_threads(then)), tuple(_without_threads(orelse)))
-            case _:
-                yield here
+        if not isinstance(s, Barrier):
+            here = rewrite_statement(s, lambda e: zero if isinstance(e, LaunchIndex) and e.of == "thread" else None)
+            yield map_bodies(here, _without_threads)
 
 
 @dataclass(frozen=True)
@@ -198,11 +172,9 @@ class _Block:
                 continue
             yield from self._threads(run)
             run = []
-            match s:
-                case For(var, body=inner):
-                    yield replace(s, body=tuple(self.split(inner, alike | {var.name})))
-                case If(condition, then, orelse):
-                    yield If(condition, tuple(self.split(then, alike)), tuple(self.split(orelse, alike)))
+            if not isinstance(s, Barrier):
+                inside = alike | {s.var.name} if isinstance(s, For) else alike
+                yield map_bodies(s, partial(self.split, alike=inside))
         yield from self._threads(run)
 
     def _declarations(
@@ -249,15 +221,16 @@ class _Block:
         # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
         dims = [d for d in range(3) if self.kernel.block[d] > 1]
         for d in dims:
-            body = (replace(_loop(d, self.kernel.block[d], body), simd=d == dims[0] and not _inner(run)),)
+            body = (
+                replace(
+                    _loop(d, self.kernel.block[d], body),
+                    simd=d == dims[0] and not any(isinstance(s, For) for s in all_statements(run)),
+                ),
+            )
         lone = {d for d in range(3) if self.kernel.block[d] == 1 and LaunchIndex("thread", d) in launch_indices(run)}
         yield from (
             rewrite_statement(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
         )
-
-
-def _inner(run: Iterable[Statement]) -> bool:
-    return any(isinstance(s, For) or any(_inner(b) for b in nested_bodies(s)) for s in run)
 
 
 def _loop(d: int, extent: int, body: tuple[Statement, ...]) -> For:

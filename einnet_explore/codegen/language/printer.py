@@ -140,7 +140,7 @@ class ExpressionPrinter:
     def _call(self, name: str, args: tuple[Expr, ...]) -> str:
         kind = args[0].type
         said = ", ".join(self.expr(a) for a in args)
-        built_in = self.dialect.function(name, kind)
+        built_in = self.dialect.built_ins(kind).get(name)
         if built_in is None:
             built_in = f"{name}_{kind!r}"
             for needed in (*self.dialect.needs(name, kind), name):
@@ -165,8 +165,7 @@ class ExpressionPrinter:
             value = float(np.float32(value)) if single else value
         if isinf(value):
             return (infinity, _ATOM_PRECEDENCE) if value == inf else (f"-{infinity}", UNARY_PRECEDENCE)
-        text = repr(np.float32(value).item()) if not single else str(np.float32(value))
-        text = repr(value) if not single else text
+        text = str(np.float32(value)) if single else repr(value)
         text = text if any(c in text for c in ".e") else f"{text}.0"
         return f"{text}{'f' if single else ''}", _ATOM_PRECEDENCE if value >= 0 and not text.startswith(
             "-"

@@ -227,9 +227,15 @@ def nested_bodies(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
             return ()
 
 
-def has_barrier(statement: Statement) -> bool:
-    """True if *statement* is or contains a barrier."""
-    return isinstance(statement, Barrier) or any(has_barrier(s) for body in nested_bodies(statement) for s in body)
+def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], Iterable[Statement]]) -> Statement:
+    """Return *statement* with *change* of the lists of statements inside it."""
+    match statement:
+        case For(body=body):
+            return replace(statement, body=tuple(change(body)))
+        case If(condition, then, orelse):
+            return If(condition, tuple(change(then)), tuple(change(orelse)))
+        case _:
+            return statement
 
 
 MAX_BLOCK_THREADS = 1024
@@ -305,19 +311,20 @@ def replace_expressions(expr: Expr, to: ExpressionRewrite) -> Expr:
     """Replace every subexpression of *expr* for which *to* returns another one, outermost first."""
     if (found := to(expr)) is not None:
         return found
+    parts = [replace_expressions(part, to) for part in operands_of(expr)]
     match expr:
-        case Unary(op, arg):
-            return Unary(op, replace_expressions(arg, to))
-        case Cast(kind, arg):
-            return Cast(kind, replace_expressions(arg, to))
-        case Binary(op, left, right):
-            return Binary(op, replace_expressions(left, to), replace_expressions(right, to))
-        case Call(name, args):
-            return Call(name, tuple(replace_expressions(a, to) for a in args))
-        case Select(condition, yes, no):
-            return Select(replace_expressions(condition, to), replace_expressions(yes, to), replace_expressions(no, to))
-        case Load(array, index):
-            return Load(array, replace_expressions(index, to))
+        case Unary(op):
+            return Unary(op, *parts)
+        case Cast(kind):
+            return Cast(kind, *parts)
+        case Binary(op):
+            return Binary(op, *parts)
+        case Call(name):
+            return Call(name, tuple(parts))
+        case Select():
+            return Select(*parts)
+        case Load(array):
+            return Load(array, *parts)
         case _:
             return expr
 
@@ -328,6 +335,11 @@ def all_statements(body: Iterable[Statement]) -> Iterable[Statement]:
         yield s
         for inner in nested_bodies(s):
             yield from all_statements(inner)
+
+
+def has_barrier(statement: Statement) -> bool:
+    """True if *statement* is or contains a barrier."""
+    return any(isinstance(s, Barrier) for s in all_statements((statement,)))
 
 
 def own_expressions(statement: Statement) -> tuple[Expr, ...]:
@@ -355,35 +367,32 @@ def own_expressions(statement: Statement) -> tuple[Expr, ...]:
 
 def rewrite_statement(statement: Statement, to: ExpressionRewrite) -> Statement:
     """Replace the expressions in *statement*, at any depth; declarations stay."""
-    match statement:
+
+    def change(e: Expr) -> Expr:
+        return replace_expressions(e, to)
+
+    s = map_bodies(statement, lambda body: (rewrite_statement(b, to) for b in body))
+    match s:
         case Declare(var, value):
-            return Declare(var, None if value is None else replace_expressions(value, to))
+            return Declare(var, None if value is None else change(value))
         case Assign(var, value):
-            return Assign(var, replace_expressions(value, to))
+            return Assign(var, change(value))
         case Store(array, index, value):
-            return Store(array, replace_expressions(index, to), replace_expressions(value, to))
+            return Store(array, change(index), change(value))
         case Copy(write=write, read=read):
-            return replace(statement, write=replace_expressions(write, to), read=replace_expressions(read, to))
+            return replace(s, write=change(write), read=change(read))
         case LoadPair(index=index) | PairOperation(index=index) | Prefetch(index=index):
-            return replace(statement, index=replace_expressions(index, to))
+            return replace(s, index=change(index))
         case StoreTransposed(write=write):
-            return replace(statement, write=replace_expressions(write, to))
+            return replace(s, write=change(write))
         case StorePair(array, index, left, right):
-            return StorePair(
-                array, replace_expressions(index, to), replace_expressions(left, to), replace_expressions(right, to)
-            )
-        case For(var, start, stop, step, body):
-            bounds = [replace_expressions(e, to) for e in (start, stop, step)]
-            inner = tuple(rewrite_statement(s, to) for s in body)
-            return replace(statement, start=bounds[0], stop=bounds[1], step=bounds[2], body=inner)
-        case If(condition, then, orelse):
-            return If(
-                replace_expressions(condition, to),
-                tuple(rewrite_statement(s, to) for s in then),
-                tuple(rewrite_statement(s, to) for s in orelse),
-            )
+            return StorePair(array, change(index), change(left), change(right))
+        case For(_, start, stop, step):
+            return replace(s, start=change(start), stop=change(stop), step=change(step))
+        case If(condition):
+            return replace(s, condition=change(condition))
         case LocalArray() | Barrier() | Comment():
-            return statement
+            return s
 
 
 def accessed_arrays(statement: Statement) -> tuple[Array, ...]:
@@ -427,28 +436,19 @@ def declared_names(statement: Statement) -> tuple[str, ...]:
 
 def used_names(statement: Statement) -> frozenset[str]:
     """Return the names of variables and arrays in *statement*, at any depth."""
-    found = {a.name for a in accessed_arrays(statement)}
-    found |= {e.name for x in own_expressions(statement) for e in walk_expression(x) if isinstance(e, Var)}
-    match statement:
-        case Assign(var) | Declare(var):
-            found.add(var.name)
-        case _:
-            pass
-    return frozenset(found).union(*(used_names(s) for body in nested_bodies(statement) for s in body))
+    found: set[str] = set()
+    for s in all_statements((statement,)):
+        found.update(a.name for a in accessed_arrays(s))
+        found.update(e.name for x in own_expressions(s) for e in walk_expression(x) if isinstance(e, Var))
+        if isinstance(s, Assign | Declare):
+            found.add(s.var.name)
+    return frozenset(found)
 
 
 def assigned_names(body: Iterable[Statement]) -> frozenset[str]:
     """Return the variables that *body* assigns after their declaration, at any depth."""
-    found: set[str] = set()
-    for s in body:
-        match s:
-            case Assign(var) | Declare(var, None):
-                found.add(var.name)
-            case _:
-                pass
-        for inner in nested_bodies(s):
-            found |= assigned_names(inner)
-    return frozenset(found)
+    every = all_statements(body)
+    return frozenset(s.var.name for s in every if isinstance(s, Assign) or (isinstance(s, Declare) and s.value is None))
 
 
 def integer_constant(expr: Expr) -> int | None:

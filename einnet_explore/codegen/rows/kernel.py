@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import TypeAlias
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -123,6 +124,10 @@ class PackedFactor:
                     T.buffer_store(self.buffer, tirx.const(0.0, "float32"), [start + n.extent + x])
 
 
+_RowStep: TypeAlias = tuple[Callable[[TvmObject], TvmObject], Callable[[TvmObject, TvmObject, TvmObject], None]]
+"""A value by its position in the row, and its use."""
+
+
 @dataclass
 class RowWriter:
     """One row: *skewed* holds the starts of its bands' and columns' values, *buffers* its other nodes."""
@@ -141,7 +146,8 @@ class RowWriter:
         passes = _assign_passes(nest)
         last = _first_pass(nest, nest.result, passes)
         for turn in range(max((*passes.values(), last)) + 1):
-            self._pass([n for n, p in passes.items() if p == turn], turn == last, held, at)
+            final = [(self._value(nest.result), self._last(held, at))] if turn == last else []
+            self._pass([n for n, p in passes.items() if p == turn], final)
         T.buffer_store(scales, self.kernel.scalar(nest.scale, self.env, self.readers), [r])
         if held is None and not self._unscaled:
             # Not in place: vectors overlap where rows end.
@@ -164,9 +170,10 @@ class RowWriter:
         nest = self.kernel.nest
         return [w if x == nest.along else self.env[x] for x in nest.scope.traversals]
 
-    def _pass(self, numbers: Iterable[int], last: bool, held: TvmObject, at: TvmObject) -> None:
+    def _pass(self, numbers: Iterable[int], final: list[_RowStep]) -> None:
+        """Compute the nodes *numbers* in one pass over the row, then the *final* steps."""
         nest = self.kernel.nest
-        steps: list[tuple[Callable[[TvmObject], TvmObject], Callable[[TvmObject, TvmObject, TvmObject], None]]] = []
+        steps: list[_RowStep] = []
         sums: list[tuple[int, TvmObject]] = []
         for n in numbers:
             match nest.nodes[n]:
@@ -179,11 +186,9 @@ class RowWriter:
                     store_vector(total, tirx.Broadcast(neutral, self._lanes), 0, self._lanes)
                     steps.append((self._value(body), _accumulate_into(total, reduce, neutral)))
                     sums.append((n, total))
-        if last:
-            steps.append((self._value(nest.result), self._last(held, at)))
 
         def step(w: TvmObject, fresh: TvmObject) -> None:
-            for value, use in steps:
+            for value, use in (*steps, *final):
                 use(value(w), w, fresh)
 
         self._along(step)

@@ -24,7 +24,14 @@ from math import prod
 from einnet_explore.analysis.flattening import FlattenedScope, flatten_scope
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
-from einnet_explore.codegen.tiling.shared_layout import local_layout, merge_iterators, thread_layout, transaction_count
+from einnet_explore.codegen.tiling.shared_layout import (
+    ThreadLayout,
+    local_layout,
+    merge_iterators,
+    square_thread_layout,
+    thread_layout,
+    transaction_count,
+)
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
 
@@ -105,6 +112,10 @@ class Hardware:
         least = min(self.width, self.memory, self.registers, self.goal, self.groups)
         if least <= 0:
             raise ValueError(f"{self!r}: expected positive numbers, found {least}")
+
+    def spread_threads(self, table: FlattenedScope, tile: Sequence[int]) -> ThreadLayout:
+        """Return the layout of the threads of a group over *tile*."""
+        return (square_thread_layout if self.square else thread_layout)(table, tile, self.threads)
 
 
 def cpu_hardware(machine: Machine, cores: int = 1) -> Hardware:
@@ -230,7 +241,7 @@ def tile_cost(problem: TilingProblem, tile: Sequence[int], hardware: Hardware) -
     counts = [-(-n // t) for n, t in zip(table.ranges, tile, strict=True)]
     wg = prod(c for c, r in zip(counts, table.rows, strict=True) if r.output)
     inputs = [_column_bytes(problem, n, _column_tile(table, n, tile), hardware) for n in range(1, len(table.columns))]
-    outputs, sums = _thread_counts(problem, _result_tile(table, tile), hardware.threads, hardware.square)
+    outputs, sums = _thread_counts(problem, _result_tile(table, tile), hardware)
     op = min(hardware.threads, prod(tile))
     return TileCost(
         tuple(tile),
@@ -269,9 +280,9 @@ def _column_bytes(problem: TilingProblem, column: int, tile: TileSizes, hardware
 
 
 @lru_cache(1 << 14)
-def _thread_counts(problem: TilingProblem, results: TileSizes, threads: int, square: bool) -> tuple[int, int]:
+def _thread_counts(problem: TilingProblem, results: TileSizes, hardware: Hardware) -> tuple[int, int]:
     """(threads along the result, sums that each holds)."""
-    layout = thread_layout(problem.table, results, threads, square)
+    layout = hardware.spread_threads(problem.table, results)
     return layout.outputs, prod(layout.steps(results))
 
 

@@ -60,7 +60,6 @@ from einnet_explore.codegen.tiling.shared_layout import (
     ThreadLayout,
     TileInput,
     affine_expression,
-    thread_layout,
 )
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.program import Program
@@ -107,8 +106,7 @@ class TileFrame:
 
     @cached_property
     def threads(self) -> ThreadLayout:
-        hardware = self.cost.hardware
-        return thread_layout(self.contraction.table, self.cost.tile, hardware.threads, hardware.square)
+        return self.cost.hardware.spread_threads(self.contraction.table, self.cost.tile)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

@@ -141,18 +141,27 @@ COALESCED_THREADS = 16
 """Neighbouring threads along the result's smallest step, at least: they write whole transactions."""
 
 
-def thread_layout(table: FlattenedScope, tile: Sequence[int], threads: int, square: bool = False) -> ThreadLayout:
-    """Spread *threads* over *tile*: over the result by step, then over the summations.
+def thread_layout(table: FlattenedScope, tile: Sequence[int], threads: int) -> ThreadLayout:
+    """Spread *threads* over *tile*: over the result by step, then over the summations."""
+    return _complete_layout(table, tile, threads, [1] * len(tile))
 
-    *square*: over the largest remaining extents of the result, after ``COALESCED_THREADS`` along the smallest step.
-    """
-    counts = [1] * len(tile)
-    order = sorted(range(len(tile)), key=lambda n: (not table.rows[n].output, abs(table.output.coefficients[n]), n))
-    left = threads
-    results = [n for n in order if table.rows[n].output]
-    if square and results:
-        left = _spread_square(counts, results, tile, left)
-    for n in results:
+
+def square_thread_layout(table: FlattenedScope, tile: Sequence[int], threads: int) -> ThreadLayout:
+    """Spread *threads* over the largest extents of the result, after ``COALESCED_THREADS`` along the smallest step."""
+    results = [n for n in _thread_order(table) if table.rows[n].output]
+    return _complete_layout(table, tile, threads, _spread_square(results, tile, threads))
+
+
+def _thread_order(table: FlattenedScope) -> list[int]:
+    """Return the rows of the table, those of the result first, by step."""
+    steps = table.output.coefficients
+    return sorted(range(len(table.rows)), key=lambda n: (not table.rows[n].output, abs(steps[n]), n))
+
+
+def _complete_layout(table: FlattenedScope, tile: Sequence[int], threads: int, counts: list[int]) -> ThreadLayout:
+    """Spread the *threads* that *counts* leaves over the result by step, then over the summations."""
+    order, left = _thread_order(table), threads // prod(counts)
+    for n in (n for n in order if table.rows[n].output):
         left = _spread_along(counts, n, tile[n], left)
     outputs = prod(counts)
     left = min(threads, prod(tile)) // outputs  # no more than there are products
@@ -161,19 +170,17 @@ def thread_layout(table: FlattenedScope, tile: Sequence[int], threads: int, squa
     return ThreadLayout(tuple(counts), tuple(order), outputs)
 
 
-def _spread_square(counts: list[int], results: Sequence[int], tile: Sequence[int], left: int) -> int:
-    """Spread threads along *results*: a row first, then always the row with the most values a thread."""
-    first = results[0]
-    while counts[first] < min(COALESCED_THREADS, tile[first]) and left > 1:
-        counts[first] *= 2
-        left //= 2
+def _spread_square(results: Sequence[int], tile: Sequence[int], threads: int) -> list[int]:
+    """Return threads along *results*: a row first, then always the row with the most values a thread."""
+    counts = [1] * len(tile)
+    left = _spread_along(counts, results[0], min(COALESCED_THREADS, tile[results[0]]), threads) if results else 1
     while left > 1:
         most = max(results, key=lambda n: -(-tile[n] // counts[n]))
         if counts[most] >= tile[most]:
             break
         counts[most] *= 2
         left //= 2
-    return left
+    return counts
 
 
 def _spread_along(counts: list[int], n: int, enough: int, left: int) -> int:

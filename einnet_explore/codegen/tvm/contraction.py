@@ -8,6 +8,7 @@ tiles, sums the products of each, applies the epilogue, and interleaves the phas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby, product
 from math import prod
 
@@ -58,7 +59,7 @@ def copy_operand(context: ContractionContext, layout: OperandLayout, source: Tvm
         origin = start + (axis.lo + q - lo) * (step // axis.modulus)
         row = [
             *_fill_zeros(context, target, here, 0, begin),
-            *_copy_elements(context, target, here, source, origin, step, begin, end),
+            *_vector_chunks(context, begin, end, partial(_copy_element, target, here, source, origin, step)),
             *_fill_zeros(context, target, here, end, axis.extent),
         ]
         if inside:
@@ -78,20 +79,11 @@ def _fill_zeros(context: ContractionContext, target: TvmObject, at: TvmObject, b
     return _vector_chunks(context, begin, end, lambda i: tirx.BufferStore(target, zero, [at + i]))
 
 
-def _copy_elements(
-    context: ContractionContext,
-    target: TvmObject,
-    at: TvmObject,
-    source: TvmObject,
-    origin: TvmObject,
-    step: int,
-    begin: int,
-    end: int,
-) -> list[TvmObject]:
-    """Copy elements that are *step* apart to consecutive ones."""
-    return _vector_chunks(
-        context, begin, end, lambda i: tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
-    )
+def _copy_element(
+    target: TvmObject, at: TvmObject, source: TvmObject, origin: TvmObject, step: int, i: TvmObject
+) -> TvmObject:
+    """Copy element *i* of elements that are *step* apart."""
+    return tirx.BufferStore(target, tirx.BufferLoad(source, [origin + i * step]), [at + i])
 
 
 def _vector_chunks(

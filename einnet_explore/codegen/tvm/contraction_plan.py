@@ -164,7 +164,7 @@ MIN_PARALLEL_COPY_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """A contraction, its tile, the layout of the other operand (None: packed), and the number of threads."""
+    """A contraction, its tile, the layout of the other operand (None: a packed constant), and the number of threads."""
 
     form: SumOfProducts
     tile: RegisterTile
@@ -226,10 +226,8 @@ class ContractionPlan:
         return max(1, sum(r.size for r in self.regions))
 
 
-def plan_contraction(form: SumOfProducts, tile: RegisterTile, constant: bool, threads: int) -> ContractionPlan | None:
-    """Return the plan of *tile*, or None; *constant*: the operand without vectors is constant, so it is packed."""
-    if constant:
-        return ContractionPlan(form, tile, None, threads)
+def plan_contraction(form: SumOfProducts, tile: RegisterTile, threads: int) -> ContractionPlan | None:
+    """Return the plan of *tile* without packed operands, or None."""
     last = form.traversals[-1]
     along = last if last in form.moves(1 - tile.vector) else None
     # A copy has spare elements, which vectors wider than the rows read.
