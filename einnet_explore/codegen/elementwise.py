@@ -118,25 +118,14 @@ class Functor(Node):
         return self.output == F16 and self.computed == F32
 
 
-@dataclass(frozen=True)
-class _Mix:
-    name: str
-    output: Type
-    given: tuple[Type, ...]
-
-    def refused(self, why: str) -> Refused:
-        given = ", ".join(map(repr, self.given)) or "nothing"
-        return Refused(f"functor {self.name} makes {self.output!r} of {given}: {why}")
-
-
 def common_type(name: str, output: Type, given: tuple[Type, ...]) -> Type:
     """Return the type in which *output* is computed from *given*; see ``Functor.computed``."""
-    mix = _Mix(name, output, given)
+    described = f"functor {name} makes {output!r} of {', '.join(map(repr, given)) or 'nothing'}"
     if output.kind != "float" and any(k.kind == "float" for k in given):
-        raise mix.refused("fractions would be lost; the result must be of a floating type")
+        raise Refused(f"{described}: fractions would be lost; the result must be of a floating type")
     kind = type_of(np.result_type(*(k.dtype for k in (output, *given))))
     if kind.kind == "float" and not any(k.kind == "float" for k in (output, *given)):
-        raise mix.refused("no integer type holds both")
+        raise Refused(f"{described}: no integer type holds both")
     if kind in (F16, F32):
         return F32
     if kind.kind in ("int", "bool") or kind in (U8, U16):
@@ -450,7 +439,7 @@ def _pairs(functor: Functor, fixed: OperandValues, made: Array, own: tuple[Array
             left[name], right[name] = both
         else:
             left[name], right[name] = array[j], array[j + 1]
-    yield StorePair(made, j, _computed(functor, left), _computed(functor, right))
+    yield StorePair(made, j, _lower_body(functor, left), _lower_body(functor, right))
 
 
 def _single_half_operation(functor: Functor) -> tuple[str, str, str] | None:
@@ -464,10 +453,10 @@ def _single_half_operation(functor: Functor) -> tuple[str, str, str] | None:
 
 def _value(functor: Functor, fixed: OperandValues, arrays: Iterable[Array], at: Expr) -> Expr:
     loads = {name: array[at] for (name, _), array in zip(functor.operands, arrays, strict=True)}
-    return _computed(functor, {**fixed, **loads})
+    return _lower_body(functor, {**fixed, **loads})
 
 
-def _computed(functor: Functor, values: OperandValues) -> Expr:
+def _lower_body(functor: Functor, values: OperandValues) -> Expr:
     """Return the functor's body of *values*, in the result's type."""
     kind = functor.computed
 

@@ -45,7 +45,7 @@ from einnet_explore.codegen.language import (
     literal,
     lowering,
 )
-from einnet_explore.codegen.language.lowering import add_offset, element_address, tensor_name
+from einnet_explore.codegen.language.lowering import add_offset, element_address, result_array, tensor_name
 from einnet_explore.codegen.language.statements import PACK_BYTES
 from einnet_explore.ir import REDUCTIONS, Access, Iterator, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.support.errors import Refused
@@ -92,8 +92,7 @@ class CopyFrame:
     @cached_property
     def result(self) -> Array:
         """The array that is written."""
-        name = next(n for k in range(len(self.memory) + 1) if (n := "O" if not k else f"O{k}") not in self.memory)
-        return Array(name, self.kind, prod(self.scope.shape))
+        return result_array(self.memory, self.kind, self.scope.shape)
 
     @cached_property
     def wide(self) -> Type:
@@ -347,11 +346,3 @@ def _inline_nested(scope: Scope) -> Scalar:
     if not scope.domain:
         return body
     return guard(tuple(b.index for b in scope.domain), tuple((b.lo, b.hi) for b in scope.domain), body, scope.value)
-
-
-__all__ = [
-    "MAX_PRODUCT_TERMS",
-    "MAX_SUM_TERMS",
-    "CopyKernel",
-    "copy_kernel",
-]

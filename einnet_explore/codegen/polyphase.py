@@ -39,10 +39,16 @@ from einnet_explore.codegen.language import (
     cast,
     conjunction,
     counted_loop,
-    lowering,
 )
 from einnet_explore.codegen.language.dialects import TILE_SIDES
-from einnet_explore.codegen.language.lowering import FIRST_BLOCK, add_offset, element_address, flat_read, tensor_name
+from einnet_explore.codegen.language.lowering import (
+    FIRST_BLOCK,
+    add_offset,
+    element_address,
+    lower_flat,
+    lower_index,
+    tensor_name,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -52,7 +58,6 @@ from einnet_explore.ir import (
     Iterator,
     Scalar,
     Scope,
-    Table,
     Tensor,
     accesses,
     add,
@@ -209,7 +214,7 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
         raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
     if not scope.traversals or prod(scope.shape) == 0:
         raise Refused("the scope has no traversals or no elements")
-    body = map_accesses(scope.body, _guarded_read)
+    body = map_accesses(scope.body, _guard_read)
     order, turned = order_traversals(scope)
     cuts = tuple(cut_traversal(x, body) for x in order)
     pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
@@ -224,7 +229,7 @@ def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
     return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
 
 
-def _guarded_read(access: Access) -> Scalar:
+def _guard_read(access: Access) -> Scalar:
     """Return a read with explicit conditions."""
     return guard(access.index, access.source.box, access, access.source.value)
 
@@ -344,16 +349,16 @@ class _Writer:
             bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
             yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
             return
-        yield from self._ahead(body, {**at, longer: Literal(last.lo, I64)})
+        yield from self._prefetch_next_row(body, {**at, longer: Literal(last.lo, I64)})
         row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
         yield LocalArray(row)
         yield counted_loop(
-            v, lanes, Store(row, v, self._scalar(body, {**at, longer: add_offset(v, last.lo)})), hint="vector"
+            v, lanes, Store(row, v, lower_flat(body, {**at, longer: add_offset(v, last.lo)}, self.read)), hint="vector"
         )
         index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
         yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)
 
-    def _ahead(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
+    def _prefetch_next_row(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
         """Prefetch the reads of the next row of rows: hardware does not predict short rows that lie apart."""
         if len(self.cuts) < 3:
             return
@@ -362,17 +367,11 @@ class _Writer:
             place = flat_address(access)
             step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
             if step:
-                yield Prefetch(self.read[tensor_name(access.source)], lowering.lower_index(place + step, at, I64))
+                yield Prefetch(self.read[tensor_name(access.source)], lower_index(place + step, at, I64))
 
     def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
         index = tuple(where[x] - x.lo for x in self.scope.traversals)
-        return Store(self.result, element_address(self.scope.shape, index, at), self._scalar(body, at))
-
-    def _scalar(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Expr:
-        def load(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            return self.read[tensor_name(source)][where[0]]
-
-        return lowering.lower_scalar(map_accesses(body, flat_read), at, load, F32, I64)
+        return Store(self.result, element_address(self.scope.shape, index, at), lower_flat(body, at, self.read))
 
 
 def _with_addresses(body: Scalar) -> Scalar:

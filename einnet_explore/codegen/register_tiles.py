@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from math import ceil, prod
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import is_inside_box
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.sum_of_products import Phase, SumOfProducts, affine_terms
@@ -53,7 +54,7 @@ class OperandLayout:
     @property
     def strides(self) -> tuple[int, ...]:
         """Elements between neighbours of each axis."""
-        return tuple(prod(a.extent for a in self.axes[n + 1 :]) for n in range(len(self.axes)))
+        return row_major_strides(tuple(a.extent for a in self.axes))
 
     @property
     def size(self) -> int:

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from itertools import product
 from math import prod
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import (
     compared_iterators,
     fresh_name,
@@ -166,8 +167,7 @@ class SumOfProducts:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Elements of the result by which one step of each unsplit traversal moves."""
-        shape = [x.extent * p for x, p in zip(self.traversals, self.periods, strict=True)]
-        return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+        return row_major_strides(tuple(x.extent * p for x, p in zip(self.traversals, self.periods, strict=True)))
 
     def moves(self, operand: int) -> frozenset[Iterator]:
         """Return the iterators on which the reads of *operand* depend, in any phase."""

@@ -43,13 +43,12 @@ from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
     element_address,
-    flat_read,
-    lower_scalar,
+    lower_flat,
+    lower_index,
     tensor_name,
 )
-from einnet_explore.codegen.language.lowering import lower_index as lowered
 from einnet_explore.codegen.machine import Machine
-from einnet_explore.ir import Access, Iterator, Scope, Table, Tensor, accesses, map_accesses, tensors
+from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, tensors
 from einnet_explore.support.errors import Refused
 
 SAME_PAGE_BYTES = 512
@@ -201,15 +200,11 @@ class _Writer:
             return
         along = {**at, self.along: at[self.along] + j}
 
-        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
-            assert isinstance(source, Tensor)
-            return self.memory[source.name][where[0]]
-
-        value = lower_scalar(map_accesses(self.scope.body, flat_read), along, load_source, F32, I64)
+        value = lower_flat(self.scope.body, along, self.memory)
         yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
-        return lowered(flat_address(access), at, I64)
+        return lower_index(flat_address(access), at, I64)
 
     def _address(self, at: Mapping[Iterator, Expr]) -> Expr:
         scope = self.scope

@@ -18,12 +18,13 @@ from math import prod
 
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain
 from einnet_explore.analysis.indices import substitute
-from einnet_explore.codegen.language.lowering import flat_index
+from einnet_explore.codegen.language.lowering import flat_index, tensor_name
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.rows.frame import VectorTile
 from einnet_explore.ir import (
     Access,
     Index,
+    IndexLike,
     Iterator,
     Scalar,
     Scope,
@@ -73,6 +74,11 @@ class BlockStage:
     def last(self) -> Iterator:
         """The innermost traversal."""
         return self.traversals[-1]
+
+    def over(self, traversals: tuple[Iterator, ...], to: Mapping[Iterator, IndexLike]) -> BlockStage:
+        """Return the stage in loops over *traversals*, with other iterators replaced by *to*."""
+        place = self.place.substitute(lambda x: to.get(x, x))
+        return replace(self, traversals=traversals, body=substitute(self.body, to), place=place)
 
 
 RESULT_MEMORY = "#result"
@@ -155,12 +161,7 @@ def collapse_loops(stage: BlockStage) -> BlockStage:
         if plain and all(_is_consecutive(i, outer, inner) for i in places):
             both = Iterator(f"{outer.name}.{inner.name}", 0, outer.extent * inner.extent)
             to = {outer: both // inner.extent, inner: both % inner.extent}
-            stage = replace(
-                stage,
-                traversals=(*stage.traversals[:n], both, *stage.traversals[n + 2 :]),
-                body=substitute(stage.body, to),
-                place=stage.place.substitute(lambda x, to=to: to.get(x, x)),  # type: ignore[misc]
-            )
+            stage = stage.over((*stage.traversals[:n], both, *stage.traversals[n + 2 :]), to)
         else:
             n += 1
     return stage
@@ -277,22 +278,18 @@ def exceeds_cache(stage: BlockStage, product: StageProduct, machine: Machine) ->
 
 def is_stage_result(access: Access) -> bool:
     """True if *access* reads the result of a stage, of this part or of the one before."""
-    return _source_name(access).startswith("#") or is_earlier_result(access)
+    return tensor_name(access.source).startswith("#") or is_earlier_result(access)
 
 
 def is_earlier_result(access: Access) -> bool:
     """True if *access* reads the result of the part before."""
-    return _source_name(access).startswith("@#")
+    return tensor_name(access.source).startswith("@#")
 
 
 def column_bytes(stage: BlockStage, product: StageProduct) -> int:
     """Return the bytes that the columns of *product* read in a block."""
     moving = {x for i in product.right.index for x in i.iterators}
     return 4 * prod(x.extent for x in (*stage.traversals, *stage.sums) if x in moving)
-
-
-def _source_name(access: Access) -> str:
-    return access.source.name  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, slots=True)

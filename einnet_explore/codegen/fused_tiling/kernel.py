@@ -31,7 +31,6 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     ChainPart,
     LoopGuard,
     StageProduct,
-    _source_name,
     block_stages,
     choose_vector_tile,
     collapse_loops,
@@ -40,9 +39,17 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     sum_length,
 )
 from einnet_explore.codegen.language.dialects import TILE_SIDES, transpose_rows
+from einnet_explore.codegen.language.lowering import tensor_name
 from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.preparation import expand_table
-from einnet_explore.codegen.rows.frame import VectorTile, load_vector, multiply_tile, store_tile, store_vector
+from einnet_explore.codegen.rows.frame import (
+    VectorTile,
+    load_vector,
+    mixed_radix_split,
+    multiply_tile,
+    store_tile,
+    store_vector,
+)
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import Environment, tvm_constant, tvm_expression, tvm_index
 from einnet_explore.ir import (
@@ -85,8 +92,7 @@ class BlockWriter:
             if given and access in given:
                 read[name] = given[access]
             else:
-                assert isinstance(access.source, Tensor)
-                read[name] = self.memory[access.source.name][self.at(access.index[0], env)]
+                read[name] = self.memory[tensor_name(access.source)][self.at(access.index[0], env)]
             return Tensor(name, ())[()]
 
         def element(source: Tensor | Table | Scope) -> Callable[..., TvmObject]:
@@ -127,7 +133,7 @@ class BlockWriter:
         else:
             chunk, width = replace(last, lo=0, hi=last.extent), 1
         with ExitStack() as inside:
-            env = self._one_loop(outer, inside) if short else self.loops(outer, {}, inside)
+            env = self._one_loop(tuple(outer), inside) if short else self.loops(outer, {}, inside)
             env |= self.loops((chunk,), {}, inside)
             first = env[chunk] * width + last.lo
             with T.vectorized(width) as lane:
@@ -135,18 +141,14 @@ class BlockWriter:
                 T.buffer_store(self.memory[memory], tvm_constant(value, "float32"), [at])
 
     @staticmethod
-    def _one_loop(over: Sequence[Iterator], inside: ExitStack) -> dict[Iterator, TvmObject]:
+    def _one_loop(over: tuple[Iterator, ...], inside: ExitStack) -> dict[Iterator, TvmObject]:
         """Enter one loop over all of *over* into *inside*.
 
         LLVM unrolls nested loops of a few iterations, which takes minutes.
         """
         turns = prod(x.extent for x in over)
         left = inside.enter_context(T.serial(turns)) if turns > 1 else tirx.const(0, "int32")
-        env: dict[Iterator, TvmObject] = {}
-        for x in reversed(over):
-            env[x] = left % x.extent + x.lo
-            left = left // x.extent
-        return env
+        return {x: value + x.lo for x, value in mixed_radix_split(over, left).items()}
 
 
 def address_steps(body: Scalar | Index, x: Iterator) -> frozenset[int | None]:
@@ -219,7 +221,7 @@ def write_transposed(writer: BlockWriter, stage: BlockStage, turn: TileTranspose
 def _transposed_tile(
     writer: BlockWriter, read: Access, turn: TileTranspose, last: Iterator, env: dict[Iterator, TvmObject]
 ) -> list[TvmObject]:
-    memory = writer.memory[read.source.name]  # type: ignore[union-attr]
+    memory = writer.memory[tensor_name(read.source)]
     rows = [
         T.bind(load_vector(memory, writer.at(read.index[0], {**env, last: env[last] + i}), turn.side))
         for i in range(turn.side)
@@ -277,18 +279,18 @@ def _write_tile(
             sums.update(writer.loops(stage.sums, {}, inside))
             following = writer.at(tile_index(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
             for more in asked:
-                T.evaluate(prefetch_line(writer.memory[_source_name(right)], following + more))
+                T.evaluate(prefetch_line(writer.memory[tensor_name(right.source)], following + more))
             body(None)
 
     sums: dict[Iterator, TvmObject] = {}
     left, right = product.left, product.right
 
     def scalar(row: int, _: TvmObject) -> TvmObject:
-        return writer.memory[_source_name(left)][writer.at(tile_index(left.index[0], row, 0), {**here, **sums})]
+        return writer.memory[tensor_name(left.source)][writer.at(tile_index(left.index[0], row, 0), {**here, **sums})]
 
     def lane(_: TvmObject, x: int) -> TvmObject:
         return load_vector(
-            writer.memory[_source_name(right)],
+            writer.memory[tensor_name(right.source)],
             writer.at(tile_index(right.index[0], 0, x), {**here, **sums}),
             tile.lanes,
         )
@@ -338,12 +340,7 @@ def split_cases(stage: BlockStage) -> tuple[BlockStage, tuple[Iterator, ...]]:
         outer, case = Iterator(f"{x.name}o", 0, x.extent // period), Iterator(f"{x.name}i", 0, period)
         to = {x: as_index(outer) * period + case}
         n = stage.traversals.index(x)
-        stage = replace(
-            stage,
-            traversals=(*stage.traversals[:n], outer, case, *stage.traversals[n + 1 :]),
-            body=substitute(stage.body, to),
-            place=stage.place.substitute(lambda y, to=to: to.get(y, y)),  # type: ignore[misc]
-        )
+        stage = stage.over((*stage.traversals[:n], outer, case, *stage.traversals[n + 1 :]), to)
         cases.append(case)
     return stage, tuple(cases)
 
@@ -442,8 +439,7 @@ def _write_stage(writer: BlockWriter, stage: BlockStage) -> None:
 def _write_padding(writer: BlockWriter, stage: BlockStage) -> None:
     """Fill the border around the stage's box, and the whole box if a guard excludes some of it."""
     for box in stage.border:
-        to = dict(zip(stage.traversals, box, strict=True))
-        place = stage.place.substitute(lambda x, to=to: to.get(x, x))  # type: ignore[misc]
+        place = stage.over(box, dict(zip(stage.traversals, box, strict=True))).place
         writer.fill(stage.memory, box, place, stage.value)
     for x, guard in stage.guards.items():
         ends = ({x: tirx.const(n, "int32")} for n in (0, x.extent - 1))
@@ -464,10 +460,14 @@ def _write_vectors(writer: BlockWriter, stage: BlockStage) -> None:
         # Written with the chunk's number, an index tells where its neighbours are neighbours in memory.
         chunk = Iterator("@chunk", 0, count)
         to = {last: as_index(chunk) * width + lane_iterator(width) + (last.lo + first)}
-        place = stage.place.substitute(lambda x, to=to: to.get(x, x))  # type: ignore[misc]
-        vector = replace(stage, body=substitute(stage.body, to), place=place)
         with ExitStack() as inside:
-            _write_cases(writer, vector, cases, writer.loops((*outer, chunk), stage.guards, inside), width)
+            _write_cases(
+                writer,
+                stage.over(stage.traversals, to),
+                cases,
+                writer.loops((*outer, chunk), stage.guards, inside),
+                width,
+            )
 
 
 def lane_iterator(width: int) -> Iterator:

@@ -84,9 +84,9 @@ class LaneWriter(LoopWriter):
         for name in keep:
             self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, ROW_POINTS, "private", align=64)
             out.append(LocalArray(self.rows[name]))
-        return out + self.loops(frame, outside, lambda f: self.side_by_side(f, nest, row, keep, at_lane))
+        return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
 
-    def side_by_side(
+    def reduce_by_lane(
         self,
         frame: EmissionState,
         nest: FusedNest,
@@ -229,19 +229,15 @@ class _CpuWriter(LaneWriter):
         held: dict[str, Expr] = {}
 
         def body(f: EmissionState) -> list[Statement]:
-            out, totals = self._summed(f, nest, sums, reduced)
-            for step in reduced:
-                var = self.var(step.name, f.kind)
-                held[step.name] = var
-                out.append(Declare(var, f.finished(step, totals[step.name])))
-                if step.stores:
-                    out.append(f.store(step, var))
-            return out
+            out, totals = self._sum_rows(f, nest, sums, reduced)
+            values, made = self.finish(f, [(step, totals[step.name]) for step in reduced])
+            held.update(values)
+            return out + made
 
         made = self.loops(frame, outside, body)
         return (frame if outside else frame.holding(held)), made
 
-    def _summed(
+    def _sum_rows(
         self, frame: EmissionState, nest: FusedNest, sums: tuple[Iterator, ...], reduced: list[FusedStep]
     ) -> tuple[list[Statement], dict[str, Var]]:
         """Sum rows in vectors, then their sums."""
@@ -283,5 +279,5 @@ class _CpuWriter(LaneWriter):
         begin, number = self.var("begin"), self.var("count")
         row = PointRow(lane, begin, number)
         body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, ROW_POINTS))]
-        body += self.side_by_side(frame, nest, row, (), lambda f, at: f)
+        body += self.reduce_by_lane(frame, nest, row, (), lambda f, at: f)
         return [For(begin, Literal(0, I64), frame.extent(lane), Literal(ROW_POINTS, I64), tuple(body))]

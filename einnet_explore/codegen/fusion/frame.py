@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import count
 from math import prod
 
-from einnet_explore.analysis.flattening import are_neighbours
+from einnet_explore.analysis.flattening import are_neighbours, row_major_strides
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
 from einnet_explore.codegen.language import (
@@ -110,8 +110,7 @@ def lay_out(fused: FusedKernel, shapes: Shapes, strides: Strides) -> FusedLayout
     own = dict(strides)
     for space in fused.spaces.values():
         if space.slot is not None:
-            inner = [sizes[x] for x in space.axes]
-            own[space.name] = tuple(prod(inner[d + 1 :]) for d in range(len(inner)))
+            own[space.name] = row_major_strides(tuple(sizes[x] for x in space.axes))
     order = _order_axes(fused, sizes, own)
     return FusedLayout(fused, shapes, sizes, *_collapse_axes(fused, sizes, own, order))
 
@@ -384,6 +383,22 @@ class LoopWriter:
             if step.stores:
                 out.append(kept(frame.store(step, var)))
         return frame, out
+
+    def finish(
+        self,
+        frame: EmissionState,
+        totals: Iterable[tuple[FusedStep, Expr]],
+        kept: Callable[[Statement], Statement] = lambda store: store,
+    ) -> tuple[Mapping[str, Var], list[Statement]]:
+        """Return complete reductions as variables; *kept* transforms their stores to memory."""
+        values: dict[str, Var] = {}
+        out: list[Statement] = []
+        for step, total in totals:
+            values[step.name] = var = self.var(step.name, frame.kind)
+            out.append(Declare(var, frame.finished(step, total)))
+            if step.stores:
+                out.append(kept(frame.store(step, var)))
+        return values, out
 
     def steps(
         self, frame: EmissionState, nest: FusedNest, join_to: Callable[[FusedStep, Expr], Statement]

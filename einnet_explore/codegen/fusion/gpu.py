@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from einnet_explore.codegen.fusion.frame import (
     EmissionState,
@@ -64,7 +65,7 @@ def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> K
         *frame.numbers,
     )
     writer = _GpuWriter(flat, threads)
-    body = writer.alone(frame, slots) if flat.lanes is not None else writer.together(frame, slots)
+    body = writer.thread_per_point(frame, slots) if flat.lanes is not None else writer.block_per_point(frame, slots)
     return Kernel("fused", params, tuple(body), (threads, 1, 1), (max(1, gpu_blocks(flat, threads)), 1, 1))
 
 
@@ -95,7 +96,7 @@ def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
 class _GpuWriter(LoopWriter):
     threads: int
 
-    def together(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
+    def block_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """Yield the kernel with a block for each point."""
         stages = self.flat.fused.stages
         widest = max(
@@ -108,7 +109,7 @@ class _GpuWriter(LoopWriter):
         yield from (LocalArray(a) for turn in trees for a in turn)
         point = self.var("point", frame.wide)
         yield Declare(point, cast(frame.wide, LaunchIndex("block")))
-        frame, made = self._placed(frame, self.flat.grid, point)
+        frame, made = self._split_position(frame, self.flat.grid, point)
         yield from made
         frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(stages):
@@ -116,7 +117,7 @@ class _GpuWriter(LoopWriter):
             frame, made = self._stage(frame, stage, trees[n % 2] if trees else ())
             yield from made
 
-    def alone(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
+    def thread_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """Yield the kernel with a thread for each point, without barriers."""
         point = self.var("point", frame.wide)
         block, thread = cast(frame.wide, LaunchIndex("block")), cast(frame.wide, _THREAD)
@@ -124,18 +125,18 @@ class _GpuWriter(LoopWriter):
         points: Expr = Literal(1, frame.wide)
         for x in self.flat.grid:
             points = points * frame.extent(x)
-        inside, body = self._placed(frame, self.flat.grid, point)
+        inside, body = self._split_position(frame, self.flat.grid, point)
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
             body.append(Comment(f"stage {n}"))
             inside, made = self.values(inside, stage.heads)
             body += made
             for nest in stage.nests:
-                inside, made = self._serial(inside, nest)
+                inside, made = self._write_by_one_thread(inside, nest)
                 body += made
         yield If(point.lt(points), tuple(body))
 
-    def _placed(
+    def _split_position(
         self, frame: EmissionState, axes: tuple[Iterator, ...], flat: Expr
     ) -> tuple[EmissionState, list[Statement]]:
         """Split *flat* into the values of *axes*."""
@@ -151,31 +152,28 @@ class _GpuWriter(LoopWriter):
     def _stage(
         self, frame: EmissionState, stage: FusedStage, trees: tuple[Array, ...]
     ) -> tuple[EmissionState, list[Statement]]:
-        frame, out = self.values(frame, stage.heads, lambda store: If(_THREAD.eq(0), (store,)))
+        frame, out = self.values(frame, stage.heads, _by_first_thread)
         joined: list[tuple[FusedStep, Var]] = []
         for nest in stage.nests:
             if nest.traversals:
-                out += self._shared(frame, nest.traversals, lambda f, nest=nest: self._point(f, nest))  # type: ignore[misc]
+                out += self._share_points(frame, nest.traversals, partial(self._point, nest=nest))
                 continue
-            parts = self._parts(frame, nest)
+            parts = self._declare_parts(frame, nest)
             out += [Declare(var, frame.total(step)[1]) for step, var in parts]
-            joins = _joiner(parts)
-            out += self._shared(frame, nest.summations, lambda f, nest=nest, joins=joins: self.steps(f, nest, joins))  # type: ignore[misc]
+            joins = _join_to_parts(parts)
+            out += self._share_points(frame, nest.summations, partial(self.steps, nest=nest, join_to=joins))
             joined += parts
         if joined:
-            out += self._tree(joined, trees)
-            values = {}
-            for (step, _), tree in zip(joined, trees, strict=False):
-                values[step.name] = var = self.var(step.name, frame.kind)
-                out.append(Declare(var, frame.finished(step, tree[0])))
-                if step.stores:
-                    out.append(If(_THREAD.eq(0), (frame.store(step, var),)))
+            out += self._join_threads(joined, trees)
+            totals = [(step, tree[0]) for (step, _), tree in zip(joined, trees, strict=False)]
+            values, made = self.finish(frame, totals, _by_first_thread)
+            out += made
             frame = frame.holding(values)
         elif stage.barrier:
             out.append(Barrier())
         return frame, out
 
-    def _tree(self, joined: list[tuple[FusedStep, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
+    def _join_threads(self, joined: list[tuple[FusedStep, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
         """Join the parts of all threads, for all reductions at once, in a tree of halves."""
         pairs = [(step, var, tree) for (step, var), tree in zip(joined, trees, strict=False)]
         yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
@@ -187,17 +185,17 @@ class _GpuWriter(LoopWriter):
             yield Barrier()
             half //= 2
 
-    def _parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
+    def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
         return [(s, self.var(f"part {s.name}", frame.kind)) for s in nest.steps if s.reduce is not None]
 
-    def _shared(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
+    def _share_points(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
         """Write *body* for all points of *axes*, shared among the threads of a block."""
         left = tuple(x for x in self.flat.order if x in axes)
         total: Expr = Literal(1, frame.wide)
         for x in left:
             total = total * frame.extent(x)
         flat = self.var("element", frame.wide)
-        here, made = self._placed(frame, left, flat)
+        here, made = self._split_position(frame, left, flat)
         start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
         return [For(flat, start, total, step, (*made, *body(here)))]
 
@@ -205,28 +203,28 @@ class _GpuWriter(LoopWriter):
         """Write *nest* at one point of its traversals, by one thread."""
         if all(s.reduce is None for s in nest.steps):
             return self.values(frame, nest.steps)[1]
-        return self._reduced(frame, nest)[1]
+        return self._reduce_nest(frame, nest)[1]
 
-    def _reduced(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
-        parts = self._parts(frame, nest)
+    def _reduce_nest(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
+        parts = self._declare_parts(frame, nest)
         out: list[Statement] = [Declare(var, frame.total(step)[1]) for step, var in parts]
-        joins = _joiner(parts)
+        joins = _join_to_parts(parts)
         out += self.loops(frame, nest.summations, lambda f: self.steps(f, nest, joins))
-        values = {}
-        for step, part in parts:
-            values[step.name] = var = self.var(step.name, frame.kind)
-            out.append(Declare(var, frame.finished(step, part)))
-            out += [frame.store(step, var)] if step.stores else []
-        return frame.holding(values), out
+        values, made = self.finish(frame, parts)
+        return frame.holding(values), out + made
 
-    def _serial(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
+    def _write_by_one_thread(self, frame: EmissionState, nest: FusedNest) -> tuple[EmissionState, list[Statement]]:
         """Write *nest* by one thread."""
         if not nest.traversals:
-            return self._reduced(frame, nest)
+            return self._reduce_nest(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
 
 
-def _joiner(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
+def _by_first_thread(statement: Statement) -> Statement:
+    return If(_THREAD.eq(0), (statement,))
+
+
+def _join_to_parts(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:
     """Return a function that joins a value to the part of its step."""
     own = {step.name: part for step, part in parts}
     return lambda step, value: Assign(own[step.name], join_values(step, own[step.name], value))

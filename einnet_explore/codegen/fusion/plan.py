@@ -165,20 +165,20 @@ class _StagePlacement:
     def place(self) -> None:
         """Assign the first possible stage to each value."""
         for operation in self.found:
-            self.made[operation.name] = max((self._waits(a, operation) for a in operation.reads), default=0)
+            self.made[operation.name] = max((self._first_stage(a, operation) for a in operation.reads), default=0)
 
-    def _waits(self, access: Access, reader: FusedOperation) -> int:
+    def _first_stage(self, access: Access, reader: FusedOperation) -> int:
         operation = self.by_name.get(read_name(access))
         if operation is None:
             return 0
         stage = self.made[operation.name]
         if operation.reduces:
             return stage + 1
-        if operation.name in self.floating or self.scalar(operation) or self._beside(access, operation, reader):
+        if operation.name in self.floating or self.scalar(operation) or self._shares_points(access, operation, reader):
             return stage
         return stage + 1
 
-    def _beside(self, access: Access, operation: FusedOperation, reader: FusedOperation) -> bool:
+    def _shares_points(self, access: Access, operation: FusedOperation, reader: FusedOperation) -> bool:
         """Whether reader and value go over the same points, so that it may be read where it is made."""
         same = set(self.inner(operation)) == set(reader.axes) - self.grid
         return same and reads_own_point(access, operation)
@@ -193,8 +193,8 @@ class _StagePlacement:
         """True if recomputing the value in its readers costs no more than storing it."""
         reads = [(a, o) for o in self.found for a in o.reads if read_name(a) == operation.name]
         once = all(reads_own_point(a, operation) for a, _ in reads)
-        places = {(self._stage(o), self._over(o)) for _, o in reads}
-        apart = any(set(self._over(o)) != set(self.inner(operation)) for _, o in reads)
+        places = {(self._stage(o), self._loop_axes(o)) for _, o in reads}
+        apart = any(set(self._loop_axes(o)) != set(self.inner(operation)) for _, o in reads)
         full = self._full_weight(operation)
         return (once and not apart and len(places) == 1) or full * max(1, len(places) - 1, len(reads) - 1) <= STORE_COST
 
@@ -205,7 +205,7 @@ class _StagePlacement:
         needing = [self._stage(o) for o in self.found if any(read_name(a) == operation.name for a in o.reads)]
         return min(needing, default=0)
 
-    def _over(self, operation: FusedOperation) -> frozenset[Iterator]:
+    def _loop_axes(self, operation: FusedOperation) -> frozenset[Iterator]:
         if operation.name in self.floating:
             return frozenset(self.inner(operation))
         return frozenset(operation.axes) - self.grid
@@ -224,7 +224,7 @@ class _StagePlacement:
         drafts: list[_NestDraft] = []
         heads = _NestDraft((), ())
         for operation in sorted(mine, key=lambda o: not o.reduces):
-            self.homes[operation.name] = heads if self.scalar(operation) else self._home(operation, drafts)
+            self.homes[operation.name] = heads if self.scalar(operation) else self._find_draft(operation, drafts)
         for operation in mine:
             draft = self.homes[operation.name]
             assert draft is not None
@@ -232,7 +232,7 @@ class _StagePlacement:
         nests = tuple(FusedNest(d.traversals, d.summations, tuple(d.steps.values())) for d in drafts)
         return FusedStage(tuple(heads.steps.values()), nests, False)
 
-    def _home(self, operation: FusedOperation, drafts: list[_NestDraft]) -> _NestDraft:
+    def _find_draft(self, operation: FusedOperation, drafts: list[_NestDraft]) -> _NestDraft:
         inner, sums = self.inner(operation), operation.scope.summations
         for draft in drafts:
             if operation.reduces:
@@ -246,13 +246,13 @@ class _StagePlacement:
 
     def _add(self, operation: FusedOperation, draft: _NestDraft, stage: int) -> None:
         scope = operation.scope
-        body = self._forwarded(scope.body, draft, stage)
+        body = self._forward_values(scope.body, draft, stage)
         reduce = scope.reduce if operation.reduces else None
         memory = operation.output or bool(self.inner(operation))
         step = FusedStep(operation.name, body, reduce, scope.domain, scope.value, memory)
         draft.steps[operation.name] = step
 
-    def _forwarded(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
+    def _forward_values(self, body: Scalar, draft: _NestDraft, stage: int) -> Scalar:
         """Return *body* with values computed where they are read instead of loaded."""
 
         def swap(access: Access) -> Scalar:
@@ -267,7 +267,7 @@ class _StagePlacement:
                     self._add(operation, draft, stage)
                     draft.steps[name] = replace(draft.steps[name], stores=False)
                 return access
-            return self._forwarded(inline_operation(access, operation), draft, stage)
+            return self._forward_values(inline_operation(access, operation), draft, stage)
 
         return map_accesses(body, swap)
 
@@ -296,10 +296,10 @@ def place_stages(found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...]) 
     first.place()
     last = _StagePlacement(found, frozenset(grid), frozenset(n for n in able if first.worth_floating(first.by_name[n])))
     last.place()
-    return _with_barriers(last.stages(), {o.name: o for o in found})
+    return _add_barriers(last.stages(), {o.name: o for o in found})
 
 
-def _with_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> tuple[FusedStage, ...]:
+def _add_barriers(made: tuple[FusedStage, ...], known: Mapping[str, FusedOperation]) -> tuple[FusedStage, ...]:
     """Add a barrier after each stage whose stores another thread reads later."""
     out = []
     for n, stage in enumerate(made):
@@ -400,25 +400,25 @@ def fuse_program(program: Program) -> FusedKernel:
     made = place_stages(found, grid)
     sizes = abstract_sizes(program.inputs, found)
     numbers = size_constants(found, sizes)
-    with_arguments = tuple(_with_constants(stage, numbers) for stage in made)
+    with_arguments = tuple(_name_constants(stage, numbers) for stage in made)
     return FusedKernel(
         program, found, grid, with_arguments, sizes, _allocate_spaces(program, found, grid, made), numbers
     )
 
 
-def _with_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage:
+def _name_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage:
     """Return *stage* with *numbers* read as arguments of the kernel."""
 
-    def named(body: Scalar) -> Scalar:
+    def name_constant(body: Scalar) -> Scalar:
         match body:
             case Const(value) if value in numbers:
                 return Access(constant_argument(numbers.index(value)), ())
             case Apply(op, args):
-                return Apply(op, tuple(map(named, args)))
+                return Apply(op, tuple(map(name_constant, args)))
         return body
 
-    heads = tuple(replace(s, body=named(s.body)) for s in stage.heads)
-    nests = tuple(replace(n, steps=tuple(replace(s, body=named(s.body)) for s in n.steps)) for n in stage.nests)
+    heads = tuple(replace(s, body=name_constant(s.body)) for s in stage.heads)
+    nests = tuple(replace(n, steps=tuple(replace(s, body=name_constant(s.body)) for s in n.steps)) for n in stage.nests)
     return replace(stage, heads=heads, nests=nests)
 
 

@@ -64,14 +64,14 @@ class PerThreadArray:
                 place = place + LaunchIndex("thread", d) * prod(kernel.block[:d])
         match self.old:
             case Var() as var:
-                return _assignments(statement, var, Load(self.array, place))
+                return _replace_variable(statement, var, Load(self.array, place))
             case Array():
-                return self._elements(statement, place * self.stride)
+                return self._replace_elements(statement, place * self.stride)
 
     def _at(self, index: Expr, place: Expr) -> Expr:
         return index * self.scale + cast(index.type, place)
 
-    def _elements(self, s: Statement, place: Expr) -> Statement:
+    def _replace_elements(self, s: Statement, place: Expr) -> Statement:
         def expand_load(e: Expr) -> Expr | None:
             match e:
                 case Load(array, index) if array == self.old:
@@ -95,7 +95,7 @@ class PerThreadArray:
                 raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
             case StoreTransposed(tile=tile) if self.old == tile:
                 raise Refused(f"array {self.array.name} is kept over a barrier, and turned")
-        return map_bodies(s, lambda body: (self._elements(b, place) for b in body))
+        return map_bodies(s, lambda body: (self._replace_elements(b, place) for b in body))
 
 
 def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
@@ -121,12 +121,12 @@ def _is_moved_whole(s: Statement, array: Array) -> bool:
     return any(isinstance(b, several) and array in accessed_arrays(b) for b in all_statements((s,)))
 
 
-def _assignments(s: Statement, old: Var, new: Load) -> Statement:
+def _replace_variable(s: Statement, old: Var, new: Load) -> Statement:
     s = rewrite_statement(s, lambda e: new if e == old else None)
     match s:
         case Assign(var, value) if var == old:
             return Store(new.array, new.index, value)
-    return map_bodies(s, lambda body: (_assignments(b, old, new) for b in body))
+    return map_bodies(s, lambda body: (_replace_variable(b, old, new) for b in body))
 
 
 def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
@@ -158,7 +158,7 @@ class _Block:
 
     def split(self, body: tuple[Statement, ...], alike: frozenset[str]) -> Iterable[Statement]:
         """Split *body* into loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
-        first, spread, rest = self._declarations(body, alike)
+        first, spread, rest = self._split_declarations(body, alike)
         alike |= {s.var.name for s in first if isinstance(s, Declare)}
         yield from first
         yield from (LocalArray(one.array) for one in spread)
@@ -170,14 +170,14 @@ class _Block:
             if not has_barrier(s):
                 run.append(s)
                 continue
-            yield from self._threads(run)
+            yield from self._loop_over_threads(run)
             run = []
             if not isinstance(s, Barrier):
                 inside = alike | {s.var.name} if isinstance(s, For) else alike
                 yield map_bodies(s, partial(self.split, alike=inside))
-        yield from self._threads(run)
+        yield from self._loop_over_threads(run)
 
-    def _declarations(
+    def _split_declarations(
         self, body: tuple[Statement, ...], alike: frozenset[str]
     ) -> tuple[list[Statement], list[PerThreadArray], list[Statement]]:
         """Return (declarations once a block, arrays with one element a thread, the other statements)."""
@@ -209,7 +209,7 @@ class _Block:
                     kept.append(s)
         return first, [expand_per_thread(old, kept, self.kernel.threads) for old in spread], kept
 
-    def _threads(self, run: list[Statement]) -> Iterable[Statement]:
+    def _loop_over_threads(self, run: list[Statement]) -> Iterable[Statement]:
         """Run *run* for every thread; comments alone need no loop."""
         if all(isinstance(s, Comment) for s in run):
             yield from run

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import reduce
+from math import prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.values import (
+    F32,
     I32,
     I64,
+    Array,
     Expr,
     Literal,
     Type,
@@ -36,6 +39,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    map_accesses,
 )
 from einnet_explore.support.errors import Refused
 
@@ -171,3 +175,18 @@ def element_address(
 def add_offset(value: Expr, number: int) -> Expr:
     """Return *value* + *number*, as a subtraction if *number* is negative."""
     return value + number if number >= 0 else value - -number
+
+
+def lower_flat(body: Scalar, at: IteratorValues, memory: Mapping[str, Array]) -> Expr:
+    """Return *body* in float32 for iterators of the values *at*, with reads of the flat arrays *memory*."""
+
+    def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+        return memory[tensor_name(source)][where[0]]
+
+    return lower_scalar(map_accesses(body, flat_read), at, load_source, F32, I64)
+
+
+def result_array(inputs: Collection[str], kind: Type, shape: tuple[int, ...]) -> Array:
+    """Return the array of a result of *shape*, by a name that none of *inputs* has."""
+    names = ("O", *(f"O{k}" for k in range(1, len(inputs) + 1)))
+    return Array(next(n for n in names if n not in inputs), kind, prod(shape))

@@ -92,10 +92,10 @@ class ExpressionPrinter:
 
     def expr(self, e: Expr, least: int = 0) -> str:
         """Return the text of *e*, in parentheses if it binds less tightly than *least*."""
-        text, binds = self._bound(e)
+        text, binds = self._print(e)
         return f"({text})" if binds < least else text
 
-    def _bound(self, e: Expr) -> tuple[str, int]:
+    def _print(self, e: Expr) -> tuple[str, int]:
         match e:
             case Literal(value, kind):
                 return self._literal(value, kind)
@@ -112,11 +112,11 @@ class ExpressionPrinter:
                 inner = max(binds, 9) if op in ("&", "|", "^", "<<", ">>", "==", "!=") else binds
                 return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
             case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
-                return f"({self._type(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
+                return f"({self.dialect.spell(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
             case Cast(kind, arg):
                 if kind == BOOL:
                     return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
-                return f"({self._type(kind)}){self.expr(arg, UNARY_PRECEDENCE)}", UNARY_PRECEDENCE
+                return f"({self.dialect.spell(kind)}){self.expr(arg, UNARY_PRECEDENCE)}", UNARY_PRECEDENCE
             case Select(condition, yes, no):
                 return f"{self.expr(condition, 1)} ? {self.expr(yes, 1)} : {self.expr(no)}", 0
             case Load(array, index):
@@ -170,9 +170,6 @@ class ExpressionPrinter:
         return f"{text}{'f' if single else ''}", _ATOM_PRECEDENCE if value >= 0 and not text.startswith(
             "-"
         ) else UNARY_PRECEDENCE
-
-    def _type(self, kind: Type) -> str:
-        return self.dialect.spell(kind)
 
     def _half(self, array: Array, qualifier: str = "") -> str:
         return f"({self.dialect.spaces[array.space]}{qualifier}half *){self.names.of(array.name)}"
@@ -281,7 +278,7 @@ class MemoryPrinter(ExpressionPrinter):
         each = [Binary(s.op, Load(s.left, s.index + n), Load(s.right, s.index + n)) for n in range(2)]
         yield from self.store_pair(s.target, s.index, *each)
 
-    def turn(self, s: StoreTransposed) -> str:
+    def store_transposed(self, s: StoreTransposed) -> str:
         """Return a call of the C function that transposes a tile."""
         size = s.target.kind.size
         name = f"{'stream' if s.streamed else 'turn'}_{s.side}_{size}"
@@ -309,9 +306,7 @@ def simd_reductions(loop: For) -> Mapping[str, tuple[str, ...]]:
     out: dict[str, tuple[str, ...]] = {}
     for s in loop.body:
         match s:
-            case Assign(Var(name) as var, Binary(op, left, _)) if left == var and op in _JOINS:
-                out[_JOINS[op]] = (*out.get(_JOINS[op], ()), name)
-            case Assign(Var(name) as var, Call(op, (left, _))) if left == var and op in _JOINS:
+            case Assign(Var(name) as var, Binary(op, left) | Call(op, (left, _))) if left == var and op in _JOINS:
                 out[_JOINS[op]] = (*out.get(_JOINS[op], ()), name)
             case _:
                 pass
@@ -350,13 +345,13 @@ class _Printer(MemoryPrinter):
         if self.dialect is C:
             streamed = any(isinstance(s, StoreTransposed) and s.streamed for s in all_statements(kernel.body))
             body = [
-                *self._groups(kernel),
+                *self._loop_over_blocks(kernel),
                 *(f"        {line}" for line in self._lines(fission_at_barriers(kernel))),
                 *(["        STREAM_END();"] if streamed else []),
                 "    }",
             ]
             params += ["int grid_x", "int grid_y", "int grid_z", "int threads"]
-            head = f"void {name}({_wrapped(params)})"
+            head = f"void {name}({_wrap_parameters(params)})"
         else:
             body = [f"    {line}" for line in self._lines(kernel.body)]
             x, y, z = kernel.block
@@ -365,11 +360,11 @@ class _Printer(MemoryPrinter):
             bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"
-            head = f"{first} {name}({_wrapped(params)})"
+            head = f"{first} {name}({_wrap_parameters(params)})"
         return "\n".join([*self._preamble(kernel), *self.helpers.values(), head, "{", *body, "}", ""])
 
     def _preamble(self, kernel: Kernel) -> Iterable[str]:
-        kinds = _kinds(kernel)
+        kinds = _used_kinds(kernel)
         if self.dialect is C:
             yield "#include <math.h>"
             yield "#include <string.h>"
@@ -380,13 +375,13 @@ class _Printer(MemoryPrinter):
         if self.dialect is OPENCL and F64 in kinds:
             yield "#pragma OPENCL EXTENSION cl_khr_fp64 : enable"
         if self.dialect is CUDA:
-            for size in sorted(_packs(kernel.body)):
+            for size in sorted(_pack_sizes(kernel.body)):
                 word = {2: "short", 4: "int", 8: "int2", 16: "int4"}[size]
                 yield f"typedef {word} pack_{size};"
             if any(isinstance(s, Copy) and s.asynchronous for s in all_statements(kernel.body)):
                 yield ASYNC_COPY_SOURCE
 
-    def _groups(self, kernel: Kernel) -> Iterable[str]:
+    def _loop_over_blocks(self, kernel: Kernel) -> Iterable[str]:
         yield "    const long long groups = (long long)grid_x * grid_y * grid_z;"
         yield "    #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)"
         yield "    for (long long group = 0; group < groups; ++group) {"
@@ -414,9 +409,9 @@ class _Printer(MemoryPrinter):
     def _statement(self, s: Statement) -> Iterable[str]:
         match s:
             case Declare(var, None):
-                yield f"{self._type(var.type)} {self.names.of(var.name)};"
+                yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)};"
             case Declare(var, Expr() as value):
-                yield f"{self._type(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
+                yield f"{self.dialect.spell(var.type)} {self.names.of(var.name)} = {self.expr(value)};"
             case LocalArray(array):
                 yield self.local(array)
             case Assign(var, value):
@@ -432,7 +427,7 @@ class _Printer(MemoryPrinter):
             case PairOperation():
                 yield from self.pair_operation(s)
             case StoreTransposed() if self.dialect is C:
-                yield self.turn(s)
+                yield self.store_transposed(s)
             case StoreTransposed():
                 yield from self._for(transpose_loops(s))
             case Prefetch(array, index, write):
@@ -470,14 +465,14 @@ class _Printer(MemoryPrinter):
         if s.simd and self.dialect is C:
             found = simd_reductions(s)
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
-            extrema = {v: self._own(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
+            extrema = {v: self._fresh_name(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
             yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
             if extrema:
                 joined.append(f"reduction(|:{', '.join(extrema.values())})")
             yield " ".join(("#pragma omp simd", *joined)) if joined or s.vector else "#pragma GCC ivdep"
-        step_text = f"++{var}" if bounds[2] == 1 else f"{var} += {self.expr(s.step)}"
-        head = f"{self._type(s.var.type)} {var} = {self.expr(s.start)}; {var} < {self.expr(s.stop, 8)}; {step_text}"
-        yield f"for ({head}) {{"
+        kind = self.dialect.spell(s.var.type)
+        advance = f"++{var}" if bounds[2] == 1 else f"{var} += {self.expr(s.step)}"
+        yield f"for ({kind} {var} = {self.expr(s.start)}; {var} < {self.expr(s.stop, 8)}; {advance}) {{"
         yield from (f"    {line}" for inner in s.body for line in self._step(inner, extrema))
         yield "}"
         for v, odd in extrema.items():
@@ -487,25 +482,25 @@ class _Printer(MemoryPrinter):
         """Print one statement of a loop; an extremum records NaNs, which OpenMP's reduction would lose."""
         match s:
             case Assign(Var(name) as var, Call(op, (left, value))) if left == var and name in extrema:
-                better, v, new = ">" if op == "maximum" else "<", self.names.of(name), self._own("new")
+                better, v, new = ">" if op == "maximum" else "<", self.names.of(name), self._fresh_name("new")
                 yield (
-                    f"{{ const {self._type(var.type)} {new} = {self.expr(value)}; "
+                    f"{{ const {self.dialect.spell(var.type)} {new} = {self.expr(value)}; "
                     f"{v} = {new} {better} {v} ? {new} : {v}; {extrema[name]} |= {new} != {new}; }}"
                 )
             case _:
                 yield from self._statement(s)
 
-    def _own(self, stem: str) -> str:
+    def _fresh_name(self, stem: str) -> str:
         """Return an identifier that no variable of the kernel has."""
         return self.names.of(f"{stem}\0")
 
 
-def _wrapped(params: list[str]) -> str:
+def _wrap_parameters(params: list[str]) -> str:
     line = ", ".join(params)
     return line if len(line) <= 50 else "\n    " + ",\n    ".join(params)
 
 
-def _kinds(kernel: Kernel) -> frozenset[Type]:
+def _used_kinds(kernel: Kernel) -> frozenset[Type]:
     found = {p.kind for p in kernel.params}
     for s in all_statements(kernel.body):
         found |= {a.kind for a in accessed_arrays(s)}
@@ -513,7 +508,7 @@ def _kinds(kernel: Kernel) -> frozenset[Type]:
     return frozenset(found)
 
 
-def _packs(body: Iterable[Statement]) -> frozenset[int]:
+def _pack_sizes(body: Iterable[Statement]) -> frozenset[int]:
     return frozenset(
         s.size * s.target.kind.size
         for s in all_statements(body)

@@ -61,11 +61,11 @@ def check_kernel(kernel: Kernel) -> None:
     try:
         known: dict[str, Array | Var] = {}
         for p in kernel.params:
-            _new(known, p)
+            _declare_name(known, p)
         scope = _Scope(
             known, assigned_names(kernel.body), frozenset(p.name for p in kernel.params if isinstance(p, Var))
         )
-        _list(kernel.body, replace(scope, top=True))
+        _check_body(kernel.body, replace(scope, top=True))
     except Refused as error:
         raise Refused(f"kernel {kernel.name}: {error}") from None
 
@@ -100,56 +100,56 @@ def is_uniform(expr: Expr, names: frozenset[str]) -> bool:
             return all(is_uniform(p, names) for p in operands_of(expr))
 
 
-def _new(known: dict[str, Array | Var], what: Array | Var) -> None:
+def _declare_name(known: dict[str, Array | Var], what: Array | Var) -> None:
     if what.name in known:
         raise Refused(f"{what.name} is declared twice")
     known[what.name] = what
 
 
-def _list(body: Iterable[Statement], scope: _Scope) -> None:
+def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
     known, alike = dict(scope.known), set(scope.uniform)
     for s in body:
         here = _Scope(known, scope.changing, frozenset(alike))
         for e in own_expressions(s):
-            _expression(e, here)
+            _check_expression(e, here)
         for a in accessed_arrays(s):
             if known.get(a.name) != a:
                 raise Refused(f"array {a.name} is used, and not declared so before")
         if (target := written_array(s)) is not None and target.const:
             raise Refused(f"array {target.name} is constant, and written to")
-        _statement(s, replace(here, top=scope.top), known)
+        _check_statement(s, replace(here, top=scope.top), known)
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
-                raise Refused(f"a barrier stands under {_said(e)}, which threads of a block may not agree on")
+                raise Refused(f"a barrier stands under {_describe_value(e)}, which threads of a block may not agree on")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)
             case For(var, start, stop, step, inner):
                 same = alike | ({var.name} if all(map(here.alike, (start, stop, step))) else set())
-                _list(inner, _Scope(known | {var.name: var}, scope.changing, frozenset(same)))
+                _check_body(inner, _Scope(known | {var.name: var}, scope.changing, frozenset(same)))
             case _:
                 for inner in nested_bodies(s):
-                    _list(inner, here)
+                    _check_body(inner, here)
 
 
-def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> None:
+def _check_statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> None:
     match s:
         case Declare(var, value):
-            _typed(f"variable {var.name}", var.type, value)
-            _new(known, var)
+            _check_type(f"variable {var.name}", var.type, value)
+            _declare_name(known, var)
         case LocalArray(array):
             if array.space == "global" or (array.space == "shared" and not scope.top):
                 raise Refused(f"{array.space} array {array.name} is declared where only private ones may be")
-            _new(known, array)
+            _declare_name(known, array)
         case Assign(var, value):
             if var.name not in scope.changing or known.get(var.name) != var:
                 raise Refused(f"variable {var.name} is given a value, and not declared before")
             if var.name in scope.uniform:
                 raise Refused(f"{var.name} is a parameter or a loop's, and keeps its value")
-            _typed(f"variable {var.name}", var.type, value)
+            _check_type(f"variable {var.name}", var.type, value)
         case Store(array, index, value):
-            _typed(f"array {array.name}", array.kind.computed, value)
-            _whole(array, index)
+            _check_type(f"array {array.name}", array.kind.computed, value)
+            _check_index(array, index)
         case Copy(target, write, source, read, size):
             if target.kind != source.kind or size < 1:
                 raise Refused(f"{size} elements of {source.kind!r} are copied to {target.kind!r}")
@@ -160,22 +160,22 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> No
                     f"{size} elements of {source.kind!r} are copied asynchronously from {source.space} to "
                     f"{target.space} memory: expected 4, 8 or 16 bytes from global to shared"
                 )
-            _whole(target, write)
-            _whole(source, read)
+            _check_index(target, write)
+            _check_index(source, read)
         case LoadPair(left, right, array, index):
             if array.kind != F16 or left.type != F32 or right.type != F32:
                 raise Refused(f"{array.name} of {array.kind!r} is read in pairs, which halves are, into float32")
-            _whole(array, index)
-            _new(known, left)
-            _new(known, right)
+            _check_index(array, index)
+            _declare_name(known, left)
+            _declare_name(known, right)
         case StorePair(array, index, left, right):
             if array.kind != F16 or left.type != F32 or right.type != F32:
                 raise Refused(f"a pair of {left.type!r} is written to {array.name} of {array.kind!r}")
-            _whole(array, index)
+            _check_index(array, index)
         case PairOperation(op, target, index, left, right):
             if {target.kind, left.kind, right.kind} != {F16} or op not in ("+", "-", "*"):
                 raise Refused(f"{op} of pairs of {left.kind!r} and {right.kind!r} into {target.kind!r}")
-            _whole(target, index)
+            _check_index(target, index)
         case StoreTransposed(target, write, stride, tile, side):
             private = tile.space == "private" and tile.kind == target.kind and tile.size == side * side
             if side not in TILE_SIDES or not private or stride < side or target.kind.size not in WORD_TYPES:
@@ -185,7 +185,7 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> No
                     f"expected {', '.join(map(str, TILE_SIDES))}, a "
                     "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
                 )
-            _whole(target, write)
+            _check_index(target, write)
         case Prefetch(array, index):
             if not index.type.integer:
                 raise Refused(f"array {array.name} has an index of {index.type!r}")
@@ -194,7 +194,7 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> No
                 raise Refused(f"loop {var.name} of {var.type!r} has bounds of {start.type!r} and {stop.type!r}")
             if (by := integer_constant(step)) is not None and by < 1:
                 raise Refused(f"loop {var.name} goes in steps of {by}, expected a positive number")
-            _new(dict(known), var)
+            _declare_name(dict(known), var)
         case If(condition):
             if condition.type != BOOL:
                 raise Refused(f"a condition of type {condition.type!r}, expected bool")
@@ -202,12 +202,12 @@ def _statement(s: Statement, scope: _Scope, known: dict[str, Array | Var]) -> No
             pass
 
 
-def _typed(what: str, kind: Type, value: Expr | None) -> None:
+def _check_type(what: str, kind: Type, value: Expr | None) -> None:
     if value is not None and value.type != kind:
         raise Refused(f"{what} of {kind!r} is given a value of {value.type!r}")
 
 
-def _whole(array: Array, index: Expr) -> None:
+def _check_index(array: Array, index: Expr) -> None:
     if not index.type.integer:
         raise Refused(f"array {array.name} has an index of {index.type!r}")
     at = integer_constant(index)
@@ -215,14 +215,14 @@ def _whole(array: Array, index: Expr) -> None:
         raise Refused(f"array {array.name} of {array.size or 'unknown many'} elements has an index of {at}")
 
 
-def _expression(expr: Expr, scope: _Scope) -> None:
+def _check_expression(expr: Expr, scope: _Scope) -> None:
     for e in walk_expression(expr):
         match e:
             case Var(name):
                 if scope.known.get(name) != e:
                     raise Refused(f"variable {name} of {e.type!r} is used, and not declared so before")
             case Load(array, index):
-                _whole(array, index)
+                _check_index(array, index)
             case Binary(op, left, right) if left.type != right.type:
                 raise Refused(f"{op} joins {left.type!r} and {right.type!r}")
             case Select(condition, yes, no) if condition.type != BOOL or yes.type != no.type:
@@ -235,7 +235,7 @@ def _expression(expr: Expr, scope: _Scope) -> None:
                 pass
 
 
-def _said(expr: Expr) -> str:
+def _describe_value(expr: Expr) -> str:
     names = [e.name for e in walk_expression(expr) if isinstance(e, Var)]
     loads = [e.array.name for e in walk_expression(expr) if isinstance(e, Load)]
     threads = [f"thread[{e.dim}]" for e in walk_expression(expr) if isinstance(e, LaunchIndex)]

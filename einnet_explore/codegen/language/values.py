@@ -235,10 +235,10 @@ def literal(value: float | int | bool, kind: Type | None = None) -> Literal:
     """Return *value* as a constant of *kind*; by default ``int32`` for an int and ``float32`` for a float."""
     if kind is None:
         kind = BOOL if isinstance(value, bool) else I32 if isinstance(value, int) else F32
-    return Literal(float(value) if kind.kind == "float" else _exactly(value), kind)
+    return Literal(float(value) if kind.kind == "float" else _exact_number(value), kind)
 
 
-def _exactly(value: float | int | bool) -> float | int | bool:
+def _exact_number(value: float | int | bool) -> float | int | bool:
     return int(value) if isfinite(value) and int(value) == value and not isinstance(value, bool) else value
 
 
@@ -257,7 +257,7 @@ def binary_operation(op: str, left: ExprLike, right: ExprLike) -> Expr:
         good = op in COMPARISONS
     if not good:
         raise Refused(f"{op} of {of!r}: no such operation")
-    return _folded(op, a, b) if of.integer else Binary(op, a, b)
+    return _fold_integers(op, a, b) if of.integer else Binary(op, a, b)
 
 
 def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
@@ -279,7 +279,7 @@ def unify_types(op: str, left: ExprLike, right: ExprLike) -> tuple[Expr, Expr]:
     raise Refused(f"{op} joins {a.type!r} and {b.type!r}: one of them must be cast")
 
 
-def _folded(op: str, a: Expr, b: Expr) -> Expr:
+def _fold_integers(op: str, a: Expr, b: Expr) -> Expr:
     match op, a, b:
         case "+" | "-" | "*", Literal(x, kind), Literal(y):
             value = {"+": x + y, "-": x - y, "*": x * y}[op]

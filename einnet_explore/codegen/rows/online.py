@@ -84,7 +84,7 @@ class OnlineBlocks(RowKernel):
         self.blocks = -(-seen // self.columns)
         self.groups = -(-nest.row.extent // self.rows)
 
-    def packed(self, band: BandNode, env: Environment) -> TvmObject:
+    def pack_band(self, band: BandNode, env: Environment) -> TvmObject:
         """Pack the right operand of a band: tiles of columns, inside each the summation, then the columns."""
         depth, width = prod(s.extent for s in band.sums), self.tile.width
         tiles = self.blocks * self.columns // width
@@ -156,7 +156,7 @@ class _OnlineKernel(OnlineBlocks):
         inside = self.threads > 1 and self.groups >= 4 * self.threads
         with T.serial(self.batches) if inside else self.loop(self.batches) as batch:
             env = self.over_batch(batch)
-            packed = {n: self.packed(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
+            packed = {n: self.pack_band(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, BandNode)}
             columns = {n: self.column(node, env) for n, node in enumerate(nest.nodes) if isinstance(node, ColumnNode)}
             values = self.values(env)
             with self.loop(self.groups) if inside else T.serial(self.groups) as group:
@@ -178,7 +178,7 @@ class _OnlineBlock:
         """Initialise the triples, update them by every block of columns, store the scaled sums."""
         kernel, nest = self.kernel, self.kernel.nest
         lanes = kernel.lanes
-        self.left = {n: self._left(band) for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
+        self.left = {n: self._pack_left(band) for n, band in enumerate(nest.nodes) if isinstance(band, BandNode)}
         self.scores = {n: T.alloc_buffer((kernel.rows * kernel.columns,)) for n in self.left}
         self.powers = (
             next(iter(self.scores.values())) if self.scores else T.alloc_buffer((kernel.rows * kernel.columns,))
@@ -196,10 +196,10 @@ class _OnlineBlock:
             last = tirx.min(self.first + kernel.rows, nest.row.extent) + nest.along.extent - 2
             count = T.bind(last // kernel.columns - begin + 1)
         with T.serial(count) as j:
-            self._meet(T.bind((begin + j) * kernel.columns))
-        self._written()
+            self._update(T.bind((begin + j) * kernel.columns))
+        self._write_result()
 
-    def _left(self, band: BandNode) -> TvmObject:
+    def _pack_left(self, band: BandNode) -> TvmObject:
         """Pack the left operand; out-of-range rows clamp to the last row, and their results are discarded."""
         kernel, nest = self.kernel, self.kernel.nest
         depth = prod(s.extent for s in band.sums)
@@ -211,7 +211,7 @@ class _OnlineBlock:
                 T.buffer_store(buffer, value, [r * depth + k])
         return buffer
 
-    def _meet(self, begin: TvmObject) -> None:
+    def _update(self, begin: TvmObject) -> None:
         """Update the triples by the columns from *begin* on."""
         kernel, lanes = self.kernel, self.kernel.lanes
         for n, node in enumerate(kernel.nest.nodes):
@@ -227,7 +227,7 @@ class _OnlineBlock:
             store_vector(self.most, load_vector(largest, c * lanes, lanes), c * lanes, lanes)
         with T.serial(kernel.rows) as r:
             self._powers(r)
-        self._weighted(begin)
+        self._add_weighted_values(begin)
 
     def _scores(self, n: int, depth: int, begin: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.tile
@@ -301,7 +301,7 @@ class _OnlineBlock:
         found = fold_vector(sums, lanes, lambda a, b: a + b)
         T.buffer_store(self.total, self.total[r] * self.again[r] + found, [r])
 
-    def _weighted(self, begin: TvmObject) -> None:
+    def _add_weighted_values(self, begin: TvmObject) -> None:
         kernel, tile = self.kernel, self.kernel.out
         with T.serial(kernel.width // tile.width) as nt, T.serial(kernel.rows // tile.rows) as rt:
 
@@ -320,7 +320,7 @@ class _OnlineBlock:
             )
             store_tile(tile, sums, self.held, place)
 
-    def _written(self) -> None:
+    def _write_result(self) -> None:
         kernel, nest = self.kernel, self.kernel.nest
         with T.serial(tirx.min(kernel.rows, nest.row.extent - self.first)) as r:
             env = {**self.env, nest.row: self.first + r}

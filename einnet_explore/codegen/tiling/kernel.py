@@ -15,6 +15,7 @@ from functools import cached_property
 from math import inf, prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language import (
     F32,
@@ -43,7 +44,7 @@ from einnet_explore.codegen.language import (
     counted_loop,
     literal,
 )
-from einnet_explore.codegen.language.lowering import lower_join, lower_scalar
+from einnet_explore.codegen.language.lowering import lower_join, lower_scalar, result_array
 from einnet_explore.codegen.language.statements import LoopHint
 from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
@@ -101,8 +102,7 @@ class TileFrame:
     @cached_property
     def result(self) -> Array:
         core = self.contraction.core
-        name = next(n for k in range(len(self.memory) + 1) if (n := "O" if not k else f"O{k}") not in self.memory)
-        return Array(name, self.kind, prod(core.shape))
+        return result_array(self.memory, self.kind, core.shape)
 
     @cached_property
     def threads(self) -> ThreadLayout:
@@ -174,9 +174,8 @@ class TileFrame:
     @cached_property
     def sum_at(self) -> Expr:
         """The position of a sum among those of the thread."""
-        held = [Var(self.name(n, "step")) for n in self.loops]
-        strides = [prod(self.steps[n] for n in self.loops[k + 1 :]) for k in range(len(held))]
-        return affine_expression(strides, held, 0, I32)
+        strides = row_major_strides(tuple(self.steps[n] for n in self.loops))
+        return affine_expression(strides, [Var(self.name(n, "step")) for n in self.loops], 0, I32)
 
 
 THREAD_INDEX = LaunchIndex("thread")
@@ -253,9 +252,9 @@ class TiledKernelWriter(TileLoader):
         shared = [LocalArray(self.tile(i)) for i in self.inputs] if self.cost.hardware.managed else []
         if self.threads.lanes > 1:
             shared.append(LocalArray(self._rolled))
-        body: list[Statement] = [*shared, LocalArray(self.sums), *self._places(), Comment("clear")]
-        body += self._every_sum(Store(self.sums, self.sum_at, self._neutral))
-        body += self._in_sequence() if self.turning is None else self._overlapped(self.turning)
+        body: list[Statement] = [*shared, LocalArray(self.sums), *self._declare_positions(), Comment("clear")]
+        body += self._for_each_sum(Store(self.sums, self.sum_at, self._neutral))
+        body += self._load_in_sequence() if self.turning is None else self._load_ahead(self.turning)
         if self.threads.lanes > 1:
             body += [Comment("roll up"), *self._roll_up()]
         body += [Comment("post-operations and write"), *self._write()]
@@ -263,7 +262,7 @@ class TiledKernelWriter(TileLoader):
         params = (*self.memory.values(), self.result)
         return Kernel(name, params, tuple(body), (self.threads.threads, 1, 1), (grid, 1, 1))
 
-    def _in_sequence(self) -> list[Statement]:
+    def _load_in_sequence(self) -> list[Statement]:
         """Return the loads of tiles, then their products, for every tile along the summations."""
         staged = self.cost.hardware.managed
         sync = [Barrier()] if staged and self.threads.threads > 1 else []
@@ -278,7 +277,7 @@ class TiledKernelWriter(TileLoader):
                 body = [For(base, Literal(0, I32), end, Literal(self.cost.tile[n], I32), tuple(body))]
         return body
 
-    def _overlapped(self, row: int) -> list[Statement]:
+    def _load_ahead(self, row: int) -> list[Statement]:
         """Return loops with two alternating tiles of every input: one barrier a tile also frees the previous one."""
         base, step, end = self.base[row], self.cost.tile[row], self.rows[row].extent
         assert isinstance(base, Var)
@@ -302,10 +301,10 @@ class TiledKernelWriter(TileLoader):
             return Literal((1 << bits) - 1 if value > 0 else low, self.kind)
         return literal(value, self.kind)
 
-    def _joined(self, a: Expr, b: Expr) -> Expr:
+    def _join(self, a: Expr, b: Expr) -> Expr:
         return lower_join(self.contraction.core.reduce, a, b)
 
-    def _places(self) -> Iterable[Statement]:
+    def _declare_positions(self) -> Iterable[Statement]:
         """Yield this block's tile and this thread's position in it, the smallest steps of the result first."""
         rest: Expr = LaunchIndex("block")
         for n in self.threads.order:
@@ -318,7 +317,7 @@ class TiledKernelWriter(TileLoader):
                 yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
                 rest = binary_operation("/", rest, self.threads.counts[n])
 
-    def _every_sum(self, *body: Statement, tests: RowTests = (), unroll: bool = True) -> tuple[Statement, ...]:
+    def _for_each_sum(self, *body: Statement, tests: RowTests = (), unroll: bool = True) -> tuple[Statement, ...]:
         """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible.
 
         A single thread has vectors of sums.
@@ -327,18 +326,18 @@ class TiledKernelWriter(TileLoader):
             hint: LoopHint | None = "unroll" if self.sums.size <= MAX_UNROLLED_SUMS else None
             if self.threads.threads == 1 and n == self.loops[-1]:
                 hint = "simd"
-            body = _guarded((t for row, t in tests if row == n), body)
+            body = _guard_statements((t for row, t in tests if row == n), body)
             body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hint if unroll else None),)
-        return _guarded((t for row, t in tests if row not in self.loops), body)
+        return _guard_statements((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
         staged = self.cost.hardware.managed
         product = lower_scalar(
-            self._marked(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide
+            self._mark_reads(), dict(zip(self.rows, self.at, strict=True)), self._read, self.kind, self.wide
         )
-        added = Store(self.sums, self.sum_at, self._joined(self.sums[self.sum_at], product))
+        added = Store(self.sums, self.sum_at, self._join(self.sums[self.sum_at], product))
         tests = (*self._in_tile(), *(() if staged else self._in_result()))
-        body = self._every_sum(added, tests=tests)
+        body = self._for_each_sum(added, tests=tests)
         for n in reversed(range(len(self.rows))):
             t, count = self.cost.tile[n], self.threads.counts[n]
             if self.output(n) or t == 1:
@@ -362,7 +361,7 @@ class TiledKernelWriter(TileLoader):
             if self.output(n) and self.rows[n].extent % t:
                 yield n, self.at[n].lt(self.rows[n].extent)
 
-    def _marked(self) -> Scalar:
+    def _mark_reads(self) -> Scalar:
         """Return the body with reads replaced by elements of tiles, under the conditions that loads cannot test."""
         inputs = {i.access: n for n, i in enumerate(self.inputs)}
 
@@ -392,30 +391,29 @@ class TiledKernelWriter(TileLoader):
             lanes //= 2
             other = rolled[THREAD_INDEX + lanes * outputs]
             body += [
-                If(THREAD_INDEX.lt(lanes * outputs), (Store(rolled, THREAD_INDEX, self._joined(own, other)),)),
+                If(THREAD_INDEX.lt(lanes * outputs), (Store(rolled, THREAD_INDEX, self._join(own, other)),)),
                 Barrier(),
             ]
         body.append(If(THREAD_INDEX.lt(outputs), (Store(self.sums, self.sum_at, own),)))
-        return self._every_sum(*body, unroll=False)
+        return self._for_each_sum(*body, unroll=False)
 
     def _write(self) -> tuple[Statement, ...]:
         at = dict(zip(self.rows, self.at, strict=True))
-        value = lower_scalar(self.contraction.epilogue, at, self._post, self.kind, self.wide)
+        value = lower_scalar(self.contraction.epilogue, at, self._read_epilogue_operand, self.kind, self.wide)
         where = affine_expression(self.contraction.table.output.coefficients, self.at, 0, self.wide)
-        written = self._every_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
-        return _guarded([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
+        written = self._for_each_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
+        return _guard_statements([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
 
-    def _post(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
+    def _read_epilogue_operand(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
         if source == SUM_RESULT:
             return self.sums[self.sum_at]
         assert isinstance(source, Tensor)
-        shape = source.shape
-        strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+        strides = row_major_strides(source.shape)
         start = -sum(lo * k for (lo, _), k in zip(source.box, strides, strict=True))
         return self.memory[source.name][affine_expression(strides, index, start, self.wide)]
 
 
-def _guarded(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def _guard_statements(tests: Iterable[Expr], body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     test = conjunction(*tests)
     return body if test is None else (If(test, body),)
 

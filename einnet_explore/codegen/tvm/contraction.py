@@ -228,7 +228,7 @@ def write_sums(
                 continue
             out.append(vector_loop(lane, lanes, store))
         if wide > 1:
-            out += _interleaved(context, parts, lanes, position)
+            out += _interleave_phases(context, parts, lanes, position)
     return out
 
 
@@ -252,7 +252,7 @@ def _side_reader(context: ContractionContext, access: Access) -> TvmObject:
     return lambda *at: tirx.BufferLoad(context.sides[source.name], [row_major_position(at, source.shape)])
 
 
-def _interleaved(
+def _interleave_phases(
     context: ContractionContext, parts: Sequence[TvmObject], lanes: int, position: TvmObject
 ) -> list[TvmObject]:
     """Interleave the phases of a row: in registers if their number is a power of two."""

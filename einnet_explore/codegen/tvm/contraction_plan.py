@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import tirx
 
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.register_tiles import (
     FlatAddress,
     OperandLayout,
@@ -326,15 +327,11 @@ def vector_loop(x: TvmObject, extent: int, body: TvmObject) -> TvmObject:
 
 def row_major_position(at: Sequence[TvmObject], shape: Sequence[int]) -> TvmObject:
     """Return the position of *at* in an array of *shape*."""
-    total: TvmObject = tirx.const(0, "int32")
-    for d, i in enumerate(at):
-        total = total + i * prod(shape[d + 1 :])
-    return total
+    steps = zip(at, row_major_strides(tuple(shape)), strict=True)
+    return sum((i * step for i, step in steps), tirx.const(0, "int32"))
 
 
 def flat_position(address: FlatAddress, env: Environment) -> TvmObject:
     """Return *address* for iterators of the values *env*."""
-    total: TvmObject = tirx.const(0, "int32")
-    for x, k in address[1].items():
-        total = total + env[x] * k
-    return total + address[0]
+    const, terms = address
+    return sum((env[x] * k for x, k in terms.items()), tirx.const(0, "int32")) + const

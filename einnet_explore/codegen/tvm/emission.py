@@ -241,11 +241,6 @@ def tvm_expression(body: Scalar, env: Environment, read: SourceReader, dtype: st
             return tvm_operator(op, tuple(tvm_expression(a, env, read, dtype) for a in args), dtype)
 
 
-def tvm_index(index: Index, env: Environment) -> TvmObject:
-    """Return *index* for iterators of the values *env*."""
-    return _index(index, env)
-
-
 def tvm_constant(value: float, dtype: str) -> TvmObject:
     """Return *value* as an immediate of *dtype*; infinities become the extreme integers."""
     if dtype.startswith("int"):
@@ -263,7 +258,7 @@ def _conditions(inside: Scalar, env: Environment) -> list[TvmObject]:
 
 
 def _compare(condition: Compare, env: Environment) -> TvmObject:
-    test = _comparison(condition, env)
+    test = COMPARISONS[condition.op](tvm_index(condition.left, env), tvm_index(condition.right, env))
     if not (_has_remainder(condition.left) or _has_remainder(condition.right)):
         return test
     # TVM 0.27 reasons from one remainder test to the next and is wrong where two contradict one another (a division
@@ -284,11 +279,6 @@ def _has_remainder(index: Index) -> bool:
     return any(isinstance(a, Remainder) for a in index.divisions)
 
 
-def _comparison(condition: Compare, env: Environment) -> TvmObject:
-    left, right = _index(condition.left, env), _index(condition.right, env)
-    return COMPARISONS[condition.op](left, right)
-
-
 def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> TvmObject:
     """Return the position of *index* in the stored range *box*.
 
@@ -298,15 +288,15 @@ def _clamped_index(index: Index, box: tuple[int, int], env: Environment) -> TvmO
     lo, hi = box
     if hi - lo == 1:
         return tirx.const(0, "int32")
-    at = _index(index - lo, env)
+    at = tvm_index(index - lo, env)
     least, most = index.bounds
     if (least < lo or most >= hi) and _has_remainder(index):
         return tirx.max(tirx.min(at, hi - lo - 1), 0)
     return at
 
 
-def _index(index: Index, env: Environment) -> TvmObject:
-    """Return *index* by truncating divisions of numerators that are lifted to be nonnegative.
+def tvm_index(index: Index, env: Environment) -> TvmObject:
+    """Return *index* for iterators of the values *env*, by truncating divisions of nonnegative numerators.
 
     TVM 0.27 compiles floored divisions as in A[i % 2, (i + 1) % 2] wrongly: it takes sums of floored remainders of
     different numbers for those of one number.
@@ -318,10 +308,10 @@ def _index(index: Index, env: Environment) -> TvmObject:
                 part = env[atom]
             case Quotient(numerator, d):
                 shifts = numerator.lift(d)
-                part = tirx.truncdiv(_index(numerator + shifts * d, env), d)
+                part = tirx.truncdiv(tvm_index(numerator + shifts * d, env), d)
                 part = part - shifts if shifts else part
             case Remainder(numerator, d):
-                part = tirx.truncmod(_index(numerator + numerator.lift(d) * d, env), d)
+                part = tirx.truncmod(tvm_index(numerator + numerator.lift(d) * d, env), d)
         part = part if k == 1 else part * k
         total = part if total is None else total + part
     if total is None:
