@@ -105,7 +105,7 @@ class _Export:
             raise Refused(f"output {', '.join(missing)}: no equation and no input has this name")
         places = {name: self.value_name(name) for name in program.names()}
         known = self._fold_constants()
-        made = {name for name in known if not self._exists(name)}
+        made = known.keys() - (self.names.keys() & {t.name for t in program.inputs})
         nodes: list[onnx.NodeProto] = []
         functions: dict[str, onnx.FunctionProto] = {}
         stored = {name: places[name] for name in made}
@@ -129,9 +129,6 @@ class _Export:
 
     def value_name(self, name: str) -> str:
         return self.names.get(name, self.prefix + name)
-
-    def _exists(self, name: str) -> bool:
-        return name in self.names and any(t.name == name for t in self.program.inputs)
 
     def _fold_constants(self) -> dict[str, Array]:
         """Return the arrays of the constants and of all equations that depend on them only, in double precision."""

@@ -110,7 +110,8 @@ def _child() -> subprocess.Popen[str] | None:
     here = os.getpid()
     if here in _children or here in _unavailable:
         return _children.get(here)
-    command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(_runtime())]
+    runtime = Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
+    command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(runtime)]
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -136,10 +137,6 @@ def _stop(child: subprocess.Popen[str]) -> None:
             except OSError:
                 continue
     _children.pop(os.getpid(), None)
-
-
-def _runtime() -> Path:
-    return Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
 
 
 def _renew_lock() -> None:
@@ -272,6 +269,11 @@ def load_c_function(source: str, name: str, *flags: str) -> CompiledFunction:
     function = ctypes.CDLL(str(c_library(source, *flags)))[name]
     function.restype = None
     return function
+
+
+def last_line(error: Exception) -> str:
+    """The last line of *error*, in which TVM says what it refuses; its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def cpu_name() -> str:

@@ -77,7 +77,12 @@ class RecordedProfile:
 
     def lookup(self) -> Callable[[Equation], float | None]:
         """A function for cost models: the recorded seconds of an equation, or None."""
-        return lambda equation: self.times.get(_operator_key(profile_key(equation, self.threads)))
+
+        def find(equation: Equation) -> float | None:
+            key = profile_key(equation, self.threads)
+            return self.times.get((key.operator, key.attributes, key.shapes, key.dtype))
+
+        return find
 
 
 def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> ProfileKey:
@@ -174,10 +179,6 @@ def _least(path: Path, rows: list[tuple[str, ...]]) -> dict[tuple[str, str, str,
             )
         target[place] = min(seconds, target.get(place, seconds))
     return any_engine | chosen
-
-
-def _operator_key(key: ProfileKey) -> tuple[str, str, str, str]:
-    return key.operator, key.attributes, key.shapes, key.dtype
 
 
 def device_cost(device: str, threads: int | None = None) -> Cost:

@@ -112,8 +112,8 @@ class TiledContraction:
         try:
             return compiled.build_tvm(contraction_function(self.plan), self.key, self.plan.threads)
         except Exception as error:
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {last}") from error
+            refusal = compiled.last_line(error)
+            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {refusal}") from error
 
     @property
     def threads(self) -> int:

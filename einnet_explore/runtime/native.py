@@ -20,7 +20,7 @@ from einnet_explore.codegen import versions
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
-from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Type, Var, emit, entry_name
+from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.machine import this_machine
@@ -143,7 +143,8 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     flat = lay_out(fused, shapes, strides)
     kernel = cpu_kernel(flat, F32)
     numbers = tuple(p for p in kernel.params if isinstance(p, Var) and p.name != FIRST_BLOCK)
-    known = tuple(Declare(p, Literal(_number(flat.numbers[p.name], p.kind), p.kind)) for p in numbers)
+    values = {p: flat.numbers[p.name] for p in numbers}
+    known = tuple(Declare(p, Literal(int(n) if p.kind == I64 else n, p.kind)) for p, n in values.items())
     params = tuple(p for p in kernel.params if p not in numbers)
     slots = tuple(n * (ROW_POINTS if flat.lanes is not None else 1) for n in slot_sizes(flat))
     return _SourceKernel(
@@ -153,10 +154,6 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
         slots,
         sum(moved_elements(o.scope) for o in fused.operations),
     )
-
-
-def _number(value: float, kind: Type) -> float | int:
-    return int(value) if kind == I64 else value
 
 
 _NOINLINE = """\

@@ -252,7 +252,7 @@ def load_tvm_kernel(source: TvmSource) -> TvmKernel:
             return TvmKernel(source, compiled.build_tvm(function, source.key, source.threads))
         except Exception as error:
             if rank == LAST_RANK:
-                raise BackendError(f"TVM refuses {source.scope!r}: {_last_line(error)}") from error
+                raise BackendError(f"TVM refuses {source.scope!r}: {compiled.last_line(error)}") from error
     raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
 
 
@@ -279,7 +279,3 @@ def _schedule(
             current = trial
             break
     return current.mod["main"]
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

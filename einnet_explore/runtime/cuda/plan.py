@@ -163,13 +163,11 @@ class _Planner:
             except ValueError as error:
                 whys.append(str(error))
         try:
-            return (self._fused(equation, seen),)
+            inputs = tuple(dict.fromkeys(tensors(seen)))
+            single = Program(inputs, (Equation(equation.name, seen),), (equation.name,))
+            return (fused_launch(single, self.buffers),)
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
-
-    def _fused(self, equation: Equation, seen: Scope) -> CudaLaunch:
-        inputs = tuple(dict.fromkeys(tensors(seen)))
-        return fused_launch(Program(inputs, (Equation(equation.name, seen),), (equation.name,)), self.buffers)
 
 
 def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
@@ -182,7 +180,8 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
     each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
     if flat.lanes is None and flat.points < FEW_BLOCKS and each >= LARGE_BLOCK_ELEMENTS:
         flat, kernel = gpu_launch(whole, shapes, DTYPE, MAX_BLOCK_THREADS)
-    kernel = specialise(kernel, {p.name: int(flat.numbers[p.name]) for p in kernel.params if _is_integer_parameter(p)})
+    integers = [p.name for p in kernel.params if isinstance(p, Var) and p.kind.integer]
+    kernel = specialise(kernel, {name: int(flat.numbers[name]) for name in integers})
     label = program.outputs[0]
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
     given: list[str | float] = []
@@ -196,10 +195,6 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
             case Var(name):
                 given.append(float(flat.numbers[name]) if not p.kind.integer else int(flat.numbers[name]))
     return kernel_launch(kernel, given, kernel.grid)
-
-
-def _is_integer_parameter(parameter: Array | Var) -> bool:
-    return isinstance(parameter, Var) and parameter.kind.integer
 
 
 def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:
