@@ -66,7 +66,7 @@ def test_every_shared_kernel_has_one_for_one_thread() -> None:
     ):
         alone = single_threaded_variant(way)
         assert alone is not None and alone.engine == way.engine + ONE_THREAD_SUFFIX and alone.reads == way.reads
-        assert single_threaded_variant(alone) is None and single_threaded_variant(alone.way) is None
+        assert single_threaded_variant(alone) is None and single_threaded_variant(alone.implementation) is None
         np.testing.assert_allclose(result(alone, scope), result(way, scope), rtol=1e-5, atol=1e-5)
 
 

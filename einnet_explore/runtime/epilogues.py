@@ -201,9 +201,9 @@ def _times(
     calls: list[Callable[[], object]] = []
     seconds: list[float] = []
     for bound in (first, second):
-        way = implementation_choice.fastest_implementation(bound, implementations_of(bound), store)
-        calls.append(bound.bind(way))
-        seconds.append(_known_seconds(store, bound.equation, threads, constant, way.engine))
+        implementation = implementation_choice.fastest_implementation(bound, implementations_of(bound), store)
+        calls.append(bound.bind(implementation))
+        seconds.append(_known_seconds(store, bound.equation, threads, constant, implementation.engine))
     tiled_seconds = _known_seconds(store, pair.first, threads, constant, "tiled")
     if all(seconds) and tiled_seconds > sum(seconds):  # slower even without the epilogue: not compiled
         return {"tiled": tiled_seconds, UNFUSED_PAIR: sum(seconds)}

@@ -64,11 +64,13 @@ MAX_RELATIVE_DIFFERENCE = 1e-5
 
 def chooser(store: TimeStore) -> ImplementationChooser:
     """``fastest_implementation`` by *store*, as ``compile_program`` takes it."""
-    return lambda bound, ways: fastest_implementation(bound, ways, store)
+    return lambda bound, implementations: fastest_implementation(bound, implementations, store)
 
 
-def fastest_implementation(bound: BoundEquation, ways: Iterable[Implementation], store: TimeStore) -> Implementation:
-    """The implementation of *ways* that takes the least time, by *store*; unknown times are measured now.
+def fastest_implementation(
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
+) -> Implementation:
+    """The fastest one of *implementations*, by the times in *store*; unknown times are measured now.
 
     Arrays that are not constants are filled with numbers for that.  An implementation that its engine refuses
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
@@ -76,14 +78,14 @@ def fastest_implementation(bound: BoundEquation, ways: Iterable[Implementation],
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
     compiled.  Raises BackendError where no implementation is left.
     """
-    return _Choice(bound, store).take(ways)
+    return _Choice(bound, store).take(implementations)
 
 
 @dataclass(frozen=True)
 class _Candidate:
     """An implementation, its place among all of an equation, and its time, once it is known."""
 
-    way: Implementation
+    implementation: Implementation
     place: int
     seconds: float = inf
 
@@ -96,11 +98,11 @@ class _Choice:
         self.timed: list[_Candidate] = []
         self.refusals: list[str] = []
 
-    def take(self, ways: Iterable[Implementation]) -> Implementation:
-        """The fastest of *ways*, as ``fastest_implementation``."""
-        untimed, c_kernel = self._look_up(ways)
+    def take(self, implementations: Iterable[Implementation]) -> Implementation:
+        """The fastest one of *implementations*."""
+        untimed, c_kernel = self._look_up(implementations)
         if c_kernel is None and not self.timed and len(untimed) == 1:
-            return untimed[0][0].way  # nothing to choose between
+            return untimed[0][0].implementation  # nothing to choose between
         if untimed:
             self._measure(untimed)
         if c_kernel is not None:
@@ -108,33 +110,36 @@ class _Choice:
         best = self._fastest_that_loads()
         if self.bound.threads > 1 and NEGLIGIBLE_SECONDS < best.seconds < SHORT_KERNEL_SECONDS:
             return self._with_best_threads(best)
-        return best.way
+        return best.implementation
 
-    def _look_up(self, ways: Iterable[Implementation]) -> tuple[list[tuple[_Candidate, Call]], _Candidate | None]:
+    def _look_up(
+        self, implementations: Iterable[Implementation]
+    ) -> tuple[list[tuple[_Candidate, Call]], _Candidate | None]:
         """The candidates without a stored time, with their calls, and our own C kernel if its time is not stored."""
         untimed: list[tuple[_Candidate, Call]] = []
         c_kernel: _Candidate | None = None
-        for place, way in enumerate(ways):
-            candidate, stored = _Candidate(way, place), self.store.get(replace(self.key, engine=way.engine))
+        for place, implementation in enumerate(implementations):
+            candidate = _Candidate(implementation, place)
+            stored = self.store.get(replace(self.key, engine=implementation.engine))
             if stored is not None:
                 self.timed.append(replace(candidate, seconds=stored.seconds))
-            elif way.engine == C_ENGINE:
+            elif implementation.engine == C_ENGINE:
                 c_kernel = candidate
             else:
                 try:
-                    untimed.append((candidate, self.bound.bind(way)))
+                    untimed.append((candidate, self.bound.bind(implementation)))
                 except BackendError as error:
                     self.refusals.append(str(error))
                     continue
-            if way.engine == "tiled":
+            if implementation.engine == "tiled":
                 break  # plain kernels come after it where they win nowhere, and take long to make
         return untimed, c_kernel
 
     def _measure(self, untimed: list[tuple[_Candidate, Call]]) -> None:
         self._fill_inputs()
-        times = _times({candidate.way.engine: call for candidate, call in untimed}, self.bound.threads)
+        times = _times({candidate.implementation.engine: call for candidate, call in untimed}, self.bound.threads)
         for candidate, _ in untimed:
-            self._record(replace(candidate, seconds=times[candidate.way.engine]))
+            self._record(replace(candidate, seconds=times[candidate.implementation.engine]))
 
     def _compare_c_kernel(self, c_kernel: _Candidate) -> None:
         """Add the time of our own C kernel, where the best of the others leaves something to gain."""
@@ -146,7 +151,7 @@ class _Choice:
         if best.seconds <= max(NEGLIGIBLE_SECONDS, NEAR_BOUND_RATIO * seconds_at_bound):
             return
         try:
-            ratio = self._time_ratio(best.way, c_kernel.way)
+            ratio = self._time_ratio(best.implementation, c_kernel.implementation)
         except NoKernel:
             ratio = inf
         except BackendError:
@@ -160,7 +165,7 @@ class _Choice:
             fastest = min(self.timed, key=lambda candidate: candidate.seconds)
             best = fastest if fastest.seconds * MIN_SPEEDUP < first.seconds else first
             try:
-                load_implementation(best.way)
+                load_implementation(best.implementation)
                 return best
             except BackendError as error:  # its time was stored where it could be compiled
                 self.refusals.append(str(error))
@@ -172,25 +177,25 @@ class _Choice:
 
         It must be faster by ``MIN_SPEEDUP``, as any implementation: other threads of the session may share the core.
         """
-        stored = self.store.get(replace(self.key, engine=best.way.engine + ONE_THREAD_SUFFIX))
+        stored = self.store.get(replace(self.key, engine=best.implementation.engine + ONE_THREAD_SUFFIX))
         if stored is not None and stored.seconds * MIN_SPEEDUP >= best.seconds:
-            return best.way
+            return best.implementation
         try:
-            alone = single_threaded_variant(best.way)
+            alone = single_threaded_variant(best.implementation)
             if alone is None:
-                return best.way
+                return best.implementation
             if stored is not None:
                 seconds = stored.seconds
             else:
-                seconds = min(best.seconds * self._time_ratio(best.way, alone), UNUSABLE_SECONDS)
+                seconds = min(best.seconds * self._time_ratio(best.implementation, alone), UNUSABLE_SECONDS)
                 self._record(_Candidate(alone, best.place, seconds))
-            return load_implementation(alone) if seconds * MIN_SPEEDUP < best.seconds else best.way
+            return load_implementation(alone) if seconds * MIN_SPEEDUP < best.seconds else best.implementation
         except BackendError:
-            return best.way
+            return best.implementation
 
     def _record(self, candidate: _Candidate) -> None:
         """Store the time of *candidate*."""
-        self.store.record(replace(self.key, engine=candidate.way.engine), candidate.seconds, "measured")
+        self.store.record(replace(self.key, engine=candidate.implementation.engine), candidate.seconds, "measured")
         self.timed.append(candidate)
 
     def _time_ratio(self, best: Implementation, other: Implementation) -> float:

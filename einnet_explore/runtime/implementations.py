@@ -44,23 +44,23 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SingleThreaded:
-    """*way*, whose kernel runs on one of several threads: waking the others would cost more than they save."""
+    """An implementation whose kernel runs on one of several threads: waking the others costs more than they save."""
 
-    way: Implementation
+    implementation: Implementation
 
     @property
     def engine(self) -> str:
-        return self.way.engine + ONE_THREAD_SUFFIX
+        return self.implementation.engine + ONE_THREAD_SUFFIX
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return self.way.reads
+        return self.implementation.reads
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        return self.way.bind(arrays, out)
+        return self.implementation.bind(arrays, out)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        return self.way.write(writer, makes)
+        return self.implementation.write(writer, makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,27 +193,27 @@ class ViewCall:
         return KernelCall(self.inlined, self.threads)
 
 
-def load_implementation(way: Implementation) -> Implementation:
-    """Compile or load the kernel of *way* and return *way*; raises BackendError if its engine refuses."""
-    match way:
+def load_implementation(implementation: Implementation) -> Implementation:
+    """Return *implementation* with its kernel compiled or loaded; raises BackendError if its engine refuses."""
+    match implementation:
         case KernelCall():
-            _ = way.kernel
+            _ = implementation.kernel
         case TiledCall(made):
             _ = made.function
         case NativeCall(source):
             _ = source.function
         case SingleThreaded(inner):
             load_implementation(inner)
-    return way
+    return implementation
 
 
-def single_threaded_variant(way: Implementation) -> SingleThreaded | None:
-    """*way* with a kernel for one thread; None if its kernel is one, or is no kernel of ours.
+def single_threaded_variant(implementation: Implementation) -> SingleThreaded | None:
+    """*implementation* with a kernel for one thread; None if its kernel is one, or is no kernel of ours.
 
-    Raises BackendError where the kernel of *way* cannot be compiled.
+    Raises BackendError where the kernel of *implementation* cannot be compiled.
     """
-    match way:
-        case KernelCall(scope) if way.kernel.source.shared:
+    match implementation:
+        case KernelCall(scope) if implementation.kernel.source.shared:
             return SingleThreaded(KernelCall(scope))
         case TiledCall(made, constants) if made.plan.shared:
             return SingleThreaded(TiledCall(replace(made, plan=replace(made.plan, threads=1)), constants))
@@ -254,24 +254,24 @@ class BoundEquation:
         """Its scope, with reads of views replaced by reads of their sources: a kernel follows strides by itself."""
         return map_tensors(self.equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
 
-    def bind(self, way: Implementation) -> Call:
-        """A call of *way*, by the threads of a session where there are several, as in a compiled program."""
-        call = self._bind_in_session(way) if self.threads > 1 else None
-        return call or way.bind(self.arrays, self.out)
+    def bind(self, implementation: Implementation) -> Call:
+        """A call of *implementation*, by the threads of a session where there are several, as in a compiled program."""
+        call = self._bind_in_session(implementation) if self.threads > 1 else None
+        return call or implementation.bind(self.arrays, self.out)
 
-    def _bind_in_session(self, way: Implementation) -> Call | None:
-        """A call of *way* as a session of its own; None where no session runs it, or an array is not packed.
+    def _bind_in_session(self, implementation: Implementation) -> Call | None:
+        """A call of *implementation* as a session of its own; None where no session runs it, or an array is not packed.
 
         The session reads constants once, and all other arrays where they are now.
         """
-        held = {name: self.arrays[name] for name in way.reads}
+        held = {name: self.arrays[name] for name in implementation.reads}
         if not all(array.flags.c_contiguous for array in held.values()):
             return None
         fed = {name: array for name, array in held.items() if name not in self.constants}
         fixed = {name: array for name, array in held.items() if name in self.constants}
         shapes = {**{name: array.shape for name, array in held.items()}, "": self.out.shape}
         writer = FragmentWriter({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
-        if not way.write(writer, ""):
+        if not implementation.write(writer, ""):
             return None
         session = onnx_session(writer.model(tuple(fed), [""]), self.threads)
         return bind_session(session, {f"in {name}": array for name, array in fed.items()}, {"out": self.out})

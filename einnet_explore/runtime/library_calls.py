@@ -121,9 +121,9 @@ ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementat
 """A function that takes one of the implementations of an equation."""
 
 
-def first_implementation(bound: BoundEquation, ways: Iterable[Implementation]) -> Implementation:
+def first_implementation(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
     """The implementation to take if nothing is measured; raises BackendError if its engine refuses."""
-    return load_implementation(next(iter(ways)))
+    return load_implementation(next(iter(implementations)))
 
 
 def view_call(bound: BoundEquation) -> ViewCall | None:
@@ -165,7 +165,7 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     else:
         tiled = _tiled_call(bound)
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
-    yield from (way for way in order if way is not None)
+    yield from filter(None, order)
     if bound.equation.via is None or bound.equation.via.is_eoperator:
         yield NativeCall(NativeSource(scope, bound.threads))
 

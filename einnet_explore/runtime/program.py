@@ -106,7 +106,7 @@ class ExecutionStep:
 
     name: str
     shape: tuple[int, ...]
-    way: Implementation
+    implementation: Implementation
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,20 +163,20 @@ class ContextPool:
             array[...] = 0
         arrays = {**inputs, **self.constants}
         calls: list[Callable[[], object]] = []
-        if any(step.way.engine == "matmul" for step in self.steps):
+        if any(step.implementation.engine == "matmul" for step in self.steps):
             calls.append(lambda: set_blas_threads(self.threads))
         for step in self.steps:
-            match step.way:
-                case ViewCall() as way:
-                    view = way.view(arrays)
+            match step.implementation:
+                case ViewCall() as implementation:
+                    view = implementation.view(arrays)
                     assert view is not None, f"{step.name} is no view in this context"
                     arrays[step.name] = view
-                case way:
+                case implementation:
                     begin = self.arena.offsets[step.name]
                     end = begin + 4 * int(np.prod(step.shape, dtype=np.int64))
                     arrays[step.name] = memory[begin:end].view(np.float32).reshape(step.shape)
                     try:
-                        calls.append(way.bind(arrays, arrays[step.name]))
+                        calls.append(implementation.bind(arrays, arrays[step.name]))
                     except Exception as error:  # every engine has classes of its own for its failures
                         raise BackendError(f"equation {step.name}: {type(error).__name__}: {error}") from error
         return ExecutionContext(inputs, {name: arrays[name] for name in self.outputs}, calls)
@@ -186,10 +186,10 @@ class ContextPool:
         shown: dict[str, str] = {}
         last: dict[str, int] = {}
         for n, step in enumerate(self.steps):
-            for name in step.way.reads:
+            for name in step.implementation.reads:
                 last[shown.get(name, name)] = n
-            if isinstance(step.way, ViewCall):
-                shown[step.name] = shown.get(step.way.reads[0], step.way.reads[0])
+            if isinstance(step.implementation, ViewCall):
+                shown[step.name] = shown.get(step.implementation.reads[0], step.implementation.reads[0])
         last |= {shown.get(name, name): len(self.steps) for name in self.outputs}
         return {
             step.name: Buffer(4 * int(np.prod(step.shape, dtype=np.int64)), n, last.get(step.name, n))
@@ -276,10 +276,10 @@ class CompiledProgram:
         needed = set(outputs)
         for step in reversed(steps):
             if step.name in needed:
-                needed |= set(step.way.reads)
+                needed |= set(step.implementation.reads)
         made = {step.name for step in steps}
         for step in steps:
-            if step.name in needed and not step.way.write(writer, step.name):
+            if step.name in needed and not step.implementation.write(writer, step.name):
                 return None
         for name in outputs:
             if name not in made:  # a constant, or an input
@@ -288,7 +288,7 @@ class CompiledProgram:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession | None:
-        used = {step.way.engine for step in self.contexts.steps} - {"view"}
+        used = {step.implementation.engine for step in self.contexts.steps} - {"view"}
         if not used or ("onnxruntime" not in used and self.threads == 1):
             return None  # kernels of one thread are called faster without
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
@@ -369,17 +369,17 @@ class _Compiler:
             raise BackendError(f"equation {name} reads {', '.join(missing)}, which nothing before it defines")
         out = _allocate(f"equation {name}", scope.shape)
         bound = BoundEquation(equation, self.arrays, out, self.threads, self.constants, self.views, self.operators)
-        way = self._implementation(bound, self.program.equations[n + 1 :])
-        self.engines[name] = way.engine
-        if isinstance(way, ViewCall):
-            out = self._view(bound, way)
+        implementation = self._implementation(bound, self.program.equations[n + 1 :])
+        self.engines[name] = implementation.engine
+        if isinstance(implementation, ViewCall):
+            out = self._view(bound, implementation)
         self.arrays[name] = out
         if all(t.name in self.constants for t in tensors(scope)):
-            if not isinstance(way, ViewCall):
-                _run_once(bound, way)
+            if not isinstance(implementation, ViewCall):
+                _run_once(bound, implementation)
             self.constants[name], self.engines[name] = out, "constant"
         else:
-            self.steps.append(ExecutionStep(name, scope.shape, way))
+            self.steps.append(ExecutionStep(name, scope.shape, implementation))
 
     def _implementation(self, bound: BoundEquation, later: Sequence[Equation]) -> Implementation:
         equation = bound.equation
@@ -393,12 +393,12 @@ class _Compiler:
             via = equation.via.operator if equation.via else "no operator"
             raise BackendError(f"equation {equation.name} ({via}): {type(error).__name__}: {error}") from error
 
-    def _view(self, bound: BoundEquation, way: ViewCall) -> Array:
-        """The array that *way* shows; a constant is stored as it is read, once."""
+    def _view(self, bound: BoundEquation, implementation: ViewCall) -> Array:
+        """The array that *implementation* shows; a constant is stored as it is read, once."""
         name = bound.equation.name
-        shown = way.view(self.arrays)
+        shown = implementation.view(self.arrays)
         assert shown is not None
-        if all(read in self.constants for read in way.reads) and not shown.flags.c_contiguous:
+        if all(read in self.constants for read in implementation.reads) and not shown.flags.c_contiguous:
             return _copy_constant(name, shown.shape, shown)
         self.views[name] = bound.inlined
         return shown
@@ -418,8 +418,8 @@ def _copy_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> A
     return place
 
 
-def _run_once(bound: BoundEquation, way: Implementation) -> None:
+def _run_once(bound: BoundEquation, implementation: Implementation) -> None:
     try:
-        way.bind(bound.arrays, bound.out)()
+        implementation.bind(bound.arrays, bound.out)()
     except Exception as error:  # every engine has classes of its own for its failures
         raise BackendError(f"equation {bound.equation.name}: {type(error).__name__}: {error}") from error

@@ -210,7 +210,7 @@ def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
         return copied
     handle = cp.cuda.device.get_cublas_handle()
     one, zero = np.ones((), np.float32), np.zeros((), np.float32)
-    single, way = cp.cuda.runtime.CUDA_R_32F, getattr(library, CUBLAS_COMPUTE_TYPES[precision])
+    single, compute_type = cp.cuda.runtime.CUDA_R_32F, getattr(library, CUBLAS_COMPUTE_TYPES[precision])
     algorithm = library.CUBLAS_GEMM_DEFAULT
     prepared = [_gemm_arguments(g, buffers) for g in calls]
 
@@ -218,7 +218,7 @@ def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
         for transposed, sizes, right, left, out, batch in prepared:
             library.gemmStridedBatchedEx(
                 handle, *transposed, *sizes, one.ctypes.data, right[0], single, *right[1:], left[0], single, *left[1:],
-                zero.ctypes.data, out[0], single, *out[1:], batch, way, algorithm,
+                zero.ctypes.data, out[0], single, *out[1:], batch, compute_type, algorithm,
             )  # fmt: skip
 
     return call
