@@ -23,8 +23,7 @@ from einnet_explore.pipeline.assembly import Piece, join_adjacent
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.subprogram import anonymize
-from einnet_explore.pipeline.trial import step_certificates
+from einnet_explore.pipeline.subprogram import anonymize, step_certificates
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, find_variants
 from einnet_explore.rules import Derivation

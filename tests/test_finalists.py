@@ -13,7 +13,7 @@ from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import tuner
-from einnet_explore.pipeline.trial import Trial
+from einnet_explore.pipeline.subprogram import Trial
 from einnet_explore.pipeline.tuning_context import Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,

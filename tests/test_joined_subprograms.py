@@ -18,14 +18,13 @@ from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators import OPERATORS
-from einnet_explore.pipeline import assembly
+from einnet_explore.pipeline import assembly, layouts
 from einnet_explore.pipeline.assembly import Assembler, Piece, WeightFolder, join_adjacent, join_programs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan, export_model
 from einnet_explore.pipeline.submodels import compile_in_onnxruntime, program_model, random_model_inputs
-from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
+from einnet_explore.pipeline.subprogram import Subprogram, Trial, trial_from_json, trial_to_json
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
@@ -228,7 +227,7 @@ def test_what_was_made_of_a_joined_program_is_not_looked_for_again(
         looked.append(derivation)
         return derivation.then(next(m for rule in RULES for m in rule.matches(derivation.end, (0,))))
 
-    monkeypatch.setattr(assembly, "assign_layouts", noted)
+    monkeypatch.setattr(layouts, "assign_layouts", noted)
     store = ProfileStore(tmp_path / "profiles.sqlite")
     found = [
         replace(assembler(model), memory=TuningHistory(ProfileStore(store.path)), settings=Settings(threads)).together(

@@ -58,7 +58,7 @@ from einnet_explore.pipeline.numerics import (
 )
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
-from einnet_explore.pipeline.trial import Trial, TunedSubprogram
+from einnet_explore.pipeline.subprogram import Trial, TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import FoundVariants, Variant, find_variants
 from einnet_explore.rules import (

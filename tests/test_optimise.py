@@ -30,8 +30,7 @@ from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, optimize_model, parse_budget
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.pipeline.trial import Trial, TunedSubprogram, certify_trial
+from einnet_explore.pipeline.subprogram import Subprogram, Trial, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuner import PortableCost, Tuner, answer_request
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import TuningTask
@@ -264,7 +263,7 @@ def test_inputs_tell_right_from_wrong() -> None:
     held = model(build(nodes, {"x": [1]}, ["y"], weights))
     plan = build_plan(held, {}, 1)
     feeds = discriminating_inputs(held, plan)
-    first = plan.run(whole_module.random_inputs(held, 0))["y"].max()
+    first = plan.run(whole_module.random_model_inputs(held, 0))["y"].max()
     assert plan.run(feeds)["y"].max() >= first
 
 

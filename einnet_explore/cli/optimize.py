@@ -27,7 +27,7 @@ from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
-from einnet_explore.pipeline.trial import step_certificates
+from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
 from einnet_explore.session.records import save_record, to_record
 from einnet_explore.support.executors import SerialExecutor, executor

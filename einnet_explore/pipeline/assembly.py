@@ -25,8 +25,7 @@ from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.layouts import Price, post_optimise
 from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan, exported_plan
-from einnet_explore.pipeline.subprogram import anonymize
-from einnet_explore.pipeline.trial import step_certificates
+from einnet_explore.pipeline.subprogram import anonymize, step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array, Arrays

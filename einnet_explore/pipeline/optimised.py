@@ -26,7 +26,7 @@ from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attributio
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_model_inputs
-from einnet_explore.pipeline.trial import TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import Timing, time_calls

@@ -29,8 +29,15 @@ from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.submodels import library_forms, program_model, random_model_inputs
-from einnet_explore.pipeline.subprogram import Subprogram, content_digest, open_original
-from einnet_explore.pipeline.trial import TunedSubprogram, certify_trial, choose_joined_or_parts, trial_to_json
+from einnet_explore.pipeline.subprogram import (
+    Subprogram,
+    TunedSubprogram,
+    certify_trial,
+    choose_joined_or_parts,
+    content_digest,
+    open_original,
+    trial_to_json,
+)
 from einnet_explore.pipeline.tuner import TaskRunner, Tuner
 from einnet_explore.pipeline.tuning_context import Implementations, Settings, TuningHistory
 from einnet_explore.runtime.arrays import Array

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 from einnet_explore.pipeline.assembly import PlanForm
 from einnet_explore.pipeline.baseline import Baseline, conservative_speedup, plan_speedup, time_against_original
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.trial import TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.support.json_values import JsonObject, as_number

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
@@ -130,10 +130,8 @@ class ProgramCall:
             raise Refused(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
-    def write(
-        self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str
-    ) -> FragmentWriter | None:
-        """Return the program as nodes that read and write the model's values; None if it has to be called.
+    def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> FragmentWriter:
+        """Return the program as nodes that read and write the model's values; raises Refused if it has to be called.
 
         It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
         program does not compute all *outputs* of the group.
@@ -141,9 +139,14 @@ class ProgramCall:
         program = self.program.program
         values = [self.names[name] for name in (*self.program.contexts.inputs, *program.outputs)]
         known = [model.values[value].dtype if value in model.values else None for value in values]
-        if any(dtype != np.float32 for dtype in known) or not set(outputs) <= set(values):
-            return None
-        return self.program.write(self.names, prefix)
+        if other := [value for value, dtype in zip(values, known, strict=True) if dtype != np.float32]:
+            raise Refused(f"value {other[0]} is not of single precision")
+        if missing := set(outputs) - set(values):
+            raise Refused(f"the program does not compute {', '.join(sorted(missing))}")
+        written = self.program.write(self.names, prefix)
+        if written is None:
+            raise Refused("a session cannot run a kernel of the program")
+        return written
 
 
 def splice_model(
@@ -249,8 +252,8 @@ def build_plan(
     check_disjoint(nodes for nodes, _ in groups)
     found = execution_order(regions, [nodes for nodes, _ in groups])
     runs = dict(enumerate(run for _, run in groups))
-    if (joined := _join_in_one_session(model, regions, found, runs, threads)) is not None:
-        return ExecutionPlan((joined,), given, names, {}, threads)
+    with suppress(Refused):  # groups that a session cannot run are called between sessions
+        return ExecutionPlan((_join_in_one_session(model, regions, found, runs, threads),), given, names, {}, threads)
     segments = []
     for group, nodes in found:
         if group is None:
@@ -267,38 +270,20 @@ def _join_in_one_session(
     found: Sequence[tuple[int | None, tuple[ModelNode, ...]]],
     runs: Mapping[int, GroupRun],
     threads: int,
-) -> Segment | None:
-    """Return all parts *found* in one session; None if a session cannot run some group.
-
-    Programs are written in ONNX's latest operators, which the model's own operator set may not have.
-    """
-    written: list[tuple[tuple[ModelNode, ...], FragmentWriter | None]] = []
-    free = _free_prefix(regions)
-    for group, nodes in found:
-        match runs.get(group) if group is not None else None:
-            case None:
-                written.append((nodes, None))
-            case ProgramCall() as run:
-                made = run.write(model, nodes, regions.border(nodes)[1], f"{free}{group}/")
-                if made is None:
-                    return None
-                written.append((nodes, made))
-            case _:
-                return None
+) -> Segment:
+    """Return all parts *found* in one session; raises Refused if a session cannot run some group."""
+    written = [(nodes, _write_group(model, regions, nodes, group, runs)) for group, nodes in found]
     proto = splice_model(regions, written, regions.proto.opset_import)
     if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        return None
+        raise Refused(f"the plan's model has {proto.ByteSize()} bytes, more than {onnx.checker.MAXIMUM_PROTOBUF}")
     kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
     weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
     held: list[object] = [*runs.values()]  # while this plan exists the next one does not compile them again
-    try:
-        session = open_session(
-            proto,
-            threads,
-            adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(weights))),
-        )
-    except Refused:
-        return None
+    session = open_session(
+        proto,
+        threads,
+        adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(weights))),
+    )
     feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
 
     def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
@@ -307,6 +292,25 @@ def _join_in_one_session(
     return Segment(
         nodes=tuple(node.name for nodes, _ in written for node in nodes), inputs=feeds, outputs=outputs, run=run_all
     )
+
+
+def _write_group(
+    model: Model,
+    regions: ModelRegions,
+    nodes: tuple[ModelNode, ...],
+    group: int | None,
+    runs: Mapping[int, GroupRun],
+) -> FragmentWriter | None:
+    """Write the program of a replaced *group* as nodes; None for nodes that stay.  Raises Refused.
+
+    Programs are written in ONNX's latest operators, which the model's own operator set may not have.
+    """
+    if group is None:
+        return None
+    run = runs[group]
+    if not isinstance(run, ProgramCall):
+        raise Refused(f"group {group} is a callable")
+    return run.write(model, nodes, regions.border(nodes)[1], f"{_free_prefix(regions)}{group}/")
 
 
 def _free_prefix(regions: ModelRegions) -> str:

@@ -28,8 +28,7 @@ from einnet_explore.pipeline.part_selection import (
     select_for_export,
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.pipeline.trial import TunedSubprogram, count_fusions
+from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster

@@ -1,19 +1,26 @@
-"""One subprogram of a model: its nodes, its program (with and without names), and its original, ready to run."""
+"""One subprogram of a model: its nodes, its program, its original, and the outcome of its tuning (its trial)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from einnet_explore.ir import Equation, Program, map_tensors
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.verdict import UNSOUND_KINDS
+from einnet_explore.ir import Equation, Instance, Program, map_tensors
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.submodels import random_model_inputs, subgraph_session
 from einnet_explore.pipeline.tuning_context import OriginalOpener
+from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Arrays
+from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
+from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
 from einnet_explore.syntax import text
 
 
@@ -122,3 +129,176 @@ def content_digest(arrays: Arrays) -> str:
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Measured times of a subprogram's original and of its best variant.
+
+    The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
+    fastest variant if it came near.  If *memory_short*, a memory limit decided, so the trial is not remembered.
+    """
+
+    seconds_before: float
+    seconds_after: float
+    why: str
+    winner: Derivation | None = None
+    search_seconds: float = 0.0
+    states: int = 0
+    contender: Derivation | None = None
+    memory_short: bool = False
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """The derivation of the winner or contender."""
+        return self.winner or self.contender
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSubprogram:
+    """The *nodes* of one subprogram, its *trial*, and whether its derived program is in the plan (*kept*).
+
+    *certificate* is ``proved``, ``exact`` (some steps were evaluated), ``none`` (no derivation) or ``false``.
+    *measured* reports the derivation's rounding errors once they have been measured.
+    """
+
+    nodes: tuple[str, ...]
+    trial: Trial
+    kept: bool
+    certificate: str
+    why: str
+    measured: ErrorReport | None = None
+
+    @property
+    def gain(self) -> float:
+        """Seconds that the derived program saves by itself."""
+        return self.trial.seconds_before - self.trial.seconds_after
+
+    @property
+    def seconds(self) -> float:
+        """Seconds by itself: of the derived program if it is in the plan, else of the original."""
+        return self.trial.seconds_after if self.kept else self.trial.seconds_before
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """The derivation of the winner or contender."""
+        return self.trial.derivation
+
+    @property
+    def program(self) -> Program | None:
+        """The derived program of the winner or contender."""
+        return self.derivation.end if self.derivation else None
+
+    @property
+    def numerics(self) -> ErrorReport | None:
+        """The rounding errors of the derivation in the plan; None if the original stays."""
+        if not self.kept or self.derivation is None:
+            return None
+        return self.measured or level_report(self.derivation)
+
+    @property
+    def _instances(self) -> list[Instance]:
+        return [e.via for e in self.program.equations if e.via] if self.program and self.kept else []
+
+    @property
+    def library_calls(self) -> list[Instance]:
+        """The library calls of the derived program in the plan."""
+        return [via for via in self._instances if via.is_library_call]
+
+    @property
+    def eoperators(self) -> int:
+        """The number of eOperators of the derived program in the plan."""
+        return sum(via.is_eoperator for via in self._instances)
+
+    def to_json(self) -> JsonObject:
+        """Return one entry of ``subprograms`` in the JSON of ``optimize``."""
+        steps = self.derivation.steps if self.derivation and self.kept else ()
+        numerics = self.numerics
+        return {
+            "nodes": list(self.nodes),
+            "kept": self.kept,
+            "seconds_before": self.trial.seconds_before,
+            "seconds_after": self.seconds,
+            "operators": [{"name": via.operator, "attributes": dict(via.attributes)} for via in self.library_calls],
+            "eoperators": self.eoperators,
+            "certificate": self.certificate,
+            "numerics": numerics.to_json() if numerics else None,
+            "why": self.why,
+            "states": self.trial.states,
+            "steps": [step.match.to_json() for step in steps],
+        }
+
+
+def choose_joined_or_parts(
+    whole: TunedSubprogram, parts: Sequence[TunedSubprogram]
+) -> tuple[TunedSubprogram, list[TunedSubprogram]]:
+    """Keep either *whole*, a joined subprogram, or those of *parts* inside it: the faster of the two.
+
+    Compared are the seconds of *whole* with those of the parts and of what lies between them: one by one the originals
+    take longer than together, so gains do not add up.
+    """
+    inside = set(whole.nodes)
+    within = [part for part in parts if not inside.isdisjoint(part.nodes)]
+    between = whole.trial.seconds_before - sum(part.trial.seconds_before for part in within)
+    separate = max(0.0, between) + sum(part.seconds for part in within)
+    if not whole.kept:
+        return _discard(whole, whole.why), list(parts)
+    if whole.seconds >= separate:
+        why = f"takes {whole.seconds * 1e6:.0f} µs, its parts {separate * 1e6:.0f} µs by themselves"
+        return _discard(whole, why), list(parts)
+    together = "is derived together with others"
+    return whole, [part if inside.isdisjoint(part.nodes) else _discard(part, together) for part in parts]
+
+
+def _discard(part: TunedSubprogram, why: str) -> TunedSubprogram:
+    """Return *part* with its original, and no contender."""
+    return replace(part, trial=replace(part.trial, contender=None), kept=False, why=why)
+
+
+def certify_trial(nodes: tuple[str, ...], trial: Trial) -> TunedSubprogram:
+    """Keep the winner of *trial* unless one of its steps is false or unknown, however fast it is."""
+    kind = "none" if trial.derivation is None else combined_verdict(step_certificates(trial.derivation))
+    if kind in UNSOUND_KINDS:
+        why = f"the fastest candidate's derivation has a step that is {kind}"
+        return TunedSubprogram(nodes, trial, kept=False, certificate=kind, why=why)
+    return TunedSubprogram(nodes, trial, kept=trial.winner is not None, certificate=kind, why=trial.why)
+
+
+def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
+    """Return one certificate for each step."""
+    return tuple(certify(step.before, step.after) for step in derivation.steps)
+
+
+def count_fusions(derivation: Derivation) -> int:
+    """Count the eOperators that were fused into their readers."""
+    return sum(step.match.rule.name in ("expression_fusion", "expression_inlining") for step in derivation.steps)
+
+
+def trial_to_json(trial: Trial) -> JsonObject:
+    """Return *trial* as it is remembered: derivations by their steps."""
+    return {
+        "seconds_before": trial.seconds_before,
+        "seconds_after": trial.seconds_after,
+        "search_seconds": trial.search_seconds,
+        "states": trial.states,
+        "why": trial.why,
+        "winner": steps_to_json(trial.winner) if trial.winner else None,
+        "contender": steps_to_json(trial.contender) if trial.contender else None,
+    }
+
+
+def trial_from_json(document: object, program: Program) -> Trial | None:
+    """Return the trial of *program* that ``trial_to_json`` wrote; None if its steps no longer apply."""
+    try:
+        found = as_object(document)
+        winner, contender = (None if found[k] is None else replay(program, found[k]) for k in ("winner", "contender"))
+        return Trial(
+            seconds_before=as_number(found["seconds_before"]),
+            seconds_after=as_number(found["seconds_after"]),
+            winner=winner,
+            states=as_integer(found["states"]),
+            why=str(found["why"]),
+            contender=contender,
+        )
+    except (KeyError, Refused):
+        return None

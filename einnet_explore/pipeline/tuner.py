@@ -18,8 +18,14 @@ from einnet_explore.cost import CostModel
 from einnet_explore.cost.model import Device
 from einnet_explore.ir import Equation, Program, Table
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.subprogram import Subprogram, open_original, operator_digest
-from einnet_explore.pipeline.trial import Trial, trial_from_json, trial_to_json
+from einnet_explore.pipeline.subprogram import (
+    Subprogram,
+    Trial,
+    open_original,
+    operator_digest,
+    trial_from_json,
+    trial_to_json,
+)
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, Implementations, Settings, TuningHistory
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,

@@ -18,7 +18,7 @@ from einnet_explore.cost.model import ELEMENT_BYTES
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import allowed_rules, derivation_level, is_within
-from einnet_explore.pipeline.trial import Trial
+from einnet_explore.pipeline.subprogram import Trial
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND

@@ -8,7 +8,7 @@ from typing import Any
 
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, parse_budget, read_model
-from einnet_explore.pipeline.trial import TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
