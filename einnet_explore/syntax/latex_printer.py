@@ -158,8 +158,8 @@ def _fraction(x: Fraction) -> str:
     return rf"{sign}\frac{{{abs(x.numerator)}}}{{{x.denominator}}}"
 
 
-LatexDialect: TypeAlias = Literal["amsmath", "katex", "mathtext"]
-RangeStyle: TypeAlias = Literal["short", "full"]
+Dialect: TypeAlias = Literal["amsmath", "katex", "mathtext"]
+Ranges: TypeAlias = Literal["short", "full"]
 
 SUM, PRODUCT, ATOM = range(3)
 """How tightly the operators bind, loosest first."""
@@ -172,8 +172,8 @@ _REDUCE = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min"}
 class _Place:
     """How to print, and the place in the tree: *numbers* counts the accesses of the scope at *path*."""
 
-    dialect: LatexDialect
-    ranges: RangeStyle
+    dialect: Dialect
+    ranges: Ranges
     marks: Mapping[Path, str]
     path: Path = ()
     numbers: count[int] = field(default_factory=count)
@@ -184,9 +184,9 @@ class _Place:
 
 def latex(
     it: Program | Scope | Scalar | Index,
-    dialect: LatexDialect = "amsmath",
+    dialect: Dialect = "amsmath",
     marks: Mapping[Path, str] | None = None,
-    ranges: RangeStyle = "short",
+    ranges: Ranges = "short",
 ) -> str:
     r"""Print *it* in LaTeX, without dollar signs; several equations are ``aligned``.
 
@@ -215,7 +215,7 @@ def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
             return _scalar(it, place)
 
 
-def align(programs: Sequence[Program], reasons: Sequence[str], dialect: LatexDialect = "amsmath") -> str:
+def align(programs: Sequence[Program], reasons: Sequence[str], dialect: Dialect = "amsmath") -> str:
     r"""Print a derivation :math:`E_0 \Rightarrow E_1 \Rightarrow \dots` as an ``align*`` block with a reason per step.
 
     After the first program only the equations that a step made or changed are shown, preceded by the reason. Raises
@@ -241,7 +241,7 @@ def align(programs: Sequence[Program], reasons: Sequence[str], dialect: LatexDia
     return "\\begin{align*}\n" + " \\\\\n".join(lines) + "\n\\end{align*}"
 
 
-def _stack_lines(equations: Sequence[tuple[str, str]], dialect: LatexDialect) -> str:
+def _stack_lines(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
     if len(equations) == 1 or dialect == "mathtext":
         return "\n".join(map(" = ".join, equations))
     return "\\begin{aligned}\n" + " \\\\\n".join(map(" &= ".join, equations)) + "\n\\end{aligned}"
