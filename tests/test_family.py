@@ -14,7 +14,7 @@ import einnet_explore as ee
 from einnet_explore.cli import main
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.assumptions import find_sizes
-from einnet_explore.parametric.conjecture import default_sizes, record_steps, replay_steps
+from einnet_explore.parametric.conjecture import Replay, default_sizes, record_steps
 from einnet_explore.parametric.family import Family, FamilyDerivation, family, load_family
 from einnet_explore.parametric.proof import prove_legal
 from einnet_explore.support.errors import Refused
@@ -277,7 +277,7 @@ def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:
     session.apply("variable_substitution", "0", phi={"a": "c//4", "b": "c%4"})
     (step,) = record_steps(session.derivation)
     with pytest.raises(Refused, match=r"step 0, variable_substitution: path '5': expected an equation number"):
-        replay_steps(session.derivation.start, [replace(step, at=(5,))], {"C": 24}, {"C": 24})
+        Replay(lambda _: session.derivation.start, [replace(step, at=(5,))], {"C": 24}).at({"C": 24})
 
 
 @pytest.mark.parametrize(

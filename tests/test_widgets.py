@@ -125,7 +125,7 @@ def test_previews_beyond_the_payload_come_when_asked_for(monkeypatch: pytest.Mon
     [
         ({"do": "apply", "rule": "split", "at": "0", "params": {}}, "no rule is called 'split'"),
         ({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": ["x"]}}, "x"),
-        ({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": 3}}, "int"),
+        ({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": 3}}, "expected an array"),
         ({"do": "apply", "rule": "summation_splitting", "at": "0.4", "params": {"outer": ["r"]}}, "accesses"),
         ({"do": "apply", "rule": "summation_splitting", "at": "7", "params": {"outer": ["r"]}}, "equation number"),
         ({"do": "apply", "rule": "summation_splitting"}, "params"),

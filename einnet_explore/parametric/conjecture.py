@@ -132,35 +132,39 @@ def record_steps(derivation: Derivation) -> tuple[ReplayStep, ...]:
     return tuple(out)
 
 
-def replay_steps(
-    start: Program, steps: Sequence[ReplayStep], found: Mapping[str, int], sizes: Mapping[str, int]
-) -> tuple[Program, ...]:
-    """Replay *steps*, recorded at other sizes, from *start* at *sizes*; return the programs.  Raises Refused."""
-    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
-    programs = [start]
-    for n, step in enumerate(steps):
-        programs.append(_replay_step(programs[-1], known[step.rule], step, found, sizes, n))
-    return tuple(programs)
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A derivation to replay: *steps* from the program ``start(sizes)``, recorded at the sizes *found*."""
 
+    start: Callable[[Mapping[str, int]], Program]
+    steps: Sequence[ReplayStep]
+    found: Mapping[str, int]
 
-def _replay_step(
-    program: Program, rule: Rule[object], step: ReplayStep, found: Mapping[str, int], sizes: Mapping[str, int], n: int
-) -> Program:
-    why = "it has another form there"
-    try:
+    def at(self, sizes: Mapping[str, int]) -> tuple[Program, ...]:
+        """Return the programs of the derivation at *sizes*; raises Refused."""
+        known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+        programs = [self.start(sizes)]
+        for n, step in enumerate(self.steps):
+            try:
+                programs.append(self._apply(programs[-1], known[step.rule], step, sizes))
+            except LookupError as error:
+                raise Refused(f"step {n}, {step.rule}: {error}") from None
+            except Refused as why:
+                raise Refused(f"step {n}, {step.rule}, does not carry over to {sizes_text(sizes)}: {why}") from None
+        return tuple(programs)
+
+    def _apply(self, program: Program, rule: Rule[object], step: ReplayStep, sizes: Mapping[str, int]) -> Program:
+        why = "it has another form there"
         program.scope_at(step.at)
-    except LookupError as error:
-        raise Refused(f"step {n}, {rule.name}: {error}") from None
-    for match in _candidate_matches(program, rule, step, found, sizes):
-        try:
-            after = match().apply(program).after
-        except (LookupError, TypeError, ValueError) as error:
-            why = str(error)
-            continue
-        if split_integers(after)[0] == step.skeleton:
-            return after
-    at = ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    raise Refused(f"step {n}, {rule.name}, does not carry over to {at}: {why}")
+        for match in _candidate_matches(program, rule, step, self.found, sizes):
+            try:
+                after = match().apply(program).after
+            except (LookupError, TypeError, ValueError) as error:
+                why = str(error)
+                continue
+            if split_integers(after)[0] == step.skeleton:
+                return after
+        raise Refused(why)
 
 
 def _candidate_matches(
@@ -250,91 +254,58 @@ def _assign_primes(ground: FamilyParameters, primes: Sequence[int]) -> dict[str,
     return ground.with_tied(out)
 
 
-def conjecture(
-    ground: FamilyParameters,
-    at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[ReplayStep],
-    found: Mapping[str, int],
-) -> Conjecture:
-    """Interpolate the schemas of the programs from ``at(sizes)`` along *steps*, recorded at the sizes *found*.
+def conjecture(ground: FamilyParameters, replay: Replay) -> Conjecture:
+    """Interpolate the schemas of the programs of *replay*.
 
     If a step applies only to some remainders of a parameter, that becomes an assumption.  Raises Refused.
     """
     for _ in range(len(ground.parameters) + 1):
         try:
-            return Conjecture(ground, _schemas(ground, at, steps, found))
+            return Conjecture(ground, _schemas(ground, replay))
         except (Refused, TextError) as why:
-            narrower = _with_remainder(ground, at, steps, found)
+            narrower = _with_remainder(ground, replay)
             if narrower is None:
                 raise Refused(str(why)) from None
             ground = narrower
     raise Refused("assuming remainders of every parameter is not enough")
 
 
-def _with_remainder(
-    ground: FamilyParameters,
-    at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[ReplayStep],
-    found: Mapping[str, int],
-) -> FamilyParameters | None:
+def _with_remainder(ground: FamilyParameters, replay: Replay) -> FamilyParameters | None:
     """Restrict one parameter to the smallest modulus for which the derivation carries over to sampled sizes."""
     for n, p in enumerate(ground.parameters):
-        if _carries_over(ground, at, steps, found, p.name, (p.modulus, 2 * p.modulus, 3 * p.modulus)):
+        if _carries_over(ground, replay, p.name, p.modulus):
             continue
-        for k in range(2, MAX_MODULUS + 1):
-            m = k * p.modulus
-            if m <= found[p.name] and _carries_over(ground, at, steps, found, p.name, (m, 2 * m, 3 * m)):
-                also = p.with_congruence(m, found[p.name] % m)
-                assert also is not None
-                return replace(ground, parameters=(*ground.parameters[:n], also, *ground.parameters[n + 1 :]))
+        for m in range(2 * p.modulus, min(MAX_MODULUS * p.modulus, replay.found[p.name]) + 1, p.modulus):
+            if _carries_over(ground, replay, p.name, m):
+                narrower = p.with_congruence(m, replay.found[p.name] % m)
+                assert narrower is not None
+                return replace(ground, parameters=(*ground.parameters[:n], narrower, *ground.parameters[n + 1 :]))
     return None
 
 
-def _carries_over(
-    ground: FamilyParameters,
-    at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[ReplayStep],
-    found: Mapping[str, int],
-    name: str,
-    offsets: Iterable[int],
-) -> bool:
-    """Whether the derivation keeps its form, with integers on a parabola, when *name* grows by *offsets*."""
+def _carries_over(ground: FamilyParameters, replay: Replay, name: str, step: int) -> bool:
+    """Whether the derivation keeps its form, with integers on a parabola, when *name* grows by multiples of *step*."""
     seen: list[tuple[tuple[int, ...], ...]] = []
-    for off in (0, *offsets):
-        free = {p.name: found[p.name] + off * (p.name == name) for p in ground.parameters}
-        sizes = ground.with_tied(free)
+    for k in range(4):
+        free = {p.name: replay.found[p.name] + k * step * (p.name == name) for p in ground.parameters}
         try:
-            seen.append(tuple(split_integers(p)[1] for p in replay_steps(at(sizes), steps, found, sizes)))
+            seen.append(tuple(split_integers(p)[1] for p in replay.at(ground.with_tied(free))))
         except (Refused, TextError):
             return False
-    a, b, c, d = seen
-    return all(
-        s - 3 * r + 3 * q - p == 0
-        for one in zip(a, b, c, d, strict=True)
-        for p, q, r, s in zip(*one, strict=True)
-    )  # fmt: skip
+    return all(s - 3 * r + 3 * q - p == 0 for one in zip(*seen, strict=True) for p, q, r, s in zip(*one, strict=True))
 
 
-def _schemas(
-    ground: FamilyParameters,
-    at: Callable[[Mapping[str, int]], Program],
-    steps: Sequence[ReplayStep],
-    found: Mapping[str, int],
-) -> tuple[Schema, ...]:
-    base = tuple(p.unknown.of(found[p.name]) for p in ground.parameters)
+def _schemas(ground: FamilyParameters, replay: Replay) -> tuple[Schema, ...]:
+    base = tuple(p.unknown.of(replay.found[p.name]) for p in ground.parameters)
     seen: dict[tuple[int, ...], tuple[Program, ...]] = {}
-
-    def programs(lattice: Lattice, offset: tuple[int, ...]) -> tuple[Program, ...]:
-        if offset not in seen:
-            sizes = lattice.sizes(offset)
-            seen[offset] = replay_steps(at(sizes), steps, found, sizes)
-        return seen[offset]
-
     for degree in range(2, MAX_DEGREE + 1):
         lattice = Lattice(ground, base, degree)
-        points = {offset: programs(lattice, offset) for offset in (*lattice.offsets, *lattice.tests)}
+        for offset in (*lattice.offsets, *lattice.tests):
+            if offset not in seen:
+                seen[offset] = replay.at(lattice.sizes(offset))
+        points = {offset: seen[offset] for offset in (*lattice.offsets, *lattice.tests)}
         try:
-            return tuple(_schema(lattice, {k: p[n] for k, p in points.items()}) for n in range(len(steps) + 1))
+            return tuple(_schema(lattice, {k: p[n] for k, p in points.items()}) for n in range(len(replay.steps) + 1))
         except Refused:
             if degree == MAX_DEGREE:
                 raise

@@ -24,6 +24,7 @@ from einnet_explore.parametric import schema as display
 from einnet_explore.parametric.assumptions import parse_assumptions
 from einnet_explore.parametric.conjecture import (
     Conjecture,
+    Replay,
     ReplayStep,
     conjecture,
     default_sizes,
@@ -124,7 +125,7 @@ class Family:
         if derivation.start != self.written(sizes):
             raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
         steps, sizes = record_steps(derivation), self.ground.with_quotients(sizes)
-        made = conjecture(self.ground, self.written, steps, sizes)
+        made = conjecture(self.ground, Replay(self.written, steps, sizes))
         ground, proof = _prove_steps(self.template, made, sizes, steps)
         return FamilyDerivation(self, ground, made.schemas, proof, steps)
 

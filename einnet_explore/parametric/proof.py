@@ -44,7 +44,7 @@ from einnet_explore.parametric.schema import Schema, instantiate_schema
 from einnet_explore.parametric.size_polynomials import add_forms, form_text
 from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.support.errors import Refused
-from einnet_explore.viz.tables import TextTable
+from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 StepVerdictKind: TypeAlias = Literal["proved", "refuted", "unproved"]
 
@@ -308,8 +308,8 @@ TRIED_SIZES = 3
 """Sizes of a parameter, from the smallest, at which an unproved step is tested."""
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyProof:
+@dataclass(frozen=True, slots=True, repr=False)
+class FamilyProof(DisplayedAsTable):
     """The verdicts on the steps of a derivation at all sizes that *ground* allows."""
 
     ground: FamilyParameters
@@ -334,12 +334,6 @@ class FamilyProof:
 
     def __str__(self) -> str:
         return f"{self.kind} for {', '.join(self.ground.guards)}"
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def judge_step(ground: FamilyParameters, before: Schema, after: Schema) -> StepVerdict:

@@ -20,11 +20,11 @@ from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
-from einnet_explore.viz.tables import TextTable
+from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 
-@dataclass(frozen=True, slots=True)
-class MappingTable:
+@dataclass(frozen=True, slots=True, repr=False)
+class MappingTable(DisplayedAsTable):
     """The iterator mapping table of the scope at *at* against *operator*.
 
     *distance* is None if they are not comparable; *iterators* is the map of the first match; *why* refuses one.
@@ -57,12 +57,6 @@ class MappingTable:
         says = f"scope {show_path(self.at)} against {self.operator.name}: {far}"
         head = (f"in {', '.join(self.tensors)}", f"{self.operator.name} has", "the scope has", "mismatch")
         return TextTable(head, rows, f"{says}; {self.why}" if self.why else says)
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def mapping_table(program: Program, at: Path, operator: Operator) -> MappingTable:
@@ -127,8 +121,8 @@ def _without_sources(scope: Scope) -> Scope:
     return replace(scope, body=map_accesses(scope.body, lambda a: Access(_BLANK, a.index)))
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(DisplayedAsTable):
     """Programs *before* and *after*, which may come from different branches; *names* describe them."""
 
     before: Program
@@ -171,9 +165,3 @@ class Comparison:
         verdict = "the same program" if self.same else "different programs"
         caption = f"{verdict}; {self.certificate.kind}"
         return TextTable(("", "distance", "estimated", "equations", "program"), rows, caption)
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()

@@ -14,7 +14,7 @@ from einnet_explore.strategies.events import MatchRefused, Pruned
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.program_search import ProgramSearch
 from einnet_explore.support.wording import count_noun
-from einnet_explore.viz.tables import TextTable
+from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Refusal:
     why: str
 
 
-class Refusals(tuple[Refusal, ...]):
+class Refusals(DisplayedAsTable, tuple[Refusal, ...]):
     """Refusals that a notebook shows as a table."""
 
     __slots__ = ()
@@ -35,12 +35,6 @@ class Refusals(tuple[Refusal, ...]):
         """Return one row for each rule."""
         rows = tuple((r.rule, show_path(r.at), r.why) for r in self)
         return TextTable(("rule", "at", "refused because"), rows, "" if self else "every rule has a legal match")
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def refusal_reason(rule: Rule[object], program: Program, at: Path) -> str:
@@ -103,8 +97,13 @@ def refusal_reason_at(search: Search | ProgramSearch, name: str, state: int, at:
     known |= {o.name: matching_rule((o,)) for o in (*OPERATORS, *options.targets)}
     if name not in known:
         raise LookupError(f"no rule or operator is called {name!r}: there are {', '.join(known)}")
-    ways = sum(1 for _ in known[name].matches(program, path))
-    return f"{name} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known[name], program, path)
+    return applicability(name, known[name], program, path)
+
+
+def applicability(name: str, rule: Rule[object], program: Program, at: Path) -> str:
+    """Return in how many ways *rule*, called *name*, applies at *at*, or why it does not."""
+    ways = sum(1 for _ in rule.matches(program, at))
+    return f"{name} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(rule, program, at)
 
 
 def end_text(search: Search | ProgramSearch) -> str:

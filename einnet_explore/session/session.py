@@ -22,7 +22,7 @@ from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Matc
 from einnet_explore.rules.base import places
 from einnet_explore.session import records
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
-from einnet_explore.session.explanations import Refusal, Refusals, is_missing_parameter, refusal_reason
+from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.instantiation import matching_rule
@@ -44,7 +44,8 @@ class DerivationTree:
     ``here`` is a node.  A lock guards the tree, since callbacks may run on other threads.
     """
 
-    def __init__(self, start: Program) -> None:
+    def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
+        self.known = known
         self.nodes: list[Derivation] = [Derivation(start)]
         self.parents: list[int] = [-1]
         self.here = 0
@@ -170,14 +171,6 @@ class DerivationTree:
         for observer in tuple(self._observers):
             observer(self)
 
-
-class RuleTree(DerivationTree):
-    """A derivation tree whose steps apply the *known* rules."""
-
-    def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
-        super().__init__(start)
-        self.known = known
-
     def rule(self, name: str) -> Rule[object]:
         """Return the rule *name*; raises LookupError with the known names."""
         for rule in self.known:
@@ -203,8 +196,7 @@ class RuleTree(DerivationTree):
     def why_refused(self, rule: str, at: str | Path = "0") -> str:
         """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
         known, path = self.rule(rule), self.path(at)
-        ways = sum(1 for _ in known.matches(self.program, path))
-        return f"{rule} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(known, self.program, path)
+        return applicability(rule, known, self.program, path)
 
     def path(self, at: str | Path) -> Path:
         """Return *at* as a path; raises ValueError or LookupError if there is no such scope."""
@@ -260,7 +252,7 @@ def _path(at: str, program: Program) -> Path:
         return (named[name], *read_path(at[len(name) + 1 :]))
 
 
-class Session(RuleTree):
+class Session(DerivationTree):
     """A tree of derivations from one program.  ``here`` is the current node; applying a rule makes a child of it.
 
     Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) that is no number.

@@ -51,7 +51,23 @@ class TextTable:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
 
-class Matches(tuple[Match[object], ...]):
+class DisplayedAsTable:
+    """A value that notebooks display as its ``table``."""
+
+    __slots__ = ()
+
+    def table(self) -> TextTable:
+        """Return the table."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+class Matches(DisplayedAsTable, tuple[Match[object], ...]):
     """Matches, displayed as a table."""
 
     __slots__ = ()
@@ -63,12 +79,6 @@ class Matches(tuple[Match[object], ...]):
             tuple((str(n), m.rule.name, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
             "" if self else "no legal match",
         )
-
-    def __repr__(self) -> str:
-        return repr(self.table())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def format_parameters(match: Match[object]) -> str:
