@@ -156,7 +156,7 @@ def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.Mon
     again = optimiser()
     assert again.seconds == first.seconds
     assert all(np.array_equal(again.feeds[name], array) for name, array in first.feeds.items())
-    seeds = [optimise_module.random_inputs(first.model, seed) for seed in (0, 5)]
+    seeds = [optimise_module.random_model_inputs(first.model, seed) for seed in (0, 5)]
     assert [all(np.array_equal(s[k], v) for k, v in again.feeds.items()) for s in seeds] == [False, True]
 
 
