@@ -15,11 +15,11 @@ import numpy as np
 
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Const, Equation, Iterator, Program, Scope, Tensor, add, mul
-from einnet_explore.runtime import tvm_cpu
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import count_noun
@@ -32,7 +32,7 @@ def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
     rows = max(1, nbytes // (3 * 4 * lane))
     i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
     b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
-    kernel = tvm_cpu.compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
+    kernel = compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
     arrays = [aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
     call = kernel.bind(arrays, aligned_empty((rows, lane)))
     return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median

@@ -14,12 +14,13 @@ from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Equation, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import Operator
-from einnet_explore.runtime import matrix_products, tvm_cpu
 from einnet_explore.runtime.arrays import Array, bind_function
 from einnet_explore.runtime.generated import TiledContraction
+from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
+from einnet_explore.runtime.tvm_cpu import TvmKernel, compile_scope
 
 Call = Callable[[], object]
 
@@ -76,9 +77,9 @@ class KernelCall:
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
     @cached_property
-    def kernel(self) -> tvm_cpu.TvmKernel:
+    def kernel(self) -> TvmKernel:
         """The compiled kernel; raises BackendError where TVM refuses."""
-        return tvm_cpu.compile_scope(self.scope, "float32", self.threads)
+        return compile_scope(self.scope, "float32", self.threads)
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
@@ -146,7 +147,7 @@ class ProductCall:
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
         left, right = (arrays[name] for name in self.reads)
-        call = matrix_products.bind_matrix_product(self.product, left, right, out)
+        call = bind_matrix_product(self.product, left, right, out)
         assert call is not None, "bound to arrays with other strides than it was chosen for"
         return call
 
