@@ -336,6 +336,11 @@ def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_plan_can_be_made_of() -> None:
     with pytest.raises(ValueError, match="step 'dance': expected launch, product or convolution"):
         cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
+    launch = {"op": "launch", "entry": "k", "text": "", "grid": [1, 1, 1], "block": [1, 1, 1]}
+    with pytest.raises(ValueError, match=r"argument 3: expected a buffer, or a number and its type"):
+        cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{**launch, "arguments": [3]}]})
+    with pytest.raises(ValueError, match="found 7, expected an array"):
+        cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "inputs": 7})
 
 
 # --- the loader, with the driver absent
