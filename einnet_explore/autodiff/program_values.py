@@ -214,5 +214,5 @@ def _intersect(box: Box, other: Box) -> Box:
 
 def _widen(boxes: dict[int, Box], value: Value, index: tuple[Index, ...], domain: tuple[Bound, ...]) -> None:
     read = tuple(index_span(i, domain) for i in index)
-    held = boxes.get(value.number, read)
-    boxes[value.number] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(held, read, strict=True))
+    known = boxes.get(value.number, read)
+    boxes[value.number] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, read, strict=True))

@@ -92,19 +92,19 @@ class StashProblem:
 
     def outcome(self, stashed: Iterable[int]) -> StashPlan:
         """Return the plan that reads *stashed*, restricted to the values that are read."""
-        held = set(stashed)
+        stashed_values = set(stashed)
         seen: set[int] = set()
         waiting = list(self.roots)
         while waiting:
             number = waiting.pop()
             if number not in seen:
                 seen.add(number)
-                if number not in held:
+                if number not in stashed_values:
                     waiting.extend(self.nodes[number].reads)
-        used = frozenset(seen & held)
+        used = frozenset(seen & stashed_values)
         return StashPlan(
             used,
-            sum(self.nodes[n].operations for n in seen - held),
+            sum(self.nodes[n].operations for n in seen - stashed_values),
             sum(self.nodes[n].nbytes or 0 for n in used),
         )
 
@@ -120,8 +120,8 @@ class StashProblem:
         for root in self.roots:
             graph.add_edge("from", ("needed", root))
         for number, node in self.nodes.items():
-            held = {} if node.nbytes is None else {"capacity": node.nbytes * byte}
-            graph.add_edge(("needed", number), ("computed", number), **held)
+            capacity = {} if node.nbytes is None else {"capacity": node.nbytes * byte}
+            graph.add_edge(("needed", number), ("computed", number), **capacity)
             graph.add_edge(("computed", number), "to", capacity=node.operations * times)
             for read in node.reads:
                 graph.add_edge(("computed", number), ("needed", read))

@@ -103,7 +103,7 @@ def _point_outside(space: ParametricSpace, term: Term, ways: list[list[Form]]) -
     open_ = [[row for row in rows if form_key(row) not in known and not _holds_by_ranges(space, row)] for rows in ways]
     if any(not rows for rows in open_):
         return None
-    space.asked.add("z3")
+    space.solvers.add("z3")
     return solve_with_z3(facts, open_)
 
 
@@ -118,7 +118,7 @@ def _holds_by_ranges(space: ParametricSpace, row: Form) -> bool:
 def _require_disjoint(space: ParametricSpace, one: Term, other: Term) -> None:
     """Raise Undecided unless two terms are disjoint: no element and indices in common."""
     rows = _match_conditions(space, one, other)
-    space.asked.add("z3")
+    space.solvers.add("z3")
     if rows is None or solve_with_z3([*_facts(space, one, [rows]), *rows]) is not None:
         raise Undecided("two terms overlap where a parameter is multiplied")
 
@@ -291,7 +291,7 @@ class FamilyProver:
         rows = [*assumption_rows(space), *(row for term in (*left, *right) for row in term_rows(space, term))]
         if has_parameter_products(space, rows):
             found = uncovered_point(space, left, right, collection)
-            self.means |= space.asked or {"digits"}
+            self.means |= space.solvers or {"digits"}
             return None if found is None else Difference(solution_text(found))
         self.means.add("isl")
         try:
@@ -397,7 +397,7 @@ class _TermSets:
         rows = [*assumption_rows(space), *product_rows(space.ground.ranges, self.sizes)]
         rows += condition_rows(space, (*used, *term.summed), term.where)
         image = [f"i{n}" for n in range(len(forms))]
-        said = [
+        conditions = [
             *(f"{isl_expression(row)} >= 0" for row in rows),
             *(f"{i} = {isl_expression(f)}" for i, f in zip(image, forms, strict=True)),
         ]
@@ -406,11 +406,11 @@ class _TermSets:
         bare = {v for form in forms for v in form if v and len(form) == 2}
         if self.counts and (summed := [y for y in term.summed if y not in bare]):
             others = [v for v in hidden if v not in summed]
-            condition = f"{_quantifier(others)}{' and '.join(said)}"
+            condition = f"{_quantifier(others)}{' and '.join(conditions)}"
             points = isl.Map(f"{{ [{place}] -> [{', '.join(summed)}] : {condition} }}", self.context)
             if not points.is_single_valued():
                 raise Undecided("one term stands for several summation points, whose number integer sets do not hold")
-        return isl.Set(f"{{ [{place}] : {_quantifier(hidden)}{' and '.join(said)} }}", self.context)
+        return isl.Set(f"{{ [{place}] : {_quantifier(hidden)}{' and '.join(conditions)} }}", self.context)
 
 
 def _quantifier(names: list[str]) -> str:

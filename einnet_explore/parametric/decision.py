@@ -106,9 +106,9 @@ def find_solution(space: ParametricSpace, where: Sequence[Form]) -> Solution | N
         return None
     rows = [*assumption_rows(space), *condition_rows(space, integers_in(space, where), where)]
     if has_parameter_products(space, rows):
-        space.asked.add("z3")
+        space.solvers.add("z3")
         return solve_with_z3(rows)
-    space.asked.add("isl")
+    space.solvers.add("isl")
     sizes = size_names(space, rows)
     rows += product_rows(space.ground.ranges, sizes)
     names = dict.fromkeys((*sizes, *(v for row in rows for v in row if v)))

@@ -226,13 +226,13 @@ def _prove_steps(
             ground = raise_least_sizes(ground, enough, before, after) or ground
     verdicts = [_prove_start(template, ground, schemas[0])]
     for before, after in pairwise(schemas):
-        said = judge_step(ground, before, after)
-        if said.kind == "proved":
+        verdict = judge_step(ground, before, after)
+        if verdict.kind == "proved":
             try:
                 check_operators(ground, after)
             except Refused as why:
-                said = replace(said, kind="unproved", why=str(why))
-        verdicts.append(said)
+                verdict = replace(verdict, kind="unproved", why=str(why))
+        verdicts.append(verdict)
     return ground, FamilyProof(ground, ("start", *(step.rule for step in steps)), tuple(verdicts))
 
 
@@ -242,11 +242,11 @@ def _prove_start(template: Template, ground: FamilyParameters, schema: Schema) -
         written = literal_schema(template, ground)
     except Undecided as why:
         return StepVerdict("unproved", why=str(why))
-    said = judge_step(ground, written, schema)
-    if said.kind != "proved":
-        return said
+    verdict = judge_step(ground, written, schema)
+    if verdict.kind != "proved":
+        return verdict
     reads = prove_legal(ground, written)
-    return replace(reads, means=tuple(sorted({*said.means, *reads.means})))
+    return replace(reads, means=tuple(sorted({*verdict.means, *reads.means})))
 
 
 def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:

@@ -199,8 +199,8 @@ class FamilyParameters:
 
     def with_tied(self, free: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of the *free* parameters and the tied ones."""
-        held = self.values
-        return {**free, **{t.name: polynomial_value(held[t.name], free) for t in self.tied}}
+        values = self.values
+        return {**free, **{t.name: polynomial_value(values[t.name], free) for t in self.tied}}
 
     def sizes(self, unknowns: Iterable[int]) -> dict[str, int]:
         """Return all parameters for given values of the unknowns."""
@@ -231,8 +231,8 @@ class FamilyParameters:
 
 @lru_cache(1 << 10)
 def _relation_rows(ground: FamilyParameters) -> tuple[Form, ...]:
-    held = ground.values
-    return tuple(polynomial_form(substitute_sizes(r.gap, held)) for r in ground.relations)
+    values = ground.values
+    return tuple(polynomial_form(substitute_sizes(r.gap, values)) for r in ground.relations)
 
 
 @lru_cache(1 << 14)

@@ -116,7 +116,7 @@ def _check_shapes(ground: FamilyParameters, before: Schema, after: Schema) -> No
         for n in (n for pair in t.padding for n in pair):
             if not ground.is_nonnegative(polynomial_form(n)):
                 raise Refused(f"{t.name}: whether the padding {n} is negative depends on the sizes")
-    held = {t.name: t for t in after.inputs}
+    defined = {t.name: t for t in after.inputs}
     for equation in after.equations:
         for _, scope in scopes(equation.scope):
             for x in (*scope.traversals, *scope.summations):
@@ -128,17 +128,17 @@ def _check_shapes(ground: FamilyParameters, before: Schema, after: Schema) -> No
                 if not ground.is_nonnegative(polynomial_form(edge)):
                     raise Refused(f"{equation.name}: whether the padding {edge} is negative depends on the sizes")
         for t in tensors(equation.scope):
-            source = held.get(t.name)
+            source = defined.get(t.name)
             if source is None:
                 raise Refused(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
             if replace(source, weight=t.weight) != t:
                 raise Refused(f"{equation.name} reads {t.name} with another shape or padding than it has")
-        if equation.name in held:
+        if equation.name in defined:
             raise Refused(f"{equation.name} is defined twice")
-        held[equation.name] = equation.tensor
+        defined[equation.name] = equation.tensor
     boxes = {e.name: e.scope.box for e in before.equations}
     for name in before.outputs:
-        if name in boxes and (name not in held or held[name].box != boxes[name]):
+        if name in boxes and (name not in defined or defined[name].box != boxes[name]):
             raise Refused(f"output {name} has another box")
 
 
@@ -165,7 +165,7 @@ def _check_scope_reads(ground: FamilyParameters, scope: Scope, prover: FamilyPro
         at = tuple(space.form(i, env) for i in access.index)
         for beyond in complement(space.within(at, access.source.reach)):
             found = find_solution(space, (*guards, *beyond))
-            prover.means |= space.asked
+            prover.means |= space.solvers
             if found is not None:
                 raise Refused(f"{_source_text(access)} may be read outside its reach, at {solution_text(found)}")
 

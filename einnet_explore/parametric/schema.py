@@ -198,18 +198,18 @@ class PrintedPolynomial(int):
     """A polynomial for the printers: an integer with the polynomial's sign, not 0 or 1, that prints as the
     polynomial."""
 
-    held: Poly
+    polynomial: Poly
     style: tuple[str, str]
     role: str
 
-    def __new__(cls, held: Poly, style: tuple[str, str], role: str = "") -> PrintedPolynomial:
-        made = super().__new__(cls, -2 if held.terms[0][1] < 0 else 2)
-        made.held, made.style, made.role = held, style, role
+    def __new__(cls, polynomial: Poly, style: tuple[str, str], role: str = "") -> PrintedPolynomial:
+        made = super().__new__(cls, -2 if polynomial.terms[0][1] < 0 else 2)
+        made.polynomial, made.style, made.role = polynomial, style, role
         return made
 
     def __str__(self) -> str:
-        text = polynomial_text(self.held, *self.style)
-        loose = len(self.held.terms) > 1 if self.role == "factor" else not text.isidentifier()
+        text = polynomial_text(self.polynomial, *self.style)
+        loose = len(self.polynomial.terms) > 1 if self.role == "factor" else not text.isidentifier()
         return f"({text})" if self.role and loose else text
 
     __repr__ = __str__
@@ -218,16 +218,16 @@ class PrintedPolynomial(int):
         return ("" if self < 0 or spec != "+d" else "+") + str(self)
 
     def __abs__(self) -> int:
-        return self._with_value(-self.held) if self < 0 else self
+        return self._with_value(-self.polynomial) if self < 0 else self
 
     def __sub__(self, other: int) -> int:
-        return self._with_value(self.held - (other.held if isinstance(other, PrintedPolynomial) else other))
+        return self._with_value(self.polynomial - (other.polynomial if isinstance(other, PrintedPolynomial) else other))
 
     def __add__(self, other: int) -> int:
-        return self._with_value(self.held + (other.held if isinstance(other, PrintedPolynomial) else other))
+        return self._with_value(self.polynomial + (other.polynomial if isinstance(other, PrintedPolynomial) else other))
 
     def __rsub__(self, other: int) -> int:
-        return self._with_value(-self.held + other)
+        return self._with_value(-self.polynomial + other)
 
     __radd__ = __add__
 
@@ -235,13 +235,13 @@ class PrintedPolynomial(int):
         return PrintedPolynomial(n, self.style, self.role) if isinstance(n, Poly) else n
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PrintedPolynomial) and other.held == self.held
+        return isinstance(other, PrintedPolynomial) and other.polynomial == self.polynomial
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self.held)
+        return hash(self.polynomial)
 
 
 TEXT_OPERATORS, LATEX_OPERATORS = ("*", "//"), (r"\,", "/")
@@ -316,13 +316,13 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
     equations: dict[str, Equation] = {}
     outputs: list[str] = []
     for node in child_trees(template.tree):
-        held = {**inputs, **{name: e.tensor for name, e in equations.items()}}
+        tensors = {**inputs, **{name: e.tensor for name, e in equations.items()}}
         match node:
             case Tree(data="declaration", children=[name, Tree() as extents, *clauses]):
                 made = _tensor(name_from_tree(name), extents, [c for c in clauses if isinstance(c, Tree)], sizes)
                 inputs[made.name] = made
             case Tree(data="equation", children=[name, Tree() as head, body, Tree() as clauses, *_]):
-                scope = _SchemaReader(sizes, held).scope(head, body, clauses)
+                scope = _SchemaReader(sizes, tensors).scope(head, body, clauses)
                 equations[name_from_tree(name)] = Equation(name_from_tree(name), scope)
             case Tree(data="output", children=names):
                 outputs += map(name_from_tree, names)

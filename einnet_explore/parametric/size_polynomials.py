@@ -301,12 +301,12 @@ def least_point(ranges: Ranges, rows: Iterable[Form]) -> tuple[int, ...] | None:
 
     A product of symbols is relaxed to any number that its factors' ranges allow.  Raises Undecided.
     """
-    held = [*range_rows(ranges), *rows]
-    names = (*ranges, *sorted({v for row in held for v in row if "*" in v}))
-    held += product_rows(ranges, names)
-    said = " and ".join(f"{isl_expression(row)} >= 0" for row in held) or "true"
+    conditions = [*range_rows(ranges), *rows]
+    names = (*ranges, *sorted({v for row in conditions for v in row if "*" in v}))
+    conditions += product_rows(ranges, names)
+    text = " and ".join(f"{isl_expression(row)} >= 0" for row in conditions) or "true"
     try:
-        found = isl.Set(f"{{ [{', '.join(map(isl_name, names))}] : {said} }}", bounded_context())
+        found = isl.Set(f"{{ [{', '.join(map(isl_name, names))}] : {text} }}", bounded_context())
         return None if found.is_empty() else tuple(smallest_point(found)[: len(ranges)])
     except isl.Error as error:
         raise Undecided(f"integer sets: {error}") from None

@@ -43,7 +43,7 @@ class ParametricSpace(TermSpace):
         self.also: dict[str, list[tuple[Form, Form]]] = {}
         """Further divisions with the same quotient."""
         self.multiplied: set[str] = set()
-        self.asked: set[str] = set()
+        self.solvers: set[str] = set()
         """The solvers used: ``isl``, ``z3``."""
         self.point = tuple({self.fresh("x", lo, hi - 1): 1, "": 0} for lo, hi in region)
         self.coordinates = (*self.symbols, *self.limits)

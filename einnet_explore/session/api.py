@@ -51,8 +51,8 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
     JSON files name their format, so the last three may have other suffixes.
     """
     kind = KINDS.get(Path(path).suffix)
-    if kind is None and not (said := text_of(path)).lstrip().startswith("{"):
-        return parse(said, str(path))
+    if kind is None and not (text := text_of(path)).lstrip().startswith("{"):
+        return parse(text, str(path))
     data = load_json(path)
     match data:
         case {"format": str(found)} if found in KINDS.values():

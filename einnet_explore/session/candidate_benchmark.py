@@ -143,10 +143,10 @@ class CandidateMeasurements:
 
     def iqr(self, name: str) -> float:
         """Return the distance between the quartiles of the samples of *name*."""
-        held = self.samples.get(name, ())
-        if len(held) < 2:
+        samples = self.samples.get(name, ())
+        if len(samples) < 2:
             return 0.0
-        low, _, high = quantiles(held, n=4)
+        low, _, high = quantiles(samples, n=4)
         return high - low
 
     def speedup(self, name: str) -> float | None:

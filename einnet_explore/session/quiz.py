@@ -61,8 +61,8 @@ class Question:
         return formula_figure(lines, repr(self)).svg
 
     def __repr__(self) -> str:
-        asked = f"which rule is it? {', '.join(self.choices)}"
-        return f"{text(self.before)}  =>  ?\n{text(self.after)}{asked}"
+        question = f"which rule is it? {', '.join(self.choices)}"
+        return f"{text(self.before)}  =>  ?\n{text(self.after)}{question}"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/latex": self.latex(), "image/svg+xml": self.svg(), "text/plain": repr(self)}
@@ -138,9 +138,9 @@ class Quiz:
         Raises ValueError if every step was guessed.
         """
         step, n = self._step, self.number - 1
-        told = min(self._hints[n], 2)
+        hint = min(self._hints[n], 2)
         self._hints[n] += 1
-        match told:
+        match hint:
             case 0:
                 return f"look at the scope {show_path(step.match.at)}"
             case 1:
@@ -225,12 +225,12 @@ def _lines(program: Program) -> list[str]:
 
 def _sizes(program: Program) -> dict[str, int]:
     """Count equations, scopes, summations, bounds and points of *program*."""
-    held = [scope for equation in program.equations for _, scope in scopes(equation.scope)]
+    found = [scope for equation in program.equations for _, scope in scopes(equation.scope)]
     return {
         "equations": len(program.equations),
         "equations with a chosen operator": sum(equation.via is not None for equation in program.equations),
-        "scopes": len(held),
-        "summations": sum(len(scope.summations) for scope in held),
-        "bounds of domains": sum(len(scope.domain) for scope in held),
-        "points computed": sum(prod(x.extent for x in (*scope.traversals, *scope.summations)) for scope in held),
+        "scopes": len(found),
+        "summations": sum(len(scope.summations) for scope in found),
+        "bounds of domains": sum(len(scope.domain) for scope in found),
+        "points computed": sum(prod(x.extent for x in (*scope.traversals, *scope.summations)) for scope in found),
     }

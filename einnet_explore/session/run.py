@@ -85,7 +85,7 @@ class Run(RunningSearch):
         """Return the JSON of ``derive`` at this moment, also while the search runs."""
         with self.paused():
             found, best = tuple(self.candidates), self.best
-            said = {
+            counts = {
                 "case": case,
                 "target": list(self.target),
                 "strategy": self.search.options.strategy,
@@ -98,7 +98,7 @@ class Run(RunningSearch):
             }
             first = self.first_found
         return {
-            **said,
+            **counts,
             "candidates": [c.to_json(self.verdict(c)) for c in found],
             "best": None if best is None else found.index(best),
             "first_found": None if first is None else {"seconds": round(first[0], 4), "states": first[1]},
@@ -191,11 +191,11 @@ def run_searches(
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
     check_options(named, names, options)
-    asked = [(case, program, names, limit, options, states) for case, program in named.items()]
+    items = [(case, program, names, limit, options, states) for case, program in named.items()]
     if executor is not None:
-        return gather_results(submit_work(executor, run_search, *each) for each in asked)
+        return gather_results(submit_work(executor, run_search, *each) for each in items)
     with ProcessExecutor(len(os.sched_getaffinity(0))) as processes:
-        return gather_results(submit_work(processes, run_search, *each) for each in asked)
+        return gather_results(submit_work(processes, run_search, *each) for each in items)
 
 
 def check_options(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:

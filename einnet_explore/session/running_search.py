@@ -86,7 +86,7 @@ class RunningSearch:
         self.first_found: tuple[float, int] | None = None
         self.seconds = 0.0
         self.events = 0
-        self._door, self._event = threading.RLock(), threading.RLock()
+        self._pause, self._event = threading.RLock(), threading.RLock()
         self._events_to_replay: int | None = None
         self._going: Generator[SearchEvent] | None = None
         self.error: BaseException | None = None
@@ -127,13 +127,13 @@ class RunningSearch:
 
         An exception, such as an interrupt, loses nothing: the next iteration replays the search up to this event.
         """
-        with self._door:  # a thread that waits for a pause holds it, and comes first
+        with self._pause:  # a thread that waits for a pause holds it, and comes first
             pass
         with self._event:
             if self._going is None:
                 self._going = (event for event in self.search.run())
             events, first = self.events, self.first_found
-            held = [(kept, len(kept)) for kept in (self.search.states, self.candidates, self.pruned, self.refused)]
+            lengths = [(kept, len(kept)) for kept in (self.search.states, self.candidates, self.pruned, self.refused)]
             try:
                 event: SearchEvent | None = next(self._going, None)
                 if event is not None:
@@ -142,7 +142,7 @@ class RunningSearch:
                 return event
             except BaseException:
                 if self.events == events:  # otherwise the event was recorded
-                    for kept, count in held:
+                    for kept, count in lengths:
                         del kept[count:]
                     self.first_found = first
                     self.behind(events)
@@ -151,7 +151,7 @@ class RunningSearch:
     @contextmanager
     def paused(self) -> Generator[None]:
         """Pause the search between two events, also one in a thread, so that its results are of one moment."""
-        with self._door, self._event:
+        with self._pause, self._event:
             yield
 
     def behind(self, events: int) -> None:
@@ -166,19 +166,19 @@ class RunningSearch:
 
         Raises ValueError if the search makes other states now.
         """
-        held = self.search
-        again = search_program(held.start, held.cost, held.options, _post_optimise)
+        saved = self.search
+        again = search_program(saved.start, saved.cost, saved.options, _post_optimise)
         going = (event for event in again.run())
-        said = 0
+        replayed = 0
         for _ in islice(going, events):
-            said += 1
+            replayed += 1
             if stopped.is_set():
                 return False
-        if said < events or again.states != held.states:
-            parts = zip(again.states, held.states, strict=False)
-            n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(held.states)))
+        if replayed < events or again.states != saved.states:
+            parts = zip(again.states, saved.states, strict=False)
+            n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(saved.states)))
             raise ValueError(
-                f"the search takes another way than when it was saved, from state {n} of {len(held.states)} on: "
+                f"the search takes another way than when it was saved, from state {n} of {len(saved.states)} on: "
                 "another version, or another cost; it can be shown, but not gone on with"
             )
         with self._event:

@@ -415,7 +415,7 @@ class Session(DerivationTree):
         return self.formula()._repr_mimebundle_()
 
     def _display_(self) -> object:
-        # marimo asks for this; IPython's formatters are told by the face itself.
+        # Called by marimo; faces register their own IPython formatters.
         try:
             return face().view(self)
         except ValueError:

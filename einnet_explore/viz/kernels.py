@@ -25,7 +25,7 @@ from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar
 from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
-from einnet_explore.syntax.printer import scalar_text as said
+from einnet_explore.syntax.printer import scalar_text
 from einnet_explore.viz.figure import Figure
 
 KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"
@@ -163,9 +163,8 @@ def _names(axes: Iterable[Iterator]) -> str:
 
 
 def _step_text(fused: FusedKernel, step: FusedStep) -> str:
-    return (
-        f"{step.name} {'=' if step.reduce is None else step.reduce + '='} {said(_inline_constants(fused, step.body))}"
-    )
+    assign = "=" if step.reduce is None else f"{step.reduce}="
+    return f"{step.name} {assign} {scalar_text(_inline_constants(fused, step.body))}"
 
 
 def _inline_constants(fused: FusedKernel, body: Scalar) -> Scalar:
@@ -265,8 +264,8 @@ def tile_figure(search: TileSearch, title: str = "") -> Figure:
             axes.scatter(across, [height] * len(bad), label=label, marker=marker, color=colour, s=12, linewidths=0.8)
         best = search.chosen
         axes.scatter([_products(best)], [best.score], s=90, facecolors="none", edgecolors="#c0392b", linewidths=1.6)
-        said = ", ".join(map(str, best.tile))
-        axes.annotate(f"[{said}]", (_products(best), best.score), xytext=(0, 9), textcoords="offset points", ha="right")
+        tile = ", ".join(map(str, best.tile))
+        axes.annotate(f"[{tile}]", (_products(best), best.score), xytext=(0, 9), textcoords="offset points", ha="right")
         axes.set_xscale("log", base=2)
         axes.set_ylim(_REJECTED_SCORE * (len(_REJECTION_MARKERS) + 1), 1.14)
         axes.set_xlabel("products in a tile")
@@ -278,7 +277,7 @@ def tile_figure(search: TileSearch, title: str = "") -> Figure:
         page.savefig(written, format="svg", metadata={"Date": None})
     text = written.getvalue()
     counts = ", ".join(f"{sum(c.rejected == r for c in search.visited)} {r}" for r in _REJECTION_MARKERS)
-    return Figure(text[text.index("<svg") :], f"{len(search.visited)} tile sizes ({counts}); chosen: [{said}]")
+    return Figure(text[text.index("<svg") :], f"{len(search.visited)} tile sizes ({counts}); chosen: [{tile}]")
 
 
 def _products(cost: TileCost) -> int:
