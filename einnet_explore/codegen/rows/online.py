@@ -254,7 +254,7 @@ class _OnlineBlock:
         none = tirx.const(float("-inf"), "float32")
 
         def score(c: TvmObject, whole: bool) -> None:
-            """The scores of one vector, which is *whole* inside of the row, or some of it may be."""
+            """Store the scores of one vector; unless it is *whole*, columns outside the row get −∞."""
             with T.vectorized(lanes) as x:
                 at = c * lanes + x
                 place = offset + at

@@ -253,7 +253,7 @@ class TiledKernelWriter(TileLoader):
         if self.threads.lanes > 1:
             shared.append(LocalArray(self._rolled))
         body: list[Statement] = [*shared, LocalArray(self.sums), *self._declare_positions(), Comment("clear")]
-        body += self._for_each_sum(Store(self.sums, self.sum_at, self._neutral))
+        body += self._for_each_sum(self._hints, Store(self.sums, self.sum_at, self._neutral))
         body += self._load_in_sequence() if self.turning is None else self._load_ahead(self.turning)
         if self.threads.lanes > 1:
             body += [Comment("roll up"), *self._roll_up()]
@@ -317,17 +317,19 @@ class TiledKernelWriter(TileLoader):
                 yield Declare(place, binary_operation("%", rest, self.threads.counts[n]))
                 rest = binary_operation("/", rest, self.threads.counts[n])
 
-    def _for_each_sum(self, *body: Statement, tests: RowTests = (), unroll: bool = True) -> tuple[Statement, ...]:
-        """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible.
+    @cached_property
+    def _hints(self) -> Mapping[int, LoopHint]:
+        """The hints of loops over sums: few sums are registers, and a single thread has vectors of sums."""
+        hints: dict[int, LoopHint] = dict.fromkeys(self.loops, "unroll") if self.sums.size <= MAX_UNROLLED_SUMS else {}
+        return hints | dict.fromkeys(self.loops[-1:], "simd") if self.threads.threads == 1 else hints
 
-        A single thread has vectors of sums.
-        """
+    def _for_each_sum(
+        self, hints: Mapping[int, LoopHint], *body: Statement, tests: RowTests = ()
+    ) -> tuple[Statement, ...]:
+        """Return *body* for every sum of this thread for which *tests* hold, each tested as far outside as possible."""
         for n in reversed(self.loops):
-            hint: LoopHint | None = "unroll" if self.sums.size <= MAX_UNROLLED_SUMS else None
-            if self.threads.threads == 1 and n == self.loops[-1]:
-                hint = "simd"
             body = _guard_statements((t for row, t in tests if row == n), body)
-            body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hint if unroll else None),)
+            body = (counted_loop(Var(self.name(n, "step")), self.steps[n], *body, hint=hints.get(n)),)
         return _guard_statements((t for row, t in tests if row not in self.loops), body)
 
     def _accumulate(self) -> tuple[Statement, ...]:
@@ -337,7 +339,7 @@ class TiledKernelWriter(TileLoader):
         )
         added = Store(self.sums, self.sum_at, self._join(self.sums[self.sum_at], product))
         tests = (*self._in_tile(), *(() if staged else self._in_result()))
-        body = self._for_each_sum(added, tests=tests)
+        body = self._for_each_sum(self._hints, added, tests=tests)
         for n in reversed(range(len(self.rows))):
             t, count = self.cost.tile[n], self.threads.counts[n]
             if self.output(n) or t == 1:
@@ -395,13 +397,15 @@ class TiledKernelWriter(TileLoader):
                 Barrier(),
             ]
         body.append(If(THREAD_INDEX.lt(outputs), (Store(self.sums, self.sum_at, own),)))
-        return self._for_each_sum(*body, unroll=False)
+        return self._for_each_sum({}, *body)
 
     def _write(self) -> tuple[Statement, ...]:
         at = dict(zip(self.rows, self.at, strict=True))
         value = lower_scalar(self.contraction.epilogue, at, self._read_epilogue_operand, self.kind, self.wide)
         where = affine_expression(self.contraction.table.output.coefficients, self.at, 0, self.wide)
-        written = self._for_each_sum(Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result()))
+        written = self._for_each_sum(
+            self._hints, Store(self.result, where, value), tests=(*self._in_tile(), *self._in_result())
+        )
         return _guard_statements([THREAD_INDEX.lt(self.threads.outputs)] if self.threads.lanes > 1 else (), written)
 
     def _read_epilogue_operand(self, source: Tensor | Table | Scope, index: Exprs) -> Expr:
