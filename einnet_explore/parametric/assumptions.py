@@ -20,11 +20,11 @@ from einnet_explore.parametric.size_polynomials import (
     SizePolynomial,
     Unknown,
     least_point,
+    parameter_polynomial,
     parameters_in,
     polynomial_text,
     range_rows,
     substitute_sizes,
-    sum_of_monomials,
     terms_of,
 )
 from einnet_explore.support.errors import Refused
@@ -145,11 +145,11 @@ def _assume_of_several(template: Template, ground: FamilyParameters, a: Assumpti
         case "==":
             return _assume_equal(template, ground, a, left, right)
     gap = left - right if a.op in (">=", ">") else right - left
-    return _with_relations(ground, Inequality(a.text, gap - 1 if a.op in (">", "<") else gap))
+    return _with_relation(ground, Inequality(a.text, gap - 1 if a.op in (">", "<") else gap))
 
 
-def _with_relations(ground: FamilyParameters, *relations: Inequality) -> FamilyParameters:
-    return replace(ground, relations=(*ground.relations, *relations))
+def _with_relation(ground: FamilyParameters, relation: Inequality) -> FamilyParameters:
+    return replace(ground, relations=(*ground.relations, relation))
 
 
 def _assume_equal(
@@ -177,7 +177,7 @@ def _assume_multiple(
     simple = polynomial_text(right).isidentifier()
     text = f"{name}//{polynomial_text(right)}" if simple else f"{name}//({polynomial_text(right)})"
     ground = replace(ground, parameters=(*ground.parameters, Parameter(quotient, text=text)))
-    value = right * sum_of_monomials((((Unknown(quotient),), 1),))
+    value = right * parameter_polynomial(quotient)
     return _tie(template, ground, a, free[name], TiedParameter(name, value, a.text, quotient, right))
 
 
@@ -202,28 +202,19 @@ def _tie(
     ground = replace(ground, parameters=rest, tied=(*ground.tied, tied))
     if same is not None:
         return ground
-    gap = sum_of_monomials((((Unknown(p.name),), 1), ((), -p.least)))
-    ground = _with_relations(ground, Inequality(f"{p.name} >= {p.least}", gap)) if _can_fail(ground, gap) else ground
-    return (
-        ground
-        if p.most is None
-        else _with_relations(
-            ground, Inequality(f"{p.name} <= {p.most}", sum_of_monomials((((Unknown(p.name),), -1), ((), p.most))))
-        )
-    )
-
-
-def _can_fail(ground: FamilyParameters, gap: SizePolynomial) -> bool:
-    return not ground.is_nonnegative(polynomial_form(substitute_sizes(gap, ground.values)))
+    size = parameter_polynomial(p.name)
+    if not ground.is_nonnegative(polynomial_form(substitute_sizes(size - p.least, ground.values))):
+        ground = _with_relation(ground, Inequality(f"{p.name} >= {p.least}", size - p.least))
+    if p.most is not None:
+        ground = _with_relation(ground, Inequality(f"{p.name} <= {p.most}", p.most - size))
+    return ground
 
 
 def _eliminate_tied(ground: FamilyParameters, n: SizePolynomial) -> SizePolynomial:
     """Substitute the values of tied parameters in *n*."""
     ties = {t.name: t.value for t in ground.tied}
     while isinstance(n, Poly) and parameters_in(n) & ties.keys():
-        n = substitute_sizes(
-            n, {name: ties.get(name, sum_of_monomials((((Unknown(name),), 1),))) for name in parameters_in(n)}
-        )
+        n = substitute_sizes(n, {name: ties.get(name, parameter_polynomial(name)) for name in parameters_in(n)})
     return n
 
 

@@ -39,7 +39,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.parametric.comparison import Difference, FamilyProver
 from einnet_explore.parametric.decision import find_solution, solution_text
-from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
+from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form
 from einnet_explore.parametric.schema import Schema, instantiate_schema
 from einnet_explore.parametric.size_polynomials import add_forms, form_text
 from einnet_explore.parametric.space import ParametricSpace
@@ -406,23 +406,24 @@ def raise_least_sizes(
 
     The parameters are minimised one after another.
     """
-    raised = [replace(p, least=max(p.least, n)) for p, n in zip(ground.parameters, enough, strict=True)]
-    if prove_step(replace(ground, parameters=tuple(raised)), before, after)[0].kind != "proved":
+
+    def at_least(sizes: Iterable[int]) -> FamilyParameters:
+        parameters = (replace(p, least=least) for p, least in zip(ground.parameters, sizes, strict=True))
+        return replace(ground, parameters=tuple(parameters))
+
+    def is_proved(sizes: Iterable[int]) -> bool:
+        return prove_step(at_least(sizes), before, after)[0].kind == "proved"
+
+    least = [max(p.least, n) for p, n in zip(ground.parameters, enough, strict=True)]
+    if not is_proved(least):
         return None
     for n, p in enumerate(ground.parameters):
-        low, high = p.least, raised[n].least
+        low, high = p.least, least[n]
         while low < high:
             middle = (low + high) // 2
-            if (
-                prove_step(replace(ground, parameters=_with_least(raised, n, middle)), before, after)[0].kind
-                == "proved"
-            ):
+            if is_proved([*least[:n], middle, *least[n + 1 :]]):
                 high = middle
             else:
                 low = middle + 1
-        raised[n] = replace(raised[n], least=high)
-    return replace(ground, parameters=tuple(raised))
-
-
-def _with_least(parameters: list[Parameter], n: int, least: int) -> tuple[Parameter, ...]:
-    return (*parameters[:n], replace(parameters[n], least=least), *parameters[n + 1 :])
+        least[n] = high
+    return at_least(least)

@@ -46,11 +46,10 @@ from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.size_polynomials import (
     Poly,
     SizePolynomial,
-    Unknown,
     divide_by_monomial,
+    parameter_polynomial,
     polynomial_text,
     polynomial_value,
-    sum_of_monomials,
 )
 from einnet_explore.syntax.expressions import table_from_tree
 from einnet_explore.syntax.latex_printer import Dialect
@@ -332,7 +331,7 @@ def literal_schema(template: Template, ground: FamilyParameters) -> Schema:
 
 def parse_polynomial(it: SyntaxNode, names: Iterable[str]) -> SizePolynomial:
     """Return *it* as a polynomial of parameters by name; raises Undecided if it is none."""
-    return _SchemaReader({name: sum_of_monomials((((Unknown(name),), 1),)) for name in names}, {}).size(it)
+    return _SchemaReader({name: parameter_polynomial(name) for name in names}, {}).size(it)
 
 
 def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: Mapping[str, SizePolynomial]) -> Tensor:

@@ -103,6 +103,11 @@ def sum_of_monomials(terms: Iterable[tuple[Monomial, int]]) -> SizePolynomial:
     return Poly(tuple(sorted(kept.items(), key=lambda t: (-len(t[0]), t[0]))))
 
 
+def parameter_polynomial(name: str) -> SizePolynomial:
+    """Return the parameter *name*, with modulus 1, as a polynomial."""
+    return sum_of_monomials((((Unknown(name),), 1),))
+
+
 def terms_of(n: SizePolynomial) -> tuple[tuple[Monomial, int], ...]:
     """Return the monomials of *n* with their coefficients."""
     return n.terms if isinstance(n, Poly) else (((), n),)
