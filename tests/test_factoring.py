@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -118,6 +119,21 @@ def test_collapse_reaches_the_products_of_algebra(name: str) -> None:
         end = best(start).end
         assert products_at_run_time(end) <= least
         agree(start, end)
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_one_public_search_finds_the_collapse(name: str) -> None:
+    build, sizes = COLLAPSES[name]
+    start, least = build(*sizes[0])
+    run = ee.search(start, max_depth=2)
+    for _ in run:
+        pass
+    scaled = least + sum(
+        prod(e.scope.shape) for e in start.equations if e.name in start.outputs
+    )  # a library scales apart
+    found = [c for c in run.candidates if products_at_run_time(c.program) <= scaled]
+    assert found and {certify(step.before, step.after).kind for step in found[0].derivation.steps} == {"proved"}
+    agree(start, found[0].program)
 
 
 def test_equal_intermediates_are_shared() -> None:

@@ -153,7 +153,8 @@ def count_products(scope: Scope) -> int:
     """Count the products of *scope* at run time: the points of its grid and of sums that it multiplies."""
     if reads_weights(scope.body):
         return 0
-    here = prod(x.extent for x in (*scope.traversals, *scope.summations))
+    moves = isinstance(scope.body, Access) and not scope.summations
+    here = 0 if moves else prod(x.extent for x in (*scope.traversals, *scope.summations))
     inner = (f.source for f in factors(scope.body) if isinstance(f, Access))
     return here + sum(count_products(s) for s in inner if isinstance(s, Scope) and s.summations)
 

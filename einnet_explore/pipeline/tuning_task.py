@@ -17,7 +17,7 @@ from einnet_explore.analysis.counts import intensity
 from einnet_explore.cost.model import ELEMENT_BYTES
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
-from einnet_explore.pipeline.numerics import allowed_rules, derivation_level, is_within
+from einnet_explore.pipeline.numerics import allowed_rules
 from einnet_explore.pipeline.subprogram import Trial
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
@@ -29,9 +29,8 @@ from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.expression_searches import compute_bound
-from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
-from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.limits import MemoryWatch, WorkClock
 from einnet_explore.support.wording import count_noun
@@ -47,9 +46,6 @@ MAX_ESTIMATE_RATIO = 3.0
 
 MAX_ESTIMATE_SPREAD = 10.0
 """A finalist's estimate is below this multiple of the cheapest variant's: a larger gap is no error of the model."""
-
-MAX_FUSED = 4
-"""Vertical fusions of a subprogram that become variants, the cheapest of each kind."""
 
 NESTED_SUM_KINDS = (EOperatorKind.ROWS, EOperatorKind.ONE_PASS, EOperatorKind.REDUCTIONS)
 """The kinds of generated kernels that compute several reductions of one another."""
@@ -87,11 +83,13 @@ def search_subprogram(
     *settings* are not used.  The search ends after its states (of each expression) or else its seconds (twice as many
     for several expressions, whose results are also merged), or when *memory* is full.
     """
-    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
-    fixed = frozenset(e.name for e in program.equations if heavy and e.name not in heavy)
-    rules = allowed_rules(EVERY_RULE, settings.numerics)
-    options = Options(max_depth=settings.max_depth, fixed=fixed, rules=rules)
+    rules, between = (allowed_rules(known, settings.numerics) for known in (EVERY_RULE, BETWEEN))
+    options = Options(max_depth=settings.max_depth, rules=rules, between=between)
     made = search_program(program, cost, options, fuse_eoperators, settings.states)
+    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
+    if isinstance(made, Search) and heavy:
+        fixed = frozenset(e.name for e in program.equations if e.name not in heavy)
+        made = Search(program, cost, replace(options, fixed=fixed))
     watch, states = WorkClock(), settings.states
     several = isinstance(made, ProgramSearch)
     seconds = settings.seconds * (2 if several else 1)
@@ -110,34 +108,17 @@ def search_subprogram(
 def find_variants(program: Program, cost: Cost, settings: Settings) -> FoundVariants:
     """Return the variants of a subprogram that a search with the effort of *settings* finds.
 
-    Intermediates are computed inside their readers where that can be generated (vertical fusion).  Several
-    compute-bound expressions are searched one by one and merged where possible (Algorithm 1).
+    Several expressions are searched one by one, merged, factored across and fused vertically (Algorithm 1).
     """
-    also = fused_variants(program, cost, settings.numerics)
     memory = MemoryWatch()
     ranked, made = search_subprogram(program, cost, settings, memory)
     found = [_variant(s, made.states[state].program, partial(made.derivation, state)) for s, state in ranked]
-    return FoundVariants(sorted((*found, *also), key=lambda v: v.seconds), made.size, memory.short)
-
-
-def fused_variants(program: Program, cost: Cost, numerics: str = "approximate") -> tuple[Variant, ...]:
-    """Return the cheapest vertical fusion of *program* of each kind that leaves no equation open, cheapest first."""
-    best: dict[Hashable, Variant] = {}
-    for fused in vertical_fusions(program):
-        done = generate_rest(fused)
-        if done is not None and is_within(derivation_level(done), numerics):
-            found = _derived_variant(cost(done.end)[0], done)
-            best[found.kind] = min(found, best.get(found.kind, found), key=lambda v: v.seconds)
-    return tuple(sorted(best.values(), key=lambda v: v.seconds))[:MAX_FUSED]
+    return FoundVariants(sorted(found, key=lambda v: v.seconds), made.size, memory.short)
 
 
 def _variant(seconds: float, program: Program, derivation: Callable[[], Derivation]) -> Variant:
     read = (a.source for e in program.equations for a in accesses(e.scope.body))
     return Variant(seconds, _kind(program), derivation, tuple(t for t in read if isinstance(t, Table)))
-
-
-def _derived_variant(seconds: float, derivation: Derivation) -> Variant:
-    return _variant(seconds, derivation.end, lambda: derivation)
 
 
 def _kind(program: Program) -> Hashable:

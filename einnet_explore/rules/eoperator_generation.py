@@ -3,7 +3,8 @@ r"""eOperator generation (EinNet §5.2).
 .. math::
    \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
-A whole equation is instantiated in place; a nested scope becomes an equation of its own first.  Scopes
+A reduction of single elements is generated whatever its intensity, since it has no product that a library would do
+better.  A whole equation is instantiated in place; a nested scope becomes an equation of its own first.  Scopes
 inside it must be plain re-indexings, which the kernel computes in place, or be read at most once an element: any other
 summation inside would be done again for every read.  Where a scope is only its tensor's elements in an order that
 strides express, no kernel is needed: it is a ``View``.  An output is no view unless its strides are row-major, since a
@@ -36,7 +37,7 @@ def _instance(program: Program, at: Path) -> Instance:
         case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
     measured = intensity(scope)
-    if measured >= COMPUTE_BOUND:
+    if measured >= COMPUTE_BOUND and not isinstance(scope.body, Access):
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance
 

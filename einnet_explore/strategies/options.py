@@ -9,11 +9,38 @@ from typing import SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING, RULES, SIBLING_MERGING, Rule
+from einnet_explore.rules import (
+    BATCH_MERGING,
+    CONTRACTION_ORDER,
+    EXPRESSION_FUSION,
+    EXPRESSION_SPLITTING,
+    ONE_PASS_GENERATION,
+    REDUCTION_GENERATION,
+    ROW_GENERATION,
+    RULES,
+    SIBLING_MERGING,
+    Rule,
+)
 from einnet_explore.strategies.strategy import STRATEGIES
 
 Cost: TypeAlias = "Callable[[Program], tuple[float, str]]"
 """Seconds that an executable program takes, and how that is known."""
+
+BETWEEN: tuple[Rule[object], ...] = (
+    SIBLING_MERGING,
+    BATCH_MERGING,
+    EXPRESSION_SPLITTING,
+    EXPRESSION_FUSION,
+    CONTRACTION_ORDER,
+    ROW_GENERATION,
+    ONE_PASS_GENERATION,
+    REDUCTION_GENERATION,
+)
+"""Rules between expressions: those that merge and split them, factoring across them, and vertical fusion.
+
+The last two need expression fusion: contraction order factors (``strategies/factoring.py``), and the generation rules
+make kernels that compute their intermediates themselves (``strategies/vertical_fusion.py``).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +60,7 @@ class Options:
     Good for who only wants the best candidate: the others are then not all found.  The best one is.
     """
     rules: tuple[Rule[object], ...] = RULES
-    between: tuple[Rule[object], ...] = (SIBLING_MERGING, BATCH_MERGING, EXPRESSION_SPLITTING)
+    between: tuple[Rule[object], ...] = BETWEEN
     """The rules between expressions of a program of several (Algorithm 1); none: all are searched as one expression."""
     combinations: int = 8
     """The cheapest combinations of the expressions' candidates that are candidates of the program."""

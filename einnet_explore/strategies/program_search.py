@@ -4,6 +4,7 @@
 
     Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
 
+Members are also the factorings of the program (``factoring.py``) and its vertical fusions (``vertical_fusion.py``).
 Rules between expressions also apply to results of the searches: Fig. 3 and Fig. 15 merge matrix products that
 convolutions became.  Results are post-optimised: eOperators are fused and inverse layouts cancel (Fig. 11, Fig. 14).
 
@@ -19,7 +20,17 @@ from itertools import islice
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import Program
-from einnet_explore.rules import EXPRESSION_SPLITTING, INTER_RULES, Derivation, Match, Rule
+from einnet_explore.rules import (
+    BATCH_MERGING,
+    CONTRACTION_ORDER,
+    EXPRESSION_FUSION,
+    EXPRESSION_SPLITTING,
+    INTER_RULES,
+    SIBLING_MERGING,
+    Derivation,
+    Match,
+    Rule,
+)
 from einnet_explore.strategies.combination import rank_choices
 from einnet_explore.strategies.converging import StateTable
 from einnet_explore.strategies.engine import Search
@@ -30,13 +41,24 @@ from einnet_explore.strategies.expression_searches import (
     compute_bound,
     standalone,
 )
+from einnet_explore.strategies.factoring import factorings
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
 
 PostOptimisation = Callable[[Derivation], Derivation]
 """What is done to an executable program: it returns the derivation with further steps, or as it is."""
 
 MAX_MEMBERS = 12
 """Programs of a closure under merging, and splits of the start program."""
+
+MERGES = (SIBLING_MERGING, BATCH_MERGING)
+"""The rules that merge expressions."""
+
+MAX_FACTORINGS = 3
+"""Factorings across expressions that become members, those with the fewest products."""
+
+MAX_FUSIONS = 6
+"""Vertical fusions that become members, those with the least traffic."""
 
 MERGING_CHOICES = 24
 """Combinations of variants that are tried because their library calls may merge."""
@@ -51,13 +73,13 @@ FIRST_STATES, GROWTH = 100, 4
 def search_program(
     start: Program, cost: Cost, options: Options, post: PostOptimisation | None = None, states: int | None = None
 ) -> Search | ProgramSearch:
-    """Return the search of *start*: Algorithm 1 where several expressions are worth a search, else of the expression.
+    """Return the search of *start*: Algorithm 1 where several expressions matter, else that of the one expression.
 
     Without rules *between* expressions, or with one of them among the rules inside, all expressions are searched as
     one.  *post* and *states* are those of ``ProgramSearch``.
     """
     separate = options.between and not any(rule in INTER_RULES for rule in options.rules)
-    if separate and len(compute_bound(start, options.fixed)) > 1:
+    if separate and (len(compute_bound(start, options.fixed)) > 1 or derive_across(start, options)):
         return ProgramSearch(start, cost, options, post or (lambda derivation: derivation), states)
     return Search(start, cost, replace(options, between=()))
 
@@ -105,37 +127,39 @@ class ProgramSearch(StateTable):
         self.ended = not self.complete and all(each.ended for each in self._searches.values())
 
     def _closure(self) -> Iterable[Reached]:
-        """The closure under merging, breadth first, then every split of one of the expressions."""
+        """The closure under merging, breadth first; factorings and fusions; every split of one of the expressions."""
         first = self.reached(0, (), self.start, 0, "start", None)
         self._seen.add(program_key(self.start))
         yield Reached(first)
         yield from self._merged(first)
+        for derivation in derive_across(self.start, self.options):
+            matches = tuple(step.match for step in derivation.steps)
+            yield from self._member(first, matches, derivation.end)
         if EXPRESSION_SPLITTING in self.options.between:
             for match in islice(matches_between(self.start, (EXPRESSION_SPLITTING,)), MAX_MEMBERS):
-                yield from self._member(first, match)
+                yield from self._member(first, (match,), match.apply(self.start).after)
 
     def _merged(self, first: State) -> Iterable[Reached]:
         """What merging makes of *first*, and of that in turn: at most ``MAX_MEMBERS``, none twice."""
-        merging = tuple(rule for rule in self.options.between if rule != EXPRESSION_SPLITTING)
+        merging = tuple(rule for rule in self.options.between if rule in MERGES)
         queue = [first]
         for member in queue:
             if len(queue) >= MAX_MEMBERS:
                 return
             for match in matches_between(member.program, merging):
-                for event in self._member(member, match):
+                for event in self._member(member, (match,), match.apply(member.program).after):
                     queue.append(event.state)
                     yield event
                 if len(queue) >= MAX_MEMBERS:
                     return
 
-    def _member(self, parent: State, match: Match[object]) -> Iterable[Reached]:
-        """The program that *match* makes of *parent*, unless it is known."""
-        program = match.apply(parent.program).after
+    def _member(self, parent: State, matches: tuple[Match[object], ...], program: Program) -> Iterable[Reached]:
+        """The *program* that *matches* make of *parent*, unless it is known."""
         if (key := program_key(program)) in self._seen:
             self.pruned += 1
             return
         self._seen.add(key)
-        yield Reached(self.reached(parent.id, (match,), program, parent.depth + 1, "explorative", None))
+        yield Reached(self.reached(parent.id, matches, program, parent.depth + 1, "explorative", None))
 
     def _search(self, member: State, states: int) -> Iterable[SearchEvent]:
         """Advance the searches of the expressions of *member* to *states* states."""
@@ -224,6 +248,18 @@ class ProgramSearch(StateTable):
         improved = seconds < self.best
         self.best = min(self.best, seconds)
         return Found(state, seconds, how, improved)
+
+
+def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
+    """Return the factorings across expressions of *program* and the vertical fusions with the least traffic.
+
+    Nothing is derived without the rules for it among those between expressions, and from equations that are fixed.
+    """
+    if options.fixed or EXPRESSION_FUSION not in options.between or len(program.equations) < 2:
+        return ()
+    factored = tuple(factorings(program)) if CONTRACTION_ORDER in options.between else ()
+    fused = sorted(vertical_fusions(program, (*options.between, *options.rules)), key=lambda found: traffic(found.end))
+    return (*factored[-MAX_FACTORINGS:], *fused[:MAX_FUSIONS])
 
 
 def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:

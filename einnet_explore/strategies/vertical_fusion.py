@@ -43,10 +43,13 @@ from einnet_explore.rules import (
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.strategy import is_rereading
 
-Kernels: TypeAlias = "tuple[Rule[object], ...]"
+Rules: TypeAlias = "tuple[Rule[object], ...]"
 
-KERNEL_RULES: Kernels = (ROW_GENERATION, ONE_PASS_GENERATION, REDUCTION_GENERATION)
+KERNEL_RULES: Rules = (ROW_GENERATION, ONE_PASS_GENERATION, REDUCTION_GENERATION)
 """The rules that generate a scope with sums nested in it."""
+
+FUSION_RULES: Rules = (*KERNEL_RULES, VARIABLE_SUBSTITUTION)
+"""The rules that may be left out, as the numerics of a model ask for."""
 
 ELEMENT_BYTES = 4
 
@@ -62,7 +65,7 @@ class FusionState:
     fused: frozenset[str] = frozenset()
 
 
-def vertical_fusions(program: Program, kernels: Kernels = KERNEL_RULES) -> Iterable[Derivation]:
+def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[Derivation]:
     """Yield derivations of *program* in which kernels of several reductions compute their intermediates themselves.
 
     Equations that have taken nothing in are still open.
@@ -82,22 +85,22 @@ def vertical_fusions(program: Program, kernels: Kernels = KERNEL_RULES) -> Itera
             continue
         seen.add(key)
         left -= 1
-        yield from generate_fused(state, kernels)
+        yield from generate_fused(state, rules)
         for saved, name in _savings(state.derivation.end):
             heapq.heappush(queue, (traffic(state.derivation.end) - saved, next(serial), state, name))
 
 
-def fuse_vertically(program: Program, kernels: Kernels = KERNEL_RULES) -> Derivation | None:
+def fuse_vertically(program: Program, rules: Rules = FUSION_RULES) -> Derivation | None:
     """Return a derivation that leaves no product and no reduction of *program* outside generated kernels, or None.
 
-    It is the one with the least number of kernels, then the one that the first of *kernels* generates.
+    It is the one with the least number of kernels, then the one that the first of *rules* generates.
     """
 
     def rank(done: Derivation) -> tuple[int, int]:
-        rules = [step.match.rule for step in done.steps]
-        return len(done.end.equations), min(n for n, rule in enumerate(kernels) if rule in rules)
+        used = [step.match.rule for step in done.steps if step.match.rule in KERNEL_RULES]
+        return len(done.end.equations), min(map(rules.index, used))
 
-    finished = (done for found in vertical_fusions(program, kernels) if (done := generate_rest(found)) is not None)
+    finished = (done for found in vertical_fusions(program, rules) if (done := generate_rest(found)) is not None)
     return min(finished, key=rank, default=None)
 
 
@@ -135,29 +138,32 @@ def _tidy(derivation: Derivation, *rules: Rule[object]) -> Derivation:
     return derivation
 
 
-def generate_fused(state: FusionState, kernels: Kernels) -> Iterable[Derivation]:
+def generate_fused(state: FusionState, rules: Rules) -> Iterable[Derivation]:
     """Yield *state* with its fused equations generated, one of them at least by a rule for nested sums."""
     found = [state.derivation] if state.fused else []
     for name in sorted(state.fused):
-        found = [longer for derivation in found for longer in _generate(derivation, name, kernels)]
+        found = [longer for derivation in found for longer in _generate(derivation, name, rules)]
     plain = len(state.derivation.steps)
-    yield from (done for done in found if any(step.match.rule in kernels for step in done.steps[plain:]))
+    yield from (done for done in found if any(step.match.rule in KERNEL_RULES for step in done.steps[plain:]))
 
 
-def _generate(derivation: Derivation, name: str, kernels: Kernels) -> Iterable[Derivation]:
+def _generate(derivation: Derivation, name: str, rules: Rules) -> Iterable[Derivation]:
     """Yield derivations that can generate the equation called *name*: as it stands, or after one substitution."""
     at = (equation_number(derivation.end, name),)
     if any(True for _ in EOPERATOR_GENERATION.matches(derivation.end, at)):
         yield derivation  # low intensity: it is generated with the rest
         return
-    yield from _kernels(derivation, at, kernels)
+    yield from _kernels(derivation, at, rules)
+    if VARIABLE_SUBSTITUTION not in rules:
+        return
     for match in VARIABLE_SUBSTITUTION.matches(derivation.end, _computing(derivation.end, at)):
-        yield from _kernels(_tidy(derivation.then(match), BOUNDARY_RELAXING, TRAVERSAL_MERGING), at, kernels)
+        yield from _kernels(_tidy(derivation.then(match), BOUNDARY_RELAXING, TRAVERSAL_MERGING), at, rules)
 
 
-def _kernels(derivation: Derivation, at: Path, kernels: Kernels) -> Iterable[Derivation]:
+def _kernels(derivation: Derivation, at: Path, rules: Rules) -> Iterable[Derivation]:
     """Yield *derivation* with the equation at *at* run by each kernel for nested sums that can."""
     at = _computing(derivation.end, at)
+    kernels = (rule for rule in rules if rule in KERNEL_RULES)
     return (derivation.then(match) for rule in kernels for match in rule.matches(derivation.end, at))
 
 
