@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from einnet_evaluation.bench import run_benchmark
@@ -31,25 +32,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
     still measured; the exit code is then 2, and no document is written if nothing was measured.
     """
     check_writable(json=arguments.json, reads=arguments.cases)
-    against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
-    for case in arguments.cases:
-        check_engines(case, against)
-    shapes = parse_shapes(arguments.shape)
+    measure = _benchmark(arguments)
     results: list[Mapping[str, Any]] = []
     failures: dict[str, str] = {}
     interrupted = False
     with progress_bar(len(arguments.cases), "cases") as bar:
         for case in arguments.cases:
             try:
-                result = run_benchmark(
-                    case,
-                    against=against,
-                    device=arguments.device,
-                    threads=arguments.threads,
-                    rounds=arguments.rounds,
-                    shapes=shapes,
-                    budget=arguments.budget,
-                )
+                result = measure(case)
             except KeyboardInterrupt:
                 say(f"interrupted: {len(results)} of {count_noun(len(arguments.cases), 'case')} measured")
                 interrupted = True
@@ -67,6 +57,22 @@ def run_bench(arguments: argparse.Namespace) -> int:
     if arguments.json and (results or not failures):
         write_json(arguments.json, {"cases": results, "failures": failures})
     return INTERRUPTED if interrupted else BAD_INPUT if failures else OK
+
+
+def _benchmark(arguments: argparse.Namespace) -> Callable[[str], Mapping[str, Any]]:
+    """Return the measurement of one case; raises ValueError for an unknown or missing engine and for bad shapes."""
+    against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
+    for case in arguments.cases:
+        check_engines(case, against)
+    return partial(
+        run_benchmark,
+        against=against,
+        device=arguments.device,
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        shapes=parse_shapes(arguments.shape),
+        budget=arguments.budget,
+    )
 
 
 def _table(result: Mapping[str, Any]) -> str:

@@ -43,19 +43,22 @@ _REASON_LINES = 8
 
 def run_optimize(arguments: argparse.Namespace) -> int:
     """Return 0 if done, 1 if the optimised model's outputs differ, 130 if interrupted (results are saved)."""
-    asked = (arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics)
-    chosen = make_settings(arguments.device, *asked)
+    settings = make_settings(
+        arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics
+    )
     model = read_model(arguments.model, parse_shapes(arguments.shape))
     check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         check_writable(str(Path(arguments.certificates) / "RECORD.json"))
-    chosen = replace(chosen, states=arguments.limit_states)
-    with limit_memory(arguments.memory) as room, executor(arguments.jobs, arguments.cluster) as where:
-        work = Optimiser(model, chosen, arguments.budget, executor=None if isinstance(where, SerialExecutor) else where)
+    settings = replace(settings, states=arguments.limit_states)
+    with limit_memory(arguments.memory) as memory, executor(arguments.jobs, arguments.cluster) as where:
+        work = Optimiser(
+            model, settings, arguments.budget, executor=None if isinstance(where, SerialExecutor) else where
+        )
         work.prepare()
         fast = _result(work)
-    if room.reached:
+    if memory.reached:
         say(f"searches stopped near {format_bytes(arguments.memory)} of memory: their results so far are reported")
     report = fast.report()
     failures = _write_outputs(arguments, fast, report)

@@ -20,7 +20,7 @@ from einnet_explore.cli.output import (
 )
 from einnet_explore.ir import Program
 from einnet_explore.session.run import check_options, run_search
-from einnet_explore.support.executors import executor, submit_work
+from einnet_explore.support.executors import WorkExecutor, executor, submit_work
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.syntax import load_text
 
@@ -79,7 +79,7 @@ def _fail(arguments: argparse.Namespace, failures: dict[str, Exception], case: s
 def _search(
     arguments: argparse.Namespace,
     programs: Mapping[str, Program],
-    where: Any,
+    where: WorkExecutor,
     reports: dict[str, Report],
     failures: dict[str, Exception],
 ) -> None:
