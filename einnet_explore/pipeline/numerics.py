@@ -24,7 +24,7 @@ from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.equivalence.sampling import slice_scope
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
-from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, ProgramCompiler
+from einnet_explore.pipeline.tuning_context import LEVELS, OUT_OF_MEMORY, Level, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import (
     BATCH_MERGING,
     BILINEAR_PRODUCT,
@@ -46,8 +46,6 @@ from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
 
-LEVELS = ("exact", "reassociate", "approximate")
-
 REASSOCIATING = frozenset(
     rule.name
     for rule in (
@@ -61,31 +59,32 @@ APPROXIMATING = frozenset(
 )
 
 
-def check_level(level: str) -> str:
-    """Return *level*; raises ValueError if it is unknown."""
-    if level not in LEVELS:
-        raise ValueError(f"numerics {level!r}: expected one of {', '.join(LEVELS)}")
-    return level
+def parse_level(text: str) -> Level:
+    """Return the level called *text*; raises ValueError if it is unknown."""
+    for level in LEVELS:
+        if level == text:
+            return level
+    raise ValueError(f"numerics {text!r}: expected one of {', '.join(LEVELS)}")
 
 
-def rule_level(rule: Rule[object]) -> str:
+def rule_level(rule: Rule[object]) -> Level:
     """Return the level of *rule*."""
     return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
 
 
-def derivation_level(derivation: Derivation) -> str:
+def derivation_level(derivation: Derivation) -> Level:
     """Return the highest level of the steps of *derivation*."""
     return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
 
 
-def allowed_rules(rules: Iterable[Rule[object]], most: str) -> tuple[Rule[object], ...]:
+def allowed_rules(rules: Iterable[Rule[object]], most: Level) -> tuple[Rule[object], ...]:
     """Return those of *rules* whose level is at most *most*."""
     return tuple(rule for rule in rules if is_within(rule_level(rule), most))
 
 
-def is_within(level: str, most: str) -> bool:
+def is_within(level: Level, most: Level) -> bool:
     """Whether *level* is at most *most*."""
-    return LEVELS.index(level) <= LEVELS.index(check_level(most))
+    return LEVELS.index(level) <= LEVELS.index(most)
 
 
 MAX_EVALUATED_WORK = 200_000_000
@@ -115,7 +114,7 @@ class ErrorReport:
     remembered.
     """
 
-    level: str
+    level: Level
     rules: tuple[str, ...]
     before: RoundingError | None = None
     after: RoundingError | None = None
@@ -157,7 +156,7 @@ class ErrorReport:
             return RoundingError(None if bound is None else as_number(bound), as_number(error))
 
         return ErrorReport(
-            level=str(found["level"]),
+            level=parse_level(str(found["level"])),
             rules=as_texts(found["rules"]),
             before=side("before"),
             after=side("after"),

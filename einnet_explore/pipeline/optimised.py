@@ -21,12 +21,12 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.assembly import PlanProgram
 from einnet_explore.pipeline.baseline import conservative_speedup
-from einnet_explore.pipeline.numerics import LEVELS
 from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attribution, ExportSelection, LeaveOneOut
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import TunedSubprogram
+from einnet_explore.pipeline.tuning_context import LEVELS
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import Timing, time_calls

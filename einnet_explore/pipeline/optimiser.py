@@ -23,7 +23,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed
 from einnet_explore.pipeline.layouts import estimate_equation, measured_price
-from einnet_explore.pipeline.numerics import ErrorReport, check_level, report_errors
+from einnet_explore.pipeline.numerics import ErrorReport, parse_level, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
@@ -39,7 +39,7 @@ from einnet_explore.pipeline.subprogram import (
     trial_to_json,
 )
 from einnet_explore.pipeline.tuner import TaskRunner, Tuner
-from einnet_explore.pipeline.tuning_context import Implementations, Settings, TuningHistory
+from einnet_explore.pipeline.tuning_context import RUNTIMES, Implementations, Runtime, Settings, TuningHistory
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.device_profile import PROFILE_PREFIX
@@ -50,9 +50,6 @@ from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
-
-RUNTIMES = ("plan", "onnxruntime")
-"""Runtimes of the optimised model: our plan, or ONNX Runtime alone on the exported file."""
 
 
 def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
@@ -71,9 +68,16 @@ def make_settings(
 ) -> Settings:
     """Return the settings of tuning; raises ValueError for an unknown device, runtime or numerics level."""
     check_device(device)
-    if runtime not in RUNTIMES:
-        raise ValueError(f"target runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
-    return Settings(threads or len(os.sched_getaffinity(0)), max_depth, runtime=runtime, numerics=check_level(numerics))
+    count = threads or len(os.sched_getaffinity(0))
+    return Settings(count, max_depth, runtime=parse_runtime(runtime), numerics=parse_level(numerics))
+
+
+def parse_runtime(text: str) -> Runtime:
+    """Return the runtime called *text*; raises ValueError if it is unknown."""
+    for runtime in RUNTIMES:
+        if runtime == text:
+            return runtime
+    raise ValueError(f"target runtime {text!r}: expected one of {', '.join(RUNTIMES)}")
 
 
 def check_device(device: str) -> None:

@@ -29,7 +29,7 @@ from einnet_explore.pipeline.part_selection import (
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
-from einnet_explore.pipeline.tuning_context import TuningHistory
+from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
 from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
@@ -43,7 +43,7 @@ MIN_REMEMBERED_SPEEDUP = 1.0
 MAX_FIRST_RUN_RATIO = 4.0
 """A form whose first run takes this multiple of the original's run is not run again if that is long."""
 
-FORMS: Mapping[str, tuple[PlanForm, ...]] = {
+FORMS: Mapping[Runtime, tuple[PlanForm, ...]] = {
     "plan": (PlanForm.JOINED, PlanForm.SEPARATE, PlanForm.EXPORTED),
     "onnxruntime": (PlanForm.EXPORTED, PlanForm.EXPORTED_SEPARATE),
 }

@@ -35,6 +35,16 @@ OUT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
 """Exceptions that mean out of memory: NumPy's, and those of ONNX Runtime, which raises them for other failures too."""
 
 
+Runtime: TypeAlias = Literal["plan", "onnxruntime"]
+"""The runtime of the optimised model: our plan, or ONNX Runtime alone on the exported file."""
+
+Level: TypeAlias = Literal["exact", "reassociate", "approximate"]
+"""How far a derivation may change rounding errors (``pipeline.numerics``)."""
+
+RUNTIMES: tuple[Runtime, ...] = ("plan", "onnxruntime")
+LEVELS: tuple[Level, ...] = ("exact", "reassociate", "approximate")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Effort of the search and of the measurements of one subprogram, and the runtime of the result.
@@ -48,8 +58,8 @@ class Settings:
     max_depth: int = 7
     seconds: float = 4.0
     finalists: int = 4
-    runtime: str = "plan"
-    numerics: str = "approximate"
+    runtime: Runtime = "plan"
+    numerics: Level = "approximate"
     states: int | None = None
 
 
