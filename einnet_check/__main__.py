@@ -1,12 +1,16 @@
 """``python -m einnet_check RECORD.json [PROGRAM.ein]``: exit 0 proved, 1 not proved, 2 no record,
-3 proved up to rounding of constants."""
+3 proved up to rounding of constants.
 
+``--rule NAME`` allows steps of a rule that is not the library's.
+"""
+
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from einnet_check.record import Verdict, check, weakest_kind
+from einnet_check.record import RULES, Verdict, check, weakest_kind
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -23,24 +27,28 @@ def shown(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """A line a step, and one that says it all."""
-    if not 1 <= len(arguments) <= 2:
-        print("usage: python -m einnet_check RECORD.json [PROGRAM.ein]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m einnet_check", description="Prove every step of a record.")
+    parser.add_argument("record", metavar="RECORD.json")
+    parser.add_argument(
+        "program", metavar="PROGRAM.ein", nargs="?", help="the program that the record has to start from"
+    )
+    parser.add_argument("--rule", metavar="NAME", action="append", default=[], help="allow steps of this rule, too")
+    given = parser.parse_args(arguments)
     try:
-        record = json.loads(Path(arguments[0]).read_text(encoding="utf-8"), object_pairs_hook=unique)
-        program = Path(arguments[1]).read_text(encoding="utf-8-sig") if len(arguments) > 1 else None
+        record = json.loads(Path(given.record).read_text(encoding="utf-8"), object_pairs_hook=unique)
+        program = Path(given.program).read_text(encoding="utf-8-sig") if given.program else None
         verdicts = list[Verdict]()
-        for verdict in check(record, program):
+        for verdict in check(record, program, {*RULES, *given.rule}):
             if verdict.why is not None:
-                print(shown(f"{arguments[0]}: {verdict.step}: NOT PROVED: {verdict.why}"), file=sys.stderr)
+                print(shown(f"{given.record}: {verdict.step}: NOT PROVED: {verdict.why}"), file=sys.stderr)
                 return 1
             print(", ".join((f"{verdict.step}: {verdict.kind}", *sorted(verdict.axioms))))
             verdicts.append(verdict)
         kind, axioms = weakest_kind(verdicts), frozenset[str]().union(*(v.axioms for v in verdicts))
-        print(", ".join((f"{arguments[0]}: {kind}, the last program computes what the first does", *sorted(axioms))))
+        print(", ".join((f"{given.record}: {kind}, the last program computes what the first does", *sorted(axioms))))
         return 0 if kind == "proved" else 3
     except (OSError, RecursionError, ValueError) as error:
-        print(shown(f"error: {arguments[0]}: {error}"), file=sys.stderr)
+        print(shown(f"error: {given.record}: {error}"), file=sys.stderr)
         return 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -14,6 +14,16 @@ from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
 from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
+
+RULES = frozenset([
+    "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation", "boundary_relaxing",
+    "boundary_tightening", "common_subexpression", "contraction_order", "dead_equation", "distributivity",
+    "eoperator_generation", "expression_extraction", "expression_fusion", "expression_inlining",
+    "expression_splitting", "one_pass_generation", "operator_matching", "recentring", "reduction_generation",
+    "row_generation", "sibling_merging", "storage_layout", "summation_exchange", "summation_splitting",
+    "traversal_factoring", "traversal_merging", "variable_substitution",
+])  # fmt: skip
+"""Names of rules; others are steps of a rule that the record's reader has to know of."""
 
 
 class Verdict(NamedTuple):
@@ -29,11 +39,11 @@ class Verdict(NamedTuple):
         return "unproved" if self.why is not None else "rounded" if ROUNDED in self.axioms else "proved"
 
 
-def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
+def check(record: Any, program: str | None = None, rules: Collection[str] = RULES) -> Iterable[Verdict]:
     """A verdict on the start of *record* (which has to be *program*), then one a step; raises ValueError for no record.
 
     What a step does is read from the programs before and after it; of what it says of itself only the match is used,
-    which has to be the call that the program then holds.
+    which has to be the call that the program then holds.  *rules*: the names that steps may have.
     """
     if not isinstance(record, Mapping) or record.get("format") != "einnet-explore record" or record.get("version") != 1:
         raise ValueError("$: found something else, expected an einnet-explore record of version 1")
@@ -45,6 +55,8 @@ def check(record: Any, program: str | None = None) -> Iterable[Verdict]:
         name = f"{n}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
         if not re.fullmatch(r"[0-9]+\. \w+ at [0-9]+(\.[0-9]+)*", name, re.ASCII):
             raise ValueError(f"{at}: expected a rule's name and a path")
+        if step["rule"] not in rules:
+            raise ValueError(f"{at}.rule: found {step['rule']!r}, expected one of {', '.join(sorted(rules))}")
         before, here = here, _program(step, "after", at)
         found = _verdict(name, before, here)
         yield found if found.why else found._replace(why=_wrong_match(step, before, here, at))

@@ -84,12 +84,12 @@ session.check()
 # sides on random integers at every element of the result.
 #
 # A session with your rule is saved and loaded like any other, provided that the reader has the rule. A reader without
-# the rule can still *check* the record (`einnet-explore check`):
+# the rule can still *check* the record (`einnet-explore check mine.json --rule max_outside`):
 
 # %%
 session.save("mine.json")
 print(ee.Session.load("mine.json", rules=(MAX_OUTSIDE,)))
-print("the record holds:", check_file("mine.json").ok)
+print("the record holds:", check_file("mine.json", rules=("max_outside",)).ok)
 
 # %% [markdown]
 # The session prints itself as Python, too. The code imports your rule from its module: here this notebook, in your

@@ -20,14 +20,16 @@ import pytest
 import einnet_explore as ee
 from einnet_check import certificate, terms
 from einnet_check.__main__ import main
+from einnet_check.record import RULES
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
-from einnet_explore.checker import RecordError, check_file, check_record
+from einnet_explore.checker import RULE_NAMES, RecordError, check_file, check_record
 from einnet_explore.cli import main as cli
 from einnet_explore.equivalence.assumptions import ROUNDING as FOLDED
 from einnet_explore.equivalence.certificate import certify, program_hash
 from einnet_explore.equivalence.verdict import CertificateKind, weakest_kind
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.rules import ALL_RULES
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.profile_store import ProfileKey, TimeStore
 from einnet_explore.syntax import TextError, parse
@@ -35,7 +37,7 @@ from einnet_explore.syntax import TextError, parse
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def record_of(*texts: str, rule: str = "any", at: str = "0") -> dict[str, Any]:
+def record_of(*texts: str, rule: str = "expression_fusion", at: str = "0") -> dict[str, Any]:
     steps = [{"rule": rule, "at": at, "params": {}, "after": after} for after in texts[1:]]
     return {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": steps}
 
@@ -288,6 +290,32 @@ def test_what_rounding_is_needed_for_is_said() -> None:
     thirds = [f"{A}Y[i:4] = {third}*A[i]" for third in ("(1/3)", "0.3333333333333333", "0.333333333333")]
     assert certificate(record_of(*thirds[:2]))["axioms"] == [ROUNDED]
     assert certificate(record_of(thirds[0], f"{A}Y[i:4] = A[i]/3"))["axioms"] == []
+
+
+def test_both_checkers_know_the_names_of_all_rules() -> None:
+    assert RULES == set(RULE_NAMES) == {rule.name for rule in ALL_RULES} | {"operator_matching"}
+
+
+def test_a_step_of_an_unknown_rule_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record_of(f"{A}Y[i:4] = A[i]", f"{A}Y[i:4] = 1*A[i]", rule="magic")))
+    for command in (lambda *more: cli(["check", str(path), *more]), lambda *more: main([str(path), *more])):
+        assert command() == 2
+        assert "$.steps[0].rule: found 'magic', expected one of" in capsys.readouterr().err
+        assert command("--rule", "magic") == 0
+
+
+def test_a_step_that_changes_the_mark_of_a_weight_is_false() -> None:
+    texts = (f"{A}Y[i:4] = 2*A[i]", "tensor A[4] weight\nY[i:4] = A[i] + A[i]")
+    for pair in (texts, texts[::-1]):
+        found = check_record(record_of(*pair))
+        assert found.kind == "false" and "weight" in str(found.counterexample)
+        assert certificate(record_of(*pair))["kind"] == "unproved"
+
+
+def test_a_value_that_is_undefined_on_both_sides_is_no_counterexample() -> None:
+    texts = (f"{A}Y[i:4] = A[i]*log(-1 - A[i]*A[i])", f"{A}Y[i:4] = log(-1 - A[i]*A[i])*A[i]")
+    assert certify(*map(parse, texts)).kind == "proved" and certificate(record_of(*texts))["kind"] == "proved"
 
 
 HIDDEN = tuple(

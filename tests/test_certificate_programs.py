@@ -128,7 +128,7 @@ def engine(before: str, after: str) -> bool:
 
 
 def checker(before: str, after: str) -> bool:
-    steps = [{"rule": "any", "at": "0", "params": {}, "after": after}]
+    steps = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": after}]
     record = {"format": "einnet-explore record", "version": 1, "start": before, "steps": steps}
     return bool(alone(record)["kind"] == "proved")
 

@@ -74,16 +74,19 @@ def test_a_wrong_step_is_found_whatever_it_claims(record: dict[str, Any]) -> Non
 def test_steps_that_cancel_are_still_wrong() -> None:
     right = "tensor A[4]\nY[i:4] = A[i]\n"
     wrong = "tensor A[4]\nY[i:4] = 2*A[i]\n"
-    steps = [{"rule": "any", "at": "0", "params": {}, "after": text} for text in (wrong, right)]
+    steps = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": text} for text in (wrong, right)]
     report = check_record({"format": "einnet-explore record", "version": 1, "start": right, "steps": steps})
     assert report.whole.ok and not report.ok
-    assert report.counterexample == "step 0 (any at 0): element [0]: A[0] occurs 1 time before and 2 times after"
+    assert (
+        report.counterexample
+        == "step 0 (expression_fusion at 0): element [0]: A[0] occurs 1 time before and 2 times after"
+    )
 
 
 def test_an_end_proved_as_a_whole_outweighs_an_exact_step() -> None:
     texts = ["relu(A[i])", "relu(relu(A[i]))", "relu(A[i])"]
     programs = [f"tensor A[4]\nY[i:4] = {body}\n" for body in texts]
-    steps = [{"rule": "any", "at": "0", "params": {}, "after": text} for text in programs[1:]]
+    steps = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": text} for text in programs[1:]]
     data = {"format": "einnet-explore record", "version": 1, "start": programs[0], "steps": steps}
     assert check_record(data).kind == "proved"
     assert check_record({**data, "steps": steps[:1]}).kind == "exact"

@@ -127,7 +127,7 @@ def test_programs_of_a_certificate_are_strings() -> None:
 
 def test_a_records_own_certificate_is_trusted_in_nothing() -> None:
     a, b = relus("A[i]", "2*A[i]")
-    step = {"rule": "any", "at": "0", "params": {}, "after": "tensor A[4]\nY[i:4] = 2*A[i]\n"}
+    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": "tensor A[4]\nY[i:4] = 2*A[i]\n"}
     data = {"format": "einnet-explore record", "version": 1, "start": "tensor A[4]\nY[i:4] = A[i]\n", "steps": [step]}
     claimed = {**data, "certificate": Certificate("proved", "composition", programs=("x",)).to_json()}
     assert check_record(claimed).kind == "false" and read_record(claimed).start == a

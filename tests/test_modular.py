@@ -148,7 +148,7 @@ def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = tmp_path / "r.json"
     record = records.to_record(Derivation(CASES["strided"]))
     text = render(steps("strided")[0].after)
-    record["steps"] = [{"rule": "any", "at": "0", "params": {}, "after": text, "certificate": None}]
+    record["steps"] = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": text, "certificate": None}]
     path.write_text(json.dumps(record))
     assert main(["check", str(path), "--modular"]) == 0
     assert f"start to end: equal modulo {PRIME}, " in capsys.readouterr().out

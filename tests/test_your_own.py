@@ -11,6 +11,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.checker import check_file
 from einnet_explore.checker.record import RecordError
+from einnet_explore.cli import main
 from einnet_explore.ir import Apply, Program, Scope
 from einnet_explore.rules import INTER_RULES, RULES, Rule
 from einnet_explore.session.session import Session
@@ -179,11 +180,14 @@ def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> Non
     session.apply("max_outside", at="Y")
     path = tmp_path / "record.json"
     session.save(path)
-    assert check_file(path).ok
+    with pytest.raises(RecordError, match=r"steps\[0\].rule: found 'max_outside', expected one of"):
+        check_file(path)
+    assert main(["check", str(path)]) == 2 and main(["check", str(path), "--rule", "max_outside"]) in (0, 3)
+    assert check_file(path, rules=("max_outside",)).ok
     held = json.loads(path.read_text())
     held["steps"][0]["after"] = held["steps"][0]["after"].replace("relu(", "abs(")
     path.write_text(json.dumps(held))
-    assert not check_file(path).ok
+    assert not check_file(path, rules=("max_outside",)).ok
 
 
 def test_a_wrong_rule_is_found_out() -> None:

@@ -1,10 +1,11 @@
 """Replays the certificates of a record; knows neither rules nor search."""
 
-from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
+from einnet_explore.checker.record import FORMAT, RULE_NAMES, VERSION, RecordError, load_json, read_record
 from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, instance_mismatch
 
 __all__ = [
     "FORMAT",
+    "RULE_NAMES",
     "VERSION",
     "RecordError",
     "Report",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from typing import Any
 
 from einnet_explore.analysis.flattening import flat_address
-from einnet_explore.checker.record import RecordedStep, load_json, read_record
+from einnet_explore.checker.record import RULE_NAMES, RecordedStep, RecordError, load_json, read_record
 from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
 from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
 from einnet_explore.equivalence.linear_space import Undecided
@@ -202,14 +203,23 @@ def _error_text(certificate: Certificate) -> str:
 
 
 def check_record(
-    record: object, *, source: str = "<record>", operators: tuple[Operator, ...] = OPERATORS, seed: int = 0
+    record: object,
+    *,
+    source: str = "<record>",
+    operators: tuple[Operator, ...] = OPERATORS,
+    rules: Collection[str] = RULE_NAMES,
+    seed: int = 0,
 ) -> Report:
     """Certify every step of *record* again, its instances, and its end against its start.
 
-    *operators* are those that instances may name.  The record's claims are reported, but not trusted.  Raises
-    RecordError if *record* is malformed.
+    *operators* are those that instances may name, *rules* the names that steps may have.  The record's claims are
+    reported, but not trusted.  Raises RecordError if *record* is malformed, or a step has another rule.
     """
     held = read_record(record, source)
+    for n, step in enumerate(held.steps):
+        if step.rule not in rules:
+            expected = ", ".join(sorted(rules))
+            raise RecordError(f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {expected}")
     programs = (held.start, *(step.after for step in held.steps))
     start = program_fault(held.start, operators)
     steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))
@@ -217,9 +227,15 @@ def check_record(
     return Report(source, start, steps, certify_chain(chain, seed))
 
 
-def check_file(path: str | PathLike[str], *, operators: tuple[Operator, ...] = OPERATORS, seed: int = 0) -> Report:
+def check_file(
+    path: str | PathLike[str],
+    *,
+    operators: tuple[Operator, ...] = OPERATORS,
+    rules: Collection[str] = RULE_NAMES,
+    seed: int = 0,
+) -> Report:
     """Check the record in the file at *path*, as ``check_record``; raises OSError if it cannot be read."""
-    return check_record(load_json(path), source=str(path), operators=operators, seed=seed)
+    return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
 
 
 def program_fault(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:

@@ -268,6 +268,7 @@ def _grad_arguments(command: argparse.ArgumentParser) -> None:
 
 def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("record", metavar="RECORD.json")
+    command.add_argument("--rule", metavar="NAME", action="append", default=[], help="allow steps of this rule, too")
     command.add_argument(
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )

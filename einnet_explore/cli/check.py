@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.checker import check_record, load_json, read_record
+from einnet_explore.checker import RULE_NAMES, check_record, load_json, read_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
 from einnet_explore.equivalence.verdict import is_at_least
 
@@ -16,7 +16,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     """
     check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
-    report = check_record(record, source=arguments.record)
+    report = check_record(record, source=arguments.record, rules=(*RULE_NAMES, *arguments.rule))
     document, opinion = report.to_json(), None
     if arguments.modular:
         from einnet_explore.interpreter.modular import compare_modulo_prime

@@ -42,6 +42,8 @@ def interface_mismatch(before: Program, after: Program) -> str | None:
             return f"input {t.name} has shape {t.shape}, expected {expected}"
         if given[t.name].box != t.box:
             return f"input {t.name} has box {_box_text(t.box)}, expected {_box_text(given[t.name].box)}"
+        if given[t.name].weight != t.weight:
+            return f"input {t.name} is {_role_text(t)}, expected {_role_text(given[t.name])}"
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
@@ -141,6 +143,10 @@ def _covers(box: Box, other: Box) -> bool:
 
 def _box_text(box: Box) -> str:
     return " × ".join(f"[{lo}, {hi})" for lo, hi in box) or "scalar"
+
+
+def _role_text(t: Tensor) -> str:
+    return "a weight" if t.weight else "no weight"
 
 
 def _tensor_text(t: Tensor) -> str:
