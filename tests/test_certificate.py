@@ -476,6 +476,31 @@ def test_identities_of_functions_are_exact(before: str, after: str) -> None:
     assert found.kind == "exact", found
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("exp(1e10*abs(A[i]))", "exp(1e10*abs(A[i])) + relu(A[i])"),
+        ("tanh(exp(1e10*abs(A[i])) + abs(B[i]))", "tanh(exp(1e10*abs(A[i])) + sqrt(B[i]*B[i] + 1))"),
+        ("min{}(abs(relu(tanh(A[i]))), sigmoid(relu(sigmoid(A[i]))))",
+         "min{}(abs(relu(tanh(A[i]))), sigmoid(relu(sigmoid(A[i])) + relu(B[i] - 1000000)))"),
+        ("min{}(abs(A[i]), relu(A[i]) + 1)", "min{}(abs(A[i]), relu(A[i]) + 1 + relu(B[i] - 1000000)*relu(-A[i] - 2e6))"),
+    ],
+)  # fmt: skip
+def test_agreement_where_no_sample_depends_on_an_operand_is_unknown(before: str, after: str) -> None:
+    head = "tensor A[4]\ntensor B[4]\nY[i:4] = "
+    pair = (head + text.format("imum") + "\nZ[i:4] = A[i] + B[i]" for text in (before, after))
+    found = certify(*map(parse, pair))
+    assert not found.ok, found
+
+
+def test_a_true_identity_of_functions_is_exact() -> None:
+    for before, after in (
+        ("tanh(v[i])", "2*sigmoid(2*v[i]) - 1"),
+        ("log(exp(v[i])*3) + v[i+1]", "v[i] + log(3) + v[i+1]"),
+    ):
+        assert certificate(f"Y[i:4] = {before}", f"Y[i:4] = {after}", "tensor v[8]\n").kind == "exact"
+
+
 def test_a_side_that_no_sample_reaches_is_a_gap() -> None:
     found = certificate("Y[i:4] = relu(v[i] - 1000000000000000)", "Y[i:4] = 0*v[i]", "tensor v[4]\n")
     assert found.kind == "unknown" and not found.ok and "no sample reached" in found.detail

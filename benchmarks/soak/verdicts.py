@@ -1,9 +1,10 @@
 """Pairs of programs, equal or with one mutation, whose verdicts are compared with evaluation to 300 digits.
 
-An item draws 50 pairs: element-wise functions of two tensors, with constants of all magnitudes.  The
-second program applies one true or false identity at a random place: a dropped ``relu`` or ``abs``, a cancelled root or
-quotient, a changed constant, function or summand, an equal form.  A pair that is called ``proved`` or ``exact`` and
-differs at some input, of any sign and magnitude, is a finding.
+An item draws 50 pairs: element-wise functions of two tensors, with constants of all magnitudes and signs.  The second
+program applies one true or false identity at a random place: a dropped ``relu`` or ``abs``, a cancelled root or
+quotient, a changed constant, function or summand, an equal form.  The verdicts of ``certify``, the record checker,
+``einnet_check`` and ``--modular`` are compared.  A pair that is called ``proved`` or ``exact`` and differs at some
+input, of any sign and magnitude, is a finding; so is a ``rounded`` pair that differs by more than its bound.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Iterable
 from decimal import Decimal, DecimalException, Overflow, Underflow, localcontext
 from typing import TypeAlias
 
+import einnet_check
 from benchmarks.soak.outcome import Outcome
+from einnet_explore.checker import check_record
 from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.modular import compare_modulo_prime
+from einnet_explore.ir import Program
 from einnet_explore.syntax import parse
 
 PAIRS = 50
 POINTS = 120
+DIGITS = 300
 CONSTANTS = ("0.5", "2", "3", "-1", "0.000001", "1000", "123456", "0.99999", "10000000000")
 
 Expression: TypeAlias = "tuple[str, ...] | tuple[object, ...]"
@@ -40,14 +46,13 @@ def item(number: int, n: int) -> Outcome:
 def draw(rng: random.Random, depth: int) -> Expression:
     """Draw an expression of at most *depth* nested functions."""
     if depth == 0 or rng.random() < 0.15:
-        return rng.choice([("A",), ("A",), ("B",), ("const", rng.choice(CONSTANTS))])
-    op = rng.choice(
-        ["relu", "abs", "tanh", "sigmoid", "exp", "sqrt", "neg", "+", "+", "-", "*", "*", "/", "max", "min"]
-    )
+        drawn = f"{rng.choice((-1, 1)) * 10 ** rng.uniform(-12, 12):.{rng.randint(1, 16)}g}"
+        return rng.choice([("A",), ("A",), ("B",), ("const", rng.choice((*CONSTANTS, drawn)))])
+    op = rng.choice([*ONE_ARGUMENT, "+", "+", "-", "*", "*", "/", "max", "min"])
     return (op, *(draw(rng, depth - 1) for _ in range(1 if op in ONE_ARGUMENT else 2)))
 
 
-ONE_ARGUMENT = ("relu", "abs", "tanh", "sigmoid", "exp", "sqrt", "neg")
+ONE_ARGUMENT = ("relu", "abs", "tanh", "sigmoid", "exp", "sqrt", "neg", "log", "rsqrt")
 ONE = ("const", "1")
 
 
@@ -74,12 +79,16 @@ def identities(e: Expression, rng: random.Random) -> Iterable[Expression]:
                 match x:
                     case "+", a, b:
                         yield ("+", ("*", a, y), ("*", b, y))
+        case "log", ("*", x, y):
+            yield ("+", ("log", x), ("log", y))
+        case "rsqrt", x:
+            yield ("/", ONE, ("sqrt", x))
         case "-", x, y:
             yield from (("+", x, ("neg", y)), ("-", y, x))
         case "/", x, y:
             yield from (("*", x, ("/", ONE, y)), ONE if x == y else x)
         case "const", value:
-            scale = rng.choice(["1.0001", "1.000000001", "2", "-1"])
+            scale = rng.choice(["1.0001", "1.000000001", "1.0000000000001", "1.0000000000000002", "2", "-1"])
             yield ("const", format(Decimal(str(value)) * Decimal(scale), "f"))
     x = ("A",) if rng.random() < 0.5 else ("B",)
     yield ("+", e, ("*", ("relu", x), ("relu", ("-", ("neg", x), ("const", rng.choice(["0", "3", "5000"]))))))
@@ -129,19 +138,23 @@ def value_of(e: Expression, a: Decimal, b: Decimal) -> Decimal | None:
         case "neg":
             return -x
         case "tanh":
-            return Decimal(1).copy_sign(x) if abs(x) > 80 else 1 - 2 / ((2 * x).exp() + 1)
+            return _sum(Decimal(1), -2 / _sum((2 * x).exp(), Decimal(1)))
         case "sigmoid":
-            return 1 / (1 + (-x).exp())
+            return 1 / _sum(Decimal(1), (-x).exp())
         case "exp":
             return x.exp()
         case "sqrt":
             return x.sqrt() if x >= 0 else None
+        case "rsqrt":
+            return 1 / x.sqrt() if x > 0 else None
+        case "log":
+            return x.ln() if x > 0 else None
     assert y is not None
     match e[0]:
         case "+":
-            return x + y
+            return _sum(x, y)
         case "-":
-            return x - y
+            return _sum(x, -y)
         case "*":
             return x * y
         case "/":
@@ -151,15 +164,27 @@ def value_of(e: Expression, a: Decimal, b: Decimal) -> Decimal | None:
     return min(x, y)
 
 
-Difference: TypeAlias = "tuple[tuple[float, float], tuple[Decimal | None, Decimal | None]]"
-"""Inputs, and the values there."""
+class Absorbed(DecimalException):
+    """An operand of a sum is too small for the digits of the sum."""
+
+
+def _sum(x: Decimal, y: Decimal) -> Decimal:
+    if x and y and abs(x.adjusted() - y.adjusted()) > DIGITS - 40:
+        raise Absorbed
+    return x + y
+
+
+Difference: TypeAlias = "tuple[tuple[float, float], tuple[Decimal | None, Decimal | None], bool]"
+"""Inputs, the values there, and whether all differences in [-1, 1] are within the bound of a certificate."""
 
 
 def points(rng: random.Random) -> Iterable[tuple[float, float]]:
     """Draw inputs: all signs and magnitudes, zeros, constants, equal ones."""
 
     def one() -> float:
-        match rng.randrange(4):
+        match rng.randrange(5):
+            case 4:
+                return rng.choice((-1, 1)) * 10 ** rng.uniform(-13, -4)
             case 0:
                 return rng.choice((-1, 1)) * 10 ** rng.uniform(-4, 2.5)
             case 1:
@@ -173,10 +198,11 @@ def points(rng: random.Random) -> Iterable[tuple[float, float]]:
         yield a, a if n % 7 == 0 else one()
 
 
-def difference(before: Expression, after: Expression, rng: random.Random) -> Difference | None:
+def difference(before: Expression, after: Expression, rng: random.Random, error: float) -> Difference | None:
     """Return inputs at which both are defined and differ, or only one is defined; None if there are none."""
+    first: Difference | None = None
     with localcontext() as context:
-        context.prec, context.Emax, context.Emin = 300, 10**12, -(10**12)
+        context.prec, context.Emax, context.Emin = DIGITS, 10**12, -(10**12)
         context.traps[Underflow] = True
         for a, b in points(rng):
             try:
@@ -185,20 +211,52 @@ def difference(before: Expression, after: Expression, rng: random.Random) -> Dif
                 continue
             if x is None or y is None:
                 if x is not y:
-                    return (a, b), (x, y)
-            elif abs(x - y) > Decimal("1e-12") * max(abs(x), abs(y), Decimal("1e-20")):
-                return (a, b), (x, y)
-    return None
+                    first = first or ((a, b), (x, y), True)
+            elif error and max(abs(a), abs(b)) <= 1 and abs(x - y) > Decimal(error):
+                return (a, b), (x, y), False
+            elif abs(x - y) > Decimal("1e-25") * max(abs(x), abs(y), Decimal("1e-30")):
+                first = ((a, b), (x, y), True) if first is None or None in first[1] else first
+            if first is not None and None not in first[1] and not error:
+                break
+    return first
 
 
 def examine(before: Expression, after: Expression, rng: random.Random, outcome: Outcome) -> None:
-    """Compare the verdict on a pair with evaluation."""
-    one, other = (parse(f"tensor A[4]\ntensor B[4]\nY[i:4] = {text_of(e)} + 0*A[i]*B[i]") for e in (before, after))
-    verdict = certify(one, other)
-    differs = difference(before, after, rng)
-    outcome.counts[f"{verdict.kind}, {'equal' if differs is None else 'different'}"] += 1
-    undefined = differs is not None and None in differs[1]
-    if differs is not None and verdict.ok and not (undefined and verdict.kind == "proved"):  # proofs assume 1/x finite
+    """Compare the verdicts of all checkers on a pair with evaluation."""
+    texts = [f"tensor A[4]\ntensor B[4]\nY[i:4] = {text_of(e)}\nZ[i:4] = A[i] + B[i]\n" for e in (before, after)]
+    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": texts[1]}
+    record = {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": [step]}
+    found = certify(*map(parse, texts))
+    verdicts = {
+        "certify": found.kind,
+        "check": check_record(record).kind,
+        "einnet_check": einnet_check.certificate(record)["kind"],
+        "modular": _modular_verdict(*map(parse, texts)),
+    }
+    claims = {name: kind for name, kind in verdicts.items() if kind in ("proved", "rounded", "exact")}
+    differs = difference(before, after, rng, found.error) if claims else None
+    for name, kind in verdicts.items():
+        outcome.counts[
+            f"{name}: {kind}" + (f", {'equal' if differs is None else 'different'}" if name in claims else "")
+        ] += 1
+    for name, kind in claims.items() if differs is not None else ():
+        undefined = None in differs[1]
+        if undefined and kind != "exact":  # proofs assume 1/x finite
+            continue
+        if kind == "rounded" and (name != "certify" or differs[2]):  # only certify says by how much
+            continue
         outcome.found(
-            f"a pair that differs is called {verdict.kind}", f"at A, B = {differs[0]}", text_of(before), text_of(after)
-        )
+            f"a pair that differs is called {kind} by {name}",
+            f"at A, B = {differs[0]}", text_of(before), text_of(after),
+        )  # fmt: skip
+
+
+def _modular_verdict(before: Program, after: Program) -> str:
+    """Return ``proved`` where the comparison modulo a prime has a bound on its error, and finds no difference."""
+    try:
+        found = compare_modulo_prime(before, after)
+    except ValueError:
+        return "refused"
+    if found.differs is not None:
+        return "different"
+    return "without a bound" if found.bound is None else "rounded" if found.rounded else "proved"

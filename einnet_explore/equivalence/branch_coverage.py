@@ -18,15 +18,20 @@ import numpy as np
 
 from einnet_explore.equivalence.value_bounds import value_range
 from einnet_explore.interpreter.evaluation import DerivedNumbers, NumberDomain
-from einnet_explore.interpreter.exact_arrays import Value
+from einnet_explore.interpreter.exact_arrays import Array, Value
 from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, Scope, scopes, walk_scalar
 
 Kink: TypeAlias = "tuple[str, tuple[Scalar, ...]]"
 """A piecewise function and its arguments."""
 
 
-Sides: TypeAlias = "set[tuple[int, int]]"
-"""Numbers of kinks, and signs: of the argument, of the difference of the arguments, or of the exponent of a power."""
+Side: TypeAlias = "tuple[int, int]"
+"""The number of a kink, and a sign: of the argument, of the difference of the arguments, or of a power's exponent."""
+
+Sides: TypeAlias = "set[Side]"
+
+SampledSides: TypeAlias = "dict[Side, Array]"
+"""Which samples reach a side."""
 
 
 def _has_kink(part: Apply) -> bool:
@@ -53,15 +58,16 @@ class BranchCoverage:
         self.kinks = kinks(scope)
         self._possible = [(n, sign) for n, kink in enumerate(self.kinks) for sign in _possible_sides(*kink)]
 
-    def recorder(self, numbers: NumberDomain, scope: Scope, reached: Sides) -> NumberDomain:
+    def recorder(self, numbers: NumberDomain, scope: Scope, reached: SampledSides, count: int) -> NumberDomain:
         """Return *numbers*, adding to *reached* which sides an evaluation of *scope* reaches.
 
-        *scope* has the kinks of this coverage in the same order: it is a slice, or has functions replaced.
+        *count* samples are the first dimension of all values; one sample has no dimension.  *scope* has the kinks of
+        this coverage in the same order: it is a slice, or has functions replaced.
         """
         own = kinks(scope)
         if len(own) != len(self.kinks):
             return numbers
-        return _Recorder(numbers, reached, {kink: n for n, kink in enumerate(own)})
+        return _Recorder(numbers, reached, count, {kink: n for n, kink in enumerate(own)})
 
     def gap(self, reached: Sides) -> str:
         """Return a side that is not *reached*, in words; '' if there is none."""
@@ -77,27 +83,30 @@ class BranchCoverage:
 class _Recorder(DerivedNumbers):
     """A number domain that computes as *numbers* does, and records the sides of the kinks."""
 
-    reached: Sides
+    reached: SampledSides
+    count: int
     place: dict[Kink, int]
 
     def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
         if (place := self.place.get((op, args))) is not None:
-            self.reached.update((place, sign) for sign in _reached_sides(op, values))
+            for sign, where in _reached_sides(op, values):
+                samples = where.reshape(where.shape[0] if self.count > 1 else 1, -1).any(axis=1)
+                self.reached[place, sign] = self.reached.get((place, sign), False) | np.broadcast_to(
+                    samples, self.count
+                )
         return self.numbers.apply(op, values, args)
 
 
-def _reached_sides(op: str, values: Sequence[Value]) -> Iterable[int]:
-    """Yield the signs that occur beyond the error bounds of *values*, if they have any."""
+def _reached_sides(op: str, values: Sequence[Value]) -> Iterable[tuple[int, Array]]:
+    """Yield the signs, and where they occur beyond the error bounds of *values*, if they have any."""
     chosen = values if op in ("maximum", "minimum") else values[-1:]
     first, *rest = (value[0].array for value in chosen)
     difference = np.subtract(first, rest[0]) if rest else first
     error = reduce(np.add, [value[1].array if len(value) > 1 else np.zeros(()) for value in chosen])
-    if np.any(difference > error):
-        yield 1
-    if np.any(-difference > error):
-        yield -1
-    if op == "pow" and np.any((difference == 0) & (error == 0)):
-        yield 0
+    yield 1, np.asarray(difference > error)
+    yield -1, np.asarray(-difference > error)
+    if op == "pow":
+        yield 0, np.asarray((difference == 0) & (error == 0))
 
 
 def _possible_sides(op: str, args: tuple[Scalar, ...]) -> Iterable[int]:

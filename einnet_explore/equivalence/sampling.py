@@ -3,28 +3,44 @@ r"""Evaluation of two scopes on random inputs, as a whole or in slices: evidence
 Functions over the reals are replaced by polynomials with random constants (``exp`` → x² + 3x + c and so on) and
 evaluated on random integers: scopes that are equal for every interpretation of the functions stay equal, no value
 saturates, and arithmetic stays exact.  Where these differ, an identity of the functions themselves may still hold; it
-is sampled in double precision with running error bounds, on inputs of all signs and magnitudes, zeros, constants of
-the scopes, and equal operands.  A value that is undefined on one side only (1/0, the logarithm of -1) is a difference;
-undefined on both sides it is no evidence.
+is sampled in double precision with running error bounds (``real_samples``), on inputs of all signs and magnitudes,
+zeros, constants of the scopes, and equal operands.  A value that is undefined on one side only (1/0, the logarithm of
+-1) is a difference; undefined on both sides it is no evidence.
 
-Agreement counts only where it is decisive, and for the pieces of piecewise functions that the samples reached
-(``branch_coverage``); otherwise the result names the gap.  A slice restricts the traversals of the root to a window,
+Agreement counts only where it is decisive, for the pieces of piecewise functions that the samples reached
+(``branch_coverage``), and if decisive samples depend on every operand and constant; otherwise the result names the gap.
+A slice restricts the traversals of the root to a window,
 and those of nested scopes to the elements that the window reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import isfinite, prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from einnet_explore.analysis.indices import with_iterators
-from einnet_explore.equivalence.branch_coverage import BranchCoverage, Sides
-from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION, SMALLEST_PRECISE
-from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead
+from einnet_explore.equivalence.branch_coverage import BranchCoverage, SampledSides, Sides
+from einnet_explore.equivalence.real_samples import (
+    REAL_INPUTS,
+    Change,
+    Draw,
+    Mutant,
+    batch_samples,
+    change_constant,
+    compare_bounded,
+    constants_of,
+    draw_inputs,
+    drop_operands,
+    mutants,
+    tensors_of,
+)
+from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION
+from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Array, RealNumbers
 from einnet_explore.interpreter.running_error import BoundedValue, evaluate_with_errors
 from einnet_explore.ir import (
@@ -43,15 +59,17 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
     scopes,
-    tensors,
     walk_scalar,
 )
 
 MAX_REAL_POINTS = 1 << 20
 """Grid points of one evaluation with error bounds."""
 
-ELEMENTS_PER_INPUT = 12
-"""Single elements that are compared on each kind of inputs, while a side of a kink is not reached."""
+ELEMENTS, SAMPLES_PER_KIND = 6, 8
+"""Single elements that are compared while there is a gap, and the samples of each with one kind of inputs."""
+
+MAX_MUTANTS = 200
+"""Operands and constants of a scope up to which each has to be told by a sample; more of them are a gap."""
 
 REPEATED_POINTS = 1 << 14
 """Scopes of fewer grid points are sampled several times with each kind of inputs."""
@@ -124,8 +142,15 @@ class _Samples:
         self.coverage = tuple(map(BranchCoverage, self.pair))
         self.integer_sides: tuple[Sides, Sides] = (set(), set())
         self.real_sides: tuple[Sides, Sides] = (set(), set())
+        self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
+        self._require(drop_operands)
         self.points = sum(map(grid_points, self.pair))
-        self.constants = np.array(sorted({c for scope in self.pair for c in _constants(scope)}))
+        self.constants = np.array(sorted({c for scope in self.pair for c in constants_of(scope)}))
+
+    def _require(self, change: Change) -> None:
+        """Require that samples depend on what *change* changes."""
+        for scope, unseen in zip(self.pair, self.unseen, strict=True):
+            unseen.update(islice(mutants(scope, change), MAX_MUTANTS + 1))
 
     @property
     def elements(self) -> int:
@@ -139,7 +164,8 @@ class _Samples:
         for coverage, on_integers, on_reals in zip(self.coverage, self.integer_sides, self.real_sides, strict=True):
             if missing := coverage.gap(on_reals | on_integers if self.holds_for_all_functions else on_reals):
                 return missing
-        return ""
+        unseen = sorted(text for mutants in self.unseen for text, _ in mutants)
+        return f"no sample depends on {unseen[0]}" if unseen else ""
 
     def integers(self, budget: int, indices: tuple[tuple[int, ...], ...]) -> Difference | None:
         """Compare on random integers, with stand-ins for real functions; return a difference, if it is decisive."""
@@ -153,67 +179,63 @@ class _Samples:
                 _put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
             shift = int(random.integers(-1000, 1001))
             left, right = (
-                _integer_values(interpret_reals(scope, shift) if self.has_reals else scope, given, coverage, sides)
+                _integer_values(self._stand_in(scope, shift), given, coverage, sides)
                 for scope, coverage, sides in zip(pair, self.coverage, self.integer_sides, strict=True)
             )
-            agree = np.asarray(left == right) | (_is_nan(left) & _is_nan(right))
+            agree = _same(left, right)
             if not np.all(agree):
                 self.holds_for_all_functions = False
-                return None if self.has_reals else _difference(agree, left, right, window)
+                self._require(drop_operands)
+                return None if self.has_reals else _shifted(_difference(agree, left, right), window)
             self.windows.add(window)
+            for own, coverage, unseen in zip((left, right), self.coverage, self.unseen, strict=True):
+                for mutant in list(unseen) if len(unseen) <= MAX_MUTANTS else ():
+                    scope = mutant[1] if window == self.pair[0].box else slice_scope(mutant[1], window)
+                    if not np.all(_same(own, _integer_values(self._stand_in(scope, shift), given, coverage, set()))):
+                        unseen.discard(mutant)
         return None
+
+    def _stand_in(self, scope: Scope, shift: int) -> Scope:
+        return interpret_reals(scope, shift) if self.has_reals else scope
 
     def reals(self, budget: int) -> Difference | None:
         """Compare in double precision with error bounds; return a difference beyond the bounds."""
-        for n, draw in enumerate(_REAL_INPUTS * max(1, min(4, REPEATED_POINTS // max(1, self.points)))):
-            random = np.random.default_rng((self.seed, 1, n))
+        random = np.random.default_rng((self.seed, 1))
+        draws = REAL_INPUTS * max(1, min(4, REPEATED_POINTS // max(1, self.points)))
+        size = max(1, min(len(draws), budget // max(1, self.points)))
+        for n, start in enumerate(range(0, len(draws), size)):
             window, pair = self._slices(budget, random, n)
-            given = _draw_inputs(draw, pair, random, self.constants)
-            found, decisive = self._compare_reals(pair, window, given, (set(), set()))
+            batch = _Batch(pair, draws[start : start + size], random, self.constants)
+            found, decisive, _ = batch.compare(self.coverage)
             if found is not None:
-                return found
+                return _shifted(found, window)
             self.windows.add(window)
-            self.decisive_rounds += bool(np.any(decisive))
+            self.decisive_rounds += int(np.count_nonzero(decisive.reshape(len(decisive), -1).any(axis=1)))
         return None
 
     def single_elements(self) -> Difference | None:
-        """Compare single elements, so that the sides of kinks count only where their element is decisive."""
+        """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
-        box = self.pair[0].box
-        slices: list[tuple[Box, tuple[Scope, Scope]]] = []
-        for n, draw in enumerate(_REAL_INPUTS * ELEMENTS_PER_INPUT):
-            if not self.gap():
+        if not self.holds_for_all_functions:
+            self._require(change_constant)
+        for _ in range(ELEMENTS):
+            if not self.gap() or sum(map(len, self.unseen)) > MAX_MUTANTS:
                 break
-            if len(slices) < ELEMENTS_PER_INPUT:
-                window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in box))
-                slices.append((window, (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))))
-            window, pair = slices[n % len(slices)]
-            if sum(map(grid_points, pair)) > MAX_REAL_POINTS:
+            window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in self.pair[0].box))
+            pair = (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))
+            count = min(len(REAL_INPUTS) * SAMPLES_PER_KIND, MAX_REAL_POINTS // max(1, *map(grid_points, pair)))
+            if not count:
                 break
-            reached: tuple[Sides, Sides] = (set(), set())
-            given = _draw_inputs(draw, pair, random, self.constants)
-            found, decisive = self._compare_reals(pair, window, given, reached)
+            batch = _Batch(pair, (REAL_INPUTS * SAMPLES_PER_KIND)[:count], random, self.constants)
+            found, decisive, reached = batch.compare(self.coverage)
             if found is not None:
-                return found
-            if np.all(decisive):
-                for total, sides in zip(self.real_sides, reached, strict=True):
-                    total.update(sides)
+                return _shifted(found, window)
+            decisive = np.asarray(decisive.reshape(len(decisive), -1).all(axis=1))
+            for total, sides in zip(self.real_sides, reached, strict=True):
+                total.update(side for side, samples in sides.items() if np.any(samples & decisive))
+            for own, unseen in zip(batch.values, self.unseen, strict=True):
+                unseen -= {m for m in unseen if batch.tells(own, slice_scope(m[1], window), decisive)}
         return None
-
-    def _compare_reals(
-        self, pair: tuple[Scope, Scope], window: Box, given: dict[str, Array], reached: tuple[Sides, Sides]
-    ) -> tuple[Difference | None, Array]:
-        """Compare *pair* on the inputs *given*; return a difference, and which elements are decisive.
-
-        The sides of kinks that occur are added to *reached*.
-        """
-        with np.errstate(all="ignore"):
-            left, right = (
-                evaluate_with_errors(coverage.recorder(DOUBLE_PRECISION, scope, sides), scope, given)
-                for scope, coverage, sides in zip(pair, self.coverage, reached, strict=True)
-            )
-        agree, decisive = _compare_bounded(left, right)
-        return None if np.all(agree) else _difference(agree, left.value, right.value, window), decisive
 
     def _slices(self, budget: int, random: np.random.Generator, n: int) -> tuple[Box, tuple[Scope, Scope]]:
         """Return the *n*-th window, and both scopes in it."""
@@ -233,115 +255,64 @@ def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCover
     """Evaluate *scope* exactly; the sides of kinks that occur are added to *reached*."""
     numbers = RealNumbers()
     inputs = {name: numbers.input(name, array) for name, array in given.items()}
-    return Evaluation(coverage.recorder(numbers, scope, reached), inputs, 1 << 25).scope(scope)[0].array
+    sampled: SampledSides = {}
+    found = Evaluation(coverage.recorder(numbers, scope, sampled, 1), inputs, 1 << 25).scope(scope)[0].array
+    reached.update(side for side, samples in sampled.items() if samples.any())
+    return found
 
 
-def _is_nan(array: Array) -> Array:
-    """Return where *array*, also one of Python numbers, holds NaN."""
-    return np.asarray(np.not_equal(array, array))
+def _same(left: Array, right: Array) -> Array:
+    """Return where two arrays, also of Python numbers, hold the same value or NaN."""
+    return np.asarray(np.equal(left, right) | (np.not_equal(left, left) & np.not_equal(right, right)))
 
 
-def _difference(agree: Array, left: Array, right: Array, window: Box) -> Difference:
+def _difference(agree: Array, left: Array, right: Array) -> Difference:
     """Return the first element that does not agree, and its values."""
-    at = np.unravel_index(int(np.argmin(agree)), left.shape)
-    element = tuple(int(i) + lo for i, (lo, _) in zip(at, window, strict=True))
-    return element, _as_float(left[at]), _as_float(right[at])
+    at = tuple(map(int, np.unravel_index(int(np.argmin(agree)), left.shape)))
+    return at, _as_float(left[at]), _as_float(right[at])
 
 
-def _compare_bounded(left: BoundedValue, right: BoundedValue) -> tuple[Array, Array]:
-    """Return where the values agree or nothing is known, and where their agreement has at least nine digits."""
-    error = left.error + right.error
-    known = np.isfinite(error)
-    largest = np.maximum(np.abs(left.value), np.abs(right.value))
-    with np.errstate(all="ignore"):
-        same = (left.value == right.value) | (np.abs(left.value - right.value) <= 4 * error + SMALLEST_PRECISE)
-    undefined = np.isnan(left.value) & np.isnan(right.value)
-    decisive = (
-        known & same & np.isfinite(largest) & ((error <= 1e-9 * largest) & (largest > SMALLEST_PRECISE) | (error == 0))
-    )
-    return ~known | undefined | same, decisive
+def _shifted(found: Difference, window: Box) -> Difference:
+    """Return a difference in a window as one of the whole."""
+    return (tuple(i + lo for i, (lo, _) in zip(found[0], window, strict=True)), *found[1:])
 
 
-_Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
+class _Batch:
+    """Samples of two scopes in double precision, as one evaluation; *values* are those of both, sample by sample."""
 
+    def __init__(
+        self, pair: tuple[Scope, Scope], draws: Sequence[Draw], random: np.random.Generator, constants: Array
+    ) -> None:
+        self.count = len(draws)
+        self.inputs = draw_inputs(draws, pair, random, constants)
+        self.pair = tuple(batch_samples(scope, self.count) for scope in pair)
+        self.values: list[BoundedValue] = []
 
-def _powers(low: float, high: float, signs: tuple[float, ...] = (-1.0, 1.0)) -> _Draw:
-    """Draw magnitudes from 10^low to 10^high, log-uniform, with one of *signs*."""
+    def compare(self, coverage: Sequence[BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
+        """Compare both; return a difference, the decisive elements of each sample, and the sides of kinks reached."""
+        reached: list[SampledSides] = [{}, {}]
+        for covered, scope, sides in zip(coverage, self.pair, reached, strict=True):
+            numbers = covered.recorder(DOUBLE_PRECISION, scope, sides, self.count)
+            self.values.append(self._evaluate(numbers, scope))
+        agree, decisive = compare_bounded(*self.values)
+        if np.all(agree):
+            return None, decisive, reached
+        (_, *at), expected, found = _difference(agree, *(value for value, _ in self.values))
+        return (tuple(at), expected, found), decisive, reached
 
-    def draw(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
-        return np.asarray(random.choice(signs, shape) * 10.0 ** random.uniform(low, high, shape))
+    def tells(self, own: BoundedValue, mutant: Scope, decisive: Array) -> bool:
+        """Whether a *decisive* sample of the original, of value *own*, differs from the *mutant*."""
+        agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, batch_samples(mutant, self.count)))
+        return bool(np.any(decisive & ~agree.reshape(self.count, -1).any(axis=1)))
 
-    return draw
-
-
-def _equal(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
-    """Draw one number for all elements."""
-    return np.full(shape, random.normal())
-
-
-def _near_constants(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw numbers next to zero and the constants of the scopes, of both signs."""
-    return _special(random, shape, constants) + random.normal(0, 1.5, shape)
-
-
-def _mixed(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw zeros and ones, moderate numbers, and numbers next to constants."""
-    near = _near_constants(random, shape, constants)
-    some = np.where(random.random(shape) < 0.5, near, random.normal(0, 2, shape))
-    return np.asarray(np.where(random.random(shape) < 0.2, np.round(some), some))
-
-
-def _special(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw zeros, ones, and the constants of the scopes, of both signs."""
-    return np.asarray(
-        random.choice(np.concatenate([[0.0, 1.0, 0.5, 2.0], constants]), shape) * random.choice([-1.0, 1.0], shape)
-    )
-
-
-_REAL_INPUTS: tuple[_Draw, ...] = (
-    lambda random, shape, _: np.asarray(random.uniform(1, 2, shape)),
-    _powers(-1, 1),
-    _powers(-2, 2, (1.0,)),
-    _special,
-    _powers(1, 2.8),
-    _powers(-6, -2),
-    lambda random, shape, _: np.asarray(-random.uniform(0.1, 3, shape)),
-    _equal,
-    _powers(2, 8),
-    lambda random, shape, _: np.asarray(random.normal(0, 2, shape) * (random.random(shape) < 0.6)),
-    _near_constants,
-    _near_constants,
-    _mixed,
-    _mixed,
-)
-"""Inputs: moderate, wide, positive, special, large, small, negative, equal, huge, some zero, near constants, mixed."""
-
-
-def _draw_inputs(
-    draw: _Draw, pair: tuple[Scope, Scope], random: np.random.Generator, constants: Array
-) -> dict[str, Array]:
-    """Draw an array for each tensor that either scope reads; ``_equal`` draws the same number for all of them."""
-    seed = int(random.integers(1 << 32))
-    return {
-        t.name: draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants)
-        for n, t in enumerate(_tensors(pair))
-    }
-
-
-def _tensors(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
-    """Return the tensors that either scope reads, each once."""
-    return tuple(dict.fromkeys((*tensors(pair[0]), *tensors(pair[1]))))
-
-
-def _constants(scope: Scope) -> Iterable[float]:
-    """Yield the finite constants of *scope* and its nested scopes."""
-    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
-    return (float(part.value) for part in parts if isinstance(part, Const) and isfinite(part.value))
+    def _evaluate(self, numbers: NumberDomain, scope: Scope) -> BoundedValue:
+        with np.errstate(all="ignore"):
+            return evaluate_with_errors(numbers, scope, self.inputs)
 
 
 def random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
     """Draw random integers in [-most, most] for every tensor that either scope reads."""
-    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in _tensors((before, after))}
+    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in tensors_of((before, after))}
 
 
 def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
