@@ -681,7 +681,7 @@ def test_the_command(tmp_path: Path) -> None:
     record.write_text(json.dumps(record_of(start, split.replace("2*p", "p"))))
     done = run(record, program)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"{record}: 0. any at 0: NOT PROVED: Y: ")
+    assert done.stderr.startswith(f"{record}: 0. expression_fusion at 0: NOT PROVED: Y: ")
     record.write_text("{")
     assert run(record).returncode == run(tmp_path / "none.json").returncode == run().returncode == 2
     record.write_text("[" * 100_000)

@@ -2,7 +2,8 @@ r"""Samples of real functions: inputs of all magnitudes, many in one evaluation,
 
 A sample is evidence only for what it depends on.  In :math:`e^{10^{10} a} + b` the second operand is lost to rounding
 or overflow at almost all inputs.  Therefore each operand of a sum is left out in turn, and each constant changed a
-little; agreement counts if some decisive sample tells every such mutant from the original.
+little; agreement counts if some decisive sample tells every such mutant from the original.  The last digits of a
+constant cannot be told: constants with many digits have to be those of both sides.
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 
-RELATIVE_CHANGE = 1e-6
+RELATIVE_CHANGE = 1e-7
 """The change of a constant that samples must tell."""
+
+
+def is_precise(value: float) -> bool:
+    """Whether *value* has more digits than samples tell: two others differ by more than ``RELATIVE_CHANGE``."""
+    top, bottom = value.as_integer_ratio()
+    return abs(top) > 1 << 20 or bottom > 1 << 10
+
 
 _SAMPLE = "sample "
 """The name of the iterator over samples, which no parsed program has."""

@@ -36,6 +36,7 @@ from einnet_explore.equivalence.real_samples import (
     constants_of,
     draw_inputs,
     drop_operands,
+    is_precise,
     mutants,
     tensors_of,
 )
@@ -142,6 +143,7 @@ class _Samples:
         self.coverage = tuple(map(BranchCoverage, self.pair))
         self.integer_sides: tuple[Sides, Sides] = (set(), set())
         self.real_sides: tuple[Sides, Sides] = (set(), set())
+        self.precise_constants = tuple({abs(c) for c in constants_of(scope) if is_precise(c)} for scope in self.pair)
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self._require(drop_operands)
         self.points = sum(map(grid_points, self.pair))
@@ -164,6 +166,8 @@ class _Samples:
         for coverage, on_integers, on_reals in zip(self.coverage, self.integer_sides, self.real_sides, strict=True):
             if missing := coverage.gap(on_reals | on_integers if self.holds_for_all_functions else on_reals):
                 return missing
+        if self.has_reals and (odd := set.symmetric_difference(*self.precise_constants)):
+            return f"{min(odd):.17g} occurs on one side only, and samples cannot tell its last digits"
         unseen = sorted(text for mutants in self.unseen for text, _ in mutants)
         return f"no sample depends on {unseen[0]}" if unseen else ""
 
