@@ -79,12 +79,7 @@ def derivation_level(derivation: Derivation) -> Level:
 
 def allowed_rules(rules: Iterable[Rule[object]], most: Level) -> tuple[Rule[object], ...]:
     """Return those of *rules* whose level is at most *most*."""
-    return tuple(rule for rule in rules if is_within(rule_level(rule), most))
-
-
-def is_within(level: Level, most: Level) -> bool:
-    """Whether *level* is at most *most*."""
-    return LEVELS.index(level) <= LEVELS.index(most)
+    return tuple(rule for rule in rules if LEVELS.index(rule_level(rule)) <= LEVELS.index(most))
 
 
 MAX_EVALUATED_WORK = 200_000_000
