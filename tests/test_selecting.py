@@ -95,7 +95,7 @@ def test_what_is_not_folded_is_not_kept(work: Optimiser, monkeypatch: pytest.Mon
 
 def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("apart")})
-    monkeypatch.setattr(assembling_module.ProgramCall, "write", lambda *_: None)
+    monkeypatch.setattr(assembling_module.ProgramCall, "write", raising(Refused("it has to be called")))
     compute = assembling_module.CompiledProgram.run
 
     def run(self: Any, inputs: Any) -> Any:
