@@ -191,3 +191,71 @@ def test_fig15_four_convolutions_are_two_products(h: int, w: int, c: int, f: int
     wanted = sorted([("Matmul", sorted((2 * k * f, h * w, c))), ("BatchMatmul", sorted((2, k * f, h * w, f)))])
     candidate = found(separable(h, w, c, f, k), lambda c_: sizes(c_) == wanted, max_depth=2)
     assert merges(candidate) == ["batch_merging", "sibling_merging"]
+
+
+def convolution(h: int, w: int, c: int, f: int, r: int, s: int, step: int = 1) -> Program:
+    return parse(f"""
+        tensor A[1, {h}, {w}, {c}] pad [0, ({r // 2}, {r}), ({s // 2}, {s}), 0]
+        tensor K[{r}, {s}, {f}, {c}] weight
+        Y[n:1, h:{-(-h // step)}, w:{-(-w // step)}, f:{f}] =
+            sum[c:{c}, r:{r}, s:{s}] A[n, {step}*h+r-{r // 2}, {step}*w+s-{s // 2}, c] * K[r, s, f, c]
+    """)
+
+
+def is_conv(candidate: Candidate, **attributes: int) -> bool:
+    return any(name == "Conv2d" and attributes.items() <= by.items() for name, by in calls(candidate))
+
+
+SIZES = [(7, 6, 16, 8), (5, 8, 12, 10), (6, 9, 20, 6)]
+
+
+@pytest.mark.parametrize(("h", "w", "c", "f"), SIZES)
+def test_fig5_a_convolution_is_a_product_and_an_offset_reduction(h: int, w: int, c: int, f: int) -> None:
+    candidate = found(
+        convolution(h, w, c, f, 3, 3),
+        lambda c_: sizes(c_) == [("Matmul", sorted((h * w, 9 * f, c)))],
+        target="Matmul",
+        max_depth=2,
+    )
+    (last,) = (e for e in candidate.program.equations if e.name == "Y")
+    assert last.via is not None and last.via.eoperator_kind == EOperatorKind.REDUCTION
+    assert [y.extent for y in last.scope.summations] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "c", "f", "window", "step", "piece", "pieces"),
+    [
+        (12, 10, 16, 6, 5, 1, 3, 4),
+        (9, 11, 14, 8, 9, 1, 3, 9),
+        (10, 12, 12, 7, 7, 1, 3, 9),
+        (12, 14, 16, 6, 5, 2, 4, 4),
+        (8, 9, 20, 5, 4, 1, 2, 4),
+    ],
+)
+def test_fig6_windows_are_split_into_pieces_of_any_size(
+    h: int, w: int, c: int, f: int, window: int, step: int, piece: int, pieces: int
+) -> None:
+    """A window is padded to a multiple of the piece; each piece is some channels of one convolution."""
+    candidate = found(
+        convolution(h, w, c, f, window, window, step),
+        lambda c_: is_conv(c_, f=pieces * f, r=piece, s=piece, sh=step, sw=step, dh=1, dw=1, g=1, c=c, n=1),
+        target="Conv2d",
+        max_depth=4,
+    )
+    assert len(candidate.operators) == 1
+
+
+@pytest.mark.parametrize(("h", "w", "c", "f"), SIZES)
+@pytest.mark.parametrize("form", ["f", "i", "k", "n", "p"])
+def test_fig7_forms_of_a_convolution(h: int, w: int, c: int, f: int, form: str) -> None:
+    """(f) Conv1x1 with nine times the channels; (i) im2col; (k) an input replicated for groups; (n, p) smaller ones."""
+    conv = {"g": 1, "c": c, "n": 1, "h": h, "w": w, "dh": 1, "dw": 1}
+    wanted: dict[str, Callable[[Candidate], bool]] = {
+        "f": lambda c_: is_conv(c_, f=9 * f, r=1, s=1, **conv),
+        "i": lambda c_: sizes(c_) == [("Matmul", sorted((h * w, f, 9 * c)))],
+        "k": lambda c_: is_conv(c_, **(conv | {"g": 9}), f=f, r=1, s=1),
+        "n": lambda c_: is_conv(c_, f=3 * f, r=1, s=3, **conv),
+        "p": lambda c_: is_conv(c_, f=3 * f, r=3, s=1, **conv),
+    }
+    target = "Matmul" if form == "i" else "Conv2d"
+    assert len(found(convolution(h, w, c, f, 3, 3), wanted[form], target=target, max_depth=2).operators) == 1

@@ -11,7 +11,7 @@ Everything found depends only on the extents and coefficients:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
@@ -101,14 +101,32 @@ def quotient_divisors(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
     return tuple(sorted(found, key=lambda pair: (scope.traversals.index(pair[0]), -pair[1])))
 
 
-def windows(scope: Scope) -> Group:
-    """Return the summations that slide over a traversal: an index adds them with unit coefficients."""
-    found: dict[Iterator, None] = {}
+def windows(scope: Scope) -> Mapping[Iterator, int]:
+    """Return the summations that slide over a traversal (an index adds them), with the step of the traversal."""
+    found: dict[Iterator, int] = {}
     for index in _indices(scope):
-        units = [x for x, k in index.terms if isinstance(x, Iterator) and abs(k) == 1]
-        if any(x in scope.traversals for x in units):
-            found.update((x, None) for x in units if x in scope.summations)
-    return tuple(found)
+        step = min((abs(k) for x, k in index.terms if x in scope.traversals), default=None)
+        if step is not None:
+            for x, k in index.terms:
+                if isinstance(x, Iterator) and abs(k) == 1 and x in scope.summations:
+                    found[x] = min(found.get(x, step), step)
+    return found
+
+
+def window_pieces(extent: int, step: int) -> tuple[int, ...]:
+    """Return the sizes of equal pieces of a window that moves by *step*, largest first: a piece moves by *step*, too."""
+    return tuple(d for d in range(extent // 2, step, -1) if extent % d == 0 and d % step == 0)
+
+
+def padded_windows(extent: int, step: int) -> tuple[int, ...]:
+    """Return the extents to which a window that moves by *step* is padded for pieces that do not divide it."""
+    found = set[int]()
+    for count in range(2, extent + 1):
+        piece = -(-extent // count)
+        piece += -piece % step
+        if step < piece < extent:
+            found.add(piece * -(-extent // piece))
+    return tuple(sorted(found - {extent}))
 
 
 def contiguous_groups(scope: Scope, pairs: Iterable[tuple[Iterator, Iterator]]) -> tuple[Group, ...]:

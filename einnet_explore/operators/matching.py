@@ -68,14 +68,27 @@ def _windows(
     done: Fixed,
     after: tuple[int, int] = (-1, -1),
 ) -> Iterable[Fixed]:
-    """Yield the iterators of composite indices, for each choice of a source dimension for each composite index."""
+    """Yield the iterators of composite indices, for each choice of a source dimension for each composite index.
+
+    Where other iterators than the index's own stand with a traversal, it takes that alone: a window of one tap.
+    """
     if not windows:
         yield done
         return
     (p, d), *rest = windows
     own = operator.pattern.operands[p].dimensions[d].iterators
     for j, index in enumerate(form.reads[operands[p]].index):
-        if (after[0] == p and j <= after[1]) or not index.terms or not index.affine or len(index.terms) > len(own):
+        if (after[0] == p and j <= after[1]) or not index.terms or not index.affine:
+            continue
+        groups = [form.group(x, operands) for x in index.iterators]
+        if not {*groups} <= {operator.table.of(name) for name in own}:
+            walked = [name for name in own if name in operator.pattern.traversals]
+            for x, group in zip(index.iterators, groups, strict=True):
+                if len(walked) == 1 < len(own) and group == operator.table.of(walked[0]) and x not in done.values():
+                    new: Fixed = {**dict.fromkeys(own), **done, walked[0]: x}
+                    yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+            continue
+        if len(index.terms) > len(own):
             continue
         if len(index.terms) > 1 and not overlaps(index) and _constant(form.reads[operands[p]]):
             continue
@@ -87,7 +100,7 @@ def _windows(
                 operator.table.of(name) == form.group(x, operands) and done.get(name, x) == x
                 for name, x in pairs.items()
             ):
-                new: Fixed = {**dict.fromkeys(own), **done, **pairs}
+                new = {**dict.fromkeys(own), **done, **pairs}
                 yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
 
 
@@ -167,11 +180,12 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
     """Return the ways to run *scope* as *operator*, those that keep more layouts first, at most *limit*.
 
     A way is omitted if another one has more iterators in composite indices (a convolution whose taps are channels is of
-    no use), or keeps the layouts that it keeps and more.  Raises Refused with every reason if
-    there is none.
+    no use), or keeps the layouts that it keeps and more.  Without composite indices, windows have one tap (a Conv1x1):
+    of such ways, the one that keeps most layouts.  Raises Refused with every reason if there is none.
     """
     form = comparable_form(scope, operator)
     found: dict[tuple[object, ...], OperatorMatch] = {}
+    one_tap: list[OperatorMatch] = []
     reasons: dict[str, None] = {}
     for operands in tensor_maps(form, operator.pattern):
         try:
@@ -183,16 +197,31 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
                     continue
                 if not way.composite and len(way.free_accesses) <= len(operands):
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
+                    if _slides(operator, iterators):
+                        one_tap.append(way)
                     continue
                 found.setdefault((way.operands, way.iterators), way)
         except Refused as reason:
             reasons.setdefault(str(reason))
+    if not found and one_tap:
+        return (max(one_tap, key=lambda w: len(w.free_accesses)),)
     if not found:
         raise Refused(f"no {operator.name}: " + ("; ".join(reasons) or "no dimension can be its composite index"))
     solved = max(w.composite_iterators for w in found.values())
     best = [w for w in found.values() if w.composite_iterators == solved]
     ways = [w for w in best if not any(w.free_accesses < other.free_accesses for other in best)]
     return tuple(sorted(ways, key=lambda w: -len(w.free_accesses))[:limit])
+
+
+def _slides(operator: Operator, iterators: Assignment) -> bool:
+    """Return whether every window of *operator* is a sum over taps that slides over an iterator of more than one value."""
+    pattern = operator.pattern
+    names = [pattern.operands[p].dimensions[d].iterators for p, d in pattern.windows]
+    return bool(names) and all(
+        any(name in pattern.summations for name in window)
+        and any(x.extent > 1 for name in window if name in pattern.traversals for x in iterators.get(name, ()))
+        for window in names
+    )
 
 
 def fit_operator(
@@ -274,11 +303,13 @@ def solve(
     """Solve the attributes into *numbers*, which holds the extents already; raises Refused where they do not agree.
 
     Returns the accesses of operands with composite indices, in which that dimension is read at one iterator ``i0``,
-    ``i1``, … (numbered by the operand's dimension) over the part of the source that is passed to the operator.
+    ``i1``, … (numbered by the operand's dimension) over the part of the source that is passed to the operator.  A window
+    of one tap is read at its traversal alone: where that stands with other iterators, elements are replicated.
     """
     pattern = operator.pattern
     todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
     out: dict[int, Access] = {}
+    replicated: set[int] = set()
     for p, d in pattern.windows:
         dimension = pattern.operands[p].dimensions[d]
         read = out.get(p, form.reads[operands[p]])
@@ -286,6 +317,16 @@ def solve(
         at = [j for j, i in enumerate(read.index) if set(i.iterators) & set(own.values())]
         index = read.index[at[0]] if len(at) == 1 else None
         if index is None or not index.affine or set(index.iterators) - set(own.values()):
+            if len(own) == 1 and at and set(own) < set(dimension.iterators) and set(own) <= set(pattern.traversals):
+                ((name, x),) = own.items()
+                here = f"{dimension!r} of {operator.name}, with one tap"
+                todo.append(Equality(dimension.coefficient(name), 1, here, ()))
+                todo.append(Equality(dimension.const, 0, here, ()))
+                todo.append(Equality(dimension.extent or ONE, x.extent, here, ()))
+                to = {x: as_index(Iterator(_unused(f"i{d}", iterators), 0, x.extent)) + x.lo}
+                out[p] = Access(read.source, tuple(i.substitute(lambda y, to=to: to.get(y, y)) for i in read.index))  # type: ignore[misc]
+                replicated.add(p)
+                continue
             where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
             raise Refused(
                 f"{dimension!r} of {operator.name} is one affine dimension of its own, "
@@ -299,7 +340,7 @@ def solve(
         window = as_index(Iterator(_unused(f"i{d}", iterators), 0, stop - start)) + start
         out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
     for p, read in out.items():
-        if (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
+        if p not in replicated and (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
             raise Refused(
                 f"{mixed!r} is one more composite index than {pattern.operands[p].name} of {operator.name} has"
             )

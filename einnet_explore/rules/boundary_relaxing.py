@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias
 
-from einnet_explore.analysis.access_structure import residue_divisors, windows
+from einnet_explore.analysis.access_structure import padded_windows, residue_divisors, windows
 from einnet_explore.analysis.indices import parse_ranges, substitute_domain
 from einnet_explore.analysis.padding import (
     change_ranges,
@@ -74,11 +74,8 @@ def propose(program: Program, at: Path) -> Iterable[Relaxing]:
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:
             yield from _droppable(scope, n, access, access.source)
-    wider = {x: (x.lo, x.hi + -x.extent % d) for x, d in reversed(_multiples(scope)) if x.extent % d}
-    each = [((x, *span),) for x, span in wider.items()]
-    for ranges in dict.fromkeys((tuple(r for (r,) in each), *each)):
-        params = Wider(ranges)
-        if ranges and accepted(rewrite, program, at, params):
+    for ranges in _wider_ranges(scope):
+        if accepted(rewrite, program, at, params := Wider(ranges)):
             yield params
 
 
@@ -169,10 +166,23 @@ def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Itera
         yield Unbound(number, free, wrap=any(isinstance(sources[e.access], Tensor) for e in beyond))
 
 
-def _multiples(scope: Scope) -> tuple[tuple[Iterator, int], ...]:
-    """Return summations and divisors that their extents should have: those that indices suggest, and 2 for windows."""
-    halves = ((x, 2) for x in windows(scope) if x.extent > 2)
-    return (*residue_divisors(scope, scope.summations), *halves)
+def _wider_ranges(scope: Scope) -> Iterable[tuple[tuple[Iterator, int, int], ...]]:
+    """Yield the ranges of summations that an index divides, and of windows for equal pieces: all at once, then each.
+
+    Ranges for smaller pieces are only yielded all at once.
+    """
+    extents: dict[Iterator, dict[int, None]] = {}
+    for x, d in residue_divisors(scope, scope.summations):
+        if x.extent % d:
+            extents.setdefault(x, {})[x.extent + -x.extent % d] = None
+    for x, step in windows(scope).items():
+        for extent in padded_windows(x.extent, step):
+            extents.setdefault(x, {})[extent] = None
+    for rank in range(max(map(len, extents.values()), default=0)):
+        wider = [(x, x.lo, x.lo + tuple(found)[rank]) for x, found in extents.items() if rank < len(found)]
+        yield tuple(wider)
+        if rank == 0 and len(wider) > 1:
+            yield from ((each,) for each in wider)
 
 
 def explain(program: Program, at: Path) -> str:
@@ -188,9 +198,8 @@ def explain(program: Program, at: Path) -> str:
             except ValueError as error:
                 needed = [str(error)]
             reasons += [f"access {n}: {reason}" for reason in needed]
-    for x, d in _multiples(scope):
-        span = (x.lo, x.hi + -x.extent % d)
-        reasons += refusals_of(rewrite, program, at, Wider(((x, *span),)))
+    for ranges in _wider_ranges(scope):
+        reasons += refusals_of(rewrite, program, at, Wider(ranges))
     extents = ", ".join(f"{x.name}:{x.extent}" for x in scope.summations) or "none"
     return (
         "; ".join(reasons) or f"no nested scope has a domain, and no index asks for more of the summations ({extents})"

@@ -26,6 +26,7 @@ from einnet_explore.analysis.access_structure import (
     order_by_role,
     residue_divisors,
     skews,
+    window_pieces,
     windows,
 )
 from einnet_explore.analysis.bijection import Bijection, bijection, hull
@@ -123,9 +124,10 @@ def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitut
         for replacements in _together(_skews(scope)):
             yield _by_role(scope, Substitution(_phi(group, replacements)))
     if not moves:
-        split = tuple(_residue(scope, x, d) for x, d in _divisors(scope, group))
+        first, *smaller = (tuple(_residue(scope, x, d) for x, d in divisors) for divisors in _divisors(scope, group))
         pairs = pairwise(group) if traversed else permutations(group, 2)
-        for replacements in (*_together(split), *((_run(scope, chain),) for chain in contiguous_groups(scope, pairs))):
+        runs = ((_run(scope, chain),) for chain in contiguous_groups(scope, pairs))
+        for replacements in (*_together(first), *smaller, *runs):
             yield Substitution(_phi(group, replacements))
     for part, name in zip(found := digits(scope, group), _fresh(scope, "z", len(found)), strict=True):
         yield Substitution(_phi(group, ((tuple(x for x in group if x in part.iterators), ((name, part),)),)))
@@ -148,10 +150,15 @@ def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, .
     yield from ((one,) for one in options)
 
 
-def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> tuple[tuple[Iterator, int], ...]:
-    """Return the divisors that indices suggest, and 2 for even windows."""
-    halves = tuple((x, x.extent // 2) for x in windows(scope) if x in group and x.extent % 2 == 0 and x.extent > 2)
-    return tuple(dict.fromkeys((*residue_divisors(scope, group), *halves)))
+def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[tuple[tuple[Iterator, int], ...]]:
+    """Yield what indices suggest with the largest equal pieces of windows, then smaller pieces of all windows."""
+    pieces = {x: window_pieces(x.extent, step) for x, step in windows(scope).items() if x in group}
+    suggested = residue_divisors(scope, group)
+    largest = {x: sizes[0] for x, sizes in pieces.items() if sizes and all(x != y for y, _ in suggested)}
+    yield (*suggested, *largest.items())
+    smaller = {x: sizes[x in largest :] for x, sizes in pieces.items()}
+    for rank in range(max(map(len, smaller.values()), default=0)):
+        yield tuple((x, sizes[rank]) for x, sizes in smaller.items() if rank < len(sizes))
 
 
 def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tuple[tuple[str, Index], ...]:

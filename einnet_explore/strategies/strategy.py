@@ -4,8 +4,8 @@
 
 * tightening and dropping bounds are clean-ups; eOperators are generated when a state is finished;
 * a summation is widened only together with a substitution or a moving window that needs the wider range;
-* a window is halved only together with a split that sums one half outside; other iterators are divided only if an index
-  then has a low digit;
+* a window is divided only together with a split that sums one digit outside; other iterators are divided only if an
+  index then has a low digit;
 * iterators are joined only if a larger index contains the sum, since matching joins the others itself;
 * a scope that only sums up or re-indexes a nested scope is not rewritten, and the nested scope is not split again;
 * taps are grouped only for the bilinear algorithm that then computes the fewest products;
@@ -189,15 +189,15 @@ def polyphase_filters(done: Moves) -> Iterable[Moves]:
 
 
 def useful_substitution(scope: Scope, rules: Collection[Rule[object]]) -> Tactic:
-    """Keep the substitution of *scope* that was made last if it is useful; halves of windows together with a split."""
+    """Keep the substitution of *scope* that was made last if it is useful; pieces of windows together with a split."""
 
     def extend(done: Moves) -> Iterable[Moves]:
         params = done[0][-1].params
         assert isinstance(params, Substitution)
         divided = _divided(params)
-        halved = divided & set(windows(scope))
-        if halved:
-            return _separated(done, scope, params, halved) if SUMMATION_SPLITTING in rules else ()
+        pieces = {x for x, step in windows(scope).items() if x in divided and _radix(params, x) > step}
+        if pieces:
+            return _separated(done, scope, params, pieces) if SUMMATION_SPLITTING in rules else ()
         if is_mere_join(scope, params) or not _digits_serve(scope, params, divided):
             return ()
         return either(unchanged, polyphase_filters)(done) if BILINEAR_SUBSTITUTION in rules else unchanged(done)
@@ -205,18 +205,18 @@ def useful_substitution(scope: Scope, rules: Collection[Rule[object]]) -> Tactic
     return extend
 
 
-def _separated(done: Moves, scope: Scope, params: Substitution, halved: set[Iterator]) -> Iterable[Moves]:
-    """Append splits that sum one part of every halved window outside, the other inside."""
+def _separated(done: Moves, scope: Scope, params: Substitution, divided: set[Iterator]) -> Iterable[Moves]:
+    """Append splits that sum one digit of every divided window outside, the other inside."""
     before, program = done
     at = before[-1].at
     now = {y.name: y for y in program.scope_at(at).summations}
     # High digits first: a window whose high digit is summed outside is dense inside.
-    parts = [[now[name] for name, i in params.phi[::-1] if x in i.iterators] for x in scope.summations if x in halved]
+    parts = [[now[name] for name, i in params.phi[::-1] if x in i.iterators] for x in scope.summations if x in divided]
     outer = [
         (),
         *(p.outer for p, _ in local_moves(SUMMATION_SPLITTING, scope, position_of(at)) if isinstance(p, Splitting)),
     ]
-    others = dict.fromkeys(tuple(y for y in found if y not in halved) for found in outer)
+    others = dict.fromkeys(tuple(y for y in found if y not in divided) for found in outer)
     for rest in others:
         if all(y.name in now for y in rest):
             for chosen in product(*parts):
@@ -254,10 +254,15 @@ def _digits_serve(scope: Scope, params: Substitution, divided: set[Iterator]) ->
     for x in divided:
         if any(x in as_index(atom).iterators for i in indices for atom, _ in i.terms if not isinstance(atom, Iterator)):
             continue
-        radix = max(i.bounds[1] - i.bounds[0] + 1 for _, i in params.phi if x in i.iterators and _low(i))
+        radix = _radix(params, x)
         if not any(_span(i, x, radix) < radix for i in indices if x in i.iterators and len(i.terms) > 1):
             return False
     return True
+
+
+def _radix(params: Substitution, x: Iterator) -> int:
+    """The number of values of the low digit of *x*."""
+    return max(i.bounds[1] - i.bounds[0] + 1 for _, i in params.phi if x in i.iterators and _low(i))
 
 
 def _low(index: Index) -> bool:
