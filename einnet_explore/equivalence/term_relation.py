@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from math import isfinite, prod
 from typing import TypeAlias
 
@@ -228,6 +228,8 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
             return reduced_terms_at(space, source, tuple(space.form(i, env) for i in index), reduce)
         case Apply(op, args) if op == _BINARY[reduce]:
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
+        case Apply("+", args) if (pieces := _choose_pieces(space, args, env, reduce)) is not None:
+            return pieces
         case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
             for n, arg in enumerate(args):
                 if not isinstance(arg, Access):
@@ -247,6 +249,28 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
         for where, value in scalar_cases(space, scalar, env)
         if constant_value(value) != neutral
     ]
+
+
+def _choose_pieces(space: TermSpace, args: tuple[Scalar, ...], env: Env, reduce: str) -> list[Term] | None:
+    """Return the terms of a sum of parts, of which at most one is not 0 at any point; None for other sums."""
+    out: list[Term] = []
+    regions: list[tuple[Form, ...] | None] = []
+    for arg in args:
+        match arg:
+            case Access(Scope(value=0) as source, index) if not reduces(source) or source.reduce == reduce:
+                at = tuple(space.form(i, env) for i in index)
+                regions.append(scope_conditions(space, source, at)[1])
+                out += reduced_terms_at(space, replace(source, value=REDUCTIONS[reduce]), at, reduce)
+            case _:
+                return None
+    spans = [(_spans(Term(1, where=rows), 1), _spans(Term(1, where=rows), -1)) for rows in regions if rows is not None]
+    if any(_compatible(one, turned) for (one, _), (_, turned) in combinations(spans, 2)):
+        return None
+    outside = [complement(rows) for rows in regions]
+    if prod(map(len, outside)) > MAX_NAMES:
+        return None
+    nowhere = (tuple(row for rows in choice for row in rows) for choice in product(*outside))
+    return out + [_choice(space, rows, ()) for rows in nowhere]
 
 
 _BINARY = {"max": "maximum", "min": "minimum", "prod": "*"}
