@@ -114,7 +114,7 @@ def windows(scope: Scope) -> Mapping[Iterator, int]:
 
 
 def window_pieces(extent: int, step: int) -> tuple[int, ...]:
-    """Return the sizes of equal pieces of a window that moves by *step*, largest first: a piece moves by *step*, too."""
+    """Return the sizes of equal pieces of a window that moves by *step*, largest first; pieces move by *step*, too."""
     return tuple(d for d in range(extent // 2, step, -1) if extent % d == 0 and d % step == 0)
 
 

@@ -214,7 +214,7 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
 
 
 def _slides(operator: Operator, iterators: Assignment) -> bool:
-    """Return whether every window of *operator* is a sum over taps that slides over an iterator of more than one value."""
+    """Return whether every window of *operator* sums taps and slides over an iterator of more than one value."""
     pattern = operator.pattern
     names = [pattern.operands[p].dimensions[d].iterators for p, d in pattern.windows]
     return bool(names) and all(
@@ -303,8 +303,8 @@ def solve(
     """Solve the attributes into *numbers*, which holds the extents already; raises Refused where they do not agree.
 
     Returns the accesses of operands with composite indices, in which that dimension is read at one iterator ``i0``,
-    ``i1``, … (numbered by the operand's dimension) over the part of the source that is passed to the operator.  A window
-    of one tap is read at its traversal alone: where that stands with other iterators, elements are replicated.
+    ``i1``, … (numbered by the operand's dimension) over the part of the source that is passed to the operator.  A
+    window of one tap is read at its traversal alone: where that stands with other iterators, elements are replicated.
     """
     pattern = operator.pattern
     todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
@@ -319,10 +319,10 @@ def solve(
         if index is None or not index.affine or set(index.iterators) - set(own.values()):
             if len(own) == 1 and at and set(own) < set(dimension.iterators) and set(own) <= set(pattern.traversals):
                 ((name, x),) = own.items()
-                here = f"{dimension!r} of {operator.name}, with one tap"
-                todo.append(Equality(dimension.coefficient(name), 1, here, ()))
-                todo.append(Equality(dimension.const, 0, here, ()))
-                todo.append(Equality(dimension.extent or ONE, x.extent, here, ()))
+                one_tap = "{} with one tap", (dimension,)
+                todo.append(Equality(dimension.coefficient(name), 1, *one_tap))
+                todo.append(Equality(dimension.const, 0, *one_tap))
+                todo.append(Equality(dimension.extent or ONE, x.extent, *one_tap))
                 to = {x: as_index(Iterator(_unused(f"i{d}", iterators), 0, x.extent)) + x.lo}
                 out[p] = Access(read.source, tuple(i.substitute(lambda y, to=to: to.get(y, y)) for i in read.index))  # type: ignore[misc]
                 replicated.add(p)
