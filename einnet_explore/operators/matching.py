@@ -214,10 +214,13 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
 
 
 def _slides(operator: Operator, iterators: Assignment) -> bool:
-    """Return whether every window of *operator* sums taps and slides over an iterator of more than one value."""
+    """Return whether every window of *operator* sums taps and slides over an iterator of more than one value.
+
+    There are at least two: with a single window of one tap, the operator is a matrix product.
+    """
     pattern = operator.pattern
     names = [pattern.operands[p].dimensions[d].iterators for p, d in pattern.windows]
-    return bool(names) and all(
+    return len(names) > 1 and all(
         any(name in pattern.summations for name in window)
         and any(x.extent > 1 for name in window if name in pattern.traversals for x in iterators.get(name, ()))
         for window in names
