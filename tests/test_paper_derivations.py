@@ -1,11 +1,14 @@
 """Every transformation in a figure of EinNet is found by one call of ``ee.search``, at sizes of our own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.ir import EOperatorKind, Program, scopes
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.ir import Access, EOperatorKind, Iterator, Program, map_accesses, scopes
+from einnet_explore.rules import BATCH_MERGING, EXPRESSION_SPLITTING
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal
@@ -259,3 +262,73 @@ def test_fig7_forms_of_a_convolution(h: int, w: int, c: int, f: int, form: str) 
     }
     target = "Matmul" if form == "i" else "Conv2d"
     assert len(found(convolution(h, w, c, f, 3, 3), wanted[form], target=target, max_depth=2).operators) == 1
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "prod"])
+@pytest.mark.parametrize(("count", "m", "k"), [(2, 9, 12), (3, 5, 8), (4, 7, 6)])
+def test_reductions_of_parts_of_one_tensor_are_one(reduce: str, count: int, m: int, k: int) -> None:
+    """Expression merging (§4.2) of what does not sum: parts at equal distances are a view, nothing is copied."""
+    parts = "".join(f"P{n}[m:{m}, k:{k}] = X[{n}, m, k]\n" for n in range(count))
+    reduced = "".join(f"Y{n}[m:{m}] = {reduce}[k:{k}] P{n}[m, k]\n" for n in range(count))
+    outputs = ", ".join(f"Y{n}" for n in range(count))
+    program = parse(f"tensor X[{count}, {m}, {k}]\n{parts}{reduced}output {outputs}")
+    candidate = found(program, lambda c: merges(c) == ["batch_merging"] and c.eoperators == 1)
+    assert any(e.scope.reduce == reduce and e.scope.shape == (count, m) for e in candidate.program.equations)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "prod"])
+@pytest.mark.parametrize(("m", "n", "o"), [(6, 5, 4), (4, 7, 3), (8, 3, 6)])
+def test_siblings_that_do_not_sum_are_merged(reduce: str, m: int, n: int, o: int) -> None:
+    program = parse(f"""
+        tensor A[{m}, 3]
+        tensor B[3, {n}] weight
+        tensor C[3, {o}] weight
+        Y[m:{m}, n:{n}] = {reduce}[k:3] A[m, k] * B[k, n]
+        Z[m:{m}, n:{o}] = {reduce}[k:3] A[m, k] * C[k, n]
+        output Y, Z
+    """)
+    candidate = found(program, lambda c: merges(c) == ["sibling_merging"])
+    assert any(e.scope.reduce == reduce and e.scope.shape == (m, n + o) for e in candidate.program.equations)
+
+
+@pytest.mark.parametrize(("count", "m", "k"), [(2, 9, 12), (3, 5, 8), (4, 7, 6)])
+def test_element_wise_siblings_are_merged_where_nothing_is_copied(count: int, m: int, k: int) -> None:
+    parts = "".join(f"P{n}[m:{m}, k:{k}] = X[{n}, m, k]\n" for n in range(count))
+    activated = "".join(f"Y{n}[m:{m}, k:{k}] = relu(P{n}[m, k])\n" for n in range(count))
+    outputs = ", ".join(f"Y{n}" for n in range(count))
+    program = parse(f"tensor X[{count}, {m}, {k}]\n{parts}{activated}output {outputs}")
+    found(program, lambda c: merges(c) == ["batch_merging"] and c.eoperators == 1)
+    apart = parse("tensor A[9]\ntensor B[9]\nY[m:9] = relu(A[m])\nZ[m:9] = relu(B[m])\noutput Y, Z")
+    assert not list(BATCH_MERGING.matches(apart, (0,)))
+    assert BATCH_MERGING.explain is not None
+    assert "would be copied, and nothing is summed" in BATCH_MERGING.explain(apart, (0,))
+
+
+@pytest.mark.parametrize(("m", "k", "cut"), [(9, 12, 4), (6, 5, 2), (7, 8, 3)])
+@pytest.mark.parametrize("body", ["max[k:{k}] A[m, k]", "min[k:{k}] A[m, k]", "prod[k:{k}] A[m, k]", "relu(A[m, 0])"])
+def test_what_does_not_sum_is_split_where_parts_are_read(m: int, k: int, cut: int, body: str) -> None:
+    """A cut traversal is proved: of the parts that are added, at most one is not 0 at any point."""
+    program = parse(f"""
+        tensor A[{m}, {k}]
+        Y[m:{m}] = {body.format(k=k)}
+        P[m:{cut}] = Y[m]
+        Q[m:{m - cut}] = Y[m+{cut}]
+        output P, Q
+    """)
+    cuts = [
+        match for match in EXPRESSION_SPLITTING.matches(program, (0,)) if match.to_json()["params"]["cuts"] == [cut]
+    ]
+    assert len(cuts) == 1
+    after = cuts[0].apply(program).after
+    assert certify(program, after).kind == "proved"
+    wrong = next(e for e in after.equations if e.name == "P2")
+    (x,) = wrong.scope.traversals
+    shifted = replace(
+        wrong, scope=replace(wrong.scope, body=map_accesses(wrong.scope.body, lambda a: _turned(a, x, m)))
+    )
+    broken = replace(after, equations=tuple(shifted if e is wrong else e for e in after.equations))
+    assert certify(program, broken).kind == "false"
+
+
+def _turned(access: Access, x: Iterator, m: int) -> Access:
+    return replace(access, index=tuple(m - 1 - i if x in i.iterators else i for i in access.index))

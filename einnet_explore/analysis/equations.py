@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 
+from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
     EOPERATOR,
@@ -63,6 +64,16 @@ def check_independence(program: Program, names: Iterable[str]) -> None:
     for name in chosen:
         if needed := sorted(above[name] & set(chosen)):
             raise Refused(f"{name} reads {needed[0]}, directly or through others: they are not independent")
+
+
+def check_operands_free(before: Program, after: Program) -> None:
+    """Raise Refused if *after* adds an operand of another added equation that is computed when the program runs."""
+    added = [e for e in after.equations if e.name not in before.names()]
+    read = {name for e in added for name in tensor_names(e.scope)}
+    constant = constant_tensors(after)
+    for e in added:
+        if e.name in read and e.name not in constant and view_strides(e.scope) is None:
+            raise Refused(f"{e.name} would be copied, and nothing is summed: merging saves less than that")
 
 
 def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:

@@ -19,6 +19,7 @@ from itertools import permutations
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.concatenation import stack_tensors
 from einnet_explore.analysis.equations import (
+    check_operands_free,
     equations_to_merge,
     exchange_equations,
     fresh_names,
@@ -58,8 +59,6 @@ def propose(program: Program, at: Path) -> Iterable[Batch]:
     """Propose the later equations that compute the same of other tensors: all together, then each alone."""
     if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
-    if all(y.extent == 1 for y in base.scope.summations):
-        return
     mine = _regions_read(program, base.scope)
     outline = tuple(what for _, what, _ in _compared_parts(base.scope, base.scope))
     alone: list[str] = []
@@ -67,13 +66,21 @@ def propose(program: Program, at: Path) -> Iterable[Batch]:
     for other in program.equations[at[0] + 1 :]:
         if outline != tuple(what for _, what, _ in _compared_parts(other.scope, other.scope)):
             continue
-        if not mine & _regions_read(program, other.scope) and accepted(rewrite, program, at, Batch((other.name,))):
+        if not mine & _regions_read(program, other.scope) and accepted(_merge, program, at, Batch((other.name,))):
             alone.append(other.name)
-            if accepted(rewrite, program, at, Batch((*together, other.name))):
+            if accepted(_merge, program, at, Batch((*together, other.name))):
                 together.append(other.name)
     if len(together) > 1:
         yield Batch(tuple(together))
     yield from (Batch((name,)) for name in alone)
+
+
+def _merge(program: Program, at: Path, params: Batch) -> Program:
+    """Apply the law; refuses also element-wise expressions whose operands would be copied."""
+    merged = rewrite(program, at, params)
+    if all(y.extent == 1 for y in program.scope_at(at).summations):
+        check_operands_free(program, merged)
+    return merged
 
 
 def rewrite(program: Program, at: Path, params: Batch) -> Program:
@@ -179,20 +186,19 @@ def _part(scope: Scope, whole: Equation, n: int) -> Scope:
 
 
 def explain(program: Program, base: Equation, at: Path) -> str:
-    """Return why no other equation makes a batch with *base*: the difference, for each one with a summation."""
-    if all(y.extent == 1 for y in base.scope.summations):
-        return f"{base.name} sums nothing"
+    """Return why no other equation makes a batch with *base*: the difference, for each one that reduces as it does."""
     reasons: list[str] = []
     for other in program.equations[at[0] + 1 :]:
-        if any(y.extent > 1 for y in other.scope.summations):
-            refused = refusals_of(rewrite, program, at, Batch((other.name,)))
+        if bool(other.scope.summations) == bool(base.scope.summations):
+            refused = refusals_of(_merge, program, at, Batch((other.name,)))
             reasons += refused
             if not refused:
                 both = ", ".join(
                     sorted(name for name, _ in _regions_read(program, base.scope) & _regions_read(program, other.scope))
                 )
                 reasons.append(f"{base.name} and {other.name} both read {both}: they are siblings")
-    return "; ".join(reasons) or f"no later equation than {base.name} sums anything"
+    done = "sums anything" if base.scope.summations else "is element-wise"
+    return "; ".join(reasons) or f"no later equation than {base.name} {done}"
 
 
 def encode(params: Batch) -> dict[str, object]:

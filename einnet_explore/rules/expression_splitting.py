@@ -66,8 +66,6 @@ def propose(program: Program, at: Path) -> Iterable[Splitting]:
     if len(at) != 1 or is_generated(equation := program.equations[at[0]]):
         return
     scope = equation.scope
-    if all(y.extent == 1 for y in scope.summations):
-        return
     if len(found := terms(scope.body)) > 1 and scope.reduce == "sum":
         yield from (Terms((n,)) for n in range(len(found) if len(found) > 2 else 1))
     seen: set[Cut] = set()
@@ -189,8 +187,6 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     """Return why nothing suggests a split of *equation*."""
     if is_generated(equation) and equation.via is not None:
         return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"
-    if all(y.extent == 1 for y in equation.scope.summations):
-        return f"{equation.name} sums nothing"
     every = join_names((*equation.scope.traversals, *equation.scope.summations))
     return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.concatenation import Sibling
 from einnet_explore.analysis.equations import (
+    check_operands_free,
     constant_tensors,
     equations_to_merge,
     exchange_equations,
@@ -45,15 +46,13 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
     """Propose the later equations that merge over a tensor: all, then each alone; those on weights first."""
     if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
-    if all(y.extent == 1 for y in base.scope.summations):
-        return
     constant = constant_tensors(program)
     later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not is_generated(e)}
     for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
         readers = (name for name, read in later.items() if tensor in read)
-        alone = [s for name in readers if accepted(rewrite, program, at, s := Siblings((name,), tensor))]
+        alone = [s for name in readers if accepted(_merge, program, at, s := Siblings((name,), tensor))]
         together = Siblings(tuple(s.others[0] for s in alone), tensor)
-        if len(alone) > 1 and accepted(rewrite, program, at, together):
+        if len(alone) > 1 and accepted(_merge, program, at, together):
             yield together
         yield from alone
 
@@ -61,6 +60,14 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
 def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
     """Return the tensors that the factors of *equation* read, through nested scopes."""
     return tuple(source_name(resolve_access(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
+
+
+def _merge(program: Program, at: Path, params: Siblings) -> Program:
+    """Apply the law; refuses also element-wise expressions whose operands would be copied."""
+    merged = rewrite(program, at, params)
+    if all(y.extent == 1 for y in program.scope_at(at).summations):
+        check_operands_free(program, merged)
+    return merged
 
 
 def rewrite(program: Program, at: Path, params: Siblings) -> Program:
@@ -94,14 +101,12 @@ def _read(equation: Equation) -> str:
 
 def explain(program: Program, base: Equation, at: Path) -> str:
     """Return why no other equation merges with *base*: the difference, for each one that reads a tensor of it."""
-    if all(y.extent == 1 for y in base.scope.summations):
-        return f"{base.name} sums nothing"
     reasons: list[str] = []
     mine = _factors(program, base)
     for other in program.equations[at[0] + 1 :]:
         for tensor in _factors(program, other):
             if tensor in mine:
-                reasons += refusals_of(rewrite, program, at, Siblings((other.name,), tensor))
+                reasons += refusals_of(_merge, program, at, Siblings((other.name,), tensor))
     return "; ".join(dict.fromkeys(reasons)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
 
 

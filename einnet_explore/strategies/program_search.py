@@ -75,13 +75,25 @@ def search_program(
 ) -> Search | ProgramSearch:
     """Return the search of *start*: Algorithm 1 where several expressions matter, else that of the one expression.
 
-    Without rules *between* expressions, or with one of them among the rules inside, all expressions are searched as
-    one.  *post* and *states* are those of ``ProgramSearch``.
+    Expressions are worth a search if they are compute-bound; where none is, if they may merge.  Without rules *between*
+    expressions, or with one of them among the rules inside, all expressions are searched as one.  *post* and *states*
+    are those of ``ProgramSearch``.
     """
     separate = options.between and not any(rule in INTER_RULES for rule in options.rules)
-    if separate and (len(compute_bound(start, options.fixed)) > 1 or derive_across(start, options)):
+    if separate and _has_several(start, options):
         return ProgramSearch(start, cost, options, post or (lambda derivation: derivation), states)
     return Search(start, cost, replace(options, between=()))
+
+
+def _has_several(start: Program, options: Options) -> bool:
+    found = len(compute_bound(start, options.fixed))
+    merges = not found and any(True for _ in matches_between(start, merging_rules(options)))
+    return found > 1 or merges or bool(derive_across(start, options))
+
+
+def merging_rules(options: Options) -> tuple[Rule[object], ...]:
+    """Return the rules of *options* that make one expression of several."""
+    return tuple(rule for rule in options.between if rule in MERGES)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,12 +153,11 @@ class ProgramSearch(StateTable):
 
     def _merged(self, first: State) -> Iterable[Reached]:
         """What merging makes of *first*, and of that in turn: at most ``MAX_MEMBERS``, none twice."""
-        merging = tuple(rule for rule in self.options.between if rule in MERGES)
         queue = [first]
         for member in queue:
             if len(queue) >= MAX_MEMBERS:
                 return
-            for match in matches_between(member.program, merging):
+            for match in matches_between(member.program, merging_rules(self.options)):
                 for event in self._member(member, (match,), match.apply(member.program).after):
                     queue.append(event.state)
                     yield event
@@ -163,7 +174,7 @@ class ProgramSearch(StateTable):
 
     def _search(self, member: State, states: int) -> Iterable[SearchEvent]:
         """Advance the searches of the expressions of *member* to *states* states."""
-        for n in compute_bound(member.program, self.options.fixed):
+        for n in self._worthwhile(member.program):
             name = member.program.equations[n].name
             each = self._expression(member.program, n)
             for event in each.advance(states):
@@ -174,6 +185,12 @@ class ProgramSearch(StateTable):
                         yield replace(event, state=member.id, at=(at[0] + n, *at[1:]))
                 yield Searched(member.id, name, len(each.search.states))
 
+    def _worthwhile(self, program: Program) -> tuple[int, ...]:
+        """The numbers of the expressions worth a search: where none of the start is compute-bound, all that sum."""
+        if compute_bound(self.start, self.options.fixed):
+            return compute_bound(program, self.options.fixed)
+        return tuple(n for n, e in enumerate(program.equations) if e.via is None and e.scope.summations)
+
     def _expression(self, program: Program, n: int) -> ExpressionSearch:
         alone = standalone(program, n)
         if alone not in self._searches:
@@ -182,7 +199,7 @@ class ProgramSearch(StateTable):
 
     def _candidates(self, member: State, states: int) -> Iterable[SearchEvent]:
         """Yield the best combinations of the variants of *member*, and the results of merging their library calls."""
-        numbers = compute_bound(member.program, self.options.fixed)
+        numbers = self._worthwhile(member.program)
         variants = tuple(self._expression(member.program, n).variants() for n in numbers)
         if self._combined.get(member.id) == variants:
             return
@@ -204,7 +221,7 @@ class ProgramSearch(StateTable):
 
     def _best(self, member: State) -> Iterable[SearchEvent]:
         """Yield the cheapest combination of the variants of *member*."""
-        numbers = compute_bound(member.program, self.options.fixed)
+        numbers = self._worthwhile(member.program)
         variants = [self._expression(member.program, n).variants() for n in numbers]
         for choice in rank_choices(member.program, numbers, variants, self.cost, 1, 0)[0]:
             if (found := self._run(member, numbers, choice)) is not None:
@@ -263,7 +280,8 @@ def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
 
 
 def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
-    """Yield the legal matches of *rules* at whole equations, instantiated ones included."""
+    """Yield the legal matches of *rules* at whole equations, instantiated ones included, at those that sum first."""
+    numbers = sorted(range(len(program.equations)), key=lambda n: not program.equations[n].scope.summations)
     for rule in rules:
-        for n in range(len(program.equations)):
+        for n in numbers:
             yield from rule.matches(program, (n,))
