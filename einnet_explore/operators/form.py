@@ -20,7 +20,7 @@ from itertools import permutations
 from math import gcd
 from typing import TypeAlias
 
-from einnet_explore.analysis.indices import open_views, substitute
+from einnet_explore.analysis.indices import open_views, substitute_index
 from einnet_explore.analysis.padding import fit_padding
 from einnet_explore.ir import (
     Access,
@@ -38,6 +38,8 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
+
+CACHE_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,18 @@ class ScopeForm:
         return out
 
 
-@lru_cache(maxsize=4096)
-def read_form(scope: Scope) -> ScopeForm:
-    """Return *scope* as a reduction of one operation over accesses; raises Refused if it is none."""
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """The body of a scope read as ``scale · op(accesses) / divisor``."""
+
+    op: str
+    reads: tuple[Access, ...]
+    scale: float
+    divisor: float
+
+
+def read_body(scope: Scope) -> BodyForm:
+    """Return the body of *scope* as one operation over accesses; raises Refused if it is none."""
     if scope.domain:
         raise Refused(f"the scope is restricted to a domain: {', '.join(map(repr, scope.domain))}")
     body, scale, divisor = scope.body, 1.0, 1.0
@@ -132,15 +143,20 @@ def read_form(scope: Scope) -> ScopeForm:
             body, divisor = read, value
         case Apply("*", (Const(value), *rest)) if scope.reduce == "sum" and rest:
             body, scale = rest[0] if len(rest) == 1 else Apply("*", tuple(rest)), value
-    one: dict[Iterator, IndexLike] = {x: x.lo for x in (*scope.traversals, *scope.summations) if x.extent == 1}
-    match substitute(body, one):
+    match body:
         case Access() as read:
-            op, reads = "", list[Access]([read])
+            return BodyForm("", (read,), scale, divisor)
         case Apply(op, args) if all(isinstance(a, Access) for a in args):
-            reads = [a for a in args if isinstance(a, Access)]
-        case _:
-            raise Refused(f"the body is no single operation over accesses: {body!r}")
-    reads = [open_views(read) for read in reads]
+            return BodyForm(op, tuple(a for a in args if isinstance(a, Access)), scale, divisor)
+    raise Refused(f"the body is no single operation over accesses: {body!r}")
+
+
+@lru_cache(CACHE_ENTRIES)
+def read_form(scope: Scope) -> ScopeForm:
+    """Return *scope* as a reduction of one operation over accesses; raises Refused if it is none."""
+    body = read_body(scope)
+    one: dict[Iterator, IndexLike] = {x: x.lo for x in (*scope.traversals, *scope.summations) if x.extent == 1}
+    reads = [open_views(Access(r.source, tuple([substitute_index(i, one) for i in r.index]))) for r in body.reads]
     traversals, back = _without_units(scope.traversals), dict[Iterator, Index]()
     summations = _without_units(scope.summations)
     while (found := _find_divided(reads, (*traversals, *summations))) is not None:
@@ -151,10 +167,12 @@ def read_form(scope: Scope) -> ScopeForm:
         back |= {high: was // d, low: was % d}
         traversals = tuple(y for x_ in traversals for y in ((high, low) if x_ == x else (x_,)))
         summations = tuple(y for x_ in summations for y in ((high, low) if x_ == x else (x_,)))
-    return ScopeForm(scope, op, tuple(reads), scale, divisor, traversals, summations, tuple(back.items()))
+    return ScopeForm(
+        scope, body.op, tuple(reads), body.scale, body.divisor, traversals, summations, tuple(back.items())
+    )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(CACHE_ENTRIES)
 def windowed_form(scope: Scope) -> ScopeForm:
     """Return ``read_form`` with two-digit dimensions split in two, for operators with composite indices."""
     form = read_form(scope)
@@ -192,19 +210,18 @@ def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
 
 def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
     """Return the form of *scope*; raises Refused unless it differs from *operator* in iterators only."""
-    pattern = operator.pattern
-    form = windowed_form(scope) if pattern.windows else read_form(scope)
-    if len(form.reads) != len(pattern.operands):
-        raise Refused(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(form.reads)}")
-    if form.op != pattern.op:
+    pattern, body = operator.pattern, read_body(scope)
+    if len(body.reads) != len(pattern.operands):
+        raise Refused(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(body.reads)}")
+    if body.op != pattern.op:
         raise Refused(
-            f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {form.op or 'nothing'}"
+            f"{operator.name} combines operands by {pattern.op or 'nothing'}, the body by {body.op or 'nothing'}"
         )
-    if pattern.summations and not form.summations:
+    if pattern.summations and all(y.extent == 1 for y in scope.summations):
         raise Refused(f"{operator.name} reduces over {', '.join(pattern.summations)}, the scope over nothing")
-    if pattern.summations and form.scope.reduce != pattern.reduce:
-        raise Refused(f"{operator.name} reduces by {pattern.reduce}, the scope by {form.scope.reduce}")
-    return form
+    if pattern.summations and scope.reduce != pattern.reduce:
+        raise Refused(f"{operator.name} reduces by {pattern.reduce}, the scope by {scope.reduce}")
+    return windowed_form(scope) if pattern.windows else read_form(scope)
 
 
 def tensor_maps(form: ScopeForm, pattern: Pattern) -> Iterable[tuple[int, ...]]:
