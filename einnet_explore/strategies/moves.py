@@ -1,7 +1,8 @@
 """Moves of a search, and clean-ups.
 
 A *local* rule reads only the scope at its path, and whether that is a whole equation.  So the parameters that it
-proposes for a scope, and the rewritten scope, are cached by the scope: most scopes do not change in a step.
+proposes for a scope, and the rewritten scope, are cached by the scope, or by its outline where the rule does not read
+what nested scopes compute: most scopes do not change in a step.
 
 Clean-ups are rewrites that only simplify, applied to a normal form and not counted as choices:
 
@@ -22,9 +23,29 @@ from functools import lru_cache
 from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from einnet_explore.ir import Access, Equation, Path, Program, Scope, Table, Tensor, accesses, as_index
-from einnet_explore.rules import BOUNDARY_RELAXING, BOUNDARY_TIGHTENING, TRAVERSAL_MERGING, Match, Rule
-from einnet_explore.rules.base import places
+from einnet_explore.analysis.outline import outline
+from einnet_explore.ir import (
+    Access,
+    Equation,
+    Path,
+    Program,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    replace_at,
+    scopes,
+)
+from einnet_explore.rules import (
+    BOUNDARY_RELAXING,
+    BOUNDARY_TIGHTENING,
+    SUMMATION_SPLITTING,
+    TRAVERSAL_MERGING,
+    VARIABLE_SUBSTITUTION,
+    Match,
+    Rule,
+)
 from einnet_explore.rules.boundary_relaxing import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
@@ -32,6 +53,15 @@ Move: TypeAlias = "tuple[Match[object], Program]"
 T = TypeVar("T")
 
 CACHE_ENTRIES = 1 << 15
+
+LEVELS_READ: dict[Rule[object], int] = {
+    SUMMATION_SPLITTING: 0,
+    VARIABLE_SUBSTITUTION: 0,
+    BOUNDARY_TIGHTENING: 0,
+    TRAVERSAL_MERGING: 1,
+    BOUNDARY_RELAXING: 1,
+}
+"""How many levels of nested scopes a local rule reads the bodies of; a rule that is not here reads all of them."""
 
 
 class LazySequence(Generic[T]):
@@ -97,6 +127,14 @@ def rule_moves(rule: Rule[object], program: Program, at: Path, scope: Scope) -> 
 @lru_cache(CACHE_ENTRIES)
 def local_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
     """Return the parameters that a local *rule* proposes for *scope* at *position*, and the rewritten scopes."""
+    if (levels := LEVELS_READ.get(rule)) is None or not (outlined := outline(scope, levels)).hidden:
+        return _computed_moves(rule, scope, position)
+    shared = _computed_moves(rule, outlined.scope, position)
+    return LazySequence(lambda: ((params, outlined.fill(new)) for params, new in shared))
+
+
+@lru_cache(CACHE_ENTRIES)
+def _computed_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
     program, at = host_program(scope, position)
     return LazySequence(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
@@ -112,6 +150,7 @@ def host_program(scope: Scope, position: Position) -> tuple[Program, Path]:
 Moves: TypeAlias = "tuple[tuple[Match[object], ...], Program]"
 Sources: TypeAlias = "tuple[type, ...]"
 CleanUp: TypeAlias = "tuple[Rule[object], object, Scope]"
+ScopeMove: TypeAlias = "tuple[tuple[Rule[object], Path, object], Scope]"
 
 
 CLEAN_UPS: frozenset[Rule[object]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MERGING, BOUNDARY_TIGHTENING))
@@ -124,17 +163,25 @@ def clean(program: Program, final: bool = False, rules: Iterable[Rule[object]] =
     """
     done, allowed = list[Match[object]](), CLEAN_UPS.intersection(rules)
     sources = (Scope, Tensor, Table) if final else (Scope,)
-    while (found := _find_move(program, sources, allowed)) is not None:
-        match, program = found
-        done.append(match)
-    return tuple(done), program
+    equations = list(program.equations)
+    for n, equation in enumerate(equations):
+        if equation.via is None:
+            scope = equation.scope
+            while (found := _find_move(scope, sources, allowed)) is not None:
+                (rule, below, params), scope = found
+                done.append(Match(rule, (n, *below), params))
+            if scope is not equation.scope:
+                equations[n] = Equation(equation.name, scope)
+    return tuple(done), Program(program.inputs, tuple(equations), program.outputs) if done else program
 
 
-def _find_move(program: Program, sources: Sources, allowed: frozenset[Rule[object]]) -> Move | None:
-    for at, scope in places(program):
-        if (found := _find_clean_up(scope, position_of(at), sources, allowed)) is not None:
+@lru_cache(CACHE_ENTRIES)
+def _find_move(root: Scope, sources: Sources, allowed: frozenset[Rule[object]]) -> ScopeMove | None:
+    """Return the first clean-up of a scope of the equation *root*, as (rule, path, parameters), and its result."""
+    for below, scope in scopes(root):
+        if (found := _find_clean_up(scope, position_of((0, *below)), sources, allowed)) is not None:
             rule, params, new = found
-            return Match(rule, at, params), program.replace_at(at, new)
+            return (rule, below, params), replace_at(root, below, new)
     return None
 
 
