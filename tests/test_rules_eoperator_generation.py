@@ -82,6 +82,8 @@ def test_refusals() -> None:
     message = "intensity 42.7 FLOP/element is not below 4: this is compute-bound"
     refuses(EOPERATOR_GENERATION, product, (0,), message)
     assert list(EOPERATOR_GENERATION.matches(product, (0,))) == []
+    read = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[m:64, n:64] = {[i:64, j:64] sum[k:64] A[i, k] * B[k, j]}[m, n]")
+    refuses(EOPERATOR_GENERATION, read, (0,), message)
     nested = parse("tensor A[4]\nY[x:4] = {[z:4] sum[k:4, q:4] A[k] * A[q]}[x // 2]")
     repeated = "the scope at 0.0 sums over k, q for every read of it: instantiate it first"
     refuses(EOPERATOR_GENERATION, nested, (0,), repeated)

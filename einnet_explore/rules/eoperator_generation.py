@@ -37,7 +37,7 @@ def _instance(program: Program, at: Path) -> Instance:
         case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
     measured = intensity(scope)
-    if measured >= COMPUTE_BOUND and not isinstance(scope.body, Access):
+    if measured >= COMPUTE_BOUND and any(not isinstance(inner.body, Access) for _, inner in scopes(scope)):
         raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance
 
