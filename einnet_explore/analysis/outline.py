@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einnet_explore.analysis.canonical_keys import canonical_key
-from einnet_explore.ir import Access, Iterator, Scalar, Scope, Tensor, accesses, map_accesses
+from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, map_accesses, with_body
 
 STEM = "?"
 """The first letter of the tensors that stand for hidden bodies; no name in a program starts with it."""
@@ -87,8 +87,3 @@ def _stub(scope: Scope, n: int, alone: bool) -> Scope:
         return with_body(scope, body)
     box = tuple([Iterator(f"z{d}", x.lo, x.hi) for d, x in enumerate(scope.traversals)])
     return Scope(box, (), body, "sum", (), scope.padding, scope.value)
-
-
-def with_body(scope: Scope, body: Scalar) -> Scope:
-    """*scope* with another body."""
-    return Scope(scope.traversals, scope.summations, body, scope.reduce, scope.domain, scope.padding, scope.value)

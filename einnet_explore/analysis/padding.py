@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from einnet_explore.analysis.bijection import show_point
@@ -70,6 +71,7 @@ class Constancy:
     value: float
 
 
+@lru_cache(1 << 14)
 def constancy(body: Scalar) -> Constancy | None:
     """Return where *body* is known to be constant; None if nothing is known."""
     match body:

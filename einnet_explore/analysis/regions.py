@@ -75,9 +75,11 @@ def find_violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
 
 def _relevant(index: Index, domain: Domain) -> Domain:
     """Return the bounds that share an iterator with *index*, directly or through other bounds."""
+    rest = [b for b in domain if not holds_everywhere(b)]
+    if not rest:
+        return ()
     linked = set(index.iterators)
     kept: list[Bound] = []
-    rest = list(domain)
     while found := [b for b in rest if linked & set(b.index.iterators)]:
         kept += found
         rest = [b for b in rest if b not in found]

@@ -46,6 +46,7 @@ from einnet_explore.ir.program import (
     scopes,
     show_path,
     tensors,
+    with_body,
 )
 from einnet_explore.ir.scalar_functions import (
     ASSUMED_FINITE,
@@ -112,4 +113,5 @@ __all__ = [
     "tensors",
     "terms",
     "walk_scalar",
+    "with_body",
 ]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from einnet_explore.ir.expression import Access, Scope, Table, Tensor, accesses, map_accesses
+from einnet_explore.ir.expression import Access, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.node import Node, node
 
 Path: TypeAlias = "tuple[int, ...]"
+
+
+def with_body(scope: Scope, body: Scalar) -> Scope:
+    """Return *scope* with another body."""
+    return Scope(scope.traversals, scope.summations, body, scope.reduce, scope.domain, scope.padding, scope.value)
 
 
 def scopes(root: Scope) -> Iterable[tuple[Path, Scope]]:
@@ -48,7 +52,7 @@ def map_tensors(root: Scope, change: Callable[[Tensor], Tensor | Scope]) -> Scop
                 return Access(map_tensors(inner, change), access.index)
         return access
 
-    return replace(root, body=map_accesses(root.body, swap))
+    return with_body(root, map_accesses(root.body, swap))
 
 
 def describe_source(source: Tensor | Table) -> str:
@@ -86,7 +90,7 @@ def replace_at(root: Scope, path: Path, new: Scope | Tensor) -> Scope:
     def swap(access: Access) -> Access:
         return Access(target, access.index) if next(count, None) == path[0] else access
 
-    return replace(root, body=map_accesses(root.body, swap))
+    return with_body(root, map_accesses(root.body, swap))
 
 
 def show_path(path: Path) -> str:
@@ -203,8 +207,9 @@ class Program(Node):
         """Replace the scope at *path* by *new*, with the equations *before* in front."""
         n = path[0]
         old = self.equations[n]
-        changed = replace(old, scope=replace_at(old.scope, path[1:], new))
-        return replace(self, equations=(*self.equations[:n], *before, changed, *self.equations[n + 1 :]))
+        changed = Equation(old.name, replace_at(old.scope, path[1:], new), old.via)
+        equations = (*self.equations[:n], *before, changed, *self.equations[n + 1 :])
+        return Program(self.inputs, equations, self.outputs)
 
     def __repr__(self) -> str:
         return "; ".join(map(repr, self.equations)) + f"; output {', '.join(self.outputs)}"

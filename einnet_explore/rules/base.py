@@ -96,6 +96,9 @@ class Rule(Generic[P_co]):
         """Return the match with parameters in the JSON form that users write."""
         return Match(self, at, self.decode(program, at, params))
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # rules are keys of caches: the hash of all fields is slow
+
     def __repr__(self) -> str:
         return f"<Rule {self.name}>"
 

@@ -121,10 +121,13 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
 
 def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
     """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
-    found = [
-        d for _, scope in places(program) for operator in operators if (d := _distance(scope, operator)) is not None
-    ]
+    found = [d for _, scope in places(program) if (d := _scope_distance(scope, operators)) is not None]
     return min(found, default=None)
+
+
+@lru_cache(maxsize=65_536)
+def _scope_distance(scope: Scope, operators: tuple[Operator, ...]) -> int | None:
+    return min((d for operator in operators if (d := _distance(scope, operator)) is not None), default=None)
 
 
 def _why_unmatched(scope: Scope, operators: tuple[Operator, ...]) -> str:
@@ -216,7 +219,6 @@ def _fresh(stem: str, used: set[str]) -> str:
     return name
 
 
-@lru_cache(maxsize=65_536)
 def _distance(scope: Scope, operator: Operator) -> int | None:
     try:
         return expression_distance(scope, operator).total
