@@ -171,13 +171,13 @@ def _wider_ranges(scope: Scope) -> Iterable[tuple[tuple[Iterator, int, int], ...
 
     Ranges for smaller pieces are only yielded all at once.
     """
-    extents: dict[Iterator, dict[int, None]] = {}
-    for x, d in residue_divisors(scope, scope.summations):
+    suggested, moving = residue_divisors(scope, scope.summations), windows(scope)
+    extents = {x: dict[int, None]() for x in reversed((*(x for x, _ in suggested), *moving))}
+    for x, d in suggested:
         if x.extent % d:
-            extents.setdefault(x, {})[x.extent + -x.extent % d] = None
-    for x, step in windows(scope).items():
-        for extent in padded_windows(x.extent, step):
-            extents.setdefault(x, {})[extent] = None
+            extents[x][x.extent + -x.extent % d] = None
+    for x, step in moving.items():
+        extents[x] |= dict.fromkeys(padded_windows(x.extent, step))
     for rank in range(max(map(len, extents.values()), default=0)):
         wider = [(x, x.lo, x.lo + tuple(found)[rank]) for x, found in extents.items() if rank < len(found)]
         yield tuple(wider)

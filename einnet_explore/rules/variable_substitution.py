@@ -151,14 +151,14 @@ def _together(options: tuple[Replacement, ...]) -> Iterable[tuple[Replacement, .
 
 
 def _divisors(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[tuple[tuple[Iterator, int], ...]]:
-    """Yield what indices suggest with the largest equal pieces of windows, then smaller pieces of all windows."""
-    pieces = {x: window_pieces(x.extent, step) for x, step in windows(scope).items() if x in group}
+    """Yield what indices suggest with halves of windows, then smaller pieces of all windows at once."""
+    steps = {x: step for x, step in windows(scope).items() if x in group and x.extent > 1}
     suggested = residue_divisors(scope, group)
-    largest = {x: sizes[0] for x, sizes in pieces.items() if sizes and all(x != y for y, _ in suggested)}
-    yield (*suggested, *largest.items())
-    smaller = {x: sizes[x in largest :] for x, sizes in pieces.items()}
-    for rank in range(max(map(len, smaller.values()), default=0)):
-        yield tuple((x, sizes[rank]) for x, sizes in smaller.items() if rank < len(sizes))
+    halves = {x: x.extent // 2 for x, step in steps.items() if step == 1 and x.extent % 2 == 0 and x.extent > 2}
+    yield tuple(dict.fromkeys((*suggested, *halves.items())))
+    smaller = [(x, [d for d in window_pieces(x.extent, n) if d != halves.get(x)]) for x, n in steps.items()]
+    for rank in range(min((len(sizes) for _, sizes in smaller), default=0)):
+        yield tuple((x, sizes[rank]) for x, sizes in smaller)
 
 
 def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tuple[tuple[str, Index], ...]:
