@@ -197,7 +197,7 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
                     continue
                 if not way.composite and len(way.free_accesses) <= len(operands):
                     reasons.setdefault(f"no index is composite, and {operator.name} would need other layouts")
-                    if _slides(operator, iterators):
+                    if _slides(form, operator, operands, iterators):
                         one_tap.append(way)
                     continue
                 found.setdefault((way.operands, way.iterators), way)
@@ -213,12 +213,16 @@ def match_operator(scope: Scope, operator: Operator, limit: int = 16) -> tuple[O
     return tuple(sorted(ways, key=lambda w: -len(w.free_accesses))[:limit])
 
 
-def _slides(operator: Operator, iterators: Assignment) -> bool:
+def _slides(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> bool:
     """Return whether every window of *operator* sums taps and slides over an iterator of more than one value.
 
-    There are at least two: with a single window of one tap, the operator is a matrix product.
+    There are at least two (with a single window of one tap, the operator is a matrix product), and they do not slide
+    over weights.
     """
     pattern = operator.pattern
+    data = [form.reads[operands[p]].source for p, _ in pattern.windows]
+    if any(isinstance(source, Tensor) and source.weight for source in data):
+        return False
     names = [pattern.operands[p].dimensions[d].iterators for p, d in pattern.windows]
     return len(names) > 1 and all(
         any(name in pattern.summations for name in window)
