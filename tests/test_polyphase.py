@@ -38,7 +38,7 @@ def tables(entry: Variant) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def found() -> list[Variant]:
     """What a search to depth 2 with all its states finds."""
-    return find_variants(transposed(), program_seconds, Settings(max_depth=2, states=400)).variants
+    return find_variants(transposed(), program_seconds, Settings(max_depth=2, states=600)).variants
 
 
 def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Variant]) -> None:
