@@ -137,6 +137,8 @@ class _Samples:
     holds_for_all_functions: bool = True
     """The scopes agreed for all interpretations of the functions that were tried."""
     decisive_rounds: int = 0
+    undefined_once: bool = False
+    """A value was certainly undefined on one side, and not known on the other."""
 
     def __post_init__(self) -> None:
         self.has_reals = any(map(_is_real, self.pair))
@@ -166,6 +168,8 @@ class _Samples:
         for coverage, on_integers, on_reals in zip(self.coverage, self.integer_sides, self.real_sides, strict=True):
             if missing := coverage.gap(on_reals | on_integers if self.holds_for_all_functions else on_reals):
                 return missing
+        if self.undefined_once:
+            return "a value is undefined in one program, and not known in the other"
         if self.has_reals and (odd := set.symmetric_difference(*self.precise_constants)):
             return f"{min(odd):.17g} occurs on one side only, and samples cannot tell its last digits"
         unseen = sorted(text for mutants in self.unseen for text, _ in mutants)
@@ -214,6 +218,7 @@ class _Samples:
             if found is not None:
                 return _shifted(found, window)
             self.windows.add(window)
+            self.undefined_once |= batch.undefined_once
             self.decisive_rounds += int(np.count_nonzero(decisive.reshape(len(decisive), -1).any(axis=1)))
         return None
 
@@ -234,6 +239,7 @@ class _Samples:
             found, decisive, reached = batch.compare(self.coverage)
             if found is not None:
                 return _shifted(found, window)
+            self.undefined_once |= batch.undefined_once
             decisive = np.asarray(decisive.reshape(len(decisive), -1).all(axis=1))
             for total, sides in zip(self.real_sides, reached, strict=True):
                 total.update(side for side, samples in sides.items() if np.any(samples & decisive))
@@ -303,6 +309,13 @@ class _Batch:
             return None, decisive, reached
         (_, *at), expected, found = _difference(agree, *(value for value, _ in self.values))
         return (tuple(at), expected, found), decisive, reached
+
+    @property
+    def undefined_once(self) -> bool:
+        """Whether a value is certainly undefined on one side, and not known on the other."""
+        known = [np.isfinite(error) for _, error in self.values]
+        undefined = [np.isnan(value) & sure for (value, _), sure in zip(self.values, known, strict=True)]
+        return bool(np.any((undefined[0] & ~known[1]) | (undefined[1] & ~known[0])))
 
     def tells(self, own: BoundedValue, mutant: Scope, decisive: Array) -> bool:
         """Whether a *decisive* sample of the original, of value *own*, differs from the *mutant*."""

@@ -193,7 +193,8 @@ def _function(function: ScalarFunction, a: BoundedValue, rescalings: int, unit: 
         )
         own_error = np.where(largest == 0, 0, own_error * largest)
     elif function.is_bounded:
-        own_error = np.full_like(value, _FUNCTION_ROUNDINGS * unit)
+        zero = (value == 0) & (a.value == 0) & (a.error == 0)
+        own_error = np.where(zero, 0, _FUNCTION_ROUNDINGS * unit)
     else:
         own_error = _FUNCTION_ROUNDINGS * unit * largest
     return BoundedValue(value, change + own_error)
