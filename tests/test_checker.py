@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from einnet_explore.checker import RecordError, check_file, check_record, instance_mismatch
+from einnet_explore.checker import RecordError, check_file, check_record, require_instance
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul
 from einnet_explore.operators import OPERATORS
 from einnet_explore.rules import RULES, Derivation
 from einnet_explore.rules.base import places
 from einnet_explore.session import records
+from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import parse
 
@@ -109,21 +110,21 @@ def matmul(**changed: int) -> Equation:
 
 
 def test_instances_are_what_they_say() -> None:
-    assert instance_mismatch(matmul()) is None
+    require_instance(matmul())
     (a, b), own = matmul().scope.body.args, matmul().scope.traversals  # type: ignore[union-attr]
     m, n, k = Iterator("x", 0, 4), Iterator("y", 0, 3), Iterator("z", 0, 2)
     renamed = Scope((m, n), (k,), mul(a.source[m, k], b.source[k, n]))  # type: ignore[union-attr]
     assert own != renamed.traversals
-    assert instance_mismatch(Equation("Y", renamed, matmul().via)) is None
-    assert instance_mismatch(Equation("Y", renamed, None)) is None
-    assert instance_mismatch(Equation("Y", renamed, Instance("eOperator"))) is None
+    require_instance(Equation("Y", renamed, matmul().via))
+    require_instance(Equation("Y", renamed, None))
+    require_instance(Equation("Y", renamed, Instance("eOperator")))
 
 
 def test_instances_that_are_not_what_they_say() -> None:
     def why(text: str) -> str:
-        found = instance_mismatch(parse(f"tensor A[4, 2]\ntensor B[2, 4]\ntensor C[4, 4]\n{text}").equations[-1])
-        assert found is not None
-        return found
+        with pytest.raises(Refused) as found:
+            require_instance(parse(f"tensor A[4, 2]\ntensor B[2, 4]\ntensor C[4, 4]\n{text}").equations[-1])
+        return str(found.value)
 
     product = "Y[m:4, n:4] = sum[k:2] A[m, k]*B[k, n]"
     assert why(f"{product} via Nothing").startswith("unknown operator Nothing, expected one of Matmul, BatchMatmul, ")
@@ -153,10 +154,11 @@ def test_instances_that_are_not_what_they_say() -> None:
 def test_views_are_affine_addresses() -> None:
     for body in ("A[i%3, i//3]", "A[2-j, i//3]"):
         text = f"tensor A[3, 4]\nY[i:12, j:3] = {body} via View"
-        assert instance_mismatch(parse(text).equations[0]) is not None
+        with pytest.raises(Refused):
+            require_instance(parse(text).equations[0])
     for body in ("A[i//4, i%4]", "A[2-j, 0]", "A[j, j]"):
         text = f"tensor A[3, 4]\nY[i:12, j:3] = {body} via View"
-        assert instance_mismatch(parse(text).equations[0]) is None
+        require_instance(parse(text).equations[0])
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,9 @@ def difference(before: Expression, after: Expression, rng: random.Random, error:
 def examine(before: Expression, after: Expression, rng: random.Random, outcome: Outcome) -> None:
     """Compare the verdicts of all checkers on a pair with evaluation."""
     texts = [f"tensor A[4]\ntensor B[4]\nY[i:4] = {text_of(e)}\nZ[i:4] = A[i] + B[i]\n" for e in (before, after)]
+    if parse(texts[0]) == parse(texts[1]):  # reading folds constants in double precision
+        outcome.counts["read as one program"] += 1
+        return
     step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": texts[1]}
     record = {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": [step]}
     found = certify(*map(parse, texts))

@@ -1,7 +1,7 @@
 """Replays the certificates of a record; knows neither rules nor search."""
 
 from einnet_explore.checker.record import FORMAT, RULE_NAMES, VERSION, RecordError, load_json, read_record
-from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, instance_mismatch
+from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, require_instance
 
 __all__ = [
     "FORMAT",
@@ -12,7 +12,7 @@ __all__ = [
     "StepReport",
     "check_file",
     "check_record",
-    "instance_mismatch",
     "load_json",
     "read_record",
+    "require_instance",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -29,36 +29,41 @@ from einnet_explore.ir import (
     accesses,
 )
 from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.support.errors import Refused
 
 
-def instance_mismatch(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
-    """Return why *equation* differs from its instance; None if they are equal, or without an instance.
+def require_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> None:
+    """Raise Refused if *equation* differs from its instance.
 
     An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
     reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
     """
     via = equation.via
     if via is None or via.is_eoperator:
-        return None
+        return
     if via.operator == VIEW:
-        return _view_mismatch(equation.scope, via)
-    return _call_mismatch(equation.scope, via, operators)
+        _require_view(equation.scope, via)
+    else:
+        _require_call(equation.scope, via, operators)
 
 
-def _view_mismatch(scope: Scope, via: Instance) -> str | None:
+def _require_view(scope: Scope, via: Instance) -> None:
     match scope:
         case Scope(summations=(), domain=(), body=Access(source=Tensor() as source) as access):
             for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
                 least, most = index.bounds
                 if least < lo or most >= hi:
                     read = f"dimension {d} of {source.name} in [{least}, {most}]"
-                    return f"a view reads {read}, its elements lie in [{lo}, {hi})"
+                    raise Refused(f"a view reads {read}, its elements lie in [{lo}, {hi})")
             address = flat_address(access)
-            return _address_mismatch(scope, address, via) if address.affine else f"address {address!r} is not affine"
-    return "a view reads one tensor, at every point of its box, and nothing else"
+            if not address.affine:
+                raise Refused(f"address {address!r} is not affine")
+            _require_address(scope, address, via)
+        case _:
+            raise Refused("a view reads one tensor, at every point of its box, and nothing else")
 
 
-def _address_mismatch(scope: Scope, address: Index, via: Instance) -> str | None:
+def _require_address(scope: Scope, address: Index, via: Instance) -> None:
     """Compare the view's offset and strides, if named, with *address*; traversals of extent 1 have no stride."""
     named = dict(via.attributes)
     found: dict[str, Attribute] = {
@@ -70,33 +75,36 @@ def _address_mismatch(scope: Scope, address: Index, via: Instance) -> str | None
         found["strides"] = tuple(
             address.coefficient(x) if x.extent > 1 else said for x, said in zip(scope.traversals, strides, strict=True)
         )
-    wrong = [name for name in found if name in named and named[name] != found[name]]
-    return f"a view with {wrong[0]} {named[wrong[0]]}, the address has {found[wrong[0]]}" if wrong else None
+    for name, value in found.items():
+        if name in named and named[name] != value:
+            raise Refused(f"a view with {name} {named[name]}, the address has {value}")
 
 
-def _call_mismatch(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> str | None:
+def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> None:
     operator = next((o for o in operators if via.operator in o.names), None)
     if operator is None:
-        return f"unknown operator {via.operator}, expected one of {', '.join(n for o in operators for n in o.names)}"
+        names = ", ".join(n for o in operators for n in o.names)
+        raise Refused(f"unknown operator {via.operator}, expected one of {names}")
     operands = [access.source for access in accesses(scope.body)]
     if not all(isinstance(source, Tensor) for source in operands):
-        return f"{via.operator} reads tensors, the equation reads a scope"
+        raise Refused(f"{via.operator} reads tensors, the equation reads a scope")
     expected = len(operator.pattern.operands)
     if len(operands) != expected:
-        return f"{via.operator} takes {expected} operands, the equation reads {len(operands)}"
+        raise Refused(f"{via.operator} takes {expected} operands, the equation reads {len(operands)}")
     try:
         canonical = operator.instantiate(dict(via.attributes), operands)
     except ValueError as error:
-        return str(error)
+        raise Refused(str(error)) from None
     if canonical == scope:
-        return None
+        return
     if canonical.box != scope.box:
-        return f"{via!r} has shape {canonical.shape}, the equation {scope.shape}"
+        raise Refused(f"{via!r} has shape {canonical.shape}, the equation {scope.shape}")
     try:
         witness = term_difference(canonical, scope, scope.box, assume_infinite_tensors(scope))
     except Undecided as beyond:
-        return f"{via!r} could not be compared with the equation: {beyond}"
-    return None if witness is None else f"{via!r} is another expression: {witness}"
+        raise Refused(f"{via!r} could not be compared with the equation: {beyond}") from None
+    if witness is not None:
+        raise Refused(f"{via!r} is another expression: {witness}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +229,7 @@ def check_record(
             expected = ", ".join(sorted(rules))
             raise RecordError(f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {expected}")
     programs = (held.start, *(step.after for step in held.steps))
-    start = program_fault(held.start, operators)
+    start = next(iter(_program_faults(held.start, operators)), None)
     steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))
     chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
     return Report(source, start, steps, certify_chain(chain, seed))
@@ -238,19 +246,24 @@ def check_file(
     return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
 
 
-def program_fault(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> str | None:
-    """Return an illegal read of *program*, or an instance that differs from its operator; else None."""
-    for equation in program.equations:
-        wrong = illegal_read(equation.scope) or instance_mismatch(equation, operators)
-        if wrong is not None:
-            return f"{equation.name}: {wrong}"
-    return None
-
-
 def _step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
     known = set(before.equations)
-    wrong = (
-        f"{e.name}: {why}" for e in step.after.equations if e not in known and (why := instance_mismatch(e, operators))
-    )
+    wrong = tuple(_instance_faults((e for e in step.after.equations if e not in known), operators))
     claimed = None if step.certificate is None else step.certificate.kind
-    return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), tuple(wrong))
+    return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
+
+
+def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
+    """Yield the illegal reads of *program*, then the instances that differ from their operators."""
+    for equation in program.equations:
+        if (wrong := illegal_read(equation.scope)) is not None:
+            yield f"{equation.name}: {wrong}"
+    yield from _instance_faults(program.equations, operators)
+
+
+def _instance_faults(equations: Iterable[Equation], operators: tuple[Operator, ...]) -> Iterable[str]:
+    for equation in equations:
+        try:
+            require_instance(equation, operators)
+        except Refused as why:
+            yield f"{equation.name}: {why}"

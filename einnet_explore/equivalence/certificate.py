@@ -25,9 +25,9 @@ from einnet_explore.equivalence import sampling
 from einnet_explore.equivalence.assumptions import Assumptions, infinite_results, join_axioms
 from einnet_explore.equivalence.program_diff import (
     EquationDefinitions,
-    interface_mismatch,
     outermost_names,
     prove_scopes_equal,
+    require_same_interface,
 )
 from einnet_explore.equivalence.reads import illegal_read
 from einnet_explore.equivalence.term_multiset import Witness
@@ -41,6 +41,7 @@ from einnet_explore.equivalence.verdict import (
     weakest_kind,
 )
 from einnet_explore.ir import Program, Scope
+from einnet_explore.support.errors import Refused
 
 MAX_ROUNDING_ERROR = 1e-6
 """Bound on the error of rounded constants, for inputs in [-1, 1], up to which programs are ``rounded``."""
@@ -62,8 +63,10 @@ def certify(
     """
     if before == after:
         return Certificate("proved", "identical")
-    if (wrong := interface_mismatch(before, after)) is not None:
-        return Certificate("false", "structure", counterexample=wrong)
+    try:
+        require_same_interface(before, after)
+    except Refused as wrong:
+        return Certificate("false", "structure", counterexample=str(wrong))
     known = set(before.equations)
     for number, equation in enumerate(after.equations):
         if equation not in known and (found := illegal_read(equation.scope)) is not None:

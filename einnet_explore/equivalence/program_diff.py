@@ -29,47 +29,47 @@ from einnet_explore.ir import (
     show_path,
     tensors,
 )
+from einnet_explore.support.errors import Refused
 
 
-def interface_mismatch(before: Program, after: Program) -> str | None:
-    """Return a mismatch of names, shapes or reads by which *after* cannot replace *before*; else None."""
+def require_same_interface(before: Program, after: Program) -> None:
+    """Raise Refused for a mismatch of names, shapes or reads by which *after* cannot replace *before*."""
     if before.outputs != after.outputs:
-        return f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}"
+        raise Refused(f"outputs are {', '.join(after.outputs)}, expected {', '.join(before.outputs)}")
     given = {t.name: t for t in before.inputs}
     for t in after.inputs:
         if t.name not in given or given[t.name].shape != t.shape:
             expected = given[t.name].shape if t.name in given else "no such input"
-            return f"input {t.name} has shape {t.shape}, expected {expected}"
+            raise Refused(f"input {t.name} has shape {t.shape}, expected {expected}")
         if given[t.name].box != t.box:
-            return f"input {t.name} has box {_box_text(t.box)}, expected {_box_text(given[t.name].box)}"
+            raise Refused(f"input {t.name} has box {_box_text(t.box)}, expected {_box_text(given[t.name].box)}")
         if given[t.name].weight != t.weight:
-            return f"input {t.name} is {_role_text(t)}, expected {_role_text(given[t.name])}"
+            raise Refused(f"input {t.name} is {_role_text(t)}, expected {_role_text(given[t.name])}")
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
         for t in _read(equation.scope):
             source = held.get(t.name)
             if source is None:
-                return f"{equation.name} reads {t.name}, which is no input and no earlier equation"
+                raise Refused(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
             if source.box != t.box or (t.name in defined and t.value != source.value):
-                return f"{equation.name} reads {t.name} as {_tensor_text(t)}, but it is {_tensor_text(source)}"
+                raise Refused(f"{equation.name} reads {t.name} as {_tensor_text(t)}, but it is {_tensor_text(source)}")
             if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
                 # values beyond the reach are not defined by its scope
                 reach = _box_text(source.reach)
-                return f"{equation.name} reads {t.name} in {_box_text(t.reach)}, but it reaches over {reach}"
+                raise Refused(f"{equation.name} reads {t.name} in {_box_text(t.reach)}, but it reaches over {reach}")
         if equation.name in held:
-            return f"{equation.name} is defined twice"
+            raise Refused(f"{equation.name} is defined twice")
         held[equation.name] = equation.tensor
         defined.add(equation.name)
     boxes = {e.name: e.scope.box for e in before.equations}
     for name in before.outputs:
         if name in boxes and (name not in defined or held[name].box != boxes[name]):
             found = _box_text(held[name].box) if name in defined else "nothing"
-            return f"output {name} has box {found}, expected {_box_text(boxes[name])}"
+            raise Refused(f"output {name} has box {found}, expected {_box_text(boxes[name])}")
         if name not in boxes and (name in defined or name not in held):
             found = "an equation" if name in defined else "nothing"
-            return f"output {name} is {found}, expected the input of this name"
-    return None
+            raise Refused(f"output {name} is {found}, expected the input of this name")
 
 
 @lru_cache(1 << 14)
