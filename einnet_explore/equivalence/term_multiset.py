@@ -302,19 +302,19 @@ class _Comparison:
     def _add(self, total: TermMultiset, coefficient: Number, piece: Any) -> TermMultiset:
         out: TermMultiset = {}
 
-        def put(k: Number, s: Any) -> None:
+        def add_points(k: Number, s: Any) -> None:
             if k and not s.is_empty():
                 out[k] = out[k] | s if k in out else s
 
         for k, s in total.items():
             common = s & piece
             if common.is_empty():
-                put(k, s)
+                add_points(k, s)
                 continue
-            put(k, s - common)
-            put(k + coefficient, common)
+            add_points(k, s - common)
+            add_points(k + coefficient, common)
             piece = piece - common
-        put(coefficient, piece)
+        add_points(coefficient, piece)
         return out
 
 

@@ -26,7 +26,7 @@ Interval: TypeAlias = "tuple[float, float]"
 _ALL: Interval = (-inf, inf)
 
 
-class Bound(NamedTuple):
+class ValueBound(NamedTuple):
     """Values in *range*; as a polynomial, with *norm* :math:`\\sum |k_i| \\prod M_{ij}` and *error*."""
 
     range: Interval
@@ -40,11 +40,11 @@ def value_range(body: Scalar) -> Interval:
 
 
 def rounding_error(program: Program, change: float) -> float:
-    """Bound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
+    """ValueBound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
 
     Infinity if there is no bound.
     """
-    bounds = _Bounds({t.name: Bound((-1.0, 1.0), 1.0) for t in program.inputs}, change)
+    bounds = _Bounds({t.name: ValueBound((-1.0, 1.0), 1.0) for t in program.inputs}, change)
     for equation in program.equations:
         bounds.tensors[equation.name] = bounds.scope(equation.scope)
     error = max((bounds.tensors[name].error for name in program.outputs), default=0.0)
@@ -55,12 +55,12 @@ def rounding_error(program: Program, change: float) -> float:
 class _Bounds:
     """Bounds of the *tensors* by name (others may have all values), and the relative *change* of coefficients."""
 
-    tensors: dict[str, Bound] = field(default_factory=dict)
+    tensors: dict[str, ValueBound] = field(default_factory=dict)
     change: float = 0.0
-    _scopes: dict[Scope, Bound] = field(default_factory=dict)
+    _scopes: dict[Scope, ValueBound] = field(default_factory=dict)
 
-    def scope(self, scope: Scope) -> Bound:
-        """Bound the values of *scope*, inside its domain and outside."""
+    def scope(self, scope: Scope) -> ValueBound:
+        """ValueBound the values of *scope*, inside its domain and outside."""
         if scope not in self._scopes:
             found = self._reduced(scope)
             if scope.domain or scope.padding:
@@ -68,32 +68,36 @@ class _Bounds:
             self._scopes[scope] = self._rounded(found)
         return self._scopes[scope]
 
-    def _reduced(self, scope: Scope) -> Bound:
+    def _reduced(self, scope: Scope) -> ValueBound:
         body = self.scalar(scope.body)
         points = prod(y.extent for y in scope.summations)
         if scope.reduce == "sum" or points == 1:
-            return Bound(_interval(_product(x, points) for x in body.range), body.norm * points, body.error * points)
+            return ValueBound(
+                _interval(_product(x, points) for x in body.range), body.norm * points, body.error * points
+            )
         one = self._rounded(body)
         if scope.reduce in ("max", "min"):
             return one._replace(norm=_magnitude(one.range))
         most = _power(_magnitude(one.range) + one.error, points)
         error = _product(points * _power(_magnitude(one.range) + one.error, points - 1), one.error)
-        return Bound((0.0 if one.range[0] >= 0 else -most, most), most, error)
+        return ValueBound((0.0 if one.range[0] >= 0 else -most, most), most, error)
 
-    def _rounded(self, bound: Bound) -> Bound:
+    def _rounded(self, bound: ValueBound) -> ValueBound:
         """Add the error of rounding the coefficients of a polynomial."""
         return bound._replace(error=bound.error + _product(self.change, bound.norm + bound.error))
 
-    def scalar(self, body: Scalar) -> Bound:
-        """Bound the values of *body*."""
+    def scalar(self, body: Scalar) -> ValueBound:
+        """ValueBound the values of *body*."""
         match body:
             case Const(value):
                 return _constant(value)
             case Access(Tensor(name) as tensor):
-                inside = self.tensors.get(name, Bound(_ALL))
+                inside = self.tensors.get(name, ValueBound(_ALL))
                 return _union([inside, _constant(tensor.value)]) if tensor.padding else inside
             case Access(Table(entries=entries)):
-                return _union([Bound((0.0, 0.0), 0.0), *(_constant(float(x)) for x in (min(entries), max(entries)))])
+                return _union(
+                    [ValueBound((0.0, 0.0), 0.0), *(_constant(float(x)) for x in (min(entries), max(entries)))]
+                )
             case Access(Scope() as scope):
                 return self.scope(scope)
             case Apply("where", (_, yes, no)):
@@ -114,66 +118,66 @@ class _Bounds:
                 return _times(self.scalar(a), _reciprocal(self._rounded(self.scalar(b))))
             case Apply(op, args):
                 return _apply(op, args, [self._rounded(self.scalar(arg)) for arg in args])
-        return Bound(_ALL)
+        return ValueBound(_ALL)
 
 
-def _constant(value: float) -> Bound:
+def _constant(value: float) -> ValueBound:
     """Infinite constants are never rounded."""
-    return Bound((value, value), abs(value) if isfinite(value) else 0.0)
+    return ValueBound((value, value), abs(value) if isfinite(value) else 0.0)
 
 
-def _union(bounds: Sequence[Bound]) -> Bound:
+def _union(bounds: Sequence[ValueBound]) -> ValueBound:
     ranges = [b.range for b in bounds]
     hull = min(low for low, _ in ranges), max(high for _, high in ranges)
-    return Bound(hull, max(b.norm for b in bounds), max(b.error for b in bounds))
+    return ValueBound(hull, max(b.norm for b in bounds), max(b.error for b in bounds))
 
 
-def _scaled(a: Bound, k: float) -> Bound:
-    return Bound(_interval(_product(k, x) for x in a.range), _product(abs(k), a.norm), _product(abs(k), a.error))
+def _scaled(a: ValueBound, k: float) -> ValueBound:
+    return ValueBound(_interval(_product(k, x) for x in a.range), _product(abs(k), a.norm), _product(abs(k), a.error))
 
 
-def _sum(a: Bound, b: Bound) -> Bound:
+def _sum(a: ValueBound, b: ValueBound) -> ValueBound:
     low, high = a.range[0] + b.range[0], a.range[1] + b.range[1]
-    return Bound((-inf if isnan(low) else low, inf if isnan(high) else high), a.norm + b.norm, a.error + b.error)
+    return ValueBound((-inf if isnan(low) else low, inf if isnan(high) else high), a.norm + b.norm, a.error + b.error)
 
 
-def _times(a: Bound, b: Bound) -> Bound:
+def _times(a: ValueBound, b: ValueBound) -> ValueBound:
     """Multiply; the errors are those of one factor times the other, without cancellation."""
     error = _product(a.error, b.norm) + _product(a.norm, b.error) + _product(a.error, b.error)
-    return Bound(_interval(_product(x, y) for x in a.range for y in b.range), _product(a.norm, b.norm), error)
+    return ValueBound(_interval(_product(x, y) for x in a.range for y in b.range), _product(a.norm, b.norm), error)
 
 
-def _reciprocal(b: Bound) -> Bound:
+def _reciprocal(b: ValueBound) -> ValueBound:
     low, high = b.range[0] - b.error, b.range[1] + b.error
     if low < 0 < high or low == high == 0:
-        return Bound(_ALL, inf, b.error and inf)
+        return ValueBound(_ALL, inf, b.error and inf)
     ends = 1 / low if low else inf, 1 / high if high else -inf
     steepest = _magnitude(ends)
-    return Bound(_interval(ends), steepest, _product(b.error, _product(steepest, steepest)))
+    return ValueBound(_interval(ends), steepest, _product(b.error, _product(steepest, steepest)))
 
 
-def _apply(op: str, args: tuple[Scalar, ...], operands: list[Bound]) -> Bound:
-    """Bound a function: its range over the arguments with their errors, and its slopes times these errors."""
+def _apply(op: str, args: tuple[Scalar, ...], operands: list[ValueBound]) -> ValueBound:
+    """ValueBound a function: its range over the arguments with their errors, and its slopes times these errors."""
     if not all(isfinite(b.error) for b in operands):
-        return Bound(_ALL, inf, inf)
+        return ValueBound(_ALL, inf, inf)
     wide = [(b.range[0] - b.error, b.range[1] + b.error) for b in operands]
     found = _function_range(op, args, wide)
     error = 0.0
     if any(b.error for b in operands):
         slopes = _slopes(op, args, wide, found)
         error = sum(_product(slope, b.error) for slope, b in zip(slopes, operands, strict=True))
-    return Bound(found, _magnitude(found), error)
+    return ValueBound(found, _magnitude(found), error)
 
 
 def _slopes(op: str, args: tuple[Scalar, ...], wide: list[Interval], value: Interval) -> list[float]:
-    """Bound the slopes of *op* over the ranges *wide*, by the ranges of its derivatives."""
+    """ValueBound the slopes of *op* over the ranges *wide*, by the ranges of its derivatives."""
     function = SCALAR_FUNCTIONS[op]
     natural = isinstance(args[-1], Const) and args[-1].value >= 0 and args[-1].value == int(args[-1].value)
     if function.derivative is None or (op == "pow" and wide[0][0] <= 0 and not natural):
         return [inf] * len(args)
     names = ["y", *(f"x{n}" for n in range(len(args)))]
     ranges = dict(zip(names, [value, *wide], strict=True))
-    bounds = _Bounds({name: Bound(ends, _magnitude(ends)) for name, ends in ranges.items()})
+    bounds = _Bounds({name: ValueBound(ends, _magnitude(ends)) for name, ends in ranges.items()})
     y, *inner = (Access(Tensor(name, ()), ()) for name in names)
     known = [arg if isinstance(arg, Const) else x for arg, x in zip(args, inner, strict=True)]
     return [_magnitude(bounds.scalar(slope).range) for slope in function.derivative(y, *known)]
