@@ -74,6 +74,9 @@ def search(
 ) -> Run:
     """Return a search of *program* for the *operators* named by *target* (all when empty), for at most *limit* seconds.
 
+    A program of several expressions is searched by Algorithm 1: the expressions one by one, and the rules *between*
+    them; its candidates are the *combinations* cheapest combinations of theirs, and what merging makes of these.
+
     The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
     ValueError if that file has none.  Iterate the search for its events, or ``start`` it in a thread.
     *options* are those of ``strategies.options.Options``: *rules* among them, the library's and yours.
