@@ -158,11 +158,11 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
 
 
 NOTE = (
-    "Milliseconds: medians of interleaved rounds, one process an engine; times ours: the median over the rounds of "
-    "each engine's time relative to ours. Speed-up: over the best of the rivals in the same rounds. "
+    "Milliseconds: medians of interleaved rounds, one process for each engine. Times ours: the median over the rounds "
+    "of each engine's time relative to ours. Speed-up: over the best of the rivals in the same rounds. "
     "out_onnx: ONNX Runtime on the exported file, which has only the rewrites that are faster in standard operators. "
-    "torch and torch.compile: the fastest of channels first and last, and of frozen weights or not. "
-    "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: if not the published one. "
+    "torch and torch.compile: the fastest of channels first or last, and of frozen weights or not. "
+    "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: empty for the published size. "
     "ours_is: the summary of the optimisation, from its own samples: medians, and a lower bound of their ratio."
 )
 
@@ -194,7 +194,7 @@ def _means(speedups: Mapping[str, float], batch: int, threads: int) -> Iterable[
         )
     for part in PARTS:
         if part.name in speedups:
-            yield f"{part.name} {where}, a part of a model and in no mean: {speedups[part.name]:.2f}."
+            yield f"{part.name} {where}, a part of a model, in no mean: {speedups[part.name]:.2f}."
 
 
 def _short(name: str) -> str:
@@ -208,5 +208,5 @@ def _attribution(results: Mapping[Unit, Mapping[str, Any]]) -> ResultTable:
         for one in result.get("attribution", ())
     ]
     head = ("model", "batch", "threads", "equal_parts", "nodes_of_the_first", "speedup")
-    note = "Speed-up: the time of the optimised model without this derivation over that with all, in turns."
+    note = "Speed-up: the time of the model without this derivation over its time with all derivations, interleaved."
     return ResultTable("e1_attribution", "Speed-up of each selected derivation", head, tuple(rows), note)

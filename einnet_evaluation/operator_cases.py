@@ -325,11 +325,11 @@ def fig16(results: Collection[OperatorComparison], failures: Mapping[str, str], 
 
 
 FIG16_NOTE = (
-    "Before: the operator in the backend's own form; after: the program that the paper derives, its library operator "
-    "and its eOperators both by that backend, in standard operators for ONNX Runtime and PyTorch. generated: every "
-    "equation as a generated kernel. Our plan after, library calls where there are any and generated kernels for the "
-    "rest, nothing measured, beside the fastest library before. What is kept: the contest that parts of models have, "
-    "with the original in ONNX Runtime; every engine measured (e2 says what it is)."
+    "Before: the operator in the backend's own form. After: the program that the paper derives; the backend runs both "
+    "its library operator and its eOperators, in standard operators for ONNX Runtime and PyTorch. generated: every "
+    "equation is a generated kernel. our plan: after, library calls and otherwise generated kernels, chosen without "
+    "measurement; before, the fastest library. what is kept: the program that tuning selects on this machine by "
+    "measurement (e2 describes it); before, the fastest library."
 )
 
 

@@ -65,7 +65,7 @@ SPEEDUP_NOTE = (
     "cost model, for this kind of processor; measured: the fastest of the cheapest candidates by estimate, run here on "
     "one thread, interleaved with the original. Published: A100, relative to MaxDepth 1. The published G2BMM is an "
     "approximation: its windows reach into the next residue class; ours is exact. Depths without our numbers were not "
-    "started within the limit."
+    "started within the time limit."
 )
 
 
@@ -100,10 +100,10 @@ def growth(results: Results) -> ResultTable:
 
 
 GROWTH_NOTE = (
-    "Seconds: of processor time, on one thread. Times per depth: seconds over the seconds of one MaxDepth less (a "
-    "geometric mean where depths are left out). Published: the authors' artifact, C++, one thread of another machine. "
-    "Rows that are not complete were cut off by the limit: their counts are of the part that was done; rows without "
-    "numbers of ours were not begun."
+    "Seconds: processor time of one thread. Times per depth: seconds over the seconds of the next smaller MaxDepth (a "
+    "geometric mean if depths are missing). Published: the authors' artifact, C++, one thread of another machine. "
+    "Incomplete rows reached the time limit and count only the states until then; rows without our numbers were not "
+    "started."
 )
 
 
@@ -138,9 +138,8 @@ def steps(results: Results) -> ResultTable:
 
 
 STEPS_NOTE = (
-    "A step of ours that tidies up (tightening, merging) counts as one; the paper's rules are cut differently, so "
-    "numbers of steps are to be compared between the rows of one case. `> n`: not found within MaxDepth n, which was "
-    "completed."
+    "Our simplifications (tightening, merging) count as steps. The paper divides rules into steps differently, so "
+    "compare numbers of steps only between the rows of one case. `> n`: not found by a complete search to MaxDepth n."
 )
 
 
@@ -191,7 +190,7 @@ def ablation(results: Results) -> ResultTable:
 
 def _ablation_note(last: list[tuple[float, float]]) -> str:
     said = (
-        "States that are followed, with the fingerprint and without; seconds are processor time. Published average "
+        "States: expanded states, with and without the fingerprint. Seconds: processor time. Published average "
         f"at MaxDepth {UNPRUNED_DEPTH}: {PUBLISHED_PRUNED[0]} % of the states pruned, {PUBLISHED_PRUNED[1]} % of the "
         "time saved."
     )
@@ -199,9 +198,9 @@ def _ablation_note(last: list[tuple[float, float]]) -> str:
         return said
     states, seconds = fmean(s for s, _ in last), fmean(t for _, t in last)
     return (
-        f"{said} Ours, at the deepest MaxDepth completed both ways: {states:.1f} % and {seconds:.1f} %. What repeats "
-        "grows with the depth; and what was computed for a scope is remembered here, with and without the fingerprint, "
-        "so that following a state again costs little."
+        f"{said} Ours, at the deepest MaxDepth that both searches completed: {states:.1f} % and {seconds:.1f} %. "
+        "Deeper searches repeat more states. Our search remembers results by scope, also without the fingerprint, so "
+        "expanding a state again costs little time."
     )
 
 

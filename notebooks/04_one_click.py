@@ -115,7 +115,7 @@ for a, b in zip(old, new, strict=True):
     assert error < 1e-4
     print(a.shape, f"largest difference {error:.1e} of the largest output")
 kept = sum(part["kept"] for part in report["subprograms"])
-print("the file:", fast.exported.lacks(kept) or f"{fast.exported.speedup:.2f} times as fast in ONNX Runtime alone")
+print("the file:", fast.exported.lacks(kept) or f"{fast.exported.speedup:.2f} times as fast in plain ONNX Runtime")
 
 # %% [markdown]
 # The result is also a Python function:

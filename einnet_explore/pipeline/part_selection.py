@@ -254,15 +254,15 @@ class ExportSelection:
             return f"its speed in ONNX Runtime is not known ({self.why})"
         if len(self.parts) < kept:
             return (
-                f"it holds {len(self.parts)} of {count_noun(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
-                "original's speed in ONNX Runtime: what else was gained needs our plan"
+                f"it has {len(self.parts)} of {count_noun(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
+                "original's speed in ONNX Runtime: the other derivations are faster in the plan only"
             )
         return (
-            "" if self.speedup >= 1 else f"in ONNX Runtime alone it runs at {self.speedup:.2f} of the original's speed"
+            "" if self.speedup >= 1 else f"in plain ONNX Runtime it runs at {self.speedup:.2f} of the original's speed"
         )
 
 
-ORIGINAL_EXPORT = ExportSelection(1.0, "nothing is kept: it is the original")
+ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the original")
 """The file if no derivation is kept."""
 
 UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
@@ -293,5 +293,5 @@ def select_for_export(
             return ExportSelection(speedup, MEASURED_IN_ONNXRUNTIME, tuple(found.kept))
     lost = whole.why
     if whole.speedup is not None:
-        lost = f"it runs at {whole.speedup:.2f} of the original's speed there"
-    return ExportSelection(1.0, f"none of what is kept pays in ONNX Runtime alone ({lost}): it is the original")
+        lost = f"with all of them it runs at {whole.speedup:.2f} of the original's speed"
+    return ExportSelection(1.0, f"no kept rewrite is faster in plain ONNX Runtime ({lost}): the file is the original")
