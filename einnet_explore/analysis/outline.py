@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from einnet_explore.analysis.canonical_keys import canonical_key
@@ -42,6 +43,7 @@ class Outline:
         return Access(self.fill(source), access.index) if isinstance(source, Scope) else access
 
 
+@lru_cache(1 << 14)
 def outline(scope: Scope, levels: int) -> Outline:
     """The outline of *scope* that keeps the bodies of *levels* levels of nested scopes.
 

@@ -116,8 +116,10 @@ def confined_range(bound: Bound, x: Iterator) -> tuple[int, int] | None:
     while (inner := _undo_quotient(bound)) is not None:
         bound = inner
     k = bound.index.coefficient(x)
+    if not k:
+        return None
     rest = bound.index - as_index(x) * k
-    if not k or x in rest.iterators:
+    if x in rest.iterators:
         return None
     lo, hi = rest.bounds
     if k > 0:

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, show_path
-from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match
-from einnet_explore.rules.base import NoParameters, refusals_of
+from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Refused
+from einnet_explore.rules.base import NoParameters
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import clean
@@ -180,13 +180,14 @@ class ConvergingDerivation:
         done = [*matches, *tidy]
         for n, equation in enumerate(program.equations):
             if equation.via is None:
-                match = next(iter(EOPERATOR_GENERATION.matches(program, (n,))), None)
-                if match is None:
-                    yield MatchRefused(state.id, (n,), "eOperator", _why_no_eoperator(program, n))
+                match = Match(EOPERATOR_GENERATION, (n,), NoParameters())
+                try:
+                    program = match.apply(program).after
+                except Refused as reason:
+                    yield MatchRefused(state.id, (n,), "eOperator", str(reason))
                     if matches:
                         yield from self._matched(state, tuple(done), program, (n,))
                     return
-                program = match.apply(program).after
                 done.append(match)
         key, known = program_key(program), self.known
         if key in self._finished:
@@ -202,9 +203,3 @@ class ConvergingDerivation:
         improved = seconds < known.best
         known.best = min(known.best, seconds)
         yield Found(found, seconds, how, improved)
-
-
-def _why_no_eoperator(program: Program, equation: int) -> str:
-    """Return the refusal of eOperator generation at one equation."""
-    reasons = refusals_of(EOPERATOR_GENERATION.rewrite, program, (equation,), NoParameters())
-    return reasons[0] if reasons else "eOperator generation proposed nothing"
