@@ -155,7 +155,7 @@ def count_products(scope: Scope) -> int:
         return 0
     moves = isinstance(scope.body, Access) and not scope.summations
     here = 0 if moves else prod(x.extent for x in (*scope.traversals, *scope.summations))
-    inner = (f.source for f in factors(scope.body) if isinstance(f, Access))
+    inner = (f.source for f in quotient_factors(scope.body) if isinstance(f, Access))
     return here + sum(count_products(s) for s in inner if isinstance(s, Scope) and s.summations)
 
 

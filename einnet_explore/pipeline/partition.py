@@ -10,7 +10,8 @@ parts: siblings, which read one value in a way that sibling merging accepts, and
 sizes and no activation in between.
 
 Two contractions are joined with the work on rows between them (a softmax between scores and values) if vertical fusion
-finds one kernel for all of it.
+finds one kernel for all of it.  The nodes of a multilinear region (products, sums, averages, scalings and moved
+elements, without a function in between) are joined if factoring across their expressions leaves fewer products.
 
 Every subprogram is convex, and so are all together: with each as one node the graph stays acyclic.
 """
@@ -34,6 +35,7 @@ from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
 from einnet_explore.rules.sibling_merging import Siblings
+from einnet_explore.strategies.factoring import factorings, is_product, products_at_run_time
 from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 
 CHEAP_KINDS = ("elementwise", "activation", "layout")
@@ -190,6 +192,49 @@ def _is_complete(units: NodeGroups, group: set[int]) -> bool:
     return sum(units.kind(n) == "contraction" for n in group) > 1
 
 
+MAX_PRODUCT_SHARE = 0.9
+"""A region is joined if factoring across its expressions leaves less than this part of the products."""
+
+
+def join_products(units: NodeGroups) -> None:
+    """Join the nodes of each multilinear region in which factoring across expressions leaves fewer products."""
+    for last in sorted(units.understood, reverse=True):
+        region = _multilinear_region(units, last)
+        if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
+            equations = tuple(e for n in sorted(region) for e in units.understood[n])
+            if has_fewer_products(anonymize(assemble(equations, (equations[-1].name,))).program):
+                for n in sorted(region):
+                    for source in sorted(units.before[n] & region):
+                        units.join(source, n)
+
+
+def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
+    """Return *last* and the nodes back from it whose results only the region reads, all of them sums of products."""
+    outputs = {value.name for value in units.model.outputs}
+
+    def is_multilinear(n: int) -> bool:
+        return (
+            n in units.understood and all(map(is_product, units.understood[n])) and len(units.members[units.of[n]]) == 1
+        )
+
+    region = {last} if is_multilinear(last) else set[int]()
+    waiting = list(region)
+    while waiting:
+        for source in sorted(units.before[waiting.pop()] - region):
+            inside = units.after[source] <= region and outputs.isdisjoint(units.model.nodes[source].results)
+            if inside and is_multilinear(source):
+                region.add(source)
+                waiting.append(source)
+    return region
+
+
+@lru_cache(256)  # layers of one model are often equal
+def has_fewer_products(program: Program) -> bool:
+    """Whether factoring across the expressions of *program* leaves less than ``MAX_PRODUCT_SHARE`` of its products."""
+    before = products_at_run_time(program)
+    return any(products_at_run_time(found.end) < MAX_PRODUCT_SHARE * before for found in factorings(program))
+
+
 def join_siblings(units: NodeGroups) -> None:
     """Join groups of contractions that read one value, if sibling merging accepts two of their expressions."""
     readers: dict[str, dict[int, None]] = {}
@@ -306,6 +351,7 @@ def partition(model: Model) -> Split:
                 understood[n] = equations
     units = NodeGroups(model, understood)
     join_rows(units)
+    join_products(units)
     _join_around_contractions(units)
     single = tuple(units.groups())
     join_siblings(units)

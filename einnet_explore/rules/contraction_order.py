@@ -27,11 +27,12 @@ from einnet_explore.analysis.products import (
     multiplications,
     open_iterators,
     open_reduction,
+    quotient_factors,
     reads_weights,
     summed_factors,
     tree_leaves,
 )
-from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, factors, mul
+from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, mul
 from einnet_explore.rules.base import refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -98,7 +99,7 @@ def _flat(scope: Scope) -> _Flat:
     summations = list(scope.summations)
 
     def collect(body: Scalar) -> None:
-        for factor in factors(body):
+        for factor in quotient_factors(body):
             if isinstance(factor, Const):
                 constants.append(factor)
                 continue

@@ -19,15 +19,17 @@ programs: each of their expressions is searched like any other, and the costs co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.products import count_products
-from einnet_explore.ir import Access, Const, Equation, Program, factors
+from einnet_explore.analysis.products import count_products, quotient_factors
+from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar, Scope, accesses
 from einnet_explore.rules import (
     COMMON_SUBEXPRESSION,
     CONTRACTION_ORDER,
     EXPRESSION_EXTRACTION,
     TRAVERSAL_FACTORING,
+    TRAVERSAL_MERGING,
     Derivation,
     Match,
     Refused,
@@ -63,7 +65,24 @@ def _substituted(state: FusionState) -> Iterable[FusionState]:
             state = substitute_intermediate(state, name)
         except Refused:
             return
+        state = replace(state, derivation=_merge_products(state.derivation))
         yield state
+
+
+def _merge_products(derivation: Derivation) -> Derivation:
+    """Merge the nested scopes of *derivation* that sum nothing into their readers."""
+    while (match := next(iter(_mergeable(derivation.end)), None)) is not None:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def _mergeable(program: Program) -> Iterable[Match[object]]:
+    for at, scope in places(program):
+        sources = [access.source for access in accesses(scope.body)]
+        for match in TRAVERSAL_MERGING.matches(program, at):
+            source = sources[match.params.access]
+            if isinstance(source, Scope) and not source.summations:
+                yield match
 
 
 def _next_intermediate(program: Program) -> str | None:
@@ -76,10 +95,17 @@ def _next_intermediate(program: Program) -> str | None:
 
 
 def is_product(equation: Equation) -> bool:
-    """Whether *equation* is open, and a sum of a product of reads and constants, or such a product."""
+    """Whether *equation* is open, and a sum of a product of reads, constants and reciprocals, or such a product."""
     scope = equation.scope
     plain = scope.reduce == "sum" and not scope.domain and equation.via is None
-    return plain and all(isinstance(factor, Access | Const) for factor in factors(scope.body))
+    return plain and all(map(_is_factor, quotient_factors(scope.body)))
+
+
+def _is_factor(factor: Scalar) -> bool:
+    match factor:
+        case Access() | Const() | Apply("/", (Const(), Access() | Const())):
+            return True
+    return False
 
 
 def factored(derivation: Derivation) -> Derivation:
