@@ -97,7 +97,7 @@ def test_digits_align_as_wholes() -> None:
         (lambda h, w, r: (as_index(r), w + r), "dimension 0 is read at h (h ∈ [0, 6)) and at r (r ∈ [0, 3) summed)"),
     ],
 )
-def test_what_differs_is_named(second: object, message: str) -> None:
+def test_misaligned_dimension_is_named(second: object, message: str) -> None:
     h, w, r = Iterator("h", 0, 6), Iterator("w", 0, 7), Iterator("r", 0, 3)
     first = Reading((as_index(h), w + r), frozenset({r}))
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -124,7 +124,7 @@ def test_reads_resolve_through_what_only_moves() -> None:
     assert repr(resolve_access(PROGRAM, first)) == "A[k % 4, k // 4]"
 
 
-def test_who_needs_whom() -> None:
+def test_ancestors_and_dependence_between_equations() -> None:
     assert ancestors(PROGRAM)["E"] == {"B", "C", "D"}
     check_independence(PROGRAM, ("E", "F"))
     with pytest.raises(ValueError, match=r"^E reads B, directly or through others: they are not independent$"):

@@ -127,7 +127,7 @@ NO_FLOATS = {"so small that it is 0 as a float", "larger than any float"}
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_step_is_not_believed(name: str, believes: Callable[..., bool]) -> None:
+def test_forged_step_is_not_proved(name: str, believes: Callable[..., bool]) -> None:
     before, after = FORGED[name]
     if believes is alone or name not in NO_FLOATS:
         assert believes(before, before)
@@ -205,12 +205,12 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_is_different_is_not_believed(name: str, believes: Callable[..., bool]) -> None:
+def test_different_programs_are_not_proved(name: str, believes: Callable[..., bool]) -> None:
     before, after = DIFFERENT[name]
     assert not believes(before, after) and not believes(after, before)
 
 
-def test_what_is_different_is_false_for_the_engine_not_only_unproved() -> None:
+def test_engine_refutes_every_readable_different_pair() -> None:
     found = [check_record(record_of(*DIFFERENT[name])).ok for name in DIFFERENT if readable(*DIFFERENT[name])]
     assert len(found) >= 25 and not any(found)
 
@@ -283,7 +283,7 @@ def test_the_engine_proves_what_holds_for_infinite_results() -> None:
         assert alone(*texts), before
 
 
-def test_what_rounding_is_needed_for_is_said() -> None:
+def test_certificate_is_rounded_if_the_proof_rounds_constants() -> None:
     found = certificate(record_of(*ROUNDING[:3]))
     assert (found["kind"], found["axioms"]) == ("rounded", [ROUNDED])
     assert certificate(record_of(ROUNDING[0], ROUNDING[3]))["kind"] == "unproved"
@@ -397,7 +397,7 @@ LONG = {
 }  # fmt: skip
 
 
-def test_what_is_nested_too_deeply_is_no_record() -> None:
+def test_deeply_nested_record_is_refused() -> None:
     for body in ("A[i]" + "+A[i]" * 1500, "relu(" * 1500 + "A[i]" + ")" * 1500, "(" * 9000 + "A[i]" + ")" * 9000):
         with pytest.raises(ValueError, match="nested too deeply"):
             certificate(record_of(f"{A}Y[i:4] = {body}"))
@@ -406,7 +406,7 @@ def test_what_is_nested_too_deeply_is_no_record() -> None:
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_what_would_take_for_ever_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_beyond_the_work_limit_is_unproved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terms, "WORK", 2000)
     before, after, message = LONG[name]
     found = certificate(record_of(before, after))
@@ -495,7 +495,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
 
 
 @pytest.mark.skipif(compiled._linker() is None, reason="no C compiler here")
-def test_what_the_cache_holds_is_written_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_library_is_writable_by_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     mask = os.umask(0)
     try:
@@ -517,7 +517,7 @@ FAMILY = "\ntensor A[H, W]\nY[h:H, w:W] = A[h, w]\n"
         "H, W\nparam H*H >= 2*W*W, H*H <= 2*W*W", "H, W\nparam H*W*W <= 10, H >= 4, W >= 2",
     ],
 )  # fmt: skip
-def test_what_leaves_no_sizes_proves_nothing(assumed: str) -> None:
+def test_contradictory_assumptions_are_refused(assumed: str) -> None:
     with pytest.raises(TextError, match="found "):
         ee.family(f"param {assumed}{FAMILY}")
 

@@ -120,7 +120,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
     assert choices() == [("tvm", [True, True]), ("tvm", [False, False])]
 
 
-def test_what_no_c_kernel_is_written_for_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_c_kernel_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class Refusing(Fake):
         error: type[BackendError] = NoKernel
@@ -150,7 +150,7 @@ def test_a_single_way_is_not_measured(tmp_path: Path) -> None:
     assert store.get(replace(profile_key(EQUATION), engine="only")) is None
 
 
-def test_what_comes_after_a_tiled_kernel_is_not_even_made(tmp_path: Path) -> None:
+def test_implementations_after_a_tiled_kernel_are_not_created(tmp_path: Path) -> None:
     def ways() -> list[Fake]:
         yield Fake("onnxruntime", 0.004)
         yield Fake("tiled", 0.001)

@@ -88,7 +88,7 @@ def test_without_a_compiler_there_is_nothing_to_host(monkeypatch: pytest.MonkeyP
         compiled.c_library("int two(void) { return 2; }")
 
 
-def test_what_does_not_compile_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncompilable_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
     with pytest.raises(BackendError, match=r"error: .*x"):
         compiled.c_library("int one(void) { return x; }")

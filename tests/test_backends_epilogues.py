@@ -70,7 +70,7 @@ def test_both_ways_agree(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", APART_FOREVER)
-def test_what_stays_apart(name: str) -> None:
+def test_unfusable_epilogues_have_no_pair(name: str) -> None:
     assert list(epilogue_pairs(case(APART_FOREVER[name]))) == []
 
 
@@ -116,7 +116,7 @@ def test_epilogues_of_derived_programs_are_fused(operator: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("read", "count"), [("A[i, j]", 1), ("A[j, i]", 0)])
-def test_a_contraction_of_a_transposed_view_stays_apart(read: str, count: int) -> None:
+def test_contraction_of_a_transposed_view_is_not_fused(read: str, count: int) -> None:
     program = parse(f"""
         tensor A[8, 8]
         tensor B[8, 8] weight

@@ -154,7 +154,7 @@ def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.Monkey
 
 
 @needs_cc
-def test_what_is_no_kernel_or_does_not_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scope_without_a_compilable_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "VECTOR_MATH_DECLARATIONS", "this is no C\n")
     with pytest.raises(BackendError, match="error"):
         _ = NativeSource(scope_of("tensor A[33]\nY[i:33] = A[i] + 41")).function
@@ -296,7 +296,7 @@ def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @needs_cc
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_is_chosen_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_c_kernel_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads as a node of a session, which lends it its own."""
     monkeypatch.setattr(implementation_choice, "fastest_implementation", lambda _, ways, *__: list(ways)[-1])
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)

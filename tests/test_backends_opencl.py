@@ -92,7 +92,7 @@ def test_every_operator(load: Loader) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_where_arrays_lie_does_not_matter(load: Loader) -> None:
+def test_unaligned_arrays_are_computed_correctly(load: Loader) -> None:
     x, y = shifted(4, "float32", 4), shifted(4, "float32", 20)
     x[:] = [1, 2, 3, 4]
     load(DOUBLE)(x, y, 3)
@@ -165,7 +165,7 @@ def test_blocks_are_shared_among_threads(threads: int) -> None:
 
 
 @needs_c
-def test_what_the_c_compiler_says() -> None:
+def test_message_of_the_c_compiler_is_in_the_error() -> None:
     with pytest.raises(BackendError, match=r"kernel double is not compiled: .*no-such-flag"):
         c_kernels.load_c_kernel(DOUBLE, ("-no-such-flag",))
 
@@ -184,7 +184,7 @@ def test_more_than_the_device_has() -> None:
 
 
 @needs_opencl
-def test_double_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_in_double_precision_needs_the_device_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     d = Array("d", F64)
 
     class Single:
@@ -201,7 +201,7 @@ def test_double_precision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_opencl
-def test_what_the_opencl_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_of_the_opencl_compiler_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_emulation, "emit", lambda *_: "__kernel void wrong() { nonsense }")
     with pytest.raises(BackendError, match=r"kernel wrong: OpenCL does not compile it: (?s:.*)nonsense"):
         gpu_emulation.load_opencl_kernel(Kernel("wrong", (Y,), ()))
@@ -278,7 +278,7 @@ def test_cuda_text_uses_paired_instructions() -> None:
 
 
 @needs_nvrtc
-def test_what_nvrtc_says() -> None:
+def test_message_of_nvrtc_is_in_the_error() -> None:
     with pytest.raises(BackendError, match=r"kernel k is not compiled for sm_90: (?s:.*)nonsense"):
         nvrtc.compile_text('extern "C" __global__ void k() { nonsense }', "k", "sm_90")
     with pytest.raises(BackendError, match=r"sm_1.*gpu-architecture"):

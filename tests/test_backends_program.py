@@ -189,7 +189,7 @@ def test_contexts_lay_their_buffers_over_each_other() -> None:
         np.testing.assert_allclose(compiled.run({"A": array})["Y"], (np.exp(array) + 1) * 2 + array, rtol=1e-6)
 
 
-def test_what_a_view_shows_is_kept_as_long_as_the_view_is_read() -> None:
+def test_buffer_of_a_view_is_live_until_the_last_read_of_the_view() -> None:
     made = parse("""
     tensor A[40]
     B[i:40] = A[i] + 1

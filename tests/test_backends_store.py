@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "x").iterdir()) == []
 
 
-def test_what_a_killed_process_left_beside_a_file_goes_after_a_day(tmp_path: Path) -> None:
+def test_temporary_folders_of_killed_processes_are_deleted_after_a_day(tmp_path: Path) -> None:
     old, new = tmp_path / ".new-old", tmp_path / ".new-new"
     for folder in (old, new):
         folder.mkdir()
@@ -139,7 +139,7 @@ def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None
     assert found is not None and found.seconds == 1.0
 
 
-def test_what_is_known_stays_known_where_nothing_can_be_written(own_cache: Path) -> None:
+def test_stored_times_are_read_from_an_unwritable_cache(own_cache: Path) -> None:
     """A cache that others made may be mounted for reading only: its times are not to be measured again."""
     store = ProfileStore()
     old, new = replace(KEY, device=device_name(), library=library_versions()), replace(KEY, attributes="new")

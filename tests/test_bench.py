@@ -242,7 +242,7 @@ def test_a_worker_tells_what_goes_wrong_in_a_sample_and_serves_on(case: str) -> 
         assert opened.sample(1) > 0
 
 
-def test_a_worker_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_worker_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.sys, "executable", "/bin/false")
     with Worker() as worker, pytest.raises(RuntimeError, match="the engine's process ended with code 1"):
         worker.ready()

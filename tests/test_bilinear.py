@@ -142,7 +142,7 @@ def test_the_rule_is_proved(outputs: int, m: int, padding: int, backwards: bool)
 
 
 @pytest.mark.parametrize("body", ["A[2*h + 2*r + g]", "A[h + r + 4*g]", "A[3*h - 3*r + g + 6]"])
-def test_residues_and_blocks_beside_the_filter(body: str) -> None:
+def test_filter_window_may_also_depend_on_residues_and_blocks(body: str) -> None:
     program = ee.parse(f"tensor A[30]\ntensor K[3] weight\nY[h:5, g:2] = sum[r:3] {body} * K[r]")
     after = first(program, outputs=2)
     arrays = {"A": np.arange(30) ** 2 % 17, "K": np.array([2, -3, 5])}
@@ -173,7 +173,7 @@ def test_both_dimensions_of_a_window() -> None:
         ("Y[h:4] = sum[r:3] A[h + r + h//2] * K[r]", "h", "r", r"expected a multiple of h \+ r or of h - r"),
     ],
 )
-def test_what_is_no_filter_is_refused(case: str, h: str, r: str, why: str) -> None:
+def test_scope_that_is_no_filter_is_refused(case: str, h: str, r: str, why: str) -> None:
     program = ee.parse(f"tensor A[20]\ntensor K[3] weight\ntensor B[4]\n{case}")
     with pytest.raises(Refused, match=why):
         first(program, h, r, outputs=2)
@@ -220,7 +220,7 @@ def test_a_table_is_shown_as_a_matrix() -> None:
     assert r"\begin{smallmatrix} 1 & 0 & -1 & 0" in shown
 
 
-def test_what_it_makes_runs_and_is_written_as_onnx() -> None:
+def test_substituted_filter_runs_and_is_exported_to_onnx() -> None:
     program = first(ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3), outputs=2)
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}

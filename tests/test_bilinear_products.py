@@ -189,7 +189,7 @@ PLAIN = MATMUL.format(m=4, k=4, n=4)
             "Strassen is for (outputs, data, filter) = (4, 4, 4), expected (9, 9, 9)",
         ),
         (PLAIN.replace("A[m, k]", "A[m, 0]"), BLOCKS, "k is not summed between"),
-        (PLAIN + " * B[k, n]", BLOCKS, "m occurs in 1 and n in 2 of 3 factors, expected each in one of two"),
+        (PLAIN + " * B[k, n]", BLOCKS, "m occurs in 1 and n in 2 of 3 factors, expected each in one of two factors"),
         (PLAIN, {"algorithm": "Karatsuba"}, "0 factors are tables, expected one of three iterators"),
     ],
 )

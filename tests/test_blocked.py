@@ -279,7 +279,7 @@ def test_cuts_are_those_that_do_no_product_twice() -> None:
     assert found.multiplications((found.make_cut(h, 2, 2),)) == 6 * whole // 5  # the last block overlaps
 
 
-def test_what_is_done_for_all_channels_is_not_cut_by_channels() -> None:
+def test_stage_over_all_channels_is_not_cut_by_channels() -> None:
     found = find_chain(in_blocks(convolution(1, 64, 64, 56, 56), 4).end.equations[-1].scope)
     assert [(cut.traversal.name, cut.period) for cut in choose_cuts(found, 1, Machine(l2=1 << 20))] == [("h", 4)]
     assert choose_cuts(found, 1, Machine(l2=1 << 26)) == ()
@@ -296,7 +296,7 @@ def test_the_derivation_is_proved_step_by_step() -> None:
     assert weights.scope.shape == (6, 6, 2, 64, 64)  # panels of 64 of the 128 columns
 
 
-def test_what_follows_is_fused_into_the_last_stage() -> None:
+def test_elementwise_reader_is_fused_into_the_last_stage() -> None:
     program = ee.parse(
         CONVOLUTION.format(n=1, c=16, f=16, h=6, w=6, p=1, oh=6, ow=6) + "tensor R[1, 16, 6, 6]\ntensor B[16] weight\n"
         "Z[n:1, f:16, h:6, w:6] = relu(Y[n, f, h, w] + B[f] + R[n, f, h, w])"
@@ -337,7 +337,7 @@ PRODUCT = "{{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}}"
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("Y[m:8, n:16] = sum[k:16] A[m, k] * B[k, n]", "it reads no scope: there is but one stage"),
+        ("Y[m:8, n:16] = sum[k:16] A[m, k] * B[k, n]", "it reads no scope: there is only one stage"),
         ("Y[m:8] = {[m:8] sum[k:16] A[m, k]}[m] * 2", "none of the 2 stages sums products of two tensors"),
         (
             "Y[m:8] = {[m:8] max[k:16] A[m, k] * C[m, k]}[m] * 2",
@@ -354,7 +354,7 @@ PRODUCT = "{{[m:8, n:16] sum[k:16] A[m, k] * B[k, n]}}"
         ("Y[] = 2 * {[m:8] sum[k:16] A[m, k] * C[m, k]}[3]", "the result is one number"),
     ],
 )
-def test_what_is_no_chain_is_refused(case: str, why: str) -> None:
+def test_scope_that_is_no_chain_is_refused(case: str, why: str) -> None:
     program = ee.parse(MATRICES + case)
     program = replace(program, inputs=tuple(tensors(program.equations[0].scope)))
     refuses(BLOCKED_GENERATION, program, (0,), why)
@@ -427,7 +427,7 @@ def written(c: int, f: int) -> tuple[str, tuple[Cut, ...]]:
     return str(kernel.chain_function((ChainPart(find_chain(scope), cuts),), sizes, 1, HERE)), cuts
 
 
-def test_weights_from_beyond_the_caches_are_asked_for_ahead_and_read_once() -> None:
+def test_weights_larger_than_the_caches_are_prefetched_and_read_once() -> None:
     large, cuts = written(256, 512)
     assert "prefetch" in large and prod(c.blocks for c in cuts) == 1
     small, _ = written(16, 32)

@@ -106,7 +106,7 @@ def test_digits_of_digits_are_one_number() -> None:
     assert certificate(before, after.replace("z//8*4", "z//8*3")).kind == "false"
 
 
-def test_what_is_left_is_told_with_what_was_taken_away() -> None:
+def test_counterexample_counts_terms_before_cancellation() -> None:
     found = certificate("Y[i:4] = v[i] + v[i+1] + v[i]", "Y[i:4] = v[i] + v[i+1] + v[i+2]")
     assert found.counterexample == "element [0]: v[0] occurs 2 times before and 1 time after"
     shared = certificate("Y[i:4] = sum[k:3] v[i+k] + v[0]", "Y[i:4] = sum[k:3] v[i+k] + v[1]")

@@ -34,7 +34,7 @@ def arrays(program: Program) -> tuple[Arrays, Arrays]:
     return split_inputs(program, random_inputs_of(program))
 
 
-def test_what_is_moved_is_read_and_written() -> None:
+def test_moved_bytes_count_reads_and_writes() -> None:
     weight = np.ones((4, 5), np.float32)
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])]
     model = load_model(build(nodes, {"x": [6, 4]}, ["y"], {"w": weight}))
@@ -93,7 +93,7 @@ def test_a_way_that_is_much_slower_is_run_once(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("before", "after"), [(9.0, 1.0), (1.0, 9.0)])
-def test_what_is_kept_is_the_fastest(
+def test_kept_program_is_the_fastest(
     before: float, after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A contest as for a part of a model, with times that are said."""
@@ -118,7 +118,7 @@ def test_what_is_kept_is_the_fastest(
     assert made.feeds.keys() == {"A", "K"} and made.sample(2) > 0
 
 
-def test_what_is_estimated_far_above_the_original_is_not_compiled(
+def test_candidate_estimated_far_above_the_original_is_not_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tiny.ein"
@@ -129,9 +129,7 @@ def test_what_is_estimated_far_above_the_original_is_not_compiled(
     assert made.said.startswith("Conv2d(") and made.said.endswith(" (0 steps: the original)")
 
 
-def test_where_nothing_in_standard_operators_runs_the_original_is_our_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_original_is_generated_if_no_standard_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "small.ein"
     path.write_text(text(SMALL))
     monkeypatch.setattr(bench_cases, "program_model", lambda *_: (_ for _ in ()).throw(ValueError("no such operator")))

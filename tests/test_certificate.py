@@ -332,7 +332,7 @@ def test_reads_are_legal_where_a_domain_or_a_branch_guards_them() -> None:
     assert illegal_read(guarded) is None
 
 
-def test_what_the_theory_does_not_reach_says_why() -> None:
+def test_undecided_comparison_states_the_reason() -> None:
     i, a = Iterator("i", 0, 4), Iterator("a", 0, 2)
     v = Tensor("v", (4,))
 

@@ -149,20 +149,20 @@ BOTH = [engine, checker]
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_merged_rightly_is_proved_both_ways(name: str, believes: Callable[[str, str], bool]) -> None:
+def test_correct_merge_is_proved_in_both_directions(name: str, believes: Callable[[str, str], bool]) -> None:
     assert same(parse(PLAIN), parse(RIGHT[name]))
     assert believes(PLAIN, RIGHT[name]) and believes(RIGHT[name], PLAIN)
 
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_merged_wrongly_is_not(name: str, believes: Callable[[str, str], bool]) -> None:
+def test_wrong_merge_is_not_proved(name: str, believes: Callable[[str, str], bool]) -> None:
     assert not same(parse(PLAIN), parse(WRONG[name]))
     assert not believes(PLAIN, WRONG[name]) and not believes(WRONG[name], PLAIN)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_merged_wrongly_is_false_with_a_counterexample(name: str) -> None:
+def test_wrong_merge_is_false_with_a_counterexample(name: str) -> None:
     found = certify(parse(PLAIN), parse(WRONG[name]))
     assert found.kind == "false" and found.counterexample is not None
 
@@ -191,7 +191,7 @@ INFINITE = {
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", INFINITE)
-def test_what_may_be_infinite_does_not_cancel_through_names(name: str, believes: Callable[[str, str], bool]) -> None:
+def test_possible_infinities_do_not_cancel_through_names(name: str, believes: Callable[[str, str], bool]) -> None:
     before, after = (ENDS + side + KEPT for side in INFINITE[name])
     assert believes(before, before)
     assert not believes(before, after) and not believes(after, before)
@@ -291,7 +291,7 @@ ILL_FORMED = {
 
 
 @pytest.mark.parametrize("name", ILL_FORMED)
-def test_what_no_text_says_is_not_believed(name: str) -> None:
+def test_ill_formed_program_is_false(name: str) -> None:
     before, after, why = ILL_FORMED[name]
     assert certify(before, before).kind == "proved"
     found = certify(before, after)
@@ -321,7 +321,7 @@ MEETS = {
 
 
 @pytest.mark.parametrize("name", MEETS)
-def test_what_is_made_of_the_other_meets_where_that_lies(name: str) -> None:
+def test_equation_is_compared_with_its_counterpart_at_another_depth(name: str) -> None:
     before, after = (deep(line, "output Y") for line in MEETS[name])
     assert engine(before, after) and engine(after, before)
 
@@ -413,7 +413,7 @@ def rebuilt(draw: st.DrawFn, most: int, forms: int) -> tuple[str, str, bool]:
 
 
 @given(rebuilt(5, len(BODIES)))
-def test_programs_that_are_rebuilt_wrongly_are_not_believed(case: tuple[str, str, bool]) -> None:
+def test_wrongly_rebuilt_programs_are_not_proved(case: tuple[str, str, bool]) -> None:
     before, after, wrong = case
     one, other = parse(before), parse(after)
     if not same(one, other):

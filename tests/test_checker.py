@@ -217,11 +217,11 @@ def test_replaying_says_what_no_longer_holds(record: dict[str, Any]) -> None:
 
     assert why(rule="Rule9").startswith("R.json: $.steps[0].rule: found 'Rule9', expected one of summation_splitting, ")
     assert why(at="7").startswith("R.json: $.steps[0]: summation_splitting at 7: ")
-    assert "now gives another program" in why(after=record["start"])
+    assert "now results in another program" in why(after=record["start"])
     assert why(params={}).startswith("R.json: $.steps[0]: summation_splitting at 0: ")
 
 
-def test_what_a_record_cannot_be_made_of() -> None:
+def test_incomplete_record_is_refused() -> None:
     steps = derivation()
     with pytest.raises(ValueError, match=f"1 certificates for {len(steps.steps)} steps"):
         records.to_record(steps, [certify(steps.start, steps.start)])

@@ -70,7 +70,7 @@ def test_help_and_bad_usage_load_no_library() -> None:
 
 
 @pytest.mark.parametrize("argv", [["show"], ["show", "--latex"], ["rules"], ["check", "--modular"]])
-def test_what_needs_no_kernel_waits_for_no_compiler(argv: list[str], case: Path, record: Path) -> None:
+def test_commands_without_kernels_load_no_compiler(argv: list[str], case: Path, record: Path) -> None:
     done = python("-X", "importtime", "-m", "einnet_explore", *argv, str(record if argv[0] == "check" else case))
     assert (done.returncode, loaded_by(done) & {"tvm", "torch", "tvm_ffi"}) == (0, set())
 
@@ -232,7 +232,9 @@ def test_show_prints_what_parses(case: Path, record: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", ["record", "record.ein", "record.eins", "record.einx", "record.txt"])
-def test_what_json_is_it_says_itself(name: str, record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_json_is_recognised_by_content_not_by_name(
+    name: str, record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``derive --save`` takes any name, so what was saved is read by any name."""
     other = record.with_name(name)
     other.write_text(record.read_text())
@@ -306,7 +308,7 @@ def test_an_answer_is_given_also_where_its_reader_has_gone_away(record: Path) ->
     assert made.wait(60) == 1
 
 
-def test_gradients_and_what_is_kept_for_them_in_latex(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_and_stash_are_printed_in_latex(case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grad", str(case), "--stash"]) == 0
     assert "tensor d_Y" in (plain := capsys.readouterr().out) and r"\sum" not in plain
     assert main(["grad", str(case), "--stash", "--latex"]) == 0
@@ -328,7 +330,7 @@ def test_names_that_are_no_utf8_cost_no_answer(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["case"] == str(case)
 
 
-def test_what_a_terminal_cannot_show_costs_no_answer(case: Path) -> None:
+def test_unprintable_characters_do_not_fail_a_command(case: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = python("-m", "einnet_explore", "rules", str(case), env=environment)
     assert (done.returncode, done.stderr) == (0, "") and "\\u" in done.stdout

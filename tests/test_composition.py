@@ -107,7 +107,7 @@ def test_programs_are_joined_by_their_normal_form() -> None:
     assert compose_certificates([(b, a, certify(b, a)), (renamed, b, certify(renamed, b))]).kind == "proved"
 
 
-def test_an_axiom_that_a_step_needs_is_needed_by_the_whole() -> None:
+def test_axiom_of_a_step_is_named_for_the_whole_derivation() -> None:
     texts = ("exp(v[i] + v[i+1])", "exp(v[i])*exp(v[i+1])", "exp(v[i])*exp(v[i+1]) + 0*v[i]")
     a, b, c = (parse(f"tensor v[9]\nY[i:6] = {body}\n") for body in texts)
     assert EXPONENTIAL_AXIOM in compose_certificates(chain([a, b, c])).detail

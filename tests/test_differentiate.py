@@ -436,7 +436,7 @@ def test_gamma_s_gradient_reads_no_intermediate() -> None:
     )
 
 
-def test_what_is_kept_or_read_in_its_padding_stays() -> None:
+def test_outputs_and_padded_reads_are_not_inlined() -> None:
     program = ee.parse("tensor X[4]\nT[i:4] = tanh(X[i]) \nY[i:4] = T[i]")
     assert inline_injective(program, keep=["T"]).end == program
     padded = replace(program.equations[0].scope, padding=((1, 0),))
@@ -454,7 +454,7 @@ def test_inlining_keeps_every_value(program: Program) -> None:
 
 
 @given(programs(domains=False, depth=1))
-def test_what_is_left_sums_or_is_read_in_its_padding(program: Program) -> None:
+def test_remaining_intermediates_sum_or_are_read_in_their_padding(program: Program) -> None:
     end = inline_injective(program).end
     made = {e.name: e.scope for e in end.equations}
     for equation in end.equations:
@@ -514,7 +514,7 @@ NONLINEAR = [
 
 
 @pytest.mark.parametrize(("text", "message"), NONLINEAR)
-def test_what_is_not_linear_is_said(text: str, message: str) -> None:
+def test_nonlinear_program_is_reported(text: str, message: str) -> None:
     program = ee.parse(f"tensor A[3]\ntensor d[3]\ntensor e[3] pad [1] value 2\n{text}")
     names = {"d", *(("e",) if "e[" in text else ())}
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -97,14 +97,14 @@ def judged(names: Iterable[str], each: int, most: int) -> tuple[Counter[str], in
     return by_kind, same
 
 
-def test_no_mutant_of_a_rule_is_believed() -> None:
+def test_no_mutant_of_a_rule_is_proved() -> None:
     by_kind, same = judged(QUICK, 1, 8)
     assert by_kind.total() >= 150 and len(by_kind) >= 12 and same >= 5, (by_kind, same)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_no_mutant_of_many_steps_is_believed() -> None:
+def test_no_mutant_of_many_steps_is_proved() -> None:
     by_kind, same = judged(CASES, 3, 12)
     assert by_kind.total() >= 3_000 and len(by_kind) == 14, (by_kind, same)
 
@@ -120,7 +120,7 @@ def test_steps_written_by_hand_and_their_mutants(name: str) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "before", "after"), PAIRS)
-def test_what_is_proved(verdict: str, before: str, after: str) -> None:
+def test_equal_programs_are_proved(verdict: str, before: str, after: str) -> None:
     if verdict == "rounded":
         assert certificate(record_of(SOME + before, SOME + after))["kind"] == "rounded"
         return
@@ -302,7 +302,7 @@ def test_recentring_is_proved_with_an_axiom_that_is_named(tmp_path: Path, capsys
         ("exp(a[i])", "exp(a[i] - {[] max[j:5] -inf}[]) * exp({[] max[j:5] -inf}[])", False),
     ],
 )
-def test_what_the_axiom_proves(before: str, after: str, proved: bool) -> None:
+def test_exponential_law_proves_equal_programs(before: str, after: str, proved: bool) -> None:
     found = why(*(f"tensor a[5]\ntensor b[5]\ntensor c[5]\nY[i:5] = {body}" for body in (before, after)))
     assert (found is None) == proved, found
 
@@ -398,7 +398,7 @@ def test_steps_between_expressions(before: str, after: str) -> None:
     assert not [text(p) for p in tried if believed(held, p) and not right(held, p)]
 
 
-def test_what_simpler_comparisons_lost() -> None:
+def test_programs_that_simpler_comparisons_missed_are_proved() -> None:
     """Padding is no sum, whatever it is multiplied with; a long product is compared in the order that it has."""
     masked = "tensor A[6] pad [1] value -inf\ntensor B[6] pad [1] value 3\nM[i:6] = max[r:3] A[i+r-1]\n"
     assert why(f"{masked}Y[i:6] = sum[j:3] M[i]*B[i+j-1]", f"{masked}Y[i:6] = sum[j:3] M[i]*B[i-j+1]") is None
@@ -462,7 +462,7 @@ def accepted(record: dict[str, Any]) -> bool:
         return False
 
 
-def test_no_changed_record_is_believed() -> None:
+def test_no_changed_record_is_proved() -> None:
     record = matched()
     assert accepted(record) and holds(record)
     count = 0
@@ -530,7 +530,7 @@ def test_texts_that_are_no_programs(after: str, message: str) -> None:
         Parser("tensor A[4]\ntensor B[4, 4]\n".replace("\ntensor B", " tensor B") + after).program()
 
 
-def test_the_documents_programs_are_read_alike() -> None:
+def test_both_parsers_read_the_documented_programs_equally() -> None:
     for block in (ROOT / "docs" / "text-form.md").read_text().split("```ein\n")[1:]:
         source = block.split("```")[0]
         again = text(ee.parse(source))
@@ -605,7 +605,7 @@ def test_equations_by_themselves(program: str, message: str | None) -> None:
     assert found is None if message is None else found is not None and message in found, found
 
 
-def test_what_is_beyond_the_theory_says_why() -> None:
+def test_unproved_pair_states_the_reason() -> None:
     padded = "tensor A[9] pad [1] value 2\n"
     many = " + ".join(f"A[i-{n % 2}]" for n in range(40))
     sums = f"({' + '.join(f'A[{n}]' for n in range(9))})"

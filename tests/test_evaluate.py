@@ -231,7 +231,7 @@ def test_sigmoid_does_not_overflow() -> None:
     assert got.tolist() == [0, 1]
 
 
-def test_what_is_refused() -> None:
+def test_wrong_arrays_are_refused() -> None:
     y, k = x("y", 2), x("k", 2)
     a = Tensor("A", (2,))
     scope = Scope((y,), (), a[(y,)])

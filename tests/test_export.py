@@ -285,7 +285,7 @@ def test_a_program_of_weights_only_has_outputs() -> None:
     agree(of, proto, {"K": np.array([1.0, -2, 3, -4])})
 
 
-def test_what_cannot_be_written_is_said() -> None:
+def test_unwritable_program_is_refused_with_the_reason() -> None:
     x = Iterator("x", 0, 4)
     of = program(Scope((x,), (), Tensor("K", (4,), weight=True)[x,]))
     with pytest.raises(Refused, match="input K: found neither a value"):

@@ -190,7 +190,7 @@ BY_ROWS = ROWS.replace("Y[h:H, w:W] = A[W*h+w-W]", "T[h:-1..H+1, w:W] = A[W*h+w]
 )
 
 
-def test_what_digits_leave_open_is_proved_by_z3() -> None:
+def test_z3_proves_pairs_beyond_mixed_radix_splits() -> None:
     pytest.importorskip("z3", reason="products of sizes and iterators need z3-solver")
     found = family(ROWS).equals(family(BY_ROWS))
     assert found.kind == "proved" and "z3" in found.means
@@ -247,7 +247,7 @@ Y[i:N, j:N] = exp(S[i, j] - M[i]) / Z[i]
     assert family(rows).equals(family(turned.replace("- M[i]) / Z", "- M[j]) / Z"))).kind != "proved"
 
 
-def test_what_is_printed_is_read_again(convolution: FamilyDerivation) -> None:
+def test_printed_family_is_parsed_to_an_equal_family(convolution: FamilyDerivation) -> None:
     again = family(convolution.text())
     assert convolution.family.equals(again).kind == "proved"
     assert family(family(IMAGE).text()).text() == family(IMAGE).text()
@@ -488,7 +488,7 @@ SEVERAL = {
 
 
 @pytest.mark.parametrize("guard", SEVERAL)
-def test_what_is_proved_of_several_parameters_holds_at_small_sizes(guard: str) -> None:
+def test_proofs_with_several_parameters_hold_at_small_sizes(guard: str) -> None:
     """Each number and parameter of the text changed: what is proved equal nevertheless is equal at all small sizes."""
     shown = SEVERAL[guard]
     made = family(shown, assume=[guard])
@@ -533,7 +533,7 @@ def test_products_that_leave_sizes_are_taken_with_sizes(assumed: str) -> None:
     ground.refuse(ground.sizes(found))
 
 
-def test_where_no_sizes_are_found_it_is_said_with_and_without_z3(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assumptions_without_known_sizes_are_refused_with_and_without_z3(monkeypatch: pytest.MonkeyPatch) -> None:
     pell = f"param H, W\nparam H*H >= 61*W*W+1, H*H <= 61*W*W+1{AREA}"
     none = f"param H, W\nparam H*W*W <= 10, H*W >= 9, W >= 2, H >= 2{AREA}"
     if importlib.util.find_spec("z3"):

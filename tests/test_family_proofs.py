@@ -68,7 +68,7 @@ def test_polynomials_are_found_from_their_values(wanted: SizePolynomial) -> None
         assert lattice.fit(lambda k: polynomial_value(wanted, lattice.sizes(k))) == wanted
 
 
-def test_what_is_no_polynomial_is_refused() -> None:
+def test_numbers_that_fit_no_polynomial_are_refused() -> None:
     lattice = Lattice(FamilyParameters((H,)), (11,), 2)
     with pytest.raises(Refused, match="a polynomial of degree 2 gives"):
         lattice.fit(lambda k: (11 + k[0]) ** 3)
@@ -77,7 +77,7 @@ def test_what_is_no_polynomial_is_refused() -> None:
 
 
 @given(POLYNOMIALS, SIZES)
-def test_what_is_sure_holds(n: SizePolynomial, sizes: dict[str, int]) -> None:
+def test_nonnegative_polynomials_are_nonnegative_at_all_sizes(n: SizePolynomial, sizes: dict[str, int]) -> None:
     if GROUND.is_nonnegative(polynomial_form(n)):
         assert polynomial_value(n, sizes) >= 0
 
@@ -254,7 +254,7 @@ def _changed(text: str, names: list[str], random: Random) -> str:
 
 
 @pytest.mark.parametrize(("head", "other"), PAIRS)
-def test_what_is_proved_holds_at_small_sizes(head: str, other: str) -> None:
+def test_proved_families_are_equal_at_small_sizes(head: str, other: str) -> None:
     pytest.importorskip("z3", reason="products of sizes and iterators need z3-solver")
     made = family(f"param {head}")
     declarations = made.template.text[: made.template.text.index("\nY[") + 1]
@@ -370,7 +370,7 @@ def test_sizes_multiply_what_occurs_nowhere() -> None:
     assert isinstance(H.value, Poly) and Fraction(polynomial_value(H.value, {"H": 5})) == 5
 
 
-def test_what_the_theory_does_not_reach_is_said() -> None:
+def test_undecided_questions_state_the_reason() -> None:
     with pytest.raises(ValueError, match=r"^C = 6: 6 % 4 is 2$"):
         C.unknown.of(6)
     space = ParametricSpace(GROUND, ((0, H.value), (0, W.value)), lambda a, b: False)  # type: ignore[arg-type]

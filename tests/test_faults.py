@@ -118,7 +118,7 @@ CONTRACTION = build(
 )
 
 
-def test_where_every_kernel_crashes_the_original_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_original_is_kept_if_every_kernel_crashes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_save", linked("*(volatile int *)0 = 1;"))
     fast = optimize_model(load_model(CONTRACTION), threads=1, max_depth=2, budget=1)
     feeds = fast.random_inputs()
@@ -200,7 +200,7 @@ def test_gigantic_shapes_are_refused_before_anything_is_allocated(what: str) -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
-def test_sizes_are_held_against_a_limit() -> None:
+def test_values_beyond_the_memory_limit_are_refused() -> None:
     values = [ModelValue("a", (4, 4), np.dtype(np.float32)), ModelValue("b", None, None)]
     check_memory("m", values, 64)
     with pytest.raises(ModelError, match="m: value a: found shape 4x4"):

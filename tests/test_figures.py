@@ -179,7 +179,7 @@ def test_formulas_in_mathtext_or_as_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert texts(formula_figure(["x"], "without Matplotlib").svg) == ["without Matplotlib"]
 
 
-def test_what_a_step_changed() -> None:
+def test_changed_paths_omit_unchanged_equations() -> None:
     session = ee.explore(TWO)
     match = next(m for m in session.rules("T") if m.rule.name == "operator_matching")
     session.apply(match)

@@ -146,7 +146,7 @@ def test_entries_of_one_algorithm_stand_together() -> None:
     assert best_by_algorithm(ranked, 9, 5) == (ranked[0], ranked[1])
 
 
-def test_a_contest_enters_the_same_wherever_its_candidates_were_found(tmp_path: Path) -> None:
+def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:
     """Of each algorithm what runs in blocks, too: some of these are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)

@@ -57,7 +57,7 @@ def test_a_release_forgets_and_too_few_devices_are_waited_for() -> None:
     assert few.pools["devices"].busy > fleet.DAY and max(few.latency) > 3_600 > max(once.latency)
 
 
-def test_where_it_saturates() -> None:
+def test_limits_of_the_fleet_match_the_formulas() -> None:
     found = dict(limits(PLAN, FIXED))
     assert found["searches, nothing known"] == pytest.approx(10 * fleet.DAY / (3 * 10))
     assert found["devices, nothing known"] == pytest.approx(50 * fleet.DAY / (3 * 30 + 5))

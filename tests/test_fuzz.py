@@ -121,7 +121,7 @@ def applied(program: Program, rule: Any, at: tuple[int, ...], **params: Any) -> 
     return Derivation(program).then(rule.match(program, at, **params))
 
 
-def test_what_is_put_into_a_sum_of_products_stays_flat() -> None:
+def test_substituted_term_of_a_sum_of_products_is_flattened() -> None:
     # It was nested, so the text did not give it back and its record was refused.
     program = parse("""
         tensor A[4] weight
@@ -170,7 +170,7 @@ def test_siblings_share_what_is_the_same() -> None:
         assert certify(program, match.apply(program).after).ok
 
 
-def test_a_value_outside_that_nobody_may_read_is_not_named() -> None:
+def test_unread_padding_value_is_not_named() -> None:
     # A matched or merged result got another one than its readers named: the program could not be written any more.
     program = parse("""
         tensor A[4]
@@ -185,7 +185,7 @@ def test_a_value_outside_that_nobody_may_read_is_not_named() -> None:
         assert certify(program, after).ok
 
 
-def test_a_merged_scope_brings_a_value_that_nobody_reads() -> None:
+def test_merged_scope_may_have_an_unread_padding_value() -> None:
     program = parse("""
         tensor A[6]
         Y[h:4] = {[c:4 | 1 <= c < 9] 3 * A[c]} value -2[h]

@@ -176,7 +176,7 @@ def test_rules_and_operators_keep_their_names(pinned: Pinned) -> None:
     pinned("names", {group: [each.name for each in values] for group, values in groups.items()})
 
 
-def test_what_public_calls_return_keeps_its_members(pinned: Pinned) -> None:
+def test_results_of_public_calls_keep_their_members(pinned: Pinned) -> None:
     conv = ee.ops.conv2d(**SMALL)
     run = ee.search(conv, target="Matmul", max_depth=0)
     for _ in run:

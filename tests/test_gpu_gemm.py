@@ -110,7 +110,7 @@ def test_cublas_is_given_the_product(drawn: tuple[CudaProduct, dict[str, np.ndar
     assert all((held[name] == before[name]).all() for name in "ab")
 
 
-def test_what_cublas_cannot_be_told() -> None:
+def test_strides_without_a_cublas_call_are_refused() -> None:
     out, right = View("y", 0, (4, 5), (5, 1)), View("b", 0, (3, 5), (5, 1))
     windows = View("a", 0, (4, 3), (1, 1))  # rows of three, one apart
     assert gemms(CudaProduct(out, windows, right)) is None
@@ -166,7 +166,7 @@ def conv(kind: str, out: Any, data: Any, weights: Any, **more: Any) -> Convoluti
     return Convolution(kind, *packed, **{**how, "group": 1, **more})
 
 
-def test_the_frontend_is_told_the_convolution() -> None:
+def test_cudnn_graph_has_the_parameters_of_the_convolution() -> None:
     cudnn = pytest.importorskip("cudnn", reason="the cuDNN frontend is not installed")
     step = conv("Conv", (1, 4, 4, 9), (1, 8, 7, 9), (4, 8, 3, 3), strides=(2, 1), pads=(1, 0, 1, 2))
     made = convolutions.cudnn_graph(cudnn, step)

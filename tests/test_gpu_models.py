@@ -160,7 +160,7 @@ def test_linear_resizing_is_a_product(given: int, out: int) -> None:
     assert runner.error_of(want, got) < 1e-5
 
 
-def test_what_is_not_understood_is_named() -> None:
+def test_unsupported_node_is_named() -> None:
     graph = helper.make_graph(
         [helper.make_node("Resize", ["X", "", "s"], ["Y"], mode="cubic")],
         "g",

@@ -47,7 +47,7 @@ def run(program: Program, made: CopyKernel, load: Any, kind: Any = np.float32) -
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_moved_is_right(name: str) -> None:
+def test_copy_kernels_are_correct(name: str) -> None:
     program = parse(CASES[name])
     made = copy_kernel(program.equations[0].scope)
     want, got = run(program, made, c_kernels.load_c_kernel)
@@ -114,7 +114,7 @@ def test_neighbours_go_by_packs_or_through_tiles() -> None:
     assert "long long" in emit(wide.kernel, "cuda")
 
 
-def test_what_is_not_moved() -> None:
+def test_scopes_without_a_copy_kernel_are_refused() -> None:
     for text, says in (
         (
             f"tensor A[3, {MAX_SUM_TERMS + 1}]\nY[i:3] = sum[k:{MAX_SUM_TERMS + 1}] A[i, k]",

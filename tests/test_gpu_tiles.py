@@ -96,7 +96,7 @@ def test_threads_hold_square_blocks() -> None:
     assert made.kernel.shared_bytes <= 48 << 10
 
 
-def test_what_is_not_copied_so() -> None:
+def test_unsupported_asynchronous_copies_are_refused() -> None:
     source, tile = Array("a", F32, 8, const=True), Array("t", F32, 8, "shared")
     out, half, own = Array("o", F32, 8), Array("h", F16, 8, const=True), Array("p", F32, 8, "private")
     for target, given, size in ((own, source, 1), (tile, source, 3), (Array("t", F16, 8, "shared"), half, 1)):

@@ -138,7 +138,7 @@ def test_rates_make_the_roofline(tmp_path: Path) -> None:
     assert CPU_DEFAULT.threads == 1
 
 
-def test_several_recordings_are_told_apart(tmp_path: Path) -> None:
+def test_recordings_are_selected_by_device_and_threads(tmp_path: Path) -> None:
     path = tmp_path / "two.sqlite"
     equation = parse("tensor A[4]\nY[i:4] = A[i] + 1").equations[0]
     for device, library, threads, seconds in (
@@ -333,7 +333,7 @@ def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(texts) == 2
 
 
-def test_what_no_plan_can_be_made_of() -> None:
+def test_malformed_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="step 'dance': expected launch, product or convolution"):
         cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
     launch = {"op": "launch", "entry": "k", "text": "", "grid": [1, 1, 1], "block": [1, 1, 1]}

@@ -202,7 +202,7 @@ def test_simplification_goldens(found: Index, expected: Index) -> None:
     assert found == expected
 
 
-def test_what_has_no_simpler_form_stays() -> None:
+def test_irreducible_quotient_and_remainder_are_unchanged() -> None:
     assert (i // 2).terms == ((Quotient(as_index(i), 2), 1),)
     assert (i % 2).terms == ((Remainder(as_index(i), 2), 1),)
 

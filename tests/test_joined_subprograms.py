@@ -83,7 +83,7 @@ def agree(model: Model, made: tuple[Piece, ...]) -> None:
         np.testing.assert_allclose(held[name], array, rtol=1e-5, atol=1e-5)
 
 
-def test_what_reads_the_other_is_joined() -> None:
+def test_subprogram_and_its_reader_are_joined() -> None:
     model = two_products()
     apart = pieces(model)
     (whole,) = join_adjacent(model, apart)
@@ -201,7 +201,7 @@ def test_plans_and_exports_of_joined_programs_agree() -> None:
     assert said["operators"] == ["Matmul", "Matmul"] and said["eoperators"] >= 1
 
 
-def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_plans_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     model = two_products()
     apart = [replace(p, program=run(p.program)) for p in pieces(model)]
     proofs: list[Derivation] = []
@@ -216,9 +216,7 @@ def test_what_is_only_tried_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     assert [part.piece for part in assembler(model).together(apart)] == apart
 
 
-def test_what_was_made_of_a_joined_program_is_not_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_post_optimisation_of_a_joined_program_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = two_products()
     apart = pieces(model)
     looked: list[Derivation] = []
@@ -300,7 +298,7 @@ def test_memory_lasts_and_a_broken_file_is_no_trouble(tmp_path: Path) -> None:
     assert TuningHistory(store).get("contest", "a") is None
 
 
-def test_outcomes_are_told_and_applied_again() -> None:
+def test_trial_is_restored_from_json() -> None:
     model = two_products()
     program = pieces(model)[0].program
     end = Derivation(program)

@@ -187,7 +187,7 @@ def test_work_is_shared_by_threads() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_contraction(name: str) -> None:
+def test_non_contractions_have_no_tiled_kernel(name: str) -> None:
     scope = scope_of(REFUSED[name])
     assert match_sum_of_products(scope) is None
     assert tiled_contraction(scope) is None

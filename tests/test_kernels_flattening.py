@@ -70,13 +70,13 @@ def test_the_iterators_are_counted_from_zero() -> None:
     assert [repr(c) for c in table.constraints] == ["0 <= -r+2*x+3 < 9"]
 
 
-def test_equal_reads_share_a_column_and_others_are_told_apart() -> None:
+def test_only_equal_reads_share_a_column() -> None:
     table = table_of("tensor A[8]\nY[x:7] = A[x] * A[x] + A[x+1]")
     assert [c.name for c in table.columns] == ["O", "A", "A.2"]
     assert [c.offset for c in table.columns] == [0, 0, 1]
 
 
-def test_what_is_no_polynomial_is_refused() -> None:
+def test_nonlinear_index_is_refused() -> None:
     with pytest.raises(ValueError, match=r"x // 2, where A is read, is no polynomial"):
         table_of("tensor A[8]\nY[x:16] = A[x // 2]")
 

@@ -98,7 +98,7 @@ def test_batch_norm_is_three_stages_and_stores_its_result_only() -> None:
     assert [x.extent for x in made.grid] == [3]
 
 
-def test_what_costs_more_than_memory_is_kept_where_the_result_will_be() -> None:
+def test_expensive_value_is_stored_in_the_memory_of_the_result() -> None:
     made = fuse_program(softmax(4, 9))
     assert made.spaces["E"].beside == "Y" and made.slots == 0
     # A cheap one is computed again instead.
@@ -164,7 +164,7 @@ def test_broadcasting_records_equalities() -> None:
     assert made.sizes.equalities == ("x.1 == y.0", "x.2 == y.1")
 
 
-def test_what_is_no_whole_dimension_is_recorded_as_a_number() -> None:
+def test_partial_dimension_is_recorded_as_a_number() -> None:
     made = fuse_program(parse("tensor x[9, 4]\nz[i:7, j:4] = sum[k:3] x[i+k, j]"))
     assert made.sizes.equalities == ("x.0 == 9",)
     with pytest.raises(Refused, match=r"x.0 == 9: x.0 is 10"):

@@ -493,7 +493,7 @@ def test_a_pair_kept_over_a_barrier() -> None:
         (lambda: lower_scalar(Apply("minimum", (Const(1),)), {}, _no_read, F32), "minimum of 1 arguments"),
     ],
 )
-def test_what_cannot_be_is_refused(made: object, says: str) -> None:
+def test_malformed_kernel_source_is_refused(made: object, says: str) -> None:
     with pytest.raises(Refused, match=says):
         made()  # type: ignore[operator]
 

@@ -86,7 +86,7 @@ TURNED = [
 
 
 @pytest.mark.parametrize(("text", "machine"), [*product(TURNED, (SMALL, STREAMS))])
-def test_turned_kernels_are_exact(text: str, machine: Machine) -> None:
+def test_transpose_kernels_are_exact(text: str, machine: Machine) -> None:
     scope = scope_of(text)
     if scope.traversals[-2].name == "u":
         with pytest.raises(Refused, match="3 x 8 elements: expected 4 x 4 and more"):
@@ -111,7 +111,7 @@ def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[in
         by_machine(scope, *transpose_kernel(scope, "Y'", STREAMS if far else SMALL))
 
 
-def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
+def test_results_beyond_the_caches_are_streamed_in_whole_lines() -> None:
     wide = scope_of("tensor A[64, 32]\nY[i:32, j:64] = A[j, i]")
     odd = scope_of("tensor A[65, 32]\nY[i:32, j:65] = A[j, i]")
     assert "stream_4_4((" in emit(transpose_kernel(wide, "Y", STREAMS)[0], "c")
@@ -133,7 +133,7 @@ def test_what_leaves_the_caches_is_streamed_in_whole_lines() -> None:
         ("Y[i:8, j:8] = 1", "expected reads of tensors"),
     ],
 )
-def test_not_turned(text: str, why: str) -> None:
+def test_scopes_without_a_transpose_kernel_are_refused(text: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
         transpose_kernel(scope_of(text), "Y'", SMALL)
 
@@ -212,7 +212,7 @@ def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
 @needs_cc
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("text", [*TURNED[:2], "tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]"])
-def test_turned_kernels_in_c(text: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transpose_kernels_run_in_c(text: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     scope = scope_of(text)
     source = NativeSource(scope, threads)

@@ -179,7 +179,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_what_the_published_fingerprint_confuses_and_more(what: str) -> None:
+def test_different_programs_have_different_keys(what: str) -> None:
     one, two = DIFFERENT[what]
     assert canonical_key(one) != canonical_key(two)
     assert canonical_key(one) == canonical_key(shuffled(one, random.Random(1)))
@@ -245,7 +245,7 @@ def test_programs_that_differ() -> None:
     assert program_key(called) != program_key(replace(one, equations=(*one.equations[:2], other)))
 
 
-def test_copies_are_told_apart_by_their_readers() -> None:
+def test_copies_are_distinguished_by_their_readers() -> None:
     copies = [Equation(name, Scope((i, j), (), mul(Const(2), A4[i, j]))) for name in "TUV"]
 
     def reading(*names: str) -> Program:

@@ -95,7 +95,7 @@ def test_windows_that_may_be_shared_keep_every_integer(
 
 @pytest.mark.parametrize("sides", [(8, 8), (6, 12)])
 @pytest.mark.parametrize("along", ["h", "w"])
-def test_what_stays_in_place_has_another_dimension_innermost(along: str, sides: tuple[int, int]) -> None:
+def test_in_place_data_have_another_dimension_innermost(along: str, sides: tuple[int, int]) -> None:
     program = filters(3, along, h=sides[0], w=sides[1])
     match = BILINEAR_SUBSTITUTION.match(
         program, (0,), traversal=along, summation="r" if along == "h" else "s", outputs=2, in_place=True
@@ -108,7 +108,7 @@ def test_what_stays_in_place_has_another_dimension_innermost(along: str, sides: 
     assert data.traversals[-1].extent == (sides[1] if along == "h" else sides[0])
 
 
-def test_what_has_nothing_else_that_moves_cannot_stay_in_place() -> None:
+def test_data_that_only_the_filter_moves_cannot_stay_in_place() -> None:
     program = ee.parse("tensor A[2, 10]\ntensor K[2, 3] weight\nY[h:8] = sum[c:2, r:3] A[c, h + r] * K[c, r]")
     with pytest.raises(Refused, match=r"the data are read at c, h\+r: nothing but h moves"):
         BILINEAR_SUBSTITUTION.match(program, (0,), traversal="h", summation="r", outputs=2, in_place=True).apply(
@@ -163,7 +163,7 @@ def generate(program: Program) -> Program:
     return program
 
 
-def test_what_a_sum_reads_several_times_is_turned_once() -> None:
+def test_operand_that_a_sum_reads_several_times_is_transposed_once() -> None:
     program = generate(ee.parse(TURNED.format(table="table[4] (1, 2, -1, 3) [i]")))
     source, reader = program.equations
     assert source.via is not None and source.via.operator == "View" and is_transposed_for(source, reader)
@@ -178,7 +178,7 @@ def test_what_a_sum_reads_several_times_is_turned_once() -> None:
 
 
 @pytest.mark.parametrize("body", ["D[c, t, h]", "D[c, t, h] + 1", "sum[i:1] D[c, t+i, h]"])
-def test_what_is_read_once_is_read_where_it_lies(body: str) -> None:
+def test_operand_that_is_read_once_is_not_transposed(body: str) -> None:
     text = TURNED.splitlines()
     program = generate(ee.parse("\n".join((*text[:-1], f"Y[c:16, t:6, h:8] = {body}"))))
     source, reader = program.equations

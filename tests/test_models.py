@@ -156,7 +156,7 @@ def test_size_changes_shapes_and_no_weight() -> None:
     assert all(np.array_equal(one.weights[n], large.weights[n]) for n in one.weights)
 
 
-def test_what_cannot_be_written() -> None:
+def test_unknown_model_or_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model 'alexnet': expected one of infogan, dcgan, fsrcnn"):
         write("alexnet")
     with pytest.raises(ValueError, match="batch 0: expected at least 1"):

@@ -127,14 +127,14 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("before", "after", "same"), PAIRS)
-def test_what_functions_and_quotients_stand_for(before: str, after: str, same: bool) -> None:
+def test_functions_and_quotients_are_compared_modulo_a_prime(before: str, after: str, same: bool) -> None:
     both = (parse(f"tensor A[4]\ntensor B[4]\n{text}") for text in (before, after))
     found = compare_modulo_prime(*both)
     assert (found.differs is None) == same, found
     assert str(found).startswith("equal modulo" if same else "differs modulo")
 
 
-def test_what_has_no_meaning_modulo_a_prime() -> None:
+def test_values_without_a_residue_are_refused() -> None:
     wrong = parse("tensor A[4] pad [1] value -inf\nY[i:4] = A[i-1] + 1")
     with pytest.raises(ValueError, match="an infinity is calculated with"):
         compare_modulo_prime(wrong, wrong)

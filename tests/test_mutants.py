@@ -57,7 +57,7 @@ def test_no_mutant_of_many_steps_passes() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_steps_themselves_are_right_and_believed(case: str) -> None:
+def test_unmutated_steps_are_right_and_proved(case: str) -> None:
     """Otherwise a certificate that says no to everything would do."""
     sample = steps(case)[:: max(1, len(steps(case)) // 12)]
     assert sample
@@ -66,7 +66,7 @@ def test_the_steps_themselves_are_right_and_believed(case: str) -> None:
         assert passes(step.before, step.after) is not None, step.match.to_json()
 
 
-def test_the_truth_is_told_without_proofs() -> None:
+def test_reference_evaluation_detects_wrong_views_calls_and_values() -> None:
     """What the mutants are measured with says no where a view, a call or a value is wrong."""
     start = parse("tensor A[4, 3]\nY[i:3, j:4] = A[j, i]")
 

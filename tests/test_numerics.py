@@ -241,7 +241,7 @@ def test_running_errors_of_reads_that_are_no_affine_ones_and_of_pieces(monkeypat
     assert (pieces.error > 0).all()
 
 
-def test_what_has_no_bound() -> None:
+def test_undefined_values_have_no_bound() -> None:
     i, v = Iterator("i", 0, 2), Tensor("v", (2,))
     one, none = np.array([1, 2], np.float32), np.array([0, 0], np.float32)
     quotient = Scope((i,), (), Apply("/", (Const(1), Apply("-", (v[i,], v[i,])))))
@@ -322,7 +322,7 @@ def test_a_softmax_in_one_pass_is_rescaled() -> None:
     assert found.after.error <= found.after.bound < 1e-4 and found.before.bound < found.after.bound
 
 
-def test_what_is_large_is_looked_at_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_outputs_are_compared_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = badged(winograd(4))
     monkeypatch.setattr(badge_module, "MAX_EVALUATED_WORK", 100_000)
     part = badged(winograd(4))

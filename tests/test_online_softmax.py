@@ -112,7 +112,7 @@ def test_the_answer_is_the_softmax(values: list[tuple[int, Fraction]], base: Fra
     assert found.weighted / found.total == sum(p * x for p, (_, x) in zip(weights, values, strict=True)) / sum(weights)
 
 
-def test_a_broken_law_is_told() -> None:
+def test_broken_homomorphism_law_is_refused() -> None:
     law = softmax_homomorphism()
 
     def forgets(a: Triple, b: Triple) -> Triple:
@@ -179,7 +179,7 @@ def test_sums_that_are_not_normalised() -> None:
         ("E[b, m, w] / T[b, m]", "relu(E[b, m, w]) / T[b, m]", "no exponential of the difference"),
     ],
 )
-def test_what_is_no_softmax_weighted_sum(old: str, new: str, why: str) -> None:
+def test_scopes_that_are_no_softmax_weighted_sum_are_refused(old: str, new: str, why: str) -> None:
     text = ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN)
     assert old in text
     wrong = parse(text.replace(old, new))

@@ -81,7 +81,7 @@ def test_a_definition_asks_for_nothing_that_it_does_not_name() -> None:
         NodeCall(model.nodes[0], model).get("alpha", 0.01)
 
 
-def test_what_definitions_know_are_attributes_of_the_operator() -> None:
+def test_known_attributes_are_those_of_the_onnx_definitions() -> None:
     """In some operator set; ``steps`` and ``sizes`` are inputs that older sets never had as attributes."""
     declared: dict[str, set[str]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():

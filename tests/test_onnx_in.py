@@ -331,7 +331,7 @@ def test_names_given_twice() -> None:
     assert refused(proto) == "<model>: graph output y: found twice, expected one of that name"
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_with_equal_names_are_renamed() -> None:
     nodes = [node("Relu", ["x"], ["a"], "n"), node("Neg", ["a"], ["y"], "n"), helper.make_node("Abs", ["y"], ["z"])]
     names = [n.name for n in load_model(build(nodes, {"x": (3,)}, ["z"])).nodes]
     assert len(set(names)) == 3 and all(names) and names[0] == "n"

@@ -276,7 +276,7 @@ PASSED = [
 
 
 @pytest.mark.parametrize(("item", "why"), PASSED, ids=[item.op_type + str(n) for n, (item, _) in enumerate(PASSED)])
-def test_what_is_not_understood_says_why(item: Any, why: str) -> None:
+def test_unsupported_node_states_the_reason(item: Any, why: str) -> None:
     weights = {
         "k": np.array([2]),
         "s": np.array([1, 1, 2, 2], np.float32),

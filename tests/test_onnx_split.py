@@ -238,7 +238,7 @@ def test_a_small_product_does_not_take_a_large_tensor() -> None:
     assert operators(model) == [["Conv", "Sigmoid"], ["Mul", "Add"]]
 
 
-def test_what_is_not_understood_stays() -> None:
+def test_unsupported_nodes_are_in_no_subprogram() -> None:
     weights = {"k": np.ones((2, 2, 1, 1), np.float32), "n": np.array([1])}
     nodes = [
         node("Conv", ["x", "k"], ["c"]),
@@ -296,7 +296,7 @@ def test_any_graph_splits_into_units_that_run_and_agree(proto: onnx.ModelProto, 
     computes_what_the_model_does(model, {"x": x})
 
 
-def test_what_reads_the_other_is_not_beside_it() -> None:
+def test_dependent_contractions_are_no_siblings() -> None:
     """A contraction of the result of another, both also readers of one value: they are no siblings."""
     rng = np.random.default_rng(0)
     nodes = [

@@ -234,7 +234,7 @@ def test_expressions_refuse_what_has_no_meaning() -> None:
         (lambda: expressions.relu(3, 0), "x1 has extent 0, expected at least 1"),
     ],
 )
-def test_what_is_no_operator_is_refused(made: Callable[[], object], said: str) -> None:
+def test_invalid_operator_arguments_are_refused(made: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         made()
 

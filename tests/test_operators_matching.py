@@ -263,7 +263,7 @@ def test_a_band_that_is_not_centred_is_refused() -> None:
         match_operator(even, NAMED["G2BMM"])
 
 
-def test_what_is_read_outside_must_be_neutral() -> None:
+def test_padding_value_must_be_neutral_for_the_reduction() -> None:
     h, r = one("h", 5), one("r", 3)
     n, c = one("n", 2), one("c", 2)
     padded = Tensor("A", (2, 2, 5, 5), ((0, 0), (0, 0), (1, 1), (0, 0)), 4)

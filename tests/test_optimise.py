@@ -193,7 +193,7 @@ def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeyp
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_candidates_that_arrive_in_time_compete(interrupt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not is searched here; after an interrupt it is not."""
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     seconds: list[float] = []
@@ -215,7 +215,7 @@ def test_what_was_found_elsewhere_in_time_competes(interrupt: bool, monkeypatch:
     assert work.result().interrupted is interrupt
 
 
-def test_what_a_limit_of_memory_decided_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_results_limited_by_memory_are_not_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(limits, "used_bytes", lambda: 0)
     proto, store = model(transposed()), ProfileStore(tmp_path / "profiles.sqlite")
@@ -248,7 +248,7 @@ def test_times_belong_to_the_operators_that_were_timed() -> None:
     assert len({task._key("program", task.program) for task in tasks}) == 1
 
 
-def test_what_takes_no_time_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negligible_subprograms_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 1e9)
     work = Optimiser(model(transposed()), Settings(1))
     parts = [step.part for step in work.run()]

@@ -34,7 +34,9 @@ from tests.optimising_kit import SHORT, everything, model, nothing_remembered, p
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
 
-def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_gain_nothing_in_the_whole_model_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 1e9)
@@ -48,7 +50,9 @@ def test_what_does_not_pay_in_the_whole_is_given_back(tmp_path: Path, monkeypatc
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
 
 
-def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_with_wrong_outputs_in_the_whole_model_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     work = Optimiser(model(transposed()), Settings(1, 4, 1.0))
@@ -61,7 +65,7 @@ def test_what_disagrees_in_the_whole_is_given_back(tmp_path: Path, monkeypatch: 
     assert any("of its largest output" in part["why"] for part in said["subprograms"])
 
 
-def test_a_plan_is_held_against_the_original_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_compared_with_the_original_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several threads that decides; where it cannot be had, what this process measures does."""
     everything(monkeypatch)
     for name in ("MIN_SPEEDUP", "MIN_REMEMBERED_SPEEDUP"):
@@ -215,7 +219,7 @@ def test_a_form_that_only_seemed_the_fastest_does_not_cost_the_parts(
             assert math.isclose(found.speedup, 1.5)
 
 
-def test_what_was_selected_elsewhere_or_does_not_agree_is_selected_anew(
+def test_foreign_or_disagreeing_selection_is_selected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     everything(monkeypatch)
@@ -254,7 +258,7 @@ def test_a_joined_subprogram_replaces_its_parts_only_where_it_gains_more() -> No
     assert "its parts" in whole.why
 
 
-def test_nearly_winning_is_enough_beside_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_winners_are_kept_if_joined_with_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 0.0)
     monkeypatch.setattr(contest_module, "MAX_CONTENDER_RATIO", 1e9)

@@ -306,7 +306,7 @@ def test_element_wise_siblings_are_merged_where_nothing_is_copied(count: int, m:
 
 @pytest.mark.parametrize(("m", "k", "cut"), [(9, 12, 4), (6, 5, 2), (7, 8, 3)])
 @pytest.mark.parametrize("body", ["max[k:{k}] A[m, k]", "min[k:{k}] A[m, k]", "prod[k:{k}] A[m, k]", "relu(A[m, 0])"])
-def test_what_does_not_sum_is_split_where_parts_are_read(m: int, k: int, cut: int, body: str) -> None:
+def test_expression_without_summation_is_split_at_the_parts_that_are_read(m: int, k: int, cut: int, body: str) -> None:
     """A cut traversal is proved: of the parts that are added, at most one is not 0 at any point."""
     program = parse(f"""
         tensor A[{m}, {k}]

@@ -94,7 +94,7 @@ def test_a_width_that_is_none_is_refused(picture: Figure, width: str) -> None:
         picture.scaled(width)
 
 
-def test_what_cannot_be_had_is_said(picture: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_figure_format_is_refused(picture: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match=r"g.bmp: found the ending .bmp, expected one of .svg, .pdf"):
         picture.save(tmp_path / "g.bmp")
     with pytest.raises(Refused, match="no TikZ form"):

@@ -185,7 +185,7 @@ def test_integer_shapes_flow_between_segments() -> None:
     assert check(of, ("turn",), ("flat",)).sessions == 3
 
 
-def test_what_is_not_understood_stays() -> None:
+def test_unsupported_subgraphs_are_unchanged() -> None:
     """Subgraphs that read outer values and weights: If keeps what it captures."""
 
     def branch(op: str) -> onnx.GraphProto:
@@ -435,7 +435,7 @@ def test_results_of_one_session_are_the_callers_own() -> None:
 
 
 @hosts
-def test_what_cannot_be_written_is_called() -> None:
+def test_program_without_onnx_form_is_called_between_sessions() -> None:
     """One group that is any callable: all are called between sessions."""
     of = tower()
     plan = build_plan(of, {**compiled(of), ("last",): by_itself(of, "last")})

@@ -45,7 +45,7 @@ def test_search_finds_bilinear_algorithms_on_the_phases(found: list[Variant]) ->
     assert any(tables(e) == [(2, 3), (3, 2), (3, 3)] and len(e.tables) == 6 for e in found)
 
 
-def test_what_is_found_is_proved_and_runs_in_blocks(found: list[Variant]) -> None:
+def test_polyphase_derivation_is_proved_and_runs_in_blocks(found: list[Variant]) -> None:
     nested = [e for e in best_by_algorithm(found, 99, 1.0) if len(e.tables) == 6 and (3, 2) in tables(e)]
     (entry,) = nested
     derivation = chain_in_blocks(fuse_eoperators(entry.derivation()))

@@ -134,7 +134,7 @@ def test_work_before_a_reduction_joins_it() -> None:
     assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]
 
 
-def test_what_is_read_again_is_refused_with_the_reason() -> None:
+def test_fusion_of_a_value_with_several_reads_is_refused() -> None:
     start = ee.parse(
         """tensor x[6, 5]
 s[i:6] = sum[j:5] x[i, j]
@@ -159,7 +159,7 @@ def test_a_window_is_not_computed_again() -> None:
     assert len(done.derivation.end.equations) == 2 and "again" in done.refused["a", "y"]
 
 
-def test_what_is_dead_or_computed_twice_goes() -> None:
+def test_dead_and_duplicate_equations_are_removed() -> None:
     start = ee.parse(
         """tensor x[16, 16]
 tensor w[16, 17] weight

@@ -51,7 +51,7 @@ def test_verdicts_can_be_read_on_light_and_on_dark_paper(said: str, paper: str) 
     assert contrast(colour(SHOWN[said], ink), ground) >= 4.5
 
 
-def test_verdicts_are_told_apart_by_their_colours() -> None:
+def test_verdicts_have_distinct_colours() -> None:
     for ground, ink in PAPERS.values():
         inks = {tuple(map(round, colour(SHOWN[kind], ink))) for kind in ("proved", "exact", "false")}
         assert len(inks) == 3 and ground not in inks

@@ -159,7 +159,7 @@ def test_states_of_each_expression_are_bounded(states: int) -> None:
     assert found and all(len(each.search.states) <= states + 1 for each in search._searches.values())
 
 
-def test_what_is_found_is_replayed_and_checked() -> None:
+def test_best_candidate_is_replayed_and_checked() -> None:
     program = qkv(40, 24, 16)
     run = ee.search(program, max_depth=1, limit=None)
     for _ in run:

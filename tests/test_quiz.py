@@ -45,7 +45,7 @@ def test_every_step_is_guessed_by_its_own_rule() -> None:
             late()
 
 
-def test_a_wrong_guess_is_answered_with_the_numbers_and_asked_again() -> None:
+def test_wrong_guess_is_answered_with_numbers_and_the_question_repeats() -> None:
     quiz = Quiz(derivation())
     fused = quiz.guess("expression_fusion")
     assert not fused.right and fused.why.startswith("expression_fusion does not apply at 0: ")
@@ -65,7 +65,7 @@ def test_a_rule_that_applies_but_makes_something_else_says_what() -> None:
     assert "(ranges = r in [0, 4)) is Y[h:6, f:5] = sum[c:4, r:4]" in other.why and "tensor" not in other.why
 
 
-def test_what_makes_the_same_program_is_right_by_any_name() -> None:
+def test_rule_that_results_in_the_same_program_is_a_right_guess() -> None:
     """A rule of another name that makes the same program at the same place is no wrong guess."""
     splitting, *rest = derivation().steps
     assert rest
@@ -75,7 +75,7 @@ def test_what_makes_the_same_program_is_right_by_any_name() -> None:
     assert answer.right and "(the derivation has it as summation_splitting)" in answer.why
 
 
-def test_an_answer_that_is_asked_for_is_no_guess() -> None:
+def test_revealed_answer_is_no_guess() -> None:
     quiz = Quiz(derivation())
     quiz.guess("expression_fusion")
     answer = quiz.reveal()

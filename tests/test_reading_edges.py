@@ -271,7 +271,7 @@ def test_a_transposed_convolution_of_two_shapes_stays() -> None:
 
 
 @pytest.mark.parametrize("value", [INF, -INF, 1, 0])
-def test_what_only_moves_or_chooses_elements(value: float) -> None:
+def test_movement_and_selection_agree_at_domain_edges(value: float) -> None:
     x = NUMBERS[:32].reshape(4, 8)
     for pads in ([0, 0, 0, 0], [1, 2, 0, 1], [-1, 0, -2, 0], [-1, 2, 3, -2]):
         of("Pad", x, {"p": np.array(pads), "v": np.float32(value)})

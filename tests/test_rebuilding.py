@@ -47,7 +47,7 @@ def believed_alone(before: Program, after: Program) -> bool:
         return False
 
 
-def test_no_program_that_is_rebuilt_wrongly_is_believed() -> None:
+def test_no_wrongly_rebuilt_program_is_proved() -> None:
     wrong, right = judged(0, 40, len(WRONG))
     assert len(wrong) >= len(WRONG) - 1 and wrong.total() >= 60, wrong
     assert right["proved"] >= 0.8 * right.total(), right

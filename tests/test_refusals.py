@@ -61,7 +61,7 @@ def engine(program: Program, store: TimeStore, threads: int = 1) -> str:
 
 
 @pytest.mark.usefixtures("no_tvm")
-def test_where_tvm_refuses_the_librarys_operator_is_taken(store: TimeStore) -> None:
+def test_library_operator_is_used_if_tvm_refuses(store: TimeStore) -> None:
     assert engine(PRODUCTS["packed"], store) == "onnxruntime"
     assert store.get(replace(profile_key(PRODUCTS["packed"].equations[-1]), engine="tvm")) is None
 
@@ -69,12 +69,14 @@ def test_where_tvm_refuses_the_librarys_operator_is_taken(store: TimeStore) -> N
 @needs_cc
 @pytest.mark.usefixtures("no_tvm")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_where_tvm_refuses_the_kernel_in_c_is_taken(store: TimeStore, threads: int) -> None:
+def test_c_kernel_is_used_if_tvm_refuses(store: TimeStore, threads: int) -> None:
     assert engine(MOVES, store, threads) == "c"
 
 
 @pytest.mark.usefixtures("no_tvm")
-def test_where_every_engine_refuses_each_says_why(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reasons_are_listed_if_every_implementation_refuses(
+    store: TimeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match=r"equation Y: .*no such intrinsic; no C compiler was found"):
         compile_program(MOVES, choose=implementation_choice.chooser(store))
@@ -82,7 +84,7 @@ def test_where_every_engine_refuses_each_says_why(store: TimeStore, monkeypatch:
 
 @needs_cc
 @pytest.mark.parametrize(("best", "taken"), [("tvm", "c"), ("c", "tvm")])
-def test_what_was_the_fastest_may_be_refused_now(
+def test_stored_fastest_implementation_may_be_refused_later(
     best: str, taken: str, store: TimeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("tvm", "c"):
@@ -126,7 +128,7 @@ def test_operands_that_are_not_packed_have_times_of_their_own(store: TimeStore) 
     assert stored() >= {"onnxruntime"}
 
 
-def test_what_is_chosen_for_strides_is_found_again(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_for_strides_is_found_again(store: TimeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = engine(PRODUCTS["strided"], store)
     monkeypatch.setattr(implementation_choice, "time_implementations", lambda *_: pytest.fail("measured again"))
     assert engine(PRODUCTS["strided"], store) == taken
@@ -143,7 +145,7 @@ TOO_LARGE: Mapping[str, tuple[str, Callable[[Program], Mapping[str, np.ndarray]]
 
 
 @pytest.mark.parametrize("what", TOO_LARGE)
-def test_what_does_not_fit_in_memory_is_refused(what: str) -> None:
+def test_program_larger_than_memory_is_refused(what: str) -> None:
     text, constants = TOO_LARGE[what]
     made = parse(text)
     with pytest.raises(BackendError, match=rf"^{what}: out of memory: Unable to allocate 128. TiB"):

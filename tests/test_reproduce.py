@@ -111,7 +111,7 @@ def test_searches_are_shared(lab):
     assert all(lab.results[v] is before[v] for v in before)
 
 
-def test_speedups_stand_beside_the_published_ones(lab):
+def test_table_has_our_and_the_published_speedups(lab):
     (sheet,) = search_tables("e4", lab.results)
     assert sheet.column("max_depth") == (1, 2, 3, 4, 5, 6)
     assert sheet.column("complete") == (True, True, False, False, False, False)

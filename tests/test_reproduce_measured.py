@@ -109,7 +109,7 @@ def test_the_papers_programs_are_found(case: OperatorCase) -> None:
     assert any(case.wanted in via.operator and case.attributes.items() <= dict(via.attributes).items() for via in vias)
 
 
-def test_what_is_not_found_is_said() -> None:
+def test_missing_derivation_is_reported() -> None:
     case = OperatorCase("odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3), "Matmul", {"k": 5}, (1.0, 1.0))
     with pytest.raises(ValueError, match=r"odd: found no program with Matmul with \{'k': 5\} among \d+ states"):
         derive(case, 0.2)
@@ -167,7 +167,7 @@ def test_a_backend_that_cannot_run_one_of_the_two_says_why() -> None:
     )
 
 
-def test_what_computes_something_else_is_not_the_fastest() -> None:
+def test_backend_with_wrong_outputs_is_not_the_fastest() -> None:
     samples = {f"{BEFORE}, {name}": (seconds,) for name, seconds in ((ORT, 0.002), (NUMPY, 0.001))}
     times = bench.Measurements(samples, dict.fromkeys(samples, ""), {f"{BEFORE}, {NUMPY}": 1e-3}, {}, "", {}, 1e3)
     case = table3_cases(True)[0]

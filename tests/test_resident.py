@@ -34,7 +34,7 @@ def test_copies_are_equal_and_aligned() -> None:
     assert held["a"].ctypes.data % LARGE_PAGE_BYTES == 0
 
 
-def test_what_fills_no_page_stays_where_it_is() -> None:
+def test_small_constants_are_not_moved_to_pages() -> None:
     assert copy_to_large_pages({"a": np.ones(LARGE_PAGE_BYTES // 8, np.float32)}) == {}
     assert copy_to_large_pages({}) == {}
 

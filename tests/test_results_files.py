@@ -19,7 +19,7 @@ def test_every_origin_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "somebody's notes"])
-def test_a_file_of_somebody_else_is_kept(text: str, tmp_path: Path) -> None:
+def test_foreign_results_file_is_renamed(text: str, tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     path.write_text(text)
     kept = ResultsFile(path, {})

@@ -119,7 +119,7 @@ NESTED = parse("tensor A[4] pad [3]\nY[h:4] = sum[r:3] {[z:4] A[z] + 1} pad [1] 
         ((0, 0), {"ranges": {"z": [0, 5]}}, "adds z ∈ [4, 5), where the result is 1, but 0 in the padding"),
         ((0,), {"access": 2, "bounds": [0]}, "access 2: the body has 1 accesses"),
         ((0, 0), {"access": 0, "bounds": [0]}, "access 0 reads tensor A, which has no domain"),
-        ((0,), {"access": 0, "bounds": []}, "no bound is named"),
+        ((0,), {"access": 0, "bounds": []}, "no bound is given"),
         ((0,), {"access": 0, "bounds": [1]}, "bound 1: the domain has 0 bounds"),
         ((0,), {"access": 0}, "the parameter 'bounds' is missing"),
     ],

@@ -81,7 +81,7 @@ def test_a_summation_shrinks_to_what_is_not_padding() -> None:
     assert list(BOUNDARY_TIGHTENING.matches(steps.end, (0,))) == []
 
 
-def test_what_leaves_the_box_becomes_padding() -> None:
+def test_removed_positions_become_padding() -> None:
     start = parse("tensor A[4] pad [(2, 5)]\nY[h:9] = {[z:-2..7] A[z] * 3} [h-2]")
     after = Steps(start).find(BOUNDARY_TIGHTENING, (0, 0), ranges={"z": [0, 4]}).end.scope_at((0, 0))
     assert (after.box, after.padding, after.value) == (((0, 4),), ((2, 3),), 0)

@@ -165,7 +165,7 @@ def test_digits_of_one_index_become_one_iterator(index: str) -> None:
     assert_equal(traversed, after)
 
 
-def test_what_is_left_of_conv3x3_is_memory_bound() -> None:
+def test_remaining_scope_of_conv3x3_is_memory_bound() -> None:
     steps = Steps(conv3x3(1, 4, 4, 8, 4))
     refuses(EOPERATOR_GENERATION, steps.end, (0,), "FLOP/element is not below 4: this is compute-bound")
     steps.do(SUMMATION_SPLITTING, (0,), outer=["r", "s"])

@@ -57,15 +57,15 @@ def test_the_sum_of_a_split_convolution_and_its_relu_are_one_kernel() -> None:
     ("at", "tensor", "message"),
     [
         (1, "K", "K is no equation of this program"),
-        (3, "R", "R is read by Z, expected W alone"),
-        (0, "Y", "Y is read by R, expected Y alone"),
+        (3, "R", "R is read by Z, expected only W"),
+        (0, "Y", "Y is read by R, expected only Y"),
     ],
 )
 def test_refusals(at: int, tensor: str, message: str) -> None:
     refuses(EXPRESSION_FUSION, ACTIVATED, (at,), message, tensor=tensor)
 
 
-def test_what_is_needed_elsewhere_stays() -> None:
+def test_value_with_other_readers_is_not_fused() -> None:
     program = parse(text(ACTIVATED) + "output W, Y\n")
     refuses(EXPRESSION_FUSION, program, (1,), "Y is an output, its value is needed outside", tensor="Y")
     assert EXPRESSION_FUSION.explain is not None

@@ -49,7 +49,7 @@ def test_groups() -> None:
     assert check_rule(EXPRESSION_SPLITTING, program) >= 1
 
 
-def test_what_merging_made_comes_apart() -> None:
+def test_splitting_undoes_merging() -> None:
     program = parse("""
         tensor X[6, 4]
         tensor A[4, 5] weight

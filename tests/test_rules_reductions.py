@@ -57,7 +57,7 @@ def proved(program: Program, rule: Rule[object], at: tuple[int, ...] = (0,), **p
         ("Y[i:4] = sum[j:5] 3 * exp(g[i]) * v[j]", "3 * exp(g[i]) * {[] sum[j:5] v[j]}[]"),
     ],
 )
-def test_what_does_not_depend_on_a_sum_leaves_it(text: str, found: str) -> None:
+def test_independent_factor_moves_out_of_a_sum(text: str, found: str) -> None:
     before = made(text)
     after = proved(before, DISTRIBUTIVITY, direction="out")
     expected = made(f"Y[i:4] = {found}")
@@ -82,7 +82,7 @@ def test_and_goes_back_in() -> None:
     [
         ("Y[i:4] = sum[j:5] A[i, j] * v[j]", {"direction": "out"}, "of 2 factors 2 depend on the summations"),
         ("Y[i:4] = max[j:5] A[i, j] * v[j]", {"direction": "out"}, "of 1 terms 1 depend"),
-        ("Y[i:4] = g[i]", {"direction": "out"}, "the scope sums nothing: nothing is pulled out of it"),
+        ("Y[i:4] = g[i]", {"direction": "out"}, "the scope sums nothing: no factor can move out of it"),
         ("Y[i:4] = prod[j:5] g[i] * v[j]", {"direction": "out"}, "the scope takes a product"),
         ("Y[i:4 | 0 <= i < 3] = sum[j:5] g[i] * v[j]", {"direction": "out"}, "the scope has a domain"),
         ("Y[i:4 | 0 <= i < 3] = g[i] * {[] sum[j:5] v[j]}[]", {"direction": "in", "part": 1}, "has a domain"),
@@ -92,7 +92,7 @@ def test_and_goes_back_in() -> None:
         ("Y[i:4] = g[i] * {[] max[j:5] v[j]}[]", {"direction": "in", "part": 1}, "reduces by max, expected sum"),
         ("Y[i:4] = g[i] + {[] sum[j:5] v[j]}[]", {"direction": "in", "part": 1}, "no maximum or minimum"),
         ("Y[i:4] = max[j:5] v[j] * {[] sum[j:5] v[j]}[]", {"direction": "in", "part": 1}, "reduces by max, the inner"),
-        ("Y[z:1] = {[] sum[j:5] v[j]}[]", {"direction": "in", "part": 0}, "nothing stands beside"),
+        ("Y[z:1] = {[] sum[j:5] v[j]}[]", {"direction": "in", "part": 0}, "the inner reduction is the whole body"),
         (
             "Y[i:5] = g[0] * {[i:4] sum[j:5] A[i, j]} pad [1][i]",
             {"direction": "in", "part": 1},
@@ -101,7 +101,7 @@ def test_and_goes_back_in() -> None:
         (
             "tensor P[4, 5] pad [0, 1] value inf\nY[i:4] = sum[j:6] g[i] * P[i, j]",
             {"direction": "out"},
-            "0 times an infinite one",
+            "0 times infinity",
         ),
         ("Y[i:4] = sum[j:5] g[i] * v[j]", {"direction": "up"}, "direction 'up': expected out or in"),
     ],
@@ -173,7 +173,7 @@ def test_a_factor_is_summed_alone_over_what_only_it_reads() -> None:
     assert "{[] sum[n:0..3] v[n]}[]" in repr(after) and not after.equations[0].scope.summations
 
 
-def test_nested_products_are_associated_anew() -> None:
+def test_nested_products_are_reassociated() -> None:
     before = made("Y[i:4, l:3] = sum[k:6] {[i:4, k:6] sum[j:5] A[i, j] * B[j, k]}[i, k] * C[k, l] * 2")
     after = proved(before, CONTRACTION_ORDER, tree=[0, [1, 2]])
     back = proved(after, CONTRACTION_ORDER, tree=[[0, 1], 2])
@@ -187,7 +187,7 @@ def test_nested_products_are_associated_anew() -> None:
 @pytest.mark.parametrize(
     ("text", "tree", "why"),
     [
-        ("Y[i:4] = sum[j:5] A[i, j] * v[j]", [0, [1, 2]], "holds the factors [0, 1, 2], expected each of 0 to 1 once"),
+        ("Y[i:4] = sum[j:5] A[i, j] * v[j]", [0, [1, 2]], "has the factors [0, 1, 2], expected each of 0 to 1 once"),
         ("Y[i:4] = sum[j:5] A[i, j]", 0, "only one factor"),
         ("Y[i:4] = sum[j:5] A[i, j] * v[j]", [0, 1], "this is the present order"),
         ("Y[i:4] = max[j:5] A[i, j] * v[j]", [0, 1], "takes the max, expected a plain sum"),
@@ -200,7 +200,7 @@ def test_contraction_order_refuses(text: str, tree: object, why: str) -> None:
     refuses(CONTRACTION_ORDER, made(text), (0,), why, tree=tree)
 
 
-def test_why_no_order_is_proposed() -> None:
+def test_refusal_states_why_no_contraction_order_is_proposed() -> None:
     for text, why in (
         ("Y[i:4] = sum[j:5] A[i, j] * v[j]", "the present order takes 20 multiplications, no other fewer"),
         ("Y[i:4] = sum[j:5] A[i, j]", "there is only one factor"),

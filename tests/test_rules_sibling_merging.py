@@ -154,7 +154,7 @@ def test_free_traversals_become_one() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_free_traversal_of_one_value_may_stand_beside_a_summation(tensors: str, one: str, other: str) -> None:
+def test_index_may_have_a_summation_and_a_traversal_of_one_value(tensors: str, one: str, other: str) -> None:
     """A soak's finding: what was read at such an index lost the summation."""
     inputs = "".join(f"tensor {t}\n" for t in tensors.split("\n"))
     merge(parse(f"{inputs}{one}\n{other}\noutput Y, Z"))

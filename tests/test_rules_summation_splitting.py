@@ -126,7 +126,7 @@ CHAIN = """
         ("k", "Y[i:2, l:5] = sum[k:4] C[k, l] * {[k:4, i:2] sum[j:3] A[i, j] * B[j, k]}[k, i]"),
     ],
 )
-def test_a_chain_is_associated_anew(outer: str, after: str) -> None:
+def test_chain_is_reassociated(outer: str, after: str) -> None:
     start = parse(CHAIN)
     made = SUMMATION_SPLITTING.match(start, (0,), outer=[outer], apart=True).apply(start).after
     assert made == parse(CHAIN.rsplit("Y", 1)[0] + after)
@@ -148,15 +148,15 @@ def test_refusals_of_splitting_apart() -> None:
         apart=True,
     )
     largest = parse("tensor A[2, 3]\ntensor B[3, 4]\nY[i:2] = max[j:3, k:4] A[i, j] * B[j, k]")
-    says = "apart is for sums, the scope reduces by max"
+    says = "'apart' needs a sum, the scope reduces by max"
     refuses(SUMMATION_SPLITTING, largest, (0,), says, outer=["j"], apart=True)
     none = parse("tensor A[2, 3]\nY[i:2] = sum[j:3, k:4] A[i, j] * A[i, j]")
     refuses(SUMMATION_SPLITTING, none, (0,), "no factor reads s2 = {k}", outer=["j"], apart=True)
     infinite = parse("tensor A[2, 3]\ntensor B[3, 4] pad [0, 1] value inf\nY[i:2] = sum[j:3, k:4] A[i, j] * B[j, k+1]")
-    says = "apart is for finite paddings: 0 times an infinite one is no number"
+    says = "'apart' needs finite paddings: 0 times infinity is undefined"
     refuses(SUMMATION_SPLITTING, infinite, (0,), says, outer=["j"], apart=True)
     reads = parse("tensor A[3]\ntensor D[2, 4]\nY[i:4 | 0 <= i < 2] = sum[j:3, k:4] A[j] * D[i, k]")
-    says = "apart, the inner scope would read beyond its sources without the domain: "
+    says = "with 'apart', the inner scope has no domain and reads beyond its sources: "
     refuses(SUMMATION_SPLITTING, reads, (0,), says, outer=["j"], apart=True)
 
 

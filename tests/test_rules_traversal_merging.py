@@ -83,7 +83,7 @@ def test_an_inner_domain_that_holds_is_dropped() -> None:
         ("Y[h:2] = sum[r:3] {[z:2, r:3] max[q:2] A[q, r]}[h, r]", "the inner scope reduces by max, the outer by sum"),
         (
             "Y[h:2] = sum[r:3] relu({[z:2, r:3] sum[q:2] A[q, r]}[h, r])",
-            "access 0 sums and is neither the whole body nor a factor of a sum's terms",
+            "access 0 has summations and is neither the whole body nor a factor of a sum's terms",
         ),
         (
             "Y[h:2] = max[r:3] A[h, r] + {[z:2, r:3] max[q:2] A[q, r]}[h, r]",
@@ -99,7 +99,7 @@ def test_refusals(scope: str, message: str) -> None:
 
 def test_a_maximum_does_not_distribute_over_a_sum() -> None:
     start = parse("tensor A[3, 3]\nY[h:2] = max[r:3] {[z:2, r:3] max[q:2] A[q, r]}[h, r] * A[h, r]")
-    message = "access 0 sums and is neither the whole body nor a factor of a sum's terms"
+    message = "access 0 has summations and is neither the whole body nor a factor of a sum's terms"
     refuses(TRAVERSAL_MERGING, start, (0,), message, access=0)
 
 

@@ -100,7 +100,7 @@ def test_traversals(phi: dict[str, str], shape: tuple[int, ...]) -> None:
     assert steps.end.scope_at((0, 0)).shape == shape
 
 
-def test_what_phi_does_not_read_stays_itself() -> None:
+def test_iterators_outside_phi_are_unchanged() -> None:
     steps = Steps(CONV).do(VARIABLE_SUBSTITUTION, (0,), phi={"t": "h-2"})
     assert [repr(x) for x in steps.end.scope_at((0, 0)).traversals] == ["t", "q"]
 

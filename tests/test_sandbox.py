@@ -65,7 +65,7 @@ def test_an_interrupt_is_the_parent_s_to_answer(cache: Path, during: Callable[[s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_ends_a_first_run_from_outside_is_not_held_against_the_kernel(
+def test_externally_killed_first_run_does_not_refuse_the_kernel(
     number: signal.Signals, cache: Path, during: Callable[[str], None]
 ) -> None:
     """The system kills where memory is short, and it need not be the kernel that took it."""

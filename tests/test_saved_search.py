@@ -118,7 +118,7 @@ def test_another_way_than_before_is_noticed() -> None:
     data["states"].append(data["states"][1])
     back = saved_search_from_json(Run, data, ee.program_seconds)
     n = len(data["states"])
-    with pytest.raises(ValueError, match=rf"takes another way than when it was saved, from state \d+ of {n} on"):
+    with pytest.raises(ValueError, match=rf"differs from the saved one from state \d+ of {n} on"):
         list(back)
 
 
@@ -243,7 +243,7 @@ def test_a_merge_leads_to_the_same_program() -> None:
     assert run.graph()["edges"]
 
 
-def test_why_refused() -> None:
+def test_why_refused_states_the_reason() -> None:
     run, _ = whole("paper")
     assert " away: " in run.why_refused("G2BMM") or "reads" in run.why_refused("G2BMM")
     assert run.why_refused("traversal_merging") == "the body reads no scope"
@@ -256,11 +256,11 @@ def test_why_refused() -> None:
     assert session.why_refused("traversal_merging") == "the body reads no scope"
 
 
-def test_why_a_derivation_was_not_followed() -> None:
+def test_why_not_explains_an_unexplored_derivation() -> None:
     deep = started("paper", 2)
     list(deep)
     longest = max((c.derivation for c in deep.candidates), key=lambda d: len(d.steps))
-    assert deep.why_not(longest).startswith("it was followed: its end is state ")
+    assert deep.why_not(longest).startswith("the search reached it: its end is state ")
     state = next(s for s in deep.search.states if s.depth == 2 and s.phase == "explorative")
     way = deep.search.derivation(state.id)
     flat = started("paper", 1)

@@ -80,7 +80,7 @@ def test_leaving_in_an_error_ends_processes_that_are_at_work() -> None:
         going.result()
 
 
-def test_what_is_gathered_and_settled() -> None:
+def test_gathered_results_raise_and_settled_results_repeat_locally() -> None:
     here = SerialExecutor()
     assert gather_results(here.submit(abs, n) for n in (-1, 2)) == [1, 2]
     with pytest.raises(ValueError, match="no 1"):
@@ -90,7 +90,7 @@ def test_what_is_gathered_and_settled() -> None:
     assert not has_device(here)
 
 
-def test_what_is_late_is_not_waited_for() -> None:
+def test_late_results_are_not_awaited() -> None:
     """Nor does it go on beside what is done next; and what was done before an interrupt is not lost."""
     with ProcessExecutor(1) as processes:
         assert processes.submit(abs, -1).result() == 1  # its process has begun
@@ -124,7 +124,7 @@ def interrupted(waiting: Any) -> None:
         timer.cancel()
 
 
-def test_what_is_asked_for_and_what_is_not_there() -> None:
+def test_invalid_executor_arguments_are_refused() -> None:
     with executor() as where:
         assert isinstance(where, SerialExecutor)
     with executor(2) as where:
@@ -259,7 +259,7 @@ def test_a_limit_that_libraries_fill_is_refused(monkeypatch: pytest.MonkeyPatch,
         assert MEMORY_LIMIT.limit == 120 << 20
 
 
-def test_what_does_not_fit_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_larger_than_memory_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbytes = working_set_bytes(CONV)
     assert nbytes == 2 * 4 * (1 * 6 * 5 * 4 + 3 * 3 * 3 * 4 + 6 * 5 * 3)
     monkeypatch.setattr(limits, "used_bytes", lambda: 0)
@@ -362,7 +362,7 @@ class Devices(SerialExecutor):
 
 
 @pytest.mark.slow
-def test_a_model_is_optimised_with_searches_and_contests_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_optimised_with_remote_searches_and_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {name: np.full((8, 8, 3, 3), 0.01, np.float32) for name in ("v", "w")}
     nodes = [node("Conv", ["x", "v"], ["a"], pads=[1] * 4), node("Relu", ["a"], ["b"])]
     proto = build([*nodes, node("Conv", ["b", "w"], ["y"], pads=[1] * 4)], {"x": (1, 8, 9, 9)}, ["y"], weights)

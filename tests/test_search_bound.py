@@ -69,7 +69,7 @@ def test_the_best_candidate_is_never_lost(case: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", LEVELS)
-def test_what_is_left_out_says_both_numbers(strategy: str) -> None:
+def test_pruned_branch_states_bound_and_candidate_cost(strategy: str) -> None:
     bounded, events = searched("Conv5x5", strategy, True)
     dear = [e for e in events if isinstance(e, Pruned) and "it costs at least" in e.why]
     assert len(dear) >= 10
@@ -94,7 +94,7 @@ def test_every_candidate_costs_at_least_its_bounds(case: str) -> None:
             assert lower_bound(derivation.end, ee.program_seconds, program_least) == pytest.approx(event.seconds)
 
 
-def test_what_is_chosen_counts_in_full() -> None:
+def test_cost_bound_counts_chosen_calls_in_full() -> None:
     start = parse("tensor A[64, 32]\ntensor B[32, 16]\nT[m:64, n:16] = sum[k:32] A[m, k]*B[k, n]\nY[i:64] = T[i, 3]")
     first, last = start.equations
     call = Equation("T", first.scope, Instance("Matmul", (("b", 1), ("m", 64), ("n", 16), ("k", 32))))

@@ -88,7 +88,7 @@ def test_a_search_to_one_depth_is_how_a_search_to_the_next_begins(case):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("case", LIMITS)
-def test_longer_beginnings_are_alike_too(case):
+def test_longer_event_prefixes_are_equal(case):
     assert begins_alike(case, 4000) >= {1, 2, 3}
 
 

@@ -192,7 +192,7 @@ def test_every_run_says_the_same():
     assert events() == events()
 
 
-def test_a_lazy_sequence_computes_each_item_once_and_only_when_asked():
+def test_lazy_sequence_computes_each_item_once_on_demand():
     asked = []
 
     def items():

@@ -99,7 +99,7 @@ def test_a_stop_counts_however_soon_it_comes(monkeypatch: pytest.MonkeyPatch) ->
     assert run.wait(60).events == 1
 
 
-def test_what_is_saved_while_it_runs_is_of_one_moment(tmp_path: Path, through: Run) -> None:
+def test_file_saved_during_a_search_is_consistent(tmp_path: Path, through: Run) -> None:
     """A file of more states than its events have made could be shown, but not gone on with."""
     run, cost = held()
     saving = threading.Thread(target=run.save, args=(tmp_path / "live.einx",))
@@ -136,7 +136,7 @@ def test_a_search_is_saved_and_reported_between_any_two_events(tmp_path: Path, t
         same(back, through)
 
 
-def test_a_report_is_of_the_moment_at_which_it_was_asked_for(monkeypatch: pytest.MonkeyPatch, through: Run) -> None:
+def test_report_excludes_candidates_found_during_its_proofs(monkeypatch: pytest.MonkeyPatch, through: Run) -> None:
     """Proofs take their time; candidates that are found meanwhile are no part of it."""
     run = search()
     for _ in run:

@@ -87,7 +87,7 @@ def against(original: Fake) -> Baseline:
         (0.3, 0.2, "brief", 7, 1.5),
     ],
 )
-def test_how_often_the_original_is_run(
+def test_number_of_runs_of_the_original(
     clock: Clock, before: float, after: float, effort: Effort, runs: int, gain: float
 ) -> None:
     original, plan = Fake(clock, before), Fake(clock, after)
@@ -97,7 +97,7 @@ def test_how_often_the_original_is_run(
     assert held.errors == (0.0, 0.0) and len(held.timings["before"].samples) == runs - 1
 
 
-def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> None:
+def test_all_plans_share_one_run_of_the_original(clock: Clock) -> None:
     original = Fake(clock, 5.0)
     holding = against(original)
     assert holding.measure(lambda: Fake(clock, 1.0, 1.001)) is None  # type: ignore[arg-type, return-value]
@@ -111,7 +111,7 @@ def test_every_plan_is_held_against_one_run_of_the_original(clock: Clock) -> Non
     assert near is not None and 0 < near.errors[1] < 1e-4 and original.runs == 2
 
 
-def test_what_is_clear() -> None:
+def test_clearly_faster_needs_long_rounds_or_a_large_gain() -> None:
     assert is_clearly_faster({"before": [BRIEF_SECONDS], "after": [BRIEF_SECONDS / CLEAR_SPEEDUP]})
     assert is_clearly_faster({"before": [BRIEF_SECONDS, BRIEF_SECONDS], "after": [0.1, 0.2]})
     assert not is_clearly_faster(
@@ -204,7 +204,7 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("paired")
-def test_what_costs_the_whole_is_left_out() -> None:
+def test_part_that_slows_the_whole_model_is_removed() -> None:
     # Part 1 gains by itself and costs the whole a fifth; part 2 gains nothing and costs nothing.
     plans = Plans(lambda kept: 10.0 - (0 in kept) + 2.0 * (1 in kept))
     lost = left_out(plans, (1.3, 1.2, 1.1))
@@ -221,7 +221,7 @@ def test_equal_parts_stay_or_go_together() -> None:
 
 
 @pytest.mark.usefixtures("paired")
-def test_what_is_not_tried() -> None:
+def test_certain_parts_are_not_tried_for_elimination() -> None:
     costly = Plans(lambda kept: 1.0 + len(kept))
     assert set(left_out(costly, (1.2, CERTAIN_SPEEDUP, 9.0))) == {0} and costly.made == [(0, 1, 2), (1, 2)]
     many = Plans(lambda kept: 1e-3 * (1 + len(kept)))

@@ -79,7 +79,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("error", [BackendError("equation Y: it crashed"), MemoryError("8 TiB")], ids=["crash", "room"])
-def test_what_makes_no_plan_is_not_kept(error: Exception, work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_without_a_plan_is_not_kept(error: Exception, work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembling_module, "compile_measured", raising(error))
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "apart", "exported")})
     fast = work.result()
@@ -87,13 +87,13 @@ def test_what_makes_no_plan_is_not_kept(error: Exception, work: Optimiser, monke
     assert all(not part.kept and str(error) in part.why for part in fast.parts)
 
 
-def test_what_is_not_folded_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_fails_to_fold_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(work.assembler.folder), "fold", raising(BackendError("equation Y: it hangs")))
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("exported")})
     assert all(not part.kept and "it hangs" in part.why for part in work.result().parts)
 
 
-def test_what_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("apart")})
     monkeypatch.setattr(assembling_module.ProgramCall, "write", raising(Refused("it has to be called")))
     compute = assembling_module.CompiledProgram.run
@@ -131,9 +131,7 @@ def test_pieces_stand_as_in_the_model_whatever_was_searched_first(work: Optimise
     assert [piece.nodes for piece in work.selector().pieces([1, 0])] == expected == [s.nodes for s in work.subprograms]
 
 
-def test_what_kept_parts_bring_as_far_as_plans_without_them_are_made(
-    work: Optimiser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attribution_omits_parts_without_a_plan(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, asked = work.result(), []
 
     def plan_of(kept: Sequence[int]) -> ExecutionPlan:
@@ -176,7 +174,7 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
     assert MIN_SELECTION_SECONDS >= given["select"] > given["spared"] > given["filed"] >= 0
 
 
-def test_what_was_selected_in_less_time_is_selected_again(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_with_a_smaller_budget_is_repeated(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     chosen = ForwardSelection([0], work.original, {})
     monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or chosen)
@@ -317,7 +315,7 @@ def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypa
     agree(fast, runs(held.original, feeds), runs(tmp_path / "o.onnx", feeds))
 
 
-def test_programs_that_a_models_operator_set_cannot_hold_run_beside_it(
+def test_programs_beyond_the_operator_set_of_the_model_run_in_their_own_session(
     work: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where ONNX Runtime refuses both in one session, each is run by itself."""

@@ -80,7 +80,7 @@ def test_undo_and_redo_walk_the_same_way() -> None:
     assert session.redo() == session.program and session.here == end
 
 
-def test_what_was_undone_stays_as_a_branch() -> None:
+def test_undone_steps_remain_as_a_branch() -> None:
     session = session_of()
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     left = session.here
@@ -163,7 +163,7 @@ def test_places_by_number_and_by_name() -> None:
         session.rules("Z")
 
 
-def test_equations_whose_names_are_numbers_or_begin_alike() -> None:
+def test_equation_names_may_be_numbers_or_share_a_prefix() -> None:
     """Exporters call values "0", "1", …: a path in numbers, as scripts write it, is one all the same."""
     session = session_of("""
 tensor A[4, 6]
@@ -307,7 +307,7 @@ def test_a_run_shows_its_candidates_and_its_tree() -> None:
     assert "Run: " in repr(run)
 
 
-def test_what_the_ends_do_not_show_is_proved_by_the_steps() -> None:
+def test_derivation_is_proved_by_its_steps_if_not_by_its_ends() -> None:
     # Tensors of the same names lie in other layouts at the end, between functions that are no polynomials.
     start = ee.parse("""
 tensor S[4, 6]

@@ -104,7 +104,7 @@ def test_a_file_that_is_no_session_says_where(tmp_path: Path, change: Any, said:
         Session.load(path)
 
 
-def test_what_a_search_found_is_kept_and_gone_to() -> None:
+def test_kept_candidate_becomes_a_node() -> None:
     session = ee.explore(CONV)
     run = session.search(target="Matmul", max_depth=2)
     assert session.runs == [run]

@@ -309,7 +309,7 @@ def test_equal_up_to_names_order_and_association(one: str, other: str) -> None:
     assert_same(forward, backward, passes)
 
 
-def test_what_differs_is_not_common() -> None:
+def test_different_expressions_are_not_common() -> None:
     forward = ee.parse("tensor X[4, 4]\nY[i:4, j:4] = exp(X[i, j])")
     for other in ("tanh(X[p, q])", "exp(2 * X[p, q])"):
         backward = ee.parse(f"tensor X[4, 4]\ntensor d[4, 4]\nG[p:4, q:4] = {other} * d[p, q]")

@@ -70,7 +70,7 @@ def test_every_shared_kernel_has_one_for_one_thread() -> None:
         np.testing.assert_allclose(result(alone, scope), result(way, scope), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_shared_has_no_other() -> None:
+def test_unshared_kernel_has_no_single_thread_variant() -> None:
     few = replace(EQUATION, scope=FEW)
     assert len(ways_of(few)) == 2 and all(single_threaded_variant(way) is None for way in ways_of(few))
     assert all(single_threaded_variant(way) is None for way in ways_of(EQUATION, 1))
@@ -106,7 +106,7 @@ def test_one_thread_is_taken_where_it_is_faster_and_remembered(tmp_path: Path, m
             pytest.fail(f"{first} is for several threads")
 
 
-def test_what_takes_long_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_kernels_are_not_compared_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", C_ENGINE):
         store.record(
@@ -127,7 +127,7 @@ def test_a_c_kernel_by_one_thread_is_of_its_version(tmp_path: Path, monkeypatch:
     assert store.get(key) is None
 
 
-def test_what_no_kernel_is_written_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_without_a_single_thread_kernel_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     for engine in ("tvm", C_ENGINE):
         store.record(replace(profile_key(EQUATION, 2), engine=engine), 1e-4 if engine == "tvm" else 1.0, "measured")

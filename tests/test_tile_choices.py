@@ -72,7 +72,7 @@ def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     "kept",
     ["", "[1, 2", "3", "[]", '["a", 0, 0, 0, 0, 0, 0, 0]', json.dumps([9] * 8), json.dumps([0, 1, 0, 1, 1, 16, 9, 32])],
 )
-def test_what_is_of_no_use_is_chosen_anew(kept: str, cache: Path) -> None:
+def test_unusable_stored_tile_is_chosen_again(kept: str, cache: Path) -> None:
     first = choose()
     (path,) = (cache / "tiles").glob("*.json")
     good = path.read_text()

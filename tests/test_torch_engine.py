@@ -125,7 +125,7 @@ def test_several_results_and_outputs() -> None:
         ("Pad", ["x", "pads"], {"mode": "reflect"}),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(op: str, reads: Sequence[str], attributes: dict[str, Any]) -> None:
+def test_unsupported_node_is_refused_by_name(op: str, reads: Sequence[str], attributes: dict[str, Any]) -> None:
     model = load_model(single(op, reads, attributes))
     with pytest.raises(ValueError, match=rf"node \w+ \({op}\): found an operator that the engine torch does not run"):
         torch_engine(model, random_model_inputs(model), 1)
@@ -150,7 +150,7 @@ def test_a_case_in_pytorch(tmp_path: Any) -> None:
     assert engine.said.startswith("Matmul") or engine.said.startswith("as written")
 
 
-def test_where_inductor_fails_it_is_run_eagerly_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_run_is_reported_if_inductor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def broken(*_: object, **__: object) -> None:

@@ -152,7 +152,7 @@ def changed(constant: str, recorded: dict[str, Any], found: dict[str, str]) -> s
 
 
 @pytest.mark.parametrize("constant", cases())
-def test_what_is_emitted_or_chosen_changes_with_its_version(constant: str) -> None:
+def test_changed_output_requires_a_new_version(constant: str) -> None:
     recorded = json.loads(RECORD.read_text())
     if constant in NEEDS_TVM and recorded["tvm"] != tvm.__version__:
         pytest.skip(f"digests are those of TVM {recorded['tvm']}")

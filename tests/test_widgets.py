@@ -60,7 +60,7 @@ def test_every_message_is_a_call_of_the_session() -> None:
     assert json.loads(sent[0][0]["text"]) == session.record()
 
 
-def test_what_is_done_in_code_shows_and_its_steps_are_proved() -> None:
+def test_steps_from_code_are_displayed_and_proved() -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)
     assert face.expression["certificate"] is None
@@ -106,7 +106,7 @@ def test_gains_and_previews_are_those_of_the_step() -> None:
         assert match["distance"] == (None if far is None else far - before["distance"])
 
 
-def test_previews_beyond_the_payload_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previews_beyond_the_payload_are_sent_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ee.explore(CONV)
     full = describe.rules(session, Look())["matches"]
     monkeypatch.setattr(describe, "PAYLOAD", 1)
@@ -140,7 +140,7 @@ def test_previews_beyond_the_payload_come_when_asked_for(monkeypatch: pytest.Mon
         ({"do": "picture"}, "there is no search yet"),
         ({"do": "search", "max_depth": -1}, "max depth -1: expected 0 or more"),
         ({"do": "search", "rules": ["split"]}, "no rule is called 'split'"),
-        ({"do": "bench", "keys": ["state 9"], "rounds": 3}, "state 9: not offered any more"),
+        ({"do": "bench", "keys": ["state 9"], "rounds": 3}, "state 9: no longer available"),
         ({"do": "dance"}, "'dance', which is unknown"),
         ({}, "unknown"),
     ],

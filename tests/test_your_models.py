@@ -205,7 +205,7 @@ def test_shapes_behind_operators_that_only_onnx_runtime_knows() -> None:
     rewrite_model(model.proto, ())
 
 
-def test_shapes_behind_operators_that_nobody_knows() -> None:
+def test_shapes_after_unknown_operators_are_not_static() -> None:
     """Such a model cannot be run here, but it is read and written."""
     proto = contributed([node("MatMul", ["x", "w"], ["a"]), node("Mystery", ["a"], ["y"], domain="acme")], "acme")
     model = load_model(proto)
@@ -227,7 +227,7 @@ NOW = 1e-9
 """A budget in seconds that is over before anything is searched."""
 
 
-def test_what_is_in_no_subprogram_is_said_with_the_reason() -> None:
+def test_nodes_in_no_subprogram_are_listed_with_the_reason() -> None:
     nodes = [node("TopK", ["x", "k"], ["v", "i"]), node("Relu", ["v"], ["r"]), node("MatMul", ["r", "w"], ["y"])]
     weights = {"k": np.array([3]), "w": np.eye(3, dtype="f4")}
     fast = optimize_model(build(nodes, {"x": (2, 5)}, ["y"], weights), threads=1, budget=NOW)

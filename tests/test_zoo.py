@@ -93,7 +93,7 @@ def test_spreads_are_of_rounds() -> None:
     assert spread([3.0], [2.0]) == (1.5, 1.5)
 
 
-def test_what_was_measured_otherwise_is_kept_aside(
+def test_results_of_other_options_are_renamed(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measured, "run_benchmark", lambda path, **_: result(str(path), 1.0, 2.0))

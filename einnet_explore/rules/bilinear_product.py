@@ -174,8 +174,8 @@ def _pair(parts: Iterable[Scalar], one: Iterator, other: Iterator) -> tuple[Scal
     rest = [f for f in parts if not isinstance(f, Const)]
     first, second = ([f for f in rest if x in iterators_of(f)] for x in (one, other))
     if len(rest) != 2 or len(first) != 1 or len(second) != 1 or first == second:
-        told = f"{one.name} occurs in {len(first)} and {other.name} in {len(second)} of {len(rest)} factors"
-        raise Refused(f"{told}, expected each in one of two")
+        found = f"{one.name} occurs in {len(first)} and {other.name} in {len(second)} of {len(rest)} factors"
+        raise Refused(f"{found}, expected each in one of two factors")
     return first[0], mul(*constants, second[0])
 
 

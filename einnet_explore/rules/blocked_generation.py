@@ -25,7 +25,7 @@ def _instance(program: Program, at: Path) -> Instance:
     """``BLOCKED``; refuses a scope that is no chain, has no product, or of which every cut repeats products."""
     found = find_chain(program.scope_at(at))
     if len(found.stages) == 1:
-        raise Refused("it reads no scope: there is but one stage")
+        raise Refused("it reads no scope: there is only one stage")
     if not any(stage.product for stage in found.stages):
         raise Refused(f"none of the {len(found.stages)} stages sums products of two tensors")
     if not found.result.scope.traversals:
@@ -34,7 +34,7 @@ def _instance(program: Program, at: Path) -> Instance:
         x = max(found.result.scope.traversals, key=lambda x: x.extent)
         cut = found.make_cut(x, 1, 1)
         again, whole = found.multiplications((cut,)), found.multiplications()
-        raise Refused(f"cut along {x.name} it does {again} products, uncut {whole}: no traversal is shared")
+        raise Refused(f"cut along {x.name} it computes {again} products instead of {whole}: no traversal is shared")
     return BLOCKED
 
 

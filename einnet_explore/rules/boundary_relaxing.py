@@ -95,7 +95,7 @@ def _unbound(scope: Scope, params: Unbound) -> Scope:
     if not isinstance(inner, Scope):
         raise Refused(f"access {params.access} reads {describe_source(inner)}, which has no domain")
     if not params.bounds:
-        raise Refused("no bound is named")
+        raise Refused("no bound is given")
     if stray := [n for n in params.bounds if not 0 <= n < len(inner.domain)]:
         raise Refused(f"bound {stray[0]}: the domain has {len(inner.domain)} bounds")
     freed = _drop_bounds(inner, params.bounds)

@@ -58,7 +58,7 @@ def _rename_duplicate(program: Program, n: int, source: str) -> Program:
     """Remove output *n* by giving its name to its duplicate; refuses if that is an output too."""
     equation = program.equations[n]
     if source in program.outputs or source not in {e.name for e in program.equations}:
-        raise Refused(f"{equation.name} is an output, and what it equals, {source}, is needed outside too")
+        raise Refused(f"{equation.name} is an output, and the equal {source} is needed outside too")
     program, _ = widen_padding(program, source, equation.scope.padding, equation.scope.value)
     twin = next(e for e in program.equations if e.name == source)
     kept = replace(twin, name=equation.name)
@@ -72,7 +72,7 @@ def _same_as(program: Program, n: int, name: str) -> None:
     for earlier in program.equations[:n]:
         if earlier.name == name:
             if earlier.scope.box != equation.scope.box or meaning(earlier.scope) != meaning(equation.scope):
-                raise Refused(f"{equation.name} and {name} compute different things")
+                raise Refused(f"{equation.name} and {name} compute different values")
             return
     raise Refused(f"{name} is no equation before {equation.name}")
 

@@ -71,9 +71,9 @@ def rewrite(scope: Scope, params: Order) -> Scope:
     flat = _flat(scope)
     held = tree_leaves(params.tree)
     if sorted(held) != list(range(len(flat.parts))):
-        raise Refused(f"the tree holds the factors {list(held)}, expected each of 0 to {len(flat.parts) - 1} once")
+        raise Refused(f"the tree has the factors {list(held)}, expected each of 0 to {len(flat.parts) - 1} once")
     if isinstance(params.tree, int):
-        raise Refused("there is only one factor: nothing is associated")
+        raise Refused("there is only one factor, so there is no order to choose")
     ordered = _ordered(scope, flat, params.tree)
     if canonical_key(ordered) == canonical_key(scope):
         raise Refused(f"this is the present order: {params.tree!r}")
@@ -93,7 +93,7 @@ def _flat(scope: Scope) -> _Flat:
     if not scope.summations:
         raise Refused("the scope sums nothing, expected a plain sum of a product")
     if not has_finite_padding(scope.body):
-        raise Refused("associativity is for finite paddings: 0 times an infinite one is no number")
+        raise Refused("associativity needs finite paddings: 0 times infinity is undefined")
     parts: list[Scalar] = []
     constants: list[Scalar] = []
     summations = list(scope.summations)

@@ -50,7 +50,7 @@ def propose(scope: Scope) -> Iterable[Direction]:
 def rewrite(scope: Scope, params: Direction) -> Scope:
     """Apply the law; refuses if nothing can move, with the reason."""
     if not has_finite_padding(scope.body):
-        raise Refused("distributivity is for finite paddings: 0 times an infinite one is no number")
+        raise Refused("distributivity needs finite paddings: 0 times infinity is undefined")
     match params:
         case Outwards():
             return _out(scope)
@@ -61,7 +61,7 @@ def rewrite(scope: Scope, params: Direction) -> Scope:
 def _out(scope: Scope) -> Scope:
     if not scope.summations or scope.reduce == "prod":
         raise Refused(
-            f"the scope {'takes a product' if scope.summations else 'sums nothing'}: nothing is pulled out of it"
+            f"the scope {'takes a product' if scope.summations else 'sums nothing'}: no factor can move out of it"
         )
     if scope.domain:
         raise Refused(f"the scope has a domain, where the inner sum would be read: {scope.domain[0]!r}")
@@ -71,7 +71,7 @@ def _out(scope: Scope) -> Scope:
     inside = [p for p in parts if iterators_of(p) & summed]
     if not outside or not inside:
         kind = "factor" if scope.reduce == "sum" else "term"
-        raise Refused(f"of {len(parts)} {kind}s {len(inside)} depend on the summations: expected some and not all")
+        raise Refused(f"of {len(parts)} {kind}s {len(inside)} depend on the summations: expected some, but not all")
     body = mul(*inside) if scope.reduce == "sum" else add(*inside)
     kept = tuple(x for x in scope.traversals if x in iterators_of(body))
     inner = Scope(kept, scope.summations, body, scope.reduce)[kept]
@@ -97,7 +97,7 @@ def _in(scope: Scope, part: int) -> Scope:
     body, summations = found
     rest = [p for n, p in enumerate(parts) if n != part]
     if not rest:
-        raise Refused("nothing stands beside the inner reduction")
+        raise Refused("the inner reduction is the whole body")
     together: Scalar = mul(*rest, body) if reduce == "sum" else add(*rest, body)
     return replace(scope, summations=(*scope.summations, *summations), reduce=reduce, body=together)
 
@@ -106,7 +106,7 @@ def _inner_reduction(parts: tuple[Scalar, ...], part: int) -> str:
     match parts[part] if 0 <= part < len(parts) else None:
         case Access(Scope(reduce=reduce)) if reduce in ("max", "min"):
             return reduce
-    raise Refused(f"part {part} of a sum is no maximum or minimum: only these let terms in")
+    raise Refused(f"part {part} of the sum is no maximum or minimum: terms move only into these")
 
 
 def explain(scope: Scope) -> str:

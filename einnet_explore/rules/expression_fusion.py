@@ -60,7 +60,7 @@ def check_only_reader(program: Program, reader: int, name: str) -> None:
         raise Refused(f"{name} is an output, its value is needed outside")
     readers, only = [e.name for e in program.equations if _reads(e, name)], program.equations[reader].name
     if readers != [only]:
-        raise Refused(f"{name} is read by {', '.join(readers) or 'nobody'}, expected {only} alone")
+        raise Refused(f"{name} is read by {', '.join(readers) or 'no equation'}, expected only {only}")
 
 
 def _reads(equation: Equation, name: str) -> bool:

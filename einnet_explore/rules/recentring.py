@@ -72,7 +72,7 @@ def _centre(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) ->
         raise Refused(f"the exponential is of {a!r}, which does not depend on {join_names(missing)}")
     if common := iterators_of(b) & set(within):
         raise Refused(
-            f"it is relative to {b!r}, which depends on {join_names(sorted(common, key=lambda y: y.name))} too"
+            f"the exponential subtracts {b!r}, which depends on {join_names(sorted(common, key=lambda y: y.name))} too"
         )
     kept = tuple(x for x in (*scope.summations, *scope.traversals) if x in read and x not in within)
     return Scope(kept, within, a, "max")[kept]

@@ -31,7 +31,7 @@ def _instance(program: Program, at: Path) -> Instance:
     for inner in found:
         points, most = _points(inner), _largest(inner)
         if points > most:
-            raise Refused(f"{inner!r} has {points} points for {most} elements at most: they are used again and again")
+            raise Refused(f"{inner!r} has {points} points for at most {most} elements: elements are read repeatedly")
     return EOperatorKind.REDUCTIONS.instance
 
 

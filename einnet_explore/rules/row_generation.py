@@ -21,7 +21,9 @@ def _instance(program: Program, at: Path) -> Instance:
     """The eOperator kind ``rows``; refuses a scope that does not compute row by row."""
     scope = program.scope_at(at)
     if match_row_nest(scope) is None:
-        raise Refused(f"{scope!r} is no work on rows: no factor depends on a row and a place in it by their sum alone")
+        raise Refused(
+            f"{scope!r} is no row computation: no factor depends on a row and a column through their sum alone"
+        )
     return EOperatorKind.ROWS.instance
 
 

@@ -103,7 +103,7 @@ def _padding(scope: Scope, phi: Bijection) -> Padding:
     of = dict(zip(scope.traversals, scope.padding, strict=True))
     whole = {x for f in phi.forward if (x := f.single) is not None}
     if torn := [x.name for x in scope.traversals if any(of[x]) and x not in whole]:
-        raise Refused(f"{', '.join(torn)} is padded by {of[_called(scope, torn[0])]}: Φ may only move it as a whole")
+        raise Refused(f"{', '.join(torn)} is padded by {of[_called(scope, torn[0])]}: Φ must not split it")
     return tuple(of[x] if (x := f.single) is not None else (0, 0) for f in phi.forward)
 
 

@@ -119,16 +119,16 @@ def _apart(scope: Scope, outer: tuple[Iterator, ...], rest: tuple[Iterator, ...]
     kept = tuple(x for x in (*outer, *scope.traversals) if x in used)
     inner = Scope(kept, rest, mul(*inside), scope.reduce)
     if scope.domain and (beyond := excess(inner)):
-        raise Refused(f"apart, the inner scope would read beyond its sources without the domain: {beyond[0]!r}")
+        raise Refused(f"with 'apart', the inner scope has no domain and reads beyond its sources: {beyond[0]!r}")
     return replace(scope, summations=outer, body=mul(*outside, inner[kept]))
 
 
 def check_apart(scope: Scope, rest: tuple[Iterator, ...]) -> None:
     """Raise Refused unless *scope* is a sum of products of which some factors, not all, read s2 = *rest*."""
     if scope.reduce != "sum":
-        raise Refused(f"apart is for sums, the scope reduces by {scope.reduce}")
+        raise Refused(f"'apart' needs a sum, the scope reduces by {scope.reduce}")
     if not all(isfinite(a.source.value) for a in accesses(scope.body)):
-        raise Refused("apart is for finite paddings: 0 times an infinite one is no number")
+        raise Refused("'apart' needs finite paddings: 0 times infinity is undefined")
     moving, free = split_factors(scope.body, rest)
     if not any(iterators_of(f) for f in free):
         raise Refused(f"every factor reads an iterator of s2 = {join_names(rest)}: none can stay outside")

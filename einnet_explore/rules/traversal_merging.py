@@ -84,7 +84,7 @@ def _reduction(scope: Scope, inner: Scope, number: int) -> str:
         parts = factors(scope.body)
         alone = [n for n, part in enumerate(_access_numbers(parts)) if part == (number,)]
         if outer != "sum" or not alone or not isinstance(parts[alone[0]], Access):
-            raise Refused(f"access {number} sums and is neither the whole body nor a factor of a sum's terms")
+            raise Refused(f"access {number} has summations and is neither the whole body nor a factor of a sum's terms")
     return outer
 
 

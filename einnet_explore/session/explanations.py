@@ -69,7 +69,7 @@ def unfollowed_reason(search: Search | ProgramSearch, derivation: Derivation) ->
     if reached[0] is None:
         raise ValueError("the derivation starts from a program that is no state of this search")
     if (end := reached[-1]) is not None:
-        return f"it was followed: its end is state {end.id}"
+        return f"the search reached it: its end is state {end.id}"
     n, state = next((n, s) for n, s in reversed(list(enumerate(reached))) if s is not None)
     match = derivation.steps[n].match
     here = f"after {n} of {count_noun(len(derivation.steps), 'step')} it is state {state.id}"

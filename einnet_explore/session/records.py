@@ -72,7 +72,7 @@ def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, s
         except BAD_STEP_ERRORS as error:
             raise RecordError(f"{where}: {what}: {error}") from None
         if derivation.end != step.after and text(derivation.end) != text(step.after):
-            raise RecordError(f"{where}.after: {what} now gives another program:\n{text(derivation.end)}")
+            raise RecordError(f"{where}.after: {what} now results in another program:\n{text(derivation.end)}")
     return derivation
 
 

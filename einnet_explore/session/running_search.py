@@ -178,8 +178,8 @@ class RunningSearch:
             parts = zip(again.states, saved.states, strict=False)
             n = next((n for n, (a, b) in enumerate(parts) if a != b), min(len(again.states), len(saved.states)))
             raise ValueError(
-                f"the search takes another way than when it was saved, from state {n} of {len(saved.states)} on: "
-                "another version, or another cost; it can be shown, but not gone on with"
+                f"the search differs from the saved one from state {n} of {len(saved.states)} on: "
+                "another version, or another cost; it can be shown, but not continued"
             )
         with self._event:
             self.search, self._going, self._events_to_replay = again, going, None

@@ -109,7 +109,7 @@ def rules(session: Session, look: Look) -> Shown:
         "more": max(0, len(matches) - LISTED),
         "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
         "laws": {r.rule: session.rule(r.rule).law for r in refusals},
-        "unsaid": f"why others are refused: session.refusals({at!r}) says it ({len(program.equations)} equations)"
+        "unsaid": f"session.refusals({at!r}) lists why the others are refused ({len(program.equations)} equations)"
         if large
         else "",
         "none": "" if active else "every equation is run by an operator: nothing is left to rewrite",

@@ -108,7 +108,7 @@ class Desk(Board):
                         self.say("")
                     _CALLS[asked](self, face, {k: v for k, v in message.items() if k != "do"})
                 else:
-                    self.say(f"the panel asked for {asked!r}, which is unknown: reload the page", "error")
+                    self.say(f"unknown request {asked!r} of the panel: reload the page", "error")
             except Exception as error:
                 self.complain(error)
 
@@ -165,7 +165,7 @@ class Desk(Board):
 
     def _check(self, _: Face, __: Shown) -> None:
         certificate = self.session.check()
-        self.say(f"this against the start: {certified(certificate)}", "" if certificate.ok else "error")
+        self.say(f"compared with the start: {certified(certificate)}", "" if certificate.ok else "error")
 
     def _script(self, _: Face, __: Shown) -> None:
         self.say("this derivation as Python", code=self.session.script())

@@ -118,11 +118,11 @@ class Measuring:
         is not there.
         """
         if self.running:
-            raise ValueError("a measurement goes on: stop it first")
+            raise ValueError("a measurement is running: stop it first")
         offered = self.offered()
         chosen = dict.fromkeys(("start", *keys))
         if missing := [key for key in chosen if key not in offered]:
-            raise ValueError(f"{', '.join(missing)}: not offered any more")
+            raise ValueError(f"{', '.join(missing)}: no longer available")
         programs = {key: offered[key][1] for key in chosen}
         going = bench(programs, rounds, device=device)  # refused here, in the reader's sight, not in the thread
         self.rounds, self.says, self.device = rounds, "compiling …", device

@@ -58,14 +58,14 @@ class OptimizeCell(Face):
                 case "hush":
                     self.notice = {}
                 case asked:
-                    self._complain(f"the panel asked for {asked!r}, which is unknown: reload the page")
+                    self._complain(f"unknown request {asked!r} of the panel: reload the page")
         except (ValueError, LookupError, OSError) as error:
             self._complain(str(error))
 
     def start(self) -> OptimizeCell:
         """Start in a thread; raise ValueError if it is running."""
         if self.running:
-            raise ValueError("it goes on already: cancel it first")
+            raise ValueError("the optimisation is already running: cancel it first")
         self._stopped.clear()
         self._rows, self.result, self._says = [], None, "reading the model …"
         self._thread = threading.Thread(target=self._work, name="einnet-optimise", daemon=True)
@@ -78,7 +78,7 @@ class OptimizeCell(Face):
         """Stop after the current tuning task; results so far are measured and selected."""
         self._stopped.set()
         if self.running:
-            self._says = "ending after this part …"
+            self._says = "stopping after this subprogram …"
             self._show()
 
     def wait(self, timeout: float | None = None) -> Optimised:
@@ -90,7 +90,7 @@ class OptimizeCell(Face):
                 self.cancel()
                 raise
             if self._thread.is_alive():
-                raise TimeoutError(f"it goes on after {timeout} s")
+                raise TimeoutError(f"the optimisation still runs after {timeout} s")
         if self.result is None:
             raise ValueError(self._says)
         return self.result
@@ -109,7 +109,7 @@ class OptimizeCell(Face):
 
     def _result(self) -> Optimised:
         if self.result is None:
-            raise ValueError("nothing is optimised yet: there is nothing to write")
+            raise ValueError("no model is optimised yet")
         return self.result
 
     def _work(self) -> None:
@@ -136,7 +136,7 @@ class OptimizeCell(Face):
             self.result, self._says = result, result.summary()
         except Exception as error:
             ours = isinstance(error, (ValueError, OSError))  # of the model or the request, which says what is wrong
-            self._says = "it ended with an error"
+            self._says = "the optimisation failed"
             self._complain(str(error) if ours else f"{type(error).__name__}: {error}")
         self._going = False
         self._show()

@@ -48,7 +48,7 @@ class QuizView(Face):
             case "hush":
                 pass
             case asked:
-                raise ValueError(f"the panel asked for {asked!r}, which is unknown: reload the page")
+                raise ValueError(f"unknown request {asked!r} of the panel: reload the page")
 
     def _show(self) -> None:
         quiz = self.questions
