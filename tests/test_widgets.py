@@ -141,7 +141,7 @@ def test_previews_beyond_the_payload_are_sent_on_request(monkeypatch: pytest.Mon
         ({"do": "search", "max_depth": -1}, "max depth -1: expected 0 or more"),
         ({"do": "search", "rules": ["split"]}, "no rule is called 'split'"),
         ({"do": "bench", "keys": ["state 9"], "rounds": 3}, "state 9: no longer available"),
-        ({"do": "dance"}, "'dance', which is unknown"),
+        ({"do": "dance"}, "unknown request 'dance'"),
         ({}, "unknown"),
     ],
 )

@@ -211,7 +211,7 @@ def test_a_model_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the optimisation failed"):
         cell.wait(5)
     cell.receive({"do": "dance"})
-    assert "'dance', which is unknown" in cell.notice["text"]
+    assert "unknown request 'dance'" in cell.notice["text"]
     with pytest.raises(ValueError, match="unknown options depth, numeric: expected some of budget, device,"):
         einnet_widgets.OptimizeCell("x.onnx", depth=1, numeric="exact")
     cell.receive({"do": "hush"})
