@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "program", metavar="PROGRAM.ein", nargs="?", help="the program that the record has to start from"
     )
-    parser.add_argument("--rule", metavar="NAME", action="append", default=[], help="allow steps of this rule, too")
+    parser.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
     given = parser.parse_args(arguments)
     try:
         record = json.loads(Path(given.record).read_text(encoding="utf-8"), object_pairs_hook=unique)

@@ -1,4 +1,4 @@
-"""Normalisations, softmax and variance as programs of any size: what fused kernels are shown and measured with."""
+"""Normalisations, softmax and variance of any size: example programs of fused kernels."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
 *Before* is the operator in its library's own layout, *after* the program that the paper derives (a library operator
 with eOperators), found here by search.  Both are run by several backends: ONNX Runtime and PyTorch on standard
-operators, our kernel generator on everything, and our own plan, which mixes library calls and generated kernels.  What
-the paper derives for its GPU need not be what is fastest here: *kept* is what our search and measuring choose.
-
-The tables of the operator studies: Table 3 (``e2``) and Fig. 16 (``e3``).
+operators, our kernel generator on everything, and our own plan, which mixes library calls and generated kernels.  The
+paper's derivations target a GPU and need not be the fastest here: *kept* is the program that tuning selects.
 """
 
 from __future__ import annotations

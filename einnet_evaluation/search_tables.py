@@ -185,7 +185,7 @@ def ablation(results: Results) -> ResultTable:
         "case", "max_depth", "states_with", "states_without", "pruned_percent", "seconds_with", "seconds_without",
         "time_saved_percent", "candidates_with", "candidates_without", "complete",
     )  # fmt: skip
-    return ResultTable("e6", "Fig. 19: what the fingerprint prunes", head, tuple(rows), _ablation_note(last))
+    return ResultTable("e6", "Fig. 19: states pruned by the fingerprint", head, tuple(rows), _ablation_note(last))
 
 
 def _ablation_note(last: list[tuple[float, float]]) -> str:

@@ -1,9 +1,7 @@
 """ONNX operators as PyTorch calls, for the benchmarks' engines ``torch`` and ``torch.compile``.
 
-A call is written as somebody who writes the model in PyTorch would: library functions, shapes as constants.  A node
-whose operator or attributes are not known here is refused with its name; nothing is approximated.
-
-Convolutions, pools and resizing as PyTorch calls, for the benchmarks' engines ``torch`` and ``torch.compile``.
+Calls are those of a hand-written PyTorch model: library functions, with shapes as constants.  A node with an unknown
+operator or attribute is refused by name; nothing is approximated.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Made: TypeAlias = "Step | None"
 
 
 def spatial_step(torch: Any, model: Model, node: ModelNode, spatial: int) -> Made:
-    """What *node*, on so many *spatial* dimensions, is in PyTorch; None where it is not known here."""
+    """Translate *node* with *spatial* dimensions to PyTorch; return None if its operator is unknown."""
     at = node.attributes
     f = torch.nn.functional
     every = tuple(range(2, spatial + 2))
@@ -86,7 +84,7 @@ def _resize(torch: Any, model: Model, node: ModelNode, spatial: int) -> Made:
 
 
 def step(torch: Any, model: Model, node: ModelNode) -> Step:
-    """What *node* is in PyTorch; raises ValueError, with the node, where it is not known here."""
+    """Translate *node* to PyTorch; raise ValueError, with the node, if its operator is unknown."""
     spatial = len(model.shape(node.inputs[0])) - 2 if node.inputs and model.is_static(node.inputs[0]) else 0
     made: Made = None
     if not node.domain:

@@ -75,7 +75,7 @@ def _search_options(command: argparse.ArgumentParser) -> None:
         "--strategy",
         default="best_first",
         metavar="best_first|paper",
-        help="what one level of the search is: a choice and the clean-ups after it (best_first, the default), or one "
+        help="one level of the search: a choice and the clean-ups after it (best_first, the default), or one "
         "match (paper)",
     )
 
@@ -152,7 +152,7 @@ def _element_type_option(command: argparse.ArgumentParser) -> None:
 
 
 def _lab_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("notebook", nargs="?", help="notebook to open in place of the tour")
+    command.add_argument("notebook", nargs="?", help="notebook to open instead of the tour")
 
 
 def _show_arguments(command: argparse.ArgumentParser) -> None:
@@ -203,7 +203,7 @@ def _derive_arguments(command: argparse.ArgumentParser) -> None:
         help="cost model that orders candidates: this machine's, or the times of a profile recorded on another machine",
     )
     command.add_argument(
-        "--threads", type=parse_count, metavar="N", help="threads whose times to take from the profile"
+        "--threads", type=parse_count, metavar="N", help="number of threads of the times in the profile"
     )
     _json_option(command)
 
@@ -258,7 +258,7 @@ def _grad_arguments(command: argparse.ArgumentParser) -> None:
         help="print the forward pass and the backward pass, and the values that the forward pass stashes for it",
     )
     command.add_argument(
-        "--stash-budget", type=parse_natural, metavar="BYTES", help="like --stash, with at most this much stashed"
+        "--stash-budget", type=parse_natural, metavar="BYTES", help="like --stash, with a limit for the stashed values"
     )
     form = command.add_mutually_exclusive_group()
     form.add_argument("--latex", action="store_true", help="print LaTeX")
@@ -268,7 +268,7 @@ def _grad_arguments(command: argparse.ArgumentParser) -> None:
 
 def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("record", metavar="RECORD.json")
-    command.add_argument("--rule", metavar="NAME", action="append", default=[], help="allow steps of this rule, too")
+    command.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
     command.add_argument(
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )
@@ -373,7 +373,7 @@ def _reproduce_arguments(command: argparse.ArgumentParser) -> None:
         help="e1: batch size (default: 1 and 16); repeatable",
     )
     command.add_argument(
-        "--again", action="store_true", help="e1 to e3: also repeat the measurements that DIR has from an earlier run"
+        "--again", action="store_true", help="e1 to e3: repeat the measurements in DIR from an earlier run"
     )
     command.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: print e1 to e3 from the file of --results"

@@ -1,7 +1,7 @@
 """Rules, matches, steps and derivations.
 
-A rule is a law with parameters.  It rewrites the scope at a path of a program and returns a program, since an
-instantiation moves a scope into an equation of its own.
+A rule is a law with parameters.  It rewrites the scope at a path of a program and returns a program, because an
+instantiation moves a scope into a new equation.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-r"""Batch merging (Table 1, expression merging; §4.2, Fig. 15): the same expression of other tensors, all at once.
+r"""Batch merging (Table 1, expression merging; §4.2, Fig. 15): equal expressions of different tensors become one.
 
 .. math::
    \mathop{L}_{\vec x} f(A_1[\tau], B_1[\sigma]) \;\sim\; \mathop{L}_{\vec x} f(A_2[\tau], B_2[\sigma])
    \;\Longrightarrow\;
    M = \mathop{L}_{b, \vec x} f(A[b, \tau], B[b, \sigma]), \qquad A[i, \cdot] = A_i,\; B[i, \cdot] = B_i
 
-The results are the parts ``M[i, ·]``.  Operands are stacked by equations of their own; where they are parts of one
-tensor at equal distances the stack is a view of it, and an operand that all have in common is not stacked.
-An equation that a library operator runs may be merged as well, and is then matched anew (a BatchMatmul).
+The results are the parts ``M[i, ·]``.  New equations stack the operands.  The stack of equally spaced parts of one
+tensor is a view of it, and an operand that all expressions share is not stacked.
+An equation that a library operator runs may be merged as well; the result is matched again (a BatchMatmul).
 """
 
 from __future__ import annotations

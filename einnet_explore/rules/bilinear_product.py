@@ -8,7 +8,7 @@ r"""Bilinear products: a small bilinear form, or a matrix product by blocks, wit
 
 for a table `T`, and for :math:`\sum_k A[m,k]\, B[k,n]` where `m`, `k` and `n` are cut into equal blocks, whose product
 is such a form of blocks.  The guard is :math:`\sum_p W[k,p]\,U[p,i]\,V[p,j] = T[k,i,j]`, entry by entry.  The
-transforms and the product become equations of their own.
+transforms and the product become new equations.
 
 Sources: V. Strassen, 1969; J. Laderman, 1976; A. Karatsuba and Y. Ofman, 1962 (``analysis/bilinear.py``).
 """

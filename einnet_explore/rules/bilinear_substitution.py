@@ -9,12 +9,12 @@ r"""Bilinear substitution: a filter along one dimension is computed with fewer m
    \Big\}[p, \lfloor h / m \rfloor, \vec x]
 
 where (U, V, W) are tables of exact rationals with :math:`\sum_p W[k,p]\,U[p,i]\,V[p,r] = [i = k + r]`: *m* outputs of
-*R* taps take :math:`m + R - 1` products instead of :math:`m R`.  That identity is the guard.  The three scopes become
-equations of their own: what depends on the filter alone is computed at compile time, and the middle is one product more
-batched than before.  Applied to each dimension of a window in turn it is the nested algorithm F(m×m, R×R).
+*R* taps take :math:`m + R - 1` products instead of :math:`m R`.  The bilinear identity is the guard.  The three scopes
+become new equations: the transform of the filter is computed at compile time, and the product in the middle has one
+more batch dimension.  Applied to every dimension of a window, the rule derives the nested algorithm F(m×m, R×R).
 
-Where the data are read at h + r + m q too, as of taps in groups of *m*, window (t, q) is window t + q: one transform is
-made for all of them, and the middle reads it at :math:`[p, t + q, \cdot]`.  Long filters are such: R taps in groups of
+If taps come in groups of *m*, the data are read at h + r + m q, and window (t, q) equals window t + q.  All groups then
+share one transform, which the product reads at :math:`[p, t + q, \cdot]`.  For long filters, R taps in groups of
 *m* take :math:`\lceil R / m \rceil (2m - 1)` products for *m* outputs instead of :math:`m R`.
 
 Sources: S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, CVPR 2016.

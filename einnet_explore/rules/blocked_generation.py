@@ -1,14 +1,14 @@
-r"""Blocked generation: a chain of scopes becomes one kernel that goes through it block by block.
+r"""Blocked generation: a chain of scopes becomes one kernel that computes it block by block.
 
 .. math::
    \mathop{L}_{y\,\vec x} f_1(f_2(\dots f_n(T)))\ \Rightarrow\ \text{eOperator (blocked)}, \qquad
    y = p\,s + y' : \text{each } f_i \text{ is needed in a box that moves with } s
 
-The scope stays the same.  The result needs a traversal that can be cut into blocks without computing a product twice
+The scope is unchanged.  The result needs a traversal that can be cut into blocks without computing a product twice
 (``analysis/fused_chain.py``); then intermediate results stay in the cache.  eOperator generation (EinNet §5.2) refuses
 such a scope: it sums inside, and it is compute-bound.
 
-Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), carried across a contraction.
+Source: post-optimisation's fusion (EinNet §6.3, Fig. 11), extended across a contraction.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ r"""Boundary relaxing (EinNet Table 1; §4.1).
    \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),
    \qquad X \subset X',\ T \text{ constant on } X' \setminus X
 
-Three forms: at a reader, bounds of a nested scope's domain are dropped that no read violates, or at whose violation
-the scope is its constant anyway; a summation spans more where the body is the neutral element; a traversal of a nested
-scope spans part of its padding.
+Three forms: a reader drops bounds of a nested scope's domain that no read violates, or outside which the scope equals
+its constant; a summation is extended over points where the body is the neutral element; a traversal of a nested scope
+is extended over part of its padding.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ r"""Boundary tightening (EinNet Table 1; §4.1).
    \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),
    \qquad X \subset X',\ f \text{ constant on } X' \setminus X
 
-Constants come from padding; what leaves the box of a nested scope becomes its padding, so every read stays legal.  The
-tightest plan wins.  A summation may also shrink to a *window that moves* with other iterators: where the body is
-neutral unless :math:`0 \le base(\vec x) - h < n`,
+Constants come from padding.  Positions that are removed from a nested scope become its padding, so every read stays
+legal.  The tightest ranges are chosen.  A summation may also shrink to a *window that moves* with other iterators, if
+the body is neutral unless :math:`0 \le base(\vec x) - h < n`,
 
 .. math::  \sum_{h} f(\vec x, h) \;\mapsto\; \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
 
-which makes the sum of an overlap-add as long as the taps that meet in one place.
+so the sum of an overlap-add has only the taps that reach one position.
 """
 
 from __future__ import annotations

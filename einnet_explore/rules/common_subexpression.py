@@ -1,10 +1,11 @@
-r"""Common subexpressions: two equations that compute the same are one.
+r"""Common subexpressions: two equations with equal values become one.
 
 .. math::  T_1 = \mathop{L}_{\vec x} f \;\circ\; T_2 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_2)
            \;\mapsto\; T_1 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_1)
 
-The same means equal canonical keys: up to the names of iterators, the order of summations and of commutative operands.
-An equation that is nothing but its source, element by element, is the source: the same law, with :math:`T_1` a tensor.
+Values are equal if their canonical keys are, up to the names of iterators and the order of summations and commutative
+operands.
+A plain copy of a source is replaced by the source: the same law, with a tensor as :math:`T_1`.
 """
 
 from __future__ import annotations

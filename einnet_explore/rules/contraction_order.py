@@ -1,14 +1,15 @@
-r"""Contraction order: variable elimination in a sum over a product of several factors, by what each order costs.
+r"""Contraction order: variable elimination in a sum over a product of several factors, ordered by cost.
 
 .. math::
    \mathop{L}_{i\,l} \sum_k \Big\{ \mathop{L}_{i\,k} \sum_j A[i,j]\, B[j,k] \Big\} C[k,l]
    \;\mapsto\;
    \mathop{L}_{i\,l} \sum_j A[i,j] \Big\{ \mathop{L}_{j\,l} \sum_k B[j,k]\, C[k,l] \Big\}
 
-Sums that are read as factors are put in (distributivity inwards), which leaves one sum over all factors; then it is
-taken apart along a binary tree of them, in which each node, a single factor included, sums over what no other factor
-needs: :math:`\sum_{j k} A[i,k]\, B[j,k] = \sum_k A[i,k]\, \{\sum_j B[j,k]\}[k]`.  The tree with the fewest
-multiplications at run time is proposed (``analysis/products.py``): products of weights alone are computed beforehand.
+Sums that are read as factors are substituted (distributivity inwards), which results in one sum over all factors.  This
+sum is split along a binary tree of factors.  Each node, also a single factor, sums over the iterators that no other
+factor needs: :math:`\sum_{j k} A[i,k]\, B[j,k] = \sum_k A[i,k]\, \{\sum_j B[j,k]\}[k]`.  The tree with
+the fewest multiplications at run time is proposed (``analysis/products.py``); products of weights alone are computed at
+compile time.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ r"""Distributivity: a factor that does not depend on a summation moves out of it
    \;\rightleftharpoons\;
    \mathop{L}_{\vec x} g(\vec x) \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\vec z]
 
-A divisor counts as the factor 1/b, so :math:`\sum_y a/b = (\sum_y a)\,(1/b)`; under ``max`` and ``min`` terms take the
-place of factors, :math:`\max_y (g + f) = g + \max_y f`.  Outwards there are fewer products; inwards two sums become
-one, which other rules may then take apart elsewhere.
+A divisor counts as the factor 1/b, so :math:`\sum_y a/b = (\sum_y a)\,(1/b)`; under ``max`` and ``min``, terms replace
+factors, :math:`\max_y (g + f) = g + \max_y f`.  Outwards, the result has fewer products; inwards, two sums become one,
+which other rules may split differently.
 """
 
 from __future__ import annotations

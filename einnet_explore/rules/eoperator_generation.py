@@ -3,12 +3,12 @@ r"""eOperator generation (EinNet §5.2).
 .. math::
    \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
-A reduction of single elements is generated whatever its intensity, since it has no product that a library would do
-better.  A whole equation is instantiated in place; a nested scope becomes an equation of its own first.  Scopes
-inside it must be plain re-indexings, which the kernel computes in place, or be read at most once an element: any other
-summation inside would be done again for every read.  Where a scope is only its tensor's elements in an order that
-strides express, no kernel is needed: it is a ``View``.  An output is no view unless its strides are row-major, since a
-caller sees an array.
+A reduction of single elements is generated at any intensity, since it has no product that a library would compute
+faster.  A whole equation is instantiated in place; a nested scope first becomes a new equation.  Scopes inside it must
+be plain re-indexings, which the kernel computes in place, or each element must be read at most once: other summations
+inside would be repeated for every read.  A scope that only reorders its tensor's elements, as strides can express,
+needs no kernel: it is a ``View``.  An output is a view only if its strides are row-major, because the caller sees an
+array.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ r"""Expression extraction, the inverse of expression fusion: a nested scope beco
    \;\mapsto\;
    \mathop{L}_{\vec y} g(T'[\pi(\vec y)]) \;\circ\; T' = \mathop{L}_{\vec x} f
 
-The new expression is searched, shared and computed beforehand like any other.
+Like any other expression, the new one can be searched, shared, or computed at compile time.
 """
 
 from __future__ import annotations

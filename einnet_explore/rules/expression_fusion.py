@@ -4,8 +4,8 @@ r"""Expression fusion (Table 1; §4.2): an intermediate is substituted into its 
    \mathop{L}_{\vec y} g(T'[\pi(\vec y)]) \;\circ\; T' = \mathop{L}_{\vec x} f(T[\tau(\vec x)])
    \;\mapsto\; \mathop{L}_{\vec y} g\big(\{\mathop{L}_{\vec x} f(T[\tau(\vec x)])\}[\pi(\vec y)]\big)
 
-The intermediate's equation goes away, so the reader must be its only reader and it may not be an output.  The scope
-that the reader then holds can be merged further by traversal merging.
+The intermediate's equation is removed, so it must have no other reader and must not be an output.  Traversal merging
+can then merge the scope into the reader.
 """
 
 from __future__ import annotations

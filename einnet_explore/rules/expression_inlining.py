@@ -1,11 +1,11 @@
-r"""Expression inlining: one reader computes an intermediate's elements itself; the intermediate stays for the others.
+r"""Expression inlining: one reader computes an intermediate's elements itself; it remains for other readers.
 
 .. math::
    \mathop{L}_{\vec y} g(T'[\pi(\vec y)]) \;\circ\; T' = \mathop{L}_{\vec x} f
    \;\mapsto\; \mathop{L}_{\vec y} g\big(\{\mathop{L}_{\vec x} f\}[\pi(\vec y)]\big) \;\circ\; T'
 
-It is expression fusion (Table 1; §4.2) for an intermediate with several readers, or one that the caller sees.  What is
-worth computing again is whoever proposes it to say: a re-indexing is.
+It is expression fusion (Table 1; §4.2) for an intermediate with several readers, or for an output.  The
+caller decides which elements are cheap enough to be computed again, such as a re-indexing.
 """
 
 from __future__ import annotations

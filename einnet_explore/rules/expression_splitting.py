@@ -1,4 +1,4 @@
-r"""Expression splitting (Table 1; §4.2): one expression as independent ones, the inverse of merging.
+r"""Expression splitting (Table 1; §4.2): one expression becomes independent ones, the inverse of merging.
 
 .. math::
    \mathop{L}_{x}^{X} f \;\Longrightarrow\; \mathop{L}_{x}^{X_1} f \;\sim\; \mathop{L}_{x}^{X_2} f
@@ -6,8 +6,8 @@ r"""Expression splitting (Table 1; §4.2): one expression as independent ones, t
    \sum_{y}^{Y} f \;\Longrightarrow\; \sum_{y}^{Y_1} f \;\sim\; \sum_{y}^{Y_2} f, \qquad
    \sum_y (f + g) \;\Longrightarrow\; \sum_y f \;\sim\; \sum_y g
 
-The whole is put together by an equation of its own: along a traversal each part stands in its place and is read as 0
-elsewhere; along a summation the parts are combined by the monoid, the terms of a sum by addition.
+A new equation combines the parts.  Along a traversal, each part covers its range and is read as 0 elsewhere.  Along a
+summation, the monoid combines the parts; terms of a sum are added.
 """
 
 from __future__ import annotations

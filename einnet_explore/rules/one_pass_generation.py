@@ -1,12 +1,12 @@
-r"""One-pass generation: a softmax-weighted sum becomes a kernel that meets its columns block by block.
+r"""One-pass generation: a softmax-weighted sum becomes a kernel that processes its columns block by block.
 
 .. math::
    \mathop{L}_{b\,m\,n} \frac{\sum_w e^{z_w - M} V[u, n]}{\sum_w e^{z_w - M}}
    \;\Rightarrow\; \text{eOperator (one pass)}, \qquad M = \max_w z_w, \quad
    h(a ⧺ b) = h(a) \oplus h(b)
 
-The scope says what is computed, before and after.  That it may be computed in blocks is the law of
-``analysis/online_softmax.py``: (m, s, v) is a homomorphism into a monoid.  The law is checked when the rule is applied.
+The scope is unchanged.  Computation by blocks is correct because (m, s, v) is a homomorphism into a monoid
+(``analysis/online_softmax.py``).  This law is checked when the rule is applied.
 Eoperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.
 
 Source: T. Dao et al., FlashAttention, 2022.

@@ -1,12 +1,12 @@
-r"""Re-centring: an exponential relative to one value becomes one relative to another, times the exponential of both.
+r"""Re-centring: an exponential relative to one value becomes relative to another, times a correcting exponential.
 
 .. math::
    e^{a - b} \;\mapsto\; e^{a - c}\, e^{c - b}, \qquad c = \Big\{ \mathop{L}_{\vec z} \max_{\vec y} a \Big\}[\vec z]
 
-for a finite `c`; here it is the largest of `a` over some of the scope's summations, so :math:`e^{a-c} \le 1`.  The
-second factor does not depend on these: distributivity then pulls it out, and each block of a softmax stands relative
-to its own maximum.  It is the only rule that needs of the exponential that :math:`e^{a+b} = e^a e^b`, which its
-certificate says.
+for a finite `c`; here `c` is the maximum of `a` over some of the scope's summations, so :math:`e^{a-c} \le 1`.  The
+second factor does not depend on these summations, so distributivity moves it out, and each block of a softmax is
+relative to its own maximum.  It is the only rule that needs the law :math:`e^{a+b} = e^a e^b`; its certificate names
+the law.
 
 Source: M. Milakov and N. Gimelshein, Online normalizer calculation for softmax, 2018.
 """

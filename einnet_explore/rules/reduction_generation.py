@@ -1,14 +1,14 @@
-r"""Reduction generation: element-wise work and reductions of one another become one kernel.
+r"""Reduction generation: element-wise operations and nested reductions become one kernel.
 
 .. math::
    \mathop{L}_{\vec x}\; g\Big(X[\vec x],\;
    \Big\{\mathop{L}_{\vec u} \bigoplus_{\vec y} h(X[\vec u, \vec y])\Big\}[\vec u], \dots\Big)
    \;\Rightarrow\; \text{eOperator (reductions)}
 
-A normalisation or a softmax reduces what it has read and then reads it again.  Eoperator generation (EinNet §5.2)
-refuses to generate that whole, as it would reduce once for every element; a kernel with stages does it once, while what
-was read is still in a cache.  It is a matter of memory only if no reduction meets an element of its largest operand
-more than once, so products of matrices and convolutions are refused.
+A normalisation or a softmax reduces its input and then reads it again.  eOperator generation (EinNet §5.2) refuses
+such a scope, because its kernel would repeat the reduction for every element.  A kernel with stages reduces once, while
+the input is still in a cache.  Such a kernel is memory-bound only if no reduction reads an element of its largest
+operand more than once, so matrix products and convolutions are refused.
 
 Source: D. Nishino and Z. Xu, "CuPy kernel fusion, extended" (2019).
 """

@@ -1,12 +1,12 @@
-r"""Row generation: band products, what is done with their rows, and a product with the rows become one kernel.
+r"""Row generation: band products, operations on their rows, and a product with the rows become one kernel.
 
 .. math::
    \mathop{L}_{b\,m\,n} \sum_w \Big\{ g\big(S, \textstyle\bigoplus_{w'} h(S)\big) \Big\}[b,m,w]\; V[b, m+w, n],
    \qquad S = \mathop{L}_{b\,m\,w} \sum_k A[b,m,k]\, B[b,m+w,k]
 
-eOperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.  A block of rows of a
-band is a dense product, though, and everything that is done with it is done while it is in the cache; each element of
-`S` is computed once.  So the scope is generated whole, as an eOperator of the kind ``rows``.
+eOperator generation (EinNet §5.2) refuses such a scope: it sums inside, and it is compute-bound.  But a block of rows
+of a band is a dense product, and all its readers run while it is in the cache; each element of `S` is computed once.
+So the whole scope is generated as an eOperator of the kind ``rows``.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ r"""Sibling merging (Table 1, expression merging; §4.2, Fig. 3, Fig. 15): produ
    \;\Longrightarrow\;
    \mathop{L}_{\vec x, n} \sum_{\vec y} A[\tau]\, K[\vec y, n], \qquad K = K_1 \,\|\, K_2
 
-The operands K₁, K₂ are concatenated in an equation of its own, which is evaluated beforehand where they are weights;
-each result is a part of the one.  Windows may differ: a smaller one (Conv1x1) is a larger one (Conv3x3) with weights 0.
-An equation that a library operator runs may be merged as well, and is then matched anew.
+A new equation concatenates the operands K₁, K₂; for weights, it is evaluated at compile time.  Each result is a part of
+the merged one.  Windows may differ: a smaller one (Conv1x1) is a larger one (Conv3x3) with zero weights.
+An equation that a library operator runs may be merged as well; the result is matched again.
 """
 
 from __future__ import annotations

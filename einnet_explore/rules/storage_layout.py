@@ -5,8 +5,8 @@ r"""Storage layout: an intermediate is stored in another order, and its readers 
    T = \mathop{L}_{\vec z}^{\Phi(X)} f(\Phi^{-1}(\vec z)) \;\circ\; g(T[\Phi(\pi)])
 
 Φ is a bijection of boxes: a permutation (NCHW to NHWC), a split (blocked layouts), a join.  It is variable substitution
-(Table 1; §4.1) with the outer scope, which only re-indexes, put into the readers.  With *readers* given, the tensor
-itself stays as it is and those alone read a copy in the other layout, which is made once.
+(Table 1; §4.1) whose outer scope, a re-indexing, is merged into the readers.  With *readers*, the tensor is unchanged,
+and only these readers read a copy in the other layout, which is made once.
 """
 
 from __future__ import annotations

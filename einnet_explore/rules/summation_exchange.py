@@ -1,4 +1,4 @@
-r"""Summation exchange: inner and outer summations change places.
+r"""Summation exchange: inner and outer summations are exchanged.
 
 .. math::
    \mathop{L}_{\vec x} \sum_{\vec s} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\pi(\vec s, \vec x)]

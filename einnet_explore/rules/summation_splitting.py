@@ -6,8 +6,8 @@ r"""Summation splitting (EinNet Table 1; §4.1).
    \mathop{L}_{\vec x} \sum_{\vec s_1}
      \Big\{ \mathop{L}_{\vec s_1 \vec x} \sum_{\vec s_2} f \Big\}[\vec s_1, \vec x]
 
-for any monoid, the same for both.  The scope's domain, padding and value stay outside: there no element of the inner
-scope is read.  The inner scope repeats the domain only where its reads would be illegal without it.
+for any monoid, the same for both.  The outer scope keeps the domain, padding and value, and reads no inner element
+outside them.  The inner scope repeats the domain only if its reads would be illegal without it.
 
 A sum of products may be split *apart*: the factors g without an iterator of s2 stay outside (distributivity), and the
 inner scope has only the traversals that its own factors f read,
@@ -18,7 +18,7 @@ inner scope has only the traversals that its own factors f read,
    \mathop{L}_{\vec x} \sum_{\vec s_1} g \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec s_2} f \Big\}[\vec z],
    \qquad \vec z \subseteq \vec s_1 \vec x .
 
-So a chain of matrix products is associated anew.
+This re-associates a chain of matrix products.
 """
 
 from __future__ import annotations

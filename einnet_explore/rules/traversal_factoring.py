@@ -1,4 +1,4 @@
-r"""Traversal factoring: what is read through :math:`\lfloor x / d \rfloor` alone is computed once for d values of x.
+r"""Traversal factoring: values that depend on :math:`\lfloor x / d \rfloor` alone are computed once for d values of x.
 
 .. math::
    \mathop{L}_{\vec x} \sum_{\vec y} f(\lfloor \vec x / \vec d \rfloor, \vec y)
@@ -6,8 +6,8 @@ r"""Traversal factoring: what is read through :math:`\lfloor x / d \rfloor` alon
    \mathop{L}_{\vec x} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f(\vec z, \vec y) \Big\}
    [\lfloor \vec x / \vec d \rfloor]
 
-It is the inverse of traversal merging where the index is no bijection: a product moves before an upsampling, and a
-value that does not depend on x at all (d is its extent) is computed once.
+It is the inverse of traversal merging for indices that are no bijection: a product moves before an upsampling, and a
+value that does not depend on x (d is its extent) is computed once.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ r"""Traversal merging (EinNet Table 1; §4.1).
    \mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} f(T[\tau(\Phi(\vec x, \vec y))]),
    \qquad \Phi(X \times Y) \subseteq Z .
 
-The inner scope may stand anywhere in the body if it sums nothing.  Its summations join the outer ones where the body is
-nothing but this access and the monoids agree, or by distributivity where the body is a product with it and both are
-sums.
+An inner scope without summations may occur anywhere in the body.  Inner summations join the outer ones if the body is
+only this access and the monoids agree, or, by distributivity, if the body is a product with it and both are sums.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ r"""Variable substitution (EinNet Table 1; §4.1).
    \qquad\text{and}\qquad
    \sum_{\vec y}^{Y} f(\vec y) \;\mapsto\; \sum_{\vec z}^{\Phi(Y)} f(\Phi^{-1}(\vec z)),
 
-where Φ is a bijection.  Over traversals its image need not be a box: the new scope spans the hull and a domain says
-which points belong, so nothing outside is computed or read.  Over summations it must be a box.
+where Φ is a bijection.  Over traversals its image need not be a box: the new scope spans the hull, and a domain
+excludes the other points, so these are neither computed nor read.  Over summations it must be a box.
 """
 
 from __future__ import annotations
