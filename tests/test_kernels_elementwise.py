@@ -431,7 +431,7 @@ def test_functors_that_cannot_be() -> None:
     with pytest.raises(Refused, match="functor f reads z"):
         Functor(operand_read("z"), F32, (("x", F32),), name="f")
     body = Apply("where", (Compare("<", as_index(i), as_index(2)), X, Const(0)))
-    with pytest.raises(Refused, match=r"functor f compares i < 2: what depends on the position"):
+    with pytest.raises(Refused, match=r"functor f compares i < 2: a value that depends on the position"):
         Functor(body, F32, (("x", F32),), name="f")
     with pytest.raises(Refused, match="exp of int32: it gives no integers"):
         aligned_kernel(Functor(real("exp", X), I32, (("x", I32),)), 4)

@@ -272,7 +272,7 @@ def test_squares_in_the_other_dialects_are_loops() -> None:
     for dialect in ("cuda", "opencl"):
         text = emit(kernel, dialect)
         assert re.search(r"out\[16 \+ \(?j_?\w* \* 4 \+ i\)?\] = tile\[i \* 4 \+ j_?\w*\];", text), text
-    with pytest.raises(Refused, match="kept over a barrier, and turned"):
+    with pytest.raises(Refused, match="kept over a barrier, and transposed"):
         fission_at_barriers(Kernel("kept", (OUT,), (*body[:2], Barrier(), body[2]), (4, 1, 1)))
 
 

@@ -110,7 +110,7 @@ def test_in_place_data_have_another_dimension_innermost(along: str, sides: tuple
 
 def test_data_that_only_the_filter_moves_cannot_stay_in_place() -> None:
     program = ee.parse("tensor A[2, 10]\ntensor K[2, 3] weight\nY[h:8] = sum[c:2, r:3] A[c, h + r] * K[c, r]")
-    with pytest.raises(Refused, match=r"the data are read at c, h\+r: nothing but h moves"):
+    with pytest.raises(Refused, match=r"the data are read at c, h\+r: only h moves"):
         BILINEAR_SUBSTITUTION.match(program, (0,), traversal="h", summation="r", outputs=2, in_place=True).apply(
             program
         )
@@ -170,7 +170,7 @@ def test_operand_that_a_sum_reads_several_times_is_transposed_once() -> None:
     assert not is_transposed_for(reader, source)
     result = fuse_with_refusals(Derivation(program))
     assert [e.name for e in result.derivation.end.equations] == ["D", "Y"]
-    assert "sums elements of D several times, which are turned for it once" in result.refused["D", "Y"]
+    assert "sums elements of D several times, so they are transposed once" in result.refused["D", "Y"]
     run = compile_program(program)
     assert run.engines["D"] != "view"
     x = np.arange(16 * 8 * 12).reshape(16, 8, 12) % 11

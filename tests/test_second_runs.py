@@ -208,7 +208,7 @@ def test_part_that_slows_the_whole_model_is_removed() -> None:
     # Part 1 gains by itself and costs the whole a fifth; part 2 gains nothing and costs nothing.
     plans = Plans(lambda kept: 10.0 - (0 in kept) + 2.0 * (1 in kept))
     lost = left_out(plans, (1.3, 1.2, 1.1))
-    assert lost == {1: "beside the others the whole model runs with it at 0.82 of its speed"}
+    assert lost == {1: "in the whole model, the plan with it runs at 0.82 of its speed"}
     assert plans.made == [(0, 1, 2), (0, 1), (0, 2), (2,)]  # least gain first, and then without it
     assert left_out(Plans(lambda _: 1.0), (1.2, 1.2)) == {}
 
@@ -262,7 +262,7 @@ def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
     assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
     refused = Plans(lambda kept: 1.0 + len(kept))
     assert eliminate_unprofitable(baseline(), refused, [(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}) == {
-        99: "beside the others the whole model runs with it at 0.67 of its speed"
+        99: "with the other parts, the whole model runs with it at 0.67 of its speed"
     }
     assert refused.made == [(0, 99), (0,)]
 

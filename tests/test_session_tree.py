@@ -199,7 +199,7 @@ def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     loaded: list[int] = []
     monkeypatch.setattr(sessions, "_faces", [])
     monkeypatch.setattr(sessions, "entry_points", lambda group: [Installed()] if group == sessions.FACE_GROUP else [])
-    with pytest.raises(ValueError, match=r"no face is installed, .*einnet-explore\[notebook\]"):
+    with pytest.raises(ValueError, match=r"no front end is installed, .*einnet-explore\[notebook\]"):
         ee.explore(CONV).to_html(tmp_path / "page.html")
     assert loaded and not list(tmp_path.iterdir())
 

@@ -302,7 +302,7 @@ def keep_in_place(scope: Scope, window: Window, h: Iterator) -> tuple[Scope, Win
     others = [d for d, i in enumerate(index) if d != window.d and moving & set(i.iterators)]
     inner = replace(scope, padding=(), value=0)
     if not others:
-        raise Refused(f"the data are read at {', '.join(map(repr, index))}: nothing but {h.name} moves")
+        raise Refused(f"the data are read at {', '.join(map(repr, index))}: only {h.name} moves")
     if window.d < others[-1]:
         return inner, window, None
     order = [d for d in range(len(index)) if d != window.d]

@@ -206,7 +206,7 @@ def _match_weighted_sum(scope: Scope, rows: RowNest | None) -> OnlineSoftmax:
     match _inline_rows(found, found.result):
         case Apply("exp", (Apply("-", (score, Access(Tensor(called), ()))),)) if called.startswith("#"):
             return _check_reductions(found, score, called)
-    raise Refused("what is summed is no exponential of the difference to a maximum")
+    raise Refused("the summed value is no exponential of the difference to a maximum")
 
 
 def _check_reductions(nest: RowNest, score: Scalar, called: str) -> OnlineSoftmax:
@@ -215,9 +215,9 @@ def _check_reductions(nest: RowNest, score: Scalar, called: str) -> OnlineSoftma
     if largest is None or largest.reduce != "max" or _inline_rows(nest, largest.body) != score:
         raise Refused(f"{called} is not the largest of what the exponential is of")
     if any(n in (called, *reductions) for n in _names(score)):
-        raise Refused("what the exponential is of waits for another reduction")
+        raise Refused("the argument of the exponential depends on another reduction")
     if called in _names(nest.scale):
-        raise Refused("the result is scaled by the maximum, which depends on nothing but rounding")
+        raise Refused("the result is scaled by the maximum, so it depends on rounding only")
     power = _inline_rows(nest, nest.result)
     for other, node in reductions.items():
         if node.reduce != "sum" or _inline_rows(nest, node.body) != power:

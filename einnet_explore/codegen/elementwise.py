@@ -157,7 +157,7 @@ def compose_functors(outer: Functor, at: Mapping[str, Functor]) -> Functor:
 def _without_indices(body: Scalar, name: str) -> None:
     match body:
         case Compare():
-            raise Refused(f"functor {name} compares {body!r}: what depends on the position is not element-wise")
+            raise Refused(f"functor {name} compares {body!r}: a value that depends on the position is not element-wise")
         case Apply(_, args):
             for a in args:
                 _without_indices(a, name)

@@ -384,4 +384,4 @@ def _check(model: onnx.ModelProto) -> None:
             value.type.tensor_type.shape.SetInParent()
         onnx.checker.check_model(checked)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise Refused(f"the model that was made: {error}") from error
+        raise Refused(f"the written model: {error}") from error

@@ -199,7 +199,7 @@ def _fuse_one_pair(derivation: Derivation, refused: dict[tuple[str, str], str]) 
         if name in made and is_generated(made[name]):
             for reader in found:
                 if name in known and is_blocked_chain(made[reader]):
-                    refused[name, reader] = f"{name} is made beforehand, stored as the products of {reader} read it"
+                    refused[name, reader] = f"{name} is computed at compile time, in the layout that {reader} reads"
                 elif is_generated(made[reader]):
                     try:
                         return _fuse_pair(derivation, made[name], made[reader])
@@ -212,7 +212,7 @@ def _fuse_pair(derivation: Derivation, source: Equation, reader: Equation) -> De
     """Fuse *source* into *reader*; raises Refused."""
     if is_movement(source):
         if is_transposed_for(source, reader):
-            raise Refused(f"{reader.name} sums elements of {source.name} several times, which are turned for it once")
+            raise Refused(f"{reader.name} sums elements of {source.name} several times, so they are transposed once")
         return _read_through(derivation, source, reader)
     if reader.via is None or not reader.via.is_eoperator:
         raise Refused(f"{reader.name} is a view, it computes nothing")

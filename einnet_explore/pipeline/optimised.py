@@ -195,7 +195,7 @@ class Optimised:
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
         lines = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
         if late := self._count_untried():
-            lines.append(f"{late} more nodes: the time for searching was over before their turn")
+            lines.append(f"{late} more nodes: the time budget ended before they were tuned")
         return lines
 
     def _count_untried(self) -> int:

@@ -123,7 +123,7 @@ def _try_group(
     trial = plan_of(larger)
     error = largest_error(baseline.want, trial.run(baseline.feeds))
     if error > MAX_RELATIVE_ERROR:
-        raise ValueError(f"with it the model differs by {error:.1e} of its largest output")
+        raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
     speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once})
     return speedup, trial if speedup >= MIN_PART_SPEEDUP else None
@@ -175,7 +175,7 @@ def eliminate_unprofitable(
             again = plan_speedup(without, plan, baseline.feeds, once, {"before": once, "after": once})
             ratio = max(ratio, again)
         if ratio < MAX_LOSING_SPEEDUP:
-            lost |= dict.fromkeys(group, f"beside the others the whole model runs with it at {ratio:.2f} of its speed")
+            lost |= dict.fromkeys(group, f"in the whole model, the plan with it runs at {ratio:.2f} of its speed")
             kept, plan = rest, without
     return lost
 

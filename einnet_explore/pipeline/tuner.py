@@ -177,7 +177,7 @@ def variants_of_reply(program: Program, reply: SearchReply) -> FoundVariants:
 
 def _replay_steps(program: Program, steps: Steps | None) -> Derivation:
     if steps is None:
-        raise LookupError("a candidate that no contest asks for was left where it was found")
+        raise LookupError("the candidate was not requested from its worker")
     return replay(program, steps)
 
 

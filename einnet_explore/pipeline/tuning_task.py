@@ -233,7 +233,7 @@ class TuningTask:
     def negligible_trial(self, model_seconds: float) -> Trial:
         """Return the trial of a task whose ``search_effort`` is None."""
         before = self.original_seconds
-        why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: no gain there could be seen"
+        why = f"takes {before * 1e6:.0f} µs of the model's {model_seconds * 1e3:.1f} ms: a gain is not measurable"
         return Trial(seconds_before=before, seconds_after=before, why=why)
 
     def run(self, seconds: float) -> Trial:

@@ -244,7 +244,7 @@ def _queue() -> OpenCLQueue:
     except cl.Error as error:
         raise BackendError(f"OpenCL finds no platform: pip install 'pyopencl[pocl]' ({error})") from None
     if not devices:
-        raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' makes one of the CPU")
+        raise BackendError("OpenCL finds no device: pip install 'pyopencl[pocl]' adds the CPU as one")
     chosen = min(devices, key=lambda d: not d.type & cl.device_type.GPU)
     set_processor_name(chosen)
     queue: OpenCLQueue = cl.CommandQueue(cl.Context([chosen]))

@@ -448,7 +448,7 @@ def face() -> Face:
     load_faces()
     if not _faces:
         raise ValueError(
-            "no face is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
+            "no front end is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
         )
     return _faces[-1]
 

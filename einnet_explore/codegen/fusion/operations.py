@@ -315,7 +315,7 @@ def check_abstract_sizes(
         if len(shapes.get(tensor.name, ())) != len(tensor.shape):
             raise Refused(f"{tensor.name} was analysed as {list(tensor.shape)}, given {shapes.get(tensor.name)}")
     if broken := sizes.broken(shapes):
-        raise Refused(f"sizes break what was recorded: {'; '.join(broken)}")
+        raise Refused(f"sizes violate recorded equalities: {'; '.join(broken)}")
     for operation in found:
         for number in dict.fromkeys(body_constants(operation.scope.body)):
             for count in _possible_counts(number, sizes):

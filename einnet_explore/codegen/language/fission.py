@@ -94,7 +94,7 @@ class PerThreadArray:
                 # All three have one index: they are loaded and stored one after the other instead.
                 raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
             case StoreTransposed(tile=tile) if self.old == tile:
-                raise Refused(f"array {self.array.name} is kept over a barrier, and turned")
+                raise Refused(f"array {self.array.name} is kept over a barrier, and transposed")
         return map_bodies(s, lambda body: (self._replace_elements(b, place) for b in body))
 
 

@@ -120,7 +120,7 @@ def _check_body(body: Iterable[Statement], scope: _Scope) -> None:
         _check_statement(s, replace(here, top=scope.top), known)
         if has_barrier(s):
             for e in (e for e in own_expressions(s) if not here.alike(e)):
-                raise Refused(f"a barrier stands under {_describe_value(e)}, which threads of a block may not agree on")
+                raise Refused(f"a barrier under {_describe_value(e)}, which may differ between threads of a block")
         match s:
             case Declare(var, Expr() as value) if var.name not in scope.changing and here.alike(value):
                 alike.add(var.name)

@@ -154,7 +154,7 @@ def _library() -> ctypes.CDLL:
             continue
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         return library
-    raise BackendError("CUDA text is compiled by NVRTC, which is not here: pip install nvidia-cuda-nvrtc")
+    raise BackendError("NVRTC, which compiles CUDA text, is not installed: pip install nvidia-cuda-nvrtc")
 
 
 @lru_cache(maxsize=1)
