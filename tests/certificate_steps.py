@@ -1,4 +1,4 @@
-"""Correct steps written by hand, and mutants of what they lead to."""
+"""Correct hand-written steps, and mutants of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread a process, an empty cache of its own, and a hypothesis profile."""
+"""Conditions of every test: one thread for each process, an empty cache of its own, and a hypothesis profile."""
 
 import os
 import shutil

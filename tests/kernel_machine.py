@@ -1,4 +1,4 @@
-"""What kernels mean, thread by thread in plain Python: slow, obvious, and independent of every emitter.
+"""Reference interpreter of kernels, thread by thread in plain Python: slow, obvious, and independent of every emitter.
 
 A thread is a generator that stops at barriers; a block goes on when all its threads have stopped.  Whole numbers are
 exact.  What one thread reads between two barriers while another writes it is a race, and is reported.

@@ -1,4 +1,4 @@
-"""Steps of real searches, mutants of what they lead to, and the truth about these by exact evaluation."""
+"""Steps of real searches, mutants of their results, and exact evaluation to judge them."""
 
 from __future__ import annotations
 

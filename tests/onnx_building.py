@@ -1,4 +1,4 @@
-"""Small ONNX models for tests, and what ONNX Runtime says they compute."""
+"""Small ONNX models for tests, and their results in ONNX Runtime."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

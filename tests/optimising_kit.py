@@ -1,4 +1,4 @@
-"""A small model, short searches, and what holds of every optimised model."""
+"""A small model, short searches, and the properties of every optimised model."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Small programs, the same rebuilt as other equations, and what goes wrong between equations rather than inside one."""
+"""Small programs rebuilt with other equations, and mistakes between equations rather than inside one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of rules share: every law keeps every value, and every proposal is accepted."""
+"""Checks that the tests of all rules share: every law preserves every value, and every proposal is accepted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Index maps that are one up to their iterators, and what equations of a program have to do with one another."""
+"""Index maps that are equal up to their iterators, and dependences between equations."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What someone tries who wants a wrong step believed, or this machine kept busy: each was tried once, and worked."""
+"""Attacks that prove a wrong step or exhaust the machine: each succeeded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions with what is done to their results: one kernel where it is faster, two where it is not."""
+"""Contractions and operations on their results: one kernel if it is faster, otherwise two."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is kept between runs: compiled kernels and measured times; damage, other processes, and measurement itself."""
+"""Caches between runs: compiled kernels and measured times; damage, other processes, and measurement."""
 
 import multiprocessing
 import os

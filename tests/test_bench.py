@@ -1,4 +1,4 @@
-"""Paired measurement: what it reports, the engines one by one, and the processes that they run in."""
+"""Paired measurement: its report, the engines, and the processes that they run in."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Terms that both sides have cancel; what is left decides as the whole would."""
+"""Terms on both sides cancel; the remaining terms decide the comparison."""
 
 from __future__ import annotations
 

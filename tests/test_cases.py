@@ -1,4 +1,4 @@
-"""Cases as engines run them: what is kept of one, and the ways to write it that are worth running."""
+"""Cases as engines run them: the kept program, and the standard forms worth running."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Certificates: what is proved, what is only evaluated, what is false and with which counterexample."""
+"""Certificates: proved, exact, false with a counterexample."""
 
 from __future__ import annotations
 

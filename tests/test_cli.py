@@ -1,4 +1,4 @@
-"""The commands: what they print, write and return, and that an interruption keeps what was found."""
+"""Commands: output, files, exit codes, and results that survive an interruption."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""``sweep``: what was found is kept when a search fails or Ctrl-C comes; and the figures of tables in files."""
+"""``sweep``: results survive a failed search or Ctrl-C; numbers of tables in files."""
 
 import csv
 import json

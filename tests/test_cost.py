@@ -1,4 +1,4 @@
-"""The roofline: what is free, what counts, and that bounds are bounds."""
+"""The roofline model: free equations, counted work, and valid lower bounds."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the pages tell readers to type works as it is written."""
+"""Commands and examples on the pages of the documentation work as written."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""The checker that stands alone: it believes what the optimiser does, and nothing that is wrong."""
+"""The independent checker: it proves the optimiser's steps and no wrong step."""
 
 from __future__ import annotations
 

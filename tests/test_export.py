@@ -1,4 +1,4 @@
-"""Programs and models as ONNX: ONNX Runtime and the reference evaluator compute what the expressions mean."""
+"""Programs and models as ONNX: ONNX Runtime and the reference evaluator compute the values of the expressions."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What proofs for all sizes rest on, and that wrong steps have none."""
+"""Foundations of proofs for all sizes; wrong steps are not proved."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Figures: graphs with and without Graphviz, trees, formulas; every one is well-formed and shows what it should."""
+"""Figures: graphs with and without Graphviz, trees, formulas; all are well-formed and complete."""
 
 from pathlib import Path
 from xml.etree import ElementTree

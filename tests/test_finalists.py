@@ -1,4 +1,4 @@
-"""Which candidates are measured: of different kinds first, then by estimate."""
+"""Selection of the candidates to measure: the best of each kind first, then by estimate."""
 
 import pickle
 from collections.abc import Callable

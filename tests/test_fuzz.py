@@ -1,4 +1,4 @@
-"""A short slice of ``python -m benchmarks.soak``, and what it found so far: each as a test of its own."""
+"""A short run of ``python -m benchmarks.soak``, and one test for each of its findings."""
 
 from collections import Counter
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""Tiled contractions: what is read from a scope, how tiles are chosen, and kernels that compute exactly the scope."""
+"""Tiled contractions: recognition of scopes, choice of tiles, and exact kernels."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""No wrong step is believed: mutants, drawn by machine, of what every rule makes in real searches."""
+"""No wrong step is proved: random mutants of the steps of every rule in real searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and what it shows has the forms that readers without a kernel need."""
+"""Every notebook runs from top to bottom, and its outputs have the forms that readers without a kernel need."""
 
 import re
 from pathlib import Path

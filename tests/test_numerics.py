@@ -1,4 +1,4 @@
-"""What derivations may do to the last digits: bounds, errors against double precision, and the levels of rules."""
+"""Rounding of derivations: bounds, errors against double precision, and the levels of rules."""
 
 import json
 from collections.abc import Callable, Mapping

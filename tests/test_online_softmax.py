@@ -1,4 +1,4 @@
-"""Softmax-weighted sums in one pass: the monoid and its law, what is recognised, the rule, the kernels, the export."""
+"""Softmax-weighted sums in one pass: the monoid and its law, recognition, the rule, the kernels, the export."""
 
 import re
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What a definition does not know of a node, it does not drop: the node stays as it is."""
+"""A node with an attribute that its definition does not know is unchanged."""
 
 from dataclasses import replace
 from typing import Any

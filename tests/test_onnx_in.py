@@ -1,4 +1,4 @@
-"""Reading ONNX: what is normalised, what follows from given shapes, and one clear line for every kind of bad input."""
+"""Import of ONNX: normalisation, inferred shapes, and one clear line for every kind of bad input."""
 
 from pathlib import Path
 from typing import Any

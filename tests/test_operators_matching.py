@@ -1,4 +1,4 @@
-"""Operator matching: every match computes what the scope does, the attributes are solved, refusals say why."""
+"""Operator matching: every match preserves the value, attributes are solved, refusals state reasons."""
 
 import json
 from math import prod

@@ -1,4 +1,4 @@
-"""What is kept of what was found: decided in the whole model, and again for the exported one."""
+"""Selection of derivations: in the whole model, and again for the exported file."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Figures for papers: PDF, PNG and TikZ beside SVG; what TeX gets, a real TeX compiles."""
+"""Figures for papers: PDF, PNG and TikZ as well as SVG; TeX compiles the TikZ text."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""How things are shown: numbers of things, and colours that can be read on light and on dark paper."""
+"""Display of counts, and colours that are legible on light and on dark paper."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Algorithm 1: what inter-expression rules and the search find together, by one public call."""
+"""Algorithm 1: one public call combines rules between expressions with searches inside them."""
 
 from itertools import islice
 from math import prod

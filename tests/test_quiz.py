@@ -1,4 +1,4 @@
-"""Guess the rule: right is what makes the program, wrong guesses are answered with the rule's own reasons."""
+"""Guess the rule: a rule with the same result is right; a wrong guess is answered with the refusal of the rule."""
 
 from xml.etree import ElementTree
 

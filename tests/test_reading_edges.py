@@ -1,4 +1,4 @@
-"""Canonical expressions at the edges of what operators are defined for: where ONNX Runtime says 0, ∞ or NaN."""
+"""Canonical expressions at the edges of operators' domains: 0, ∞ and NaN as in ONNX Runtime."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""No program that is rebuilt wrongly is believed: names, what is unread, copies, origins, padding between equations."""
+"""No wrongly rebuilt program is proved: names, unread values, copies, origins, padding between equations."""
 
 from __future__ import annotations
 

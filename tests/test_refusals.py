@@ -1,4 +1,4 @@
-"""What is refused: engines that cannot make a kernel, beside others that can; arrays that memory has no room for."""
+"""Refusals: implementations without a kernel while others have one; arrays larger than the memory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""``reproduce e4 e5 e6``: what a level counts, what the tables say, and files that are whole."""
+"""``reproduce e4 e5 e6``: counts of a level, contents of tables, and complete files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reproduce e1 e2 e3``: what the tables say of measurements, the figures, and what an interruption leaves."""
+"""``reproduce e1 e2 e3``: tables of measurements, figures, and results after an interruption."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Boundary tightening: what padding makes constant is cut away, and sums move with their windows."""
+"""Boundary tightening: constant positions are removed, and sums move with their windows."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""eOperators: what is memory-bound is generated, what strides express is a view, what is compute-bound is refused."""
+"""eOperators: memory-bound scopes are generated, strided copies are views, compute-bound scopes are refused."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Expression splitting: along traversals, along summations, by terms; what merging made comes apart again."""
+"""Expression splitting: along traversals, along summations, by terms; it undoes merging."""
 
 import pytest
 from hypothesis import given

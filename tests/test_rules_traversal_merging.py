@@ -1,4 +1,4 @@
-"""Traversal merging keeps every value; scopes that do not fit, or do not reduce alike, are refused."""
+"""Traversal merging preserves every value; mismatched scopes and reductions are refused."""
 
 from dataclasses import replace
 

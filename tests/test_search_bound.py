@@ -1,4 +1,4 @@
-"""``bound``: what is left out costs more than what is known, and the best candidate is never lost."""
+"""``bound``: pruned branches cost more than a known candidate, and the best candidate is never lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``best_first`` leaves out, held against ``paper``, which leaves out nothing (docs/decisions/0004)."""
+"""Moves that ``best_first`` omits, compared with ``paper``, which omits none (docs/decisions/0004)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a second run costs, counted in runs of the original by a clock of the test's own; and what pays no more."""
+"""Cost of a second run, counted in runs of the original by a simulated clock; removal of unprofitable parts."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

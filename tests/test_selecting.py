@@ -1,4 +1,4 @@
-"""Selecting in the whole model: what fails costs only itself, a budget bounds it, and Ctrl-C keeps what there is."""
+"""Selection in the whole model: a failure affects one candidate, a budget bounds it, and Ctrl-C keeps results."""
 
 import gc
 import json

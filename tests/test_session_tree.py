@@ -1,4 +1,4 @@
-"""What a session offers beyond steps: branches kept and compared, whole trees saved, tables, faces, measurements."""
+"""Sessions beyond steps: branches, comparison, saved trees, tables, front ends, measurements."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``show --kernel``: an element-wise program as text in each dialect, and what has no kernel."""
+"""``show --kernel``: an element-wise program as text in each dialect, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common subexpressions of two passes, what is stashed between them, and that both compute what they did."""
+"""Common subexpressions of two passes, stashed values, and unchanged results."""
 
 from collections.abc import Iterable
 from dataclasses import replace

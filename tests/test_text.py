@@ -1,4 +1,4 @@
-"""The parser: what the text form means, and what it refuses, with places and numbers."""
+"""The parser: meaning of the text form, and refusals with places and numbers."""
 
 from itertools import product
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tiles that are chosen once a machine: kept across processes, and chosen anew where what is kept is of no use."""
+"""Tiles are chosen once for each machine: shared by processes, and chosen again if the stored tile is unusable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panels beside the expression: the search, candidates' times, the table of iterators, models, quizzes."""
+"""Other panels: search, times of candidates, iterator table, models, quizzes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models as people bring them: what is odd about them is read, run and written like the rest, or told in one line."""
+"""Models as exporters write them: unusual models are read, run and written, or refused in one line."""
 
 from collections.abc import Sequence
 from dataclasses import replace

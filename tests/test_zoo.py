@@ -1,4 +1,4 @@
-"""The zoo's measurements: what its table says, what an interruption leaves, what is measured again."""
+"""Measurements of the zoo: contents of its table, results after an interruption, repeated measurements."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A convolution, and waiting for what a panel says."""
+"""A convolution, and waiting for the text of a panel."""
 
 import struct
 import time
