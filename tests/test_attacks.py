@@ -229,7 +229,7 @@ def test_a_way_over_a_wrong_program_is_none(believes: Callable[..., bool]) -> No
     assert not believes(one, wrong, other) and not believes(one, other, wrong) and not believes(wrong, one, other)
 
 
-def test_programs_that_differ_are_known_as_something_else() -> None:
+def test_different_programs_have_different_digests() -> None:
     pairs = [pair for pair in (*FORGED.values(), *DIFFERENT.values()) if readable(*pair)]
     assert len(pairs) >= 40
     assert not [pair for pair in pairs if program_hash(parse(pair[0])) == program_hash(parse(pair[1]))]
@@ -431,7 +431,7 @@ BAD_FILES: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_record_that_is_read_in_two_ways_is_none(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_ambiguous_record_is_refused(name: str, tmp_path: Path, capsys: Any) -> None:
     change, said = BAD_FILES[name]
     path = tmp_path / "r.json"
     path.write_text(change(record_of(f"{A}Y[i:4] = A[i]", f"{A}Y[i:4] = A[i]")))
@@ -463,7 +463,7 @@ def test_times_that_are_none(value: str, tmp_path: Path) -> None:
         assert TimeStore(tmp_path / "p.sqlite").get(key) is None
 
 
-def test_flipped_bytes_of_the_store_cost_times_and_nothing_else(tmp_path: Path) -> None:
+def test_flipped_bytes_of_the_store_lose_only_times(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
     TimeStore(path).record(key, 1.0, "measured")

@@ -226,7 +226,7 @@ def test_a_kernel_does_not_tie_its_process_to_a_core() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_misaligned_and_strided_arrays_are_taken() -> None:
+def test_misaligned_and_strided_arrays_are_accepted() -> None:
     scope = scope_of("tensor A[33]\nY[i:33] = A[i] * 2")
     raw = np.arange(100, dtype=np.float32)
     kernel = load_tvm_kernel(tvm_source(scope))

@@ -59,7 +59,7 @@ def choose(ways: list[Fake], store: TimeStore, given: dict[str, np.ndarray] | No
     return implementation_choice.fastest_implementation(bound, ways, store)
 
 
-def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
+def test_fastest_implementation_is_chosen_and_stored(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("slow", 0.004), Fake("quick", 0.001)]
     assert choose(ways, store) is ways[1]
@@ -71,7 +71,7 @@ def test_the_fastest_is_taken_and_remembered(tmp_path: Path) -> None:
     assert 0.001 <= known.seconds < 0.004
 
 
-def test_the_first_is_taken_unless_another_is_clearly_faster(tmp_path: Path) -> None:
+def test_first_implementation_is_chosen_unless_another_is_clearly_faster(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     key = profile_key(EQUATION)
     for engine, seconds in (("first", 1.0), ("hardly", 0.99), ("no", 1.2)):

@@ -140,7 +140,7 @@ def test_a_kernel_is_compiled_once(load: Loader) -> None:
 
 
 @needs_c
-def test_c_kernels_are_kept_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_kernels_are_cached_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel("kept", (X, Y, N), (Store(Y, literal(0), X[0] * 21.0),))
     c_kernels.load_c_kernel(kernel)
     c_kernels.load_c_kernel.cache_clear()

@@ -42,7 +42,7 @@ def test_identity_ignores_names_only() -> None:
     assert scope_identity(one) != scope_identity(two)
 
 
-def test_kernels_are_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_cached(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tvm_source(parse("tensor A[9]\nY[i:9] = A[i] * 3").equations[0].scope)
     x = np.arange(9, dtype=np.float32)
     np.testing.assert_array_equal(load_tvm_kernel(source)(x), 3 * x)
@@ -77,7 +77,7 @@ def test_kernels_run_where_no_cache_can_be_written(own_cache: Path) -> None:
     np.testing.assert_array_equal(load_tvm_kernel(source)(np.ones(9, np.float32)), np.full(9, 5))
 
 
-def test_kernels_are_kept_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_cached_without_a_linker(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("einnet_explore.runtime.compiled._linker", lambda: None)
     source = tvm_source(parse("tensor A[9]\nY[i:9] = tanh(A[i]) * 3").equations[0].scope)
     first = load_tvm_kernel(source)(np.ones(9, np.float32))
@@ -105,7 +105,7 @@ def test_temporary_folders_of_killed_processes_are_deleted_after_a_day(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new-new", "file"]
 
 
-def test_profiles_are_kept_by_the_whole_key() -> None:
+def test_profiles_are_stored_by_every_field_of_the_key() -> None:
     store = ProfileStore()
     assert store.get(KEY) is None
     store.record(KEY, 2.0, "measured")
@@ -118,7 +118,7 @@ def test_profiles_are_kept_by_the_whole_key() -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "another table", "a directory"])
-def test_a_damaged_store_goes_on_in_memory(own_cache: Path, damage: str) -> None:
+def test_damaged_store_is_replaced_in_memory(own_cache: Path, damage: str) -> None:
     own_cache.mkdir(parents=True)
     path = own_cache / "profiles.sqlite"
     match damage:

@@ -78,7 +78,7 @@ def test_without_rivals(case: str) -> None:
     assert said["best"] is None and said["speedup"] is None
 
 
-def test_a_rival_that_cannot_is_left_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rival_that_cannot_run_is_excluded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Weak(Here):
         def open(self, task: Task, feeds: Arrays | None) -> Engine:
             if task.engine == ORT:
@@ -120,7 +120,7 @@ def test_interrupted_the_command_keeps_what_was_measured(
     assert len(json.loads(said.out)["cases"]) == 1 and "1 of 2 cases" in said.err
 
 
-def test_every_engine_has_its_turn_first() -> None:
+def test_every_engine_is_measured_first_in_some_round() -> None:
     order: list[str] = []
     warm: list[bool] = []
 
@@ -145,7 +145,7 @@ def test_no_round_begins_after_the_limit() -> None:
 
 
 @pytest.mark.parametrize("turn", [0, 1, 3])
-def test_an_engine_that_dies_between_its_turns_is_left_out(turn: int) -> None:
+def test_engine_that_dies_between_rounds_is_excluded(turn: int) -> None:
     left = turn
 
     def dying(repeats: int, _: bool) -> float:
@@ -163,7 +163,7 @@ def test_an_engine_that_dies_between_its_turns_is_left_out(turn: int) -> None:
         bench.measure_interleaved(calls, 5, needed="other")
 
 
-def test_a_rival_whose_process_is_killed_is_left_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_rival_is_excluded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Worker):
         def open(self, task: Task, feeds: Arrays | None) -> workers.RemoteEngine:
             opened = super().open(task, feeds)
@@ -214,7 +214,7 @@ def test_numpy_runs_cases_only(model: str) -> None:
 
 
 @pytest.mark.parametrize("name", [TORCH, COMPILED])
-def test_missing_torch_is_said(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_reported(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=f"torch is not installed; expected it for the engine {name}"):
         bench.run_benchmark(model, against=(name,))
@@ -233,7 +233,7 @@ def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: st
             worker.ask("nonsense")
 
 
-def test_a_worker_tells_what_goes_wrong_in_a_sample_and_serves_on(case: str) -> None:
+def test_worker_reports_a_failed_sample_and_continues(case: str) -> None:
     with Worker() as worker:
         worker.ready()
         opened = worker.open(Task(case, DIRECT, 1), None)

@@ -194,7 +194,7 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
         first(program, u=[[1], [1, 2]], v=[[1]], w=[[1]])
 
 
-def test_an_algorithm_of_ones_own_goes_through_json() -> None:
+def test_user_algorithm_survives_json() -> None:
     program, triple = line(8, 3), correlation(2, 3, tuple(map(Fraction, ("0", "1/2", "-1/2"))))
     h, r = program.equations[0].scope.traversals[0], program.equations[0].scope.summations[0]
     params = Filter(h, r, Bilinear("halves", triple.u, triple.v, triple.w))

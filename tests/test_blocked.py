@@ -321,7 +321,7 @@ def test_an_elementwise_reader_joins_a_chain_that_is_run_already() -> None:
     assert any("made beforehand" in why for why in joined_up.refused.values())
 
 
-def test_weights_that_a_view_shows_are_stored_as_they_are_read() -> None:
+def test_weights_behind_a_view_are_stored_in_reading_order() -> None:
     program = ee.parse("tensor K[3, 4] weight\ntensor A[4]\nL[x:4, y:3] = K[y, x]\nY[x:4] = sum[y:3] L[x, y] * A[x]")
     view = replace(program.equations[0], via=Instance(VIEW, (("offset", 0), ("strides", (1, 4)))))
     program = replace(program, equations=(view, program.equations[1]))
@@ -369,7 +369,7 @@ def test_a_chain_is_generated_once() -> None:
     refuses(BLOCKED_GENERATION, after, (0,), "instantiated already")
 
 
-def test_products_that_have_no_vectors_are_left_to_others() -> None:
+def test_chain_without_vectorised_products_is_not_tiled() -> None:
     """Eight columns: the scope is a chain, and the kernel of single stages runs it."""
     program = ee.parse(
         "tensor A[8, 16]\ntensor B[16, 6]\ntensor C[8, 6]\n"

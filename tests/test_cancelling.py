@@ -67,7 +67,7 @@ def test_conditions_multiplicities_and_meanings_count() -> None:
     assert keys[0] == keys[2] != keys[1]
 
 
-def test_infinite_constants_are_not_taken_away() -> None:
+def test_infinite_constants_do_not_cancel() -> None:
     space = space_of((0, 3))
     one, other = Term(inf, read({"x0": 1, "": 0})), Term(Fraction(1), read({"x0": 1, "": 0}))
     assert cancel_common_terms(space, [one, other], [one]) == ([one, other], [one])

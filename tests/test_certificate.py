@@ -257,7 +257,7 @@ def test_large_scopes_are_evaluated_in_slices_at_both_corners() -> None:
     assert wrong.kind == "false" and wrong.counterexample is not None and "element [199, " in wrong.counterexample
 
 
-def test_stand_ins_tell_functions_apart_where_reals_would_saturate() -> None:
+def test_stand_ins_distinguish_functions_where_reals_saturate() -> None:
     scope = parse("tensor v[9]\nY[i:9] = tanh(1000 + v[i]*v[i])").equations[0].scope
     other = parse("tensor v[9]\nY[i:9] = tanh(1001 + v[i]*v[i])").equations[0].scope
     left, right = (evaluate(interpret_reals(s), {"v": np.arange(9)}) for s in (scope, other))

@@ -84,7 +84,7 @@ def test_steps_that_cancel_are_still_wrong() -> None:
     )
 
 
-def test_an_end_proved_as_a_whole_outweighs_an_exact_step() -> None:
+def test_proof_of_the_ends_outweighs_an_exact_step() -> None:
     texts = ["relu(A[i])", "relu(relu(A[i]))", "relu(A[i])"]
     programs = [f"tensor A[4]\nY[i:4] = {body}\n" for body in texts]
     steps = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": text} for text in programs[1:]]
@@ -246,7 +246,7 @@ def test_the_checker_imports_neither_rules_nor_search() -> None:
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_a_file_is_whole_or_as_it_was(
+def test_file_is_complete_or_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: BaseException
 ) -> None:
     path = tmp_path / "out.json"

@@ -284,7 +284,7 @@ def test_output_through_a_link_keeps_the_link(case: Path, tmp_path: Path) -> Non
     assert link.is_symlink() and real.read_text().startswith("<svg")
 
 
-def test_a_reader_that_goes_away_is_no_error(case: Path) -> None:
+def test_closed_pipe_is_no_error(case: Path) -> None:
     made = subprocess.Popen(
         [sys.executable, "-m", "einnet_explore", "rules", str(case)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -295,7 +295,7 @@ def test_a_reader_that_goes_away_is_no_error(case: Path) -> None:
     made.stderr.close()
 
 
-def test_an_answer_is_given_also_where_its_reader_has_gone_away(record: Path) -> None:
+def test_exit_code_is_kept_if_the_pipe_is_closed(record: Path) -> None:
     """``check … | true`` under ``pipefail``."""
     held = json.loads(record.read_text())
     held["start"] = held["start"].replace("h+r-1, s+w-1", "h+s-1, r+w-1")

@@ -54,7 +54,7 @@ def test_a_search_that_fails_loses_no_other(
         main([*COMMAND, str(out), *cases, "--debug"])
 
 
-def test_a_case_that_cannot_be_read_loses_no_other(
+def test_unreadable_case_does_not_stop_the_others(
     cases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(cases[0]).write_text("tensor A[3")
@@ -69,7 +69,7 @@ def test_a_case_that_cannot_be_read_loses_no_other(
         main([*COMMAND, str(out), *cases, "--debug"])
 
 
-def test_interrupted_the_searches_that_are_done_are_kept(
+def test_finished_searches_survive_an_interrupt(
     cases: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     searching(monkeypatch, KeyboardInterrupt())
@@ -79,7 +79,7 @@ def test_interrupted_the_searches_that_are_done_are_kept(
     assert shown.err == "interrupted: 1 of 3 searches done\n"
 
 
-def test_interrupted_searches_that_were_done_out_of_turn_are_kept(
+def test_searches_finished_out_of_order_survive_an_interrupt(
     cases: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Late(Executor):

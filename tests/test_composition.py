@@ -51,7 +51,7 @@ def relus(*bodies: str) -> list[Program]:
     return [parse(f"tensor A[4]\nY[i:4] = {body}\n") for body in bodies]
 
 
-def test_a_derivation_whose_ends_are_too_far_apart_is_proved_by_its_steps() -> None:
+def test_derivation_with_distant_ends_is_proved_by_its_steps() -> None:
     steps = nested(30, 27, 64)
     alone = certify(steps.start, steps.end, exact_elements=None)
     assert alone.kind == "unknown" and "more than" in str(alone.counterexample)
@@ -68,7 +68,7 @@ def test_a_derivation_whose_ends_are_too_far_apart_is_proved_by_its_steps() -> N
     assert str(report.whole).startswith("proved (composition of 2 steps, 2 proved): equal for every input")
 
 
-def test_a_proof_of_both_ends_goes_before_their_steps() -> None:
+def test_proof_by_ends_is_preferred_to_proof_by_steps() -> None:
     found = certify_chain(chain(relus("relu(A[i])", "relu(relu(A[i]))", "relu(A[i])")))
     assert (found.kind, found.method, found.programs) == ("proved", "identical", ())
 

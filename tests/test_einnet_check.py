@@ -475,7 +475,7 @@ def test_no_changed_record_is_proved() -> None:
     assert count >= 50
 
 
-def test_steps_left_out_or_exchanged_are_seen() -> None:
+def test_missing_or_exchanged_steps_are_detected() -> None:
     start = "tensor A[4]\nY[i:4] = 2*A[i]"
     other = "tensor A[4]\nY[i:4] = A[i] + 3*A[i]"
     assert not accepted(record_of(start, other, start))

@@ -73,7 +73,7 @@ def test_floats_agree_where_they_are_exact(scope: Scope) -> None:
 
 
 @given(programs())
-def test_a_program_is_its_equations_in_turn(drawn: Program) -> None:
+def test_program_evaluates_its_equations_in_order(drawn: Program) -> None:
     inputs = inputs_for(drawn)
     got = evaluate(drawn, inputs)
     held: dict[str, Any] = dict(inputs)

@@ -161,7 +161,7 @@ def test_products_of_weights_are_computed_beforehand() -> None:
         "S[i:3, j:4] = sum[k:9] Q[i, k] * K[j, k]\nY[i:3] = sum[j:4] S[i, j]\noutput S, Y",
     ],
 )
-def test_program_is_kept_where_nothing_is_gained(text: str) -> None:
+def test_program_without_gain_is_unchanged(text: str) -> None:
     start = parse(f"tensor Q[3, 9]\ntensor K[4, 9]\ntensor V[4, 9]\n{text}")
     assert not list(factorings(start))
 

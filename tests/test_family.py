@@ -147,7 +147,7 @@ def test_kinds_of_derivations(kind: str) -> None:
     assert ee.certify(instance.start, instance.program).kind == "proved"
 
 
-def test_sizes_to_derive_at_lie_apart() -> None:
+def test_default_sizes_satisfy_assumptions_and_are_well_separated() -> None:
     ground = family("param H >= 99, W >= 99, C % 7 == 3, F <= 6\ntensor A[H, W, C, F]\nY[i:H] = A[i, 0, 0, 0]").ground
     assert default_sizes(ground) == {"H": 99, "W": 104, "C": 24, "F": 6}
 
@@ -202,7 +202,7 @@ def test_z3_proves_pairs_beyond_mixed_radix_splits() -> None:
     assert twice.kind == "refuted" and dict(twice.sizes)["H"] > 1
 
 
-def test_without_z3_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_z3_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "z3", None)
     found = family(ROWS).equals(family(BY_ROWS))
     assert found.kind == "unproved"

@@ -102,7 +102,7 @@ def test_a_good_kernel_runs_after_a_bad_one(cache: Path, monkeypatch: pytest.Mon
     assert len(list((cache / "kernels").glob("*.so"))) == 1
 
 
-def test_without_another_process_kernels_are_taken_as_they_are(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_run_unchecked_without_a_sandbox_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_children", {})
     monkeypatch.setattr(trial, "_unavailable", set())
     monkeypatch.setattr(sys, "executable", "/no/such/python")
@@ -297,6 +297,6 @@ def test_nothing_here_runs_what_it_reads() -> None:
                     pytest.fail(f"{path}: shell")
 
 
-def test_too_little_memory_is_said_in_one_line() -> None:
+def test_too_little_memory_is_reported_in_one_line() -> None:
     assert one_line(MemoryError("Unable to allocate\n8 TiB")) == "not enough memory: Unable to allocate 8 TiB"
     assert one_line(MemoryError()) == "not enough memory: an allocation failed"

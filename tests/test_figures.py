@@ -66,7 +66,7 @@ def boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
 
 @settings(max_examples=60)
 @given(graphs())
-def test_our_layout_keeps_nodes_apart_and_edges_downwards(drawn: Graph) -> None:
+def test_layout_separates_nodes_and_directs_edges_downwards(drawn: Graph) -> None:
     svg = layout_graph(drawn, "title").svg()
     found = boxes(svg)
     assert set(found) == {node.name for node in drawn.nodes}
@@ -103,7 +103,7 @@ def test_graphs_with_and_without_graphviz_say_the_same(monkeypatch: pytest.Monke
         assert name in texts(before.svg) and name in texts(without.svg)
 
 
-def test_a_figure_is_saved_whole(tmp_path: object) -> None:
+def test_figure_is_saved_completely(tmp_path: object) -> None:
     path = f"{tmp_path}/graph.svg"
     figure = graph_figure(TWO)
     figure.save(path)

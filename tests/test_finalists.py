@@ -138,7 +138,7 @@ def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_p
     assert outcome.winner is None and f"takes {least / 1.051e-3:.2f} of the original's time" in outcome.why
 
 
-def test_entries_of_one_algorithm_stand_together() -> None:
+def test_variants_are_grouped_by_algorithm() -> None:
     table = Table((2, 1), (1, 1))  # type: ignore[arg-type]
     ranked = [Variant(n, (), lambda: START, (table,) * (n % 2)) for n in range(6)]
     assert [[e.seconds for e in group] for group in variants_by_algorithm(ranked, 9, 5)] == [[0, 2, 4], [1, 3]]

@@ -80,9 +80,7 @@ def test_a_finding_says_what_and_where() -> None:
     assert outcome.findings == ["plan: ValueError: two lines\nthe graph"]
 
 
-def test_a_soak_survives_what_it_finds_and_goes_on_where_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_soak_records_findings_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "state.jsonl"
     state = State(path)
     soak(crash, 0, range(3), state, jobs=1, seconds=100, limit=60, command="again")
@@ -204,7 +202,7 @@ def test_a_weight_of_rank_zero_stays_one() -> None:
     assert [e.name for e in rest.equations] == ["Y"]
 
 
-def test_nodes_that_no_output_needs_are_left_alone() -> None:
+def test_dead_nodes_are_in_no_subprogram() -> None:
     # They were a subprogram without outputs, whose search failed.
     model = load_model(
         build(

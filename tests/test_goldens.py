@@ -421,7 +421,7 @@ def test_a_saved_search_or_session_is_loaded_and_saved_again(name: str, saved: P
     )
 
 
-def test_a_saved_search_goes_on_as_a_new_one_goes(saved: Path) -> None:
+def test_saved_search_continues_like_a_new_one(saved: Path) -> None:
     old = ee.load(saved / "search.einx")
     new = ee.search(PROGRAMS["conv_transpose"](), target="ConvTranspose2d", max_depth=1)
     before = old.report()["states"]

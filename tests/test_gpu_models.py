@@ -174,7 +174,7 @@ def test_unsupported_node_is_named() -> None:
     assert not found.models and "mode is cubic" in found.left_out["cubic"]
 
 
-def test_the_fastest_way_is_taken_where_it_pays() -> None:
+def test_fastest_implementation_is_chosen_if_it_gains() -> None:
     assert whole.best({"library": 1.0, "derived 1": 0.9, "derived 2": 0.8}, "library") == "derived 2"
     assert whole.best({"library": 1.0, "derived 1": 0.98}, "library") == "library"
     assert whole.best({"derived 1": 2.0}, "library") == "derived 1"
@@ -183,7 +183,7 @@ def test_the_fastest_way_is_taken_where_it_pays() -> None:
 # --- the budget
 
 
-def test_a_budget_is_kept_and_what_is_left_out_is_named() -> None:
+def test_budget_is_respected_and_omitted_parts_are_named() -> None:
     budget = Budget(1e9, runner.SAVED)
     budget.begin("checks", 4)
     assert budget.refused("checks") is None
@@ -276,7 +276,9 @@ def test_figures_are_drawn_from_results(results: Path, tmp_path: Path, capsys: p
     assert "wrong results: fsrcnn, batch 1" in capsys.readouterr().err
 
 
-def test_without_results_it_is_said_how_to_get_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_results_name_the_command_that_measures_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "x.json"
     for content, says in (
         (None, "found no results of a GPU at"),

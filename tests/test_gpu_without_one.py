@@ -433,7 +433,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "b"
 
 
-def test_the_bundle_is_whole(packed: Path) -> None:
+def test_bundle_is_complete(packed: Path) -> None:
     assert (packed.parent / "b.zip").stat().st_size < bundle.LARGEST
     manifest = whole.read(packed / "data")
     plans = [cuda_plan_from_json(p) for p in whole.plans(manifest)]
@@ -486,7 +486,7 @@ def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
     assert not (packed / "r.json").exists()
 
 
-def test_results_are_gone_on_with_or_left_alone(tmp_path: Path) -> None:
+def test_results_of_the_same_bundle_only_are_resumed(tmp_path: Path) -> None:
     head = {"bundle": "b", "device": {"name": "d"}, "versions": {"cupy": "1"}}
     out = tmp_path / "r.json"
     fresh = runner.resumed(out, head)

@@ -92,7 +92,7 @@ def test_subprogram_and_its_reader_are_joined() -> None:
     agree(model, (whole,))
 
 
-def test_names_are_kept_apart() -> None:
+def test_equal_names_of_joined_programs_are_distinguished() -> None:
     model = two_products()
     apart = [
         replace(
@@ -120,7 +120,7 @@ def _rewired(program: Program) -> Program:
     return replace(program, equations=(first, replace(second, scope=scope)))
 
 
-def test_siblings_are_joined_and_what_others_read_stays_an_output() -> None:
+def test_joined_siblings_keep_outputs_with_other_readers() -> None:
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
         node("Relu", ["a"], ["b"]),
@@ -135,7 +135,7 @@ def test_siblings_are_joined_and_what_others_read_stays_an_output() -> None:
     assert set(whole.program.outputs) == {"b", "d"}
 
 
-def test_a_path_outside_keeps_programs_apart() -> None:
+def test_programs_with_a_path_between_them_are_not_joined() -> None:
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
         node("Relu", ["a"], ["b"]),

@@ -147,7 +147,7 @@ def test_same_axes_in_the_same_order_need_no_barrier() -> None:
     assert not any(stage.barrier for stage in made.stages)  # E is loaded by the thread that stored it
 
 
-def test_diagram_shows_what_is_read_and_kept() -> None:
+def test_diagram_shows_reads_and_stored_values() -> None:
     drawn = stage_graph(fuse_program(softmax(4, 9)))
     labels = {node.name: node.label for node in drawn.nodes}
     assert labels["E in memory"] == "E\nin the memory of Y"
@@ -396,7 +396,7 @@ def test_a_compiler_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @needs_cc
-def test_operations_apart_compute_the_same() -> None:
+def test_unfused_operations_compute_equal_results() -> None:
     program = two_ways(ROW_POINTS + 5, 30)
     assert [p.outputs for p in split_operations(program)] == [("A",), ("B",), ("Y",), ("Z",)]
     arrays = normal(program)
@@ -484,7 +484,7 @@ def test_blocks_refuse_what_they_cannot() -> None:
 # Cost
 
 
-def test_a_tiny_grid_does_not_pay_on_a_gpu() -> None:
+def test_tiny_grid_is_estimated_as_slower_on_a_gpu() -> None:
     def asked(n: int, c: int, h: int, w: int, target: Any) -> Any:
         program = batch_norm(n, c, h, w)
         return estimate_fusion(gpu_launch(fuse_program(program), {t.name: t.shape for t in program.inputs})[0], target)

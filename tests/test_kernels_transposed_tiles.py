@@ -223,7 +223,7 @@ def test_transpose_kernels_run_in_c(text: str, threads: int, monkeypatch: pytest
     assert (out == exact(scope, arrays)).all()
 
 
-def test_without_a_compiler_plans_run_on_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_run_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     program = parse("tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]")
     with pytest.raises(BackendError, match="no C compiler was found: it needs cc, gcc or clang"):

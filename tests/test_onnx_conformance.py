@@ -97,7 +97,7 @@ def worst(array: Any, wanted: Any) -> str:
     return f"{np.abs(array - wanted.astype(float)).max()}" if array.shape == wanted.shape else f"shape {wanted.shape}"
 
 
-def test_node_tests_are_right_or_passed_through(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_tests_are_correct_or_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with np.errstate(all="ignore"):
         verdicts = {case.name: verdict(case) for case in cases()}
     counts = Counter(kind for kind, _ in verdicts.values())

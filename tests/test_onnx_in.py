@@ -187,7 +187,7 @@ def test_values_that_subgraphs_read_are_reads() -> None:
     assert model.nodes[0].reads == ("flag", "x")
 
 
-def test_external_data_is_read_and_its_absence_said(tmp_path: Path) -> None:
+def test_missing_external_data_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "big.onnx"
     proto = build(CONV, IMAGE, ["y"], {"w": W})
     onnx.save(proto, path, save_as_external_data=True, location="big.data", size_threshold=0)
@@ -262,7 +262,7 @@ def test_shapes_that_cannot_be() -> None:
     )
 
 
-def test_shapes_that_contradict_one_another() -> None:
+def test_contradictory_shapes_are_refused() -> None:
     nodes = [node("MatMul", ["x", "w"], ["y"], "product")]
     message = refused(build(nodes, {"x": (2, 3)}, ["y"], {"w": np.ones((4, 5), np.float32)}))
     assert message.startswith("<model>: found shapes that do not fit: node product (MatMul): ")
@@ -299,7 +299,7 @@ def test_a_mask_may_be_infinite_but_not_nan() -> None:
     )
 
 
-def test_a_cycle() -> None:
+def test_cyclic_model_is_refused() -> None:
     nodes = [node("Add", ["x", "b"], ["a"], "first"), node("Relu", ["a"], ["b"], "second")]
     assert refused(build(nodes, {"x": (3,)}, ["b"])) == (
         "<model>: node first (Add): found a cycle first <- second <- first, expected an acyclic graph"
@@ -316,7 +316,7 @@ def test_a_disconnected_graph() -> None:
     )
 
 
-def test_names_given_twice() -> None:
+def test_duplicate_names_are_refused() -> None:
     twice = [node("Relu", ["x"], ["y"], "a"), node("Neg", ["x"], ["y"], "b")]
     assert refused(build(twice, {"x": (3,)}, ["y"])) == (
         "<model>: node b (Neg): found output y which is also an output of node a (Relu), expected a new name"

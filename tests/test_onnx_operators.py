@@ -301,7 +301,7 @@ def test_unsupported_node_states_the_reason(item: Any, why: str) -> None:
     assert express(model.nodes[0], model) == NotUnderstood(why)
 
 
-def test_a_convolution_of_four_dimensions_stays() -> None:
+def test_convolution_with_four_spatial_dimensions_is_unchanged() -> None:
     conv = node("Conv", ["x", "k"], ["y"])
     model = load_model(build([conv], {"x": (1, 1, 2, 2, 2, 2)}, ["y"], {"k": np.ones((1, 1, 1, 1, 1, 1), np.float32)}))
     found = express(model.nodes[0], model)
@@ -309,14 +309,14 @@ def test_a_convolution_of_four_dimensions_stays() -> None:
 
 
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
-def test_a_window_larger_than_its_input_stays(op: str) -> None:
+def test_window_larger_than_its_input_is_unchanged(op: str) -> None:
     pool = node(op, ["x"], ["y"], kernel_shape=[5, 2], strides=[2, 1], pads=[1, 0, 0, 0])
     model = load_model(build([pool], {"x": (1, 1, 3, 2)}, ["y"]))
     found = express(model.nodes[0], model)
     assert found == NotUnderstood("its window spans 5 elements, its padded input has 4")
 
 
-def test_a_shape_known_only_at_run_time_is_said() -> None:
+def test_shape_known_only_at_run_time_is_reported() -> None:
     model = load_model(build([node("NonZero", ["x"], ["n"]), node("Cast", ["n"], ["y"], to=1)], {"x": (3,)}, ["y"]))
     assert not model.is_static("n")
     with pytest.raises(ModelError, match="value n: found no static shape"):

@@ -192,7 +192,7 @@ def test_inception_siblings() -> None:
     computes_what_the_model_does(model, {"x": np.random.default_rng(4).standard_normal((1, 3, 6, 6), np.float32)})
 
 
-def test_siblings_with_a_path_between_them_stay_apart() -> None:
+def test_siblings_with_a_path_between_them_are_not_joined() -> None:
     """b reads a through a node that is not understood, so both cannot run as one."""
     weights = {"k": np.ones((2, 2, 1, 1), np.float32), "n": np.array([3])}
     nodes = [
@@ -211,7 +211,7 @@ def test_strides_that_differ_are_no_siblings() -> None:
     assert operators(load_model(build(nodes, {"x": (1, 2, 4, 4)}, ["a", "b"], weights))) == [["Conv"], ["Conv"]]
 
 
-def test_a_path_through_another_subprogram_keeps_nodes_apart() -> None:
+def test_nodes_with_a_path_through_another_subprogram_are_not_joined() -> None:
     """a + conv(relu(a)) with a = conv(x): the sum waits for the second convolution, so the first cannot have it."""
     weights = {"k": np.ones((2, 2, 1, 1), np.float32)}
     nodes = [

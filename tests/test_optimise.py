@@ -149,7 +149,7 @@ def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, Fail])
-def test_a_mistake_in_one_search_costs_no_other(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_search_does_not_affect_others(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     contest = Tuner.run_task
     calls: list[int] = []
 
@@ -256,7 +256,7 @@ def test_negligible_subprograms_are_not_searched(monkeypatch: pytest.MonkeyPatch
     assert all("a gain is not measurable" in part.why for part in parts)
 
 
-def test_inputs_tell_right_from_wrong() -> None:
+def test_inputs_distinguish_wrong_results() -> None:
     # Outputs of a saturated sigmoid are rounding errors: other inputs are drawn until some are not.
     nodes = [node("Mul", ["x", "k"], ["a"]), node("Sub", ["a", "o"], ["b"]), node("Sigmoid", ["b"], ["y"])]
     weights = {"k": np.float32([4.0]), "o": np.float32([14.0])}

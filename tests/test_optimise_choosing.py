@@ -94,7 +94,7 @@ def test_the_original_is_timed_in_a_process_of_its_own() -> None:
     )
 
 
-def test_each_kept_derivation_is_switched_off_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribution_leaves_out_each_kept_derivation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     fast = searched(model(transposed()))
     found = sorted(fast.attribution(), key=lambda part: part.nodes)
@@ -281,7 +281,7 @@ def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, parts: tu
     assert said in told and bool(told) == bool(said)
 
 
-def test_the_file_holds_what_pays_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_has_only_derivations_that_are_faster_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Part 1 makes the whole faster there, part 0 slower: the times are the test's own."""
     seconds = {(): 4.0, (0,): 5.0, (1,): 3.0, (0, 1): 3.5}
     plans = {kept: ExecutionPlan((), {}, (), {}) for kept in seconds}

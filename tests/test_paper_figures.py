@@ -80,7 +80,7 @@ def test_text_is_in_the_pdf(tmp_path: Path) -> None:
     assert len(with_text.pdf()) > len(without.pdf()) + 1000
 
 
-def test_a_width_is_kept(picture: Figure) -> None:
+def test_width_of_a_figure_is_kept(picture: Figure) -> None:
     scaled = picture.scaled("2in")
     assert "width='192.00'" in scaled.svg.split(">")[0]
     assert scaled.tikz() == picture.tikz()

@@ -156,7 +156,7 @@ def test_arrays_are_let_go_when_the_last_reader_is_done() -> None:
     assert dropped == [{"x"}, {"p"}, set(), {"r"}, {"s"}]  # q is an output, though c is its last reader
 
 
-def test_dead_nodes_are_left_out() -> None:
+def test_dead_nodes_are_omitted() -> None:
     nodes = [node("Relu", "a", "x", "p"), node("Tanh", "dead", "p", "q"), node("Neg", "b", "p", "y")]
     of = model(nodes, {"x": [4]}, {"y": [4]})
     plan = check(of, ("b",))
@@ -318,7 +318,7 @@ def test_groups_that_do_not_fit_are_refused(groups: list[tuple[str, ...]], messa
         build_plan(chain(), dict.fromkeys(groups, refusing))
 
 
-def test_a_missing_result_or_input_is_said() -> None:
+def test_missing_result_or_input_is_reported() -> None:
     plan = build_plan(chain(), {("b",): refusing})
     with pytest.raises(Refused, match=r"node b \(MatMul\): found no result for q"):
         plan.run(random_model_inputs(chain()))

@@ -57,7 +57,7 @@ def test_wrong_guess_is_answered_with_numbers_and_the_question_repeats() -> None
     assert quiz.score().rows[0][1] == "expression_fusion ✗, eoperator_generation ✗, summation_splitting ✓"
 
 
-def test_a_rule_that_applies_but_makes_something_else_says_what() -> None:
+def test_wrong_but_applicable_rule_shows_its_result() -> None:
     quiz = Quiz(derivation())
     other = quiz.guess("boundary_relaxing")
     assert not other.right

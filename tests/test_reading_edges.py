@@ -260,7 +260,7 @@ def test_resizing_that_is_not_converted(op: str, opset: int, monkeypatch: pytest
         agree(proto, {"x": x})
 
 
-def test_a_transposed_convolution_of_two_shapes_stays() -> None:
+def test_transposed_convolution_with_two_shapes_is_unchanged() -> None:
     """What ONNX's shape inference says is not what the operator computes."""
     item = node("ConvTranspose", ["x", "k"], ["y"], auto_pad="SAME_UPPER", output_padding=[1], strides=[2])
     proto = build([item], {"x": (1, 1, 3)}, ["y"], {"k": np.ones((1, 1, 3), np.float32)})

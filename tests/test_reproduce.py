@@ -86,7 +86,7 @@ def test_the_target_is_found_where_the_paper_says_there_is_one():
     assert original is not None and not is_target(original[1], CASES["G2BMM"])
 
 
-def test_work_apart_gives_the_same_and_passes_errors_on():
+def test_work_in_another_process_returns_equal_results_and_errors():
     here = search_case("G2BMM", 1, 60, True, True)
     there = run_in_process(search_case, "G2BMM", 1, 60, True, True)
     for a, b in zip(here, there, strict=True):

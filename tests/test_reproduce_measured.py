@@ -229,9 +229,7 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
     assert main(["reproduce", "e1", "--model", "vgg"]) == 2
 
 
-def test_the_command_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str, int]] = []
 
     def measured(path: Path, **options: Any) -> dict[str, Any]:
@@ -337,7 +335,7 @@ def test_the_command_compares_operators_once_for_both(
 
 
 @pytest.mark.parametrize("damage", [None, ("steps", 0, "rule"), ("start",)])
-def test_an_operator_is_gone_on_with_if_its_derivation_still_comes_out(
+def test_operator_is_resumed_if_its_derivation_can_be_replayed(
     lab: operator_cases.OperatorLab, tmp_path: Path, damage: tuple[Any, ...] | None
 ) -> None:
     lab.run()

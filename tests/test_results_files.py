@@ -7,7 +7,7 @@ import pytest
 from einnet_evaluation.results_file import ResultsFile
 
 
-def test_every_origin_is_kept(tmp_path: Path) -> None:
+def test_results_of_every_origin_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "e1.json"
     for n in (1, 2, 3, 1):
         ResultsFile(path, {"options": n}).write([n])

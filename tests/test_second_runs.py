@@ -221,7 +221,7 @@ def test_equal_parts_stay_or_go_together() -> None:
 
 
 @pytest.mark.usefixtures("paired")
-def test_certain_parts_are_not_tried_for_elimination() -> None:
+def test_elimination_skips_certain_parts_and_is_bounded() -> None:
     costly = Plans(lambda kept: 1.0 + len(kept))
     assert set(left_out(costly, (1.2, CERTAIN_SPEEDUP, 9.0))) == {0} and costly.made == [(0, 1, 2), (1, 2)]
     many = Plans(lambda kept: 1e-3 * (1 + len(kept)))
