@@ -58,7 +58,8 @@ def outline(scope: Scope, levels: int) -> Outline:
         found = dict.fromkeys(sorted(found, key=lambda source: keys[source]))
     if not found:
         return Outline(scope, ())
-    stubs = {source: _stub(source, n, len(found) == 1) for n, source in enumerate(found)}
+    stub = _lone_stub if len(found) == 1 else _stub
+    stubs = {source: stub(source, n) for n, source in enumerate(found)}
     return Outline(_hide(scope, levels, stubs), tuple(found))
 
 
@@ -82,10 +83,15 @@ def _hide(scope: Scope, levels: int, stubs: Mapping[Scope, Scope]) -> Scope:
     return with_body(scope, map_accesses(scope.body, swap))
 
 
-def _stub(scope: Scope, n: int, alone: bool) -> Scope:
-    """*scope* with a read of the tensor ``?n`` as body; *alone*: nothing is compared with it, so any names do."""
-    body = Access(Tensor(f"{STEM}{n}", ()), ())
-    if not alone or scope.domain:
-        return with_body(scope, body)
+def _stub(scope: Scope, n: int) -> Scope:
+    """Return *scope* with a read of the tensor ``?n`` as body."""
+    return with_body(scope, Access(Tensor(f"{STEM}{n}", ()), ()))
+
+
+def _lone_stub(scope: Scope, n: int) -> Scope:
+    """Return the stub of the only nested scope: nothing is compared with it, so any names of iterators do."""
+    found = _stub(scope, n)
+    if scope.domain:
+        return found
     box = tuple([Iterator(f"z{d}", x.lo, x.hi) for d, x in enumerate(scope.traversals)])
-    return Scope(box, (), body, "sum", (), scope.padding, scope.value)
+    return Scope(box, (), found.body, "sum", (), scope.padding, scope.value)

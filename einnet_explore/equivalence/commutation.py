@@ -26,19 +26,20 @@ def _sorted_pieces(term: Term) -> Iterable[Term]:
         choices: list[tuple[Form, ...]] = [()]
         for a, b in pairwise(order):
             if names[a] == names[b]:
-                pieces = list(_precedes(term.factors[a], term.factors[b], strictly=a > b))
+                before, equal = _order_pieces(term.factors[a], term.factors[b])
+                pieces = before if a > b else (*before, equal)
                 choices = [(*c, *p) for c in choices for p in pieces]
         factors = tuple(term.factors[n] for n in order)
         for extra in choices:
             yield Term(term.coefficient, factors, term.summed, (*term.where, *extra))
 
 
-def _precedes(a: Factor, b: Factor, strictly: bool) -> Iterable[tuple[Form, ...]]:
-    """Yield disjoint pieces of index(a) < index(b) in lexical order (or equal, unless *strictly*)."""
+def _order_pieces(a: Factor, b: Factor) -> tuple[tuple[tuple[Form, ...], ...], tuple[Form, ...]]:
+    """Return disjoint pieces of index(a) < index(b) in lexical order, and the piece in which they are equal."""
+    before: list[tuple[Form, ...]] = []
     equal: tuple[Form, ...] = ()
     for i, j in zip(a[1], b[1], strict=True):
         up = {v: j.get(v, 0) - i.get(v, 0) for v in {**i, **j}}
-        yield (*equal, {**up, "": up[""] - 1})
+        before.append((*equal, {**up, "": up[""] - 1}))
         equal = (*equal, up, {v: -k for v, k in up.items()})
-    if not strictly:
-        yield equal
+    return tuple(before), equal

@@ -212,7 +212,9 @@ class ProgramSearch(StateTable):
             found = self._run(member, numbers, choice)
             if found is None:
                 continue
-            yield from self._found(found, rank < cheapest)
+            yield self._priced(found)
+            if rank < cheapest:
+                yield from self._post_optimised(found)
             if several:
                 for event in self._merged(found):
                     yield event
@@ -225,7 +227,10 @@ class ProgramSearch(StateTable):
         variants = [self._expression(member.program, n).variants() for n in numbers]
         for choice in rank_choices(member.program, numbers, variants, self.cost, 1, 0)[0]:
             if (found := self._run(member, numbers, choice)) is not None:
-                yield from self._found(found, self.cost(found.program)[0] <= PROMISING * self.best)
+                is_promising = self.cost(found.program)[0] <= PROMISING * self.best
+                yield self._priced(found)
+                if is_promising:
+                    yield from self._post_optimised(found)
 
     def _run(self, member: State, numbers: tuple[int, ...], choice: tuple[ExpressionVariant, ...]) -> State | None:
         """*member* with its expressions run as in *choice*, the rest generated; None if known or if that is refused."""
@@ -251,13 +256,11 @@ class ProgramSearch(StateTable):
         matches = tuple(step.match for step in derivation.steps)
         return self.reached(parent.id, matches, derivation.end, parent.depth, "converging", 0)
 
-    def _found(self, state: State, optimise: bool) -> Iterable[Found]:
-        """The candidate *state*, and what post-optimisation makes of it."""
-        yield self._priced(state)
-        if optimise:
-            derivation = self.post(Derivation(state.program))
-            if derivation.steps and (after := self._executable(state, derivation)) is not None:
-                yield self._priced(after)
+    def _post_optimised(self, state: State) -> Iterable[Found]:
+        """Yield the candidate that post-optimisation makes of *state*, if it is a new one."""
+        derivation = self.post(Derivation(state.program))
+        if derivation.steps and (after := self._executable(state, derivation)) is not None:
+            yield self._priced(after)
 
     def _priced(self, state: State) -> Found:
         seconds, how = self.cost(state.program)
