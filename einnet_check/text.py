@@ -21,6 +21,7 @@ Expr: TypeAlias = "Any"
 ``+ * /``, functions, and ``("where", index, yes, no)``: the first scalar where the index is at least 0."""
 ARITY = dict.fromkeys(["relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs", "erf"], 1)
 ARITY |= {"pow": 2, "maximum": 2, "minimum": 2}
+"""Known functions; any other name before a parenthesis is an uninterpreted function: proofs hold whatever it means."""
 FINITE = {"exp", "tanh", "sigmoid", "erf", "rsqrt"}
 """Functions whose values are taken to be finite, also those of infinite arguments."""
 
@@ -142,6 +143,7 @@ def where(op: str, a: Expr, b: Expr, yes: Expr, no: Expr) -> Expr:
 
 
 BLANKS = r"(?>(?:\s|#[^\n]*)*)"
+RESERVED = "tensor|output|weight|pad|value|via|where|table|inf|sum|max|min|prod"
 WORD, QUOTED = r"[^\W\d]\w*", r"\"(?:\\.|[^\"\\\n])*\""
 DIGITS, EXPONENT = "[0-9]+", "[eE][+-]?[0-9]{1,3}"
 NUMBER = rf"(?:{DIGITS}\.(?!\.)[0-9]*|\.{DIGITS})(?:{EXPONENT})?|{DIGITS}{EXPONENT}|{DIGITS}"
@@ -319,9 +321,10 @@ class Parser:
             rest = self.items("", self.expression, ")")
             self.need(len(rest) == 3, "two numbers, with and without the condition, before")
             return where(op, left, *rest)
-        if function := self.take(rf"(?:{'|'.join(ARITY)})(?=\s*\()"):
+        if function := self.take(rf"(?!(?:{RESERVED})\b){WORD}(?=\s*\()"):
             args = self.items("(", self.expression, ")")
-            self.need(len(args) == ARITY[function], f"{ARITY[function]} arguments of {function} before")
+            count = ARITY.get(function, max(1, len(args)))
+            self.need(len(args) == count, f"{count} arguments of {function} before")
             return (function, *args)
         word, name = self.sees(WORD), self.name()
         if word and name in self.own and not self.sees(r"\["):

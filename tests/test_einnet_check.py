@@ -510,6 +510,8 @@ WRONG = [
     ("Y[i:4, i:4] = A[i]", "a range of i that is new and not empty before"),
     ("Y[i:4] = {[j:4] A[i]}[i]", "expected one of A, B, j instead of i before"),
     ("Y[i:4] = relu(A[i], A[i])", "1 arguments of relu before"),
+    ("Y[i:4] = f()", "1 arguments of f before"),
+    ("Y[i:4] = max(A[i], 0)", "found '(A[i], 0)', expected ["),
     ("Y[i:4] = table[2, 2](1, 2, 3)[0, 0]", "as many entries as the shape says before"),
     ("Y[i:4] = table[2](1/2, 3/0)[0]", "a denominator other than 0 before"),
     ("Y[i:4] = A[i] + 1e999999999", "found '999999', expected"),
@@ -528,6 +530,15 @@ WRONG = [
 def test_texts_that_are_no_programs(after: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Parser("tensor A[4]\ntensor B[4, 4]\n".replace("\ntensor B", " tensor B") + after).program()
+
+
+def test_an_unknown_function_is_uninterpreted() -> None:
+    start = "tensor A[4]\nY[i:4] = f(A[i] + 1) * 2 - f(A[i]) - f(A[i])"
+    assert why(start, "tensor A[4]\nY[i:4] = 2 * (f(1 + A[i]) - f(A[i]))") is None
+    for other in ("f(A[i] + 1)*2 - f(A[i]) - g(A[i])", "2*f(A[i] + 1) - 2*f(A[3-i])", "2*f(1)"):
+        assert why(start, f"tensor A[4]\nY[i:4] = {other}") is not None
+    infinite = "tensor A[4] pad [1] value -inf\nY[i:4] = 0 * f(A[i-1])"
+    assert why(infinite, "tensor A[4] pad [1] value -inf\nY[i:4] = 0 * A[i]") is not None
 
 
 def test_both_parsers_read_the_documented_programs_equally() -> None:

@@ -82,6 +82,8 @@ def _derivatives(op: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
     """Return the derivative of ``op(args)`` with respect to each argument."""
     function = SCALAR_FUNCTIONS.get(op)
     if function is None or function.derivative is None or len(args) != function.arity:
-        known = ", ".join(("+ - * / neg", *FUNCTIONS))
+        known = ", ".join(
+            ("+ - * / neg", *(name for name in FUNCTIONS if name == "where" or SCALAR_FUNCTIONS[name].derivative))
+        )
         raise ValueError(f"operator {op} of {len(args)} arguments has no derivative here, expected one of {known}")
     return function.derivative(Apply(op, args), *args)

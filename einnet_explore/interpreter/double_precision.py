@@ -47,7 +47,7 @@ class DoublePrecision(DerivedNumbers):
 
 def _may_underflow(op: str, operands: Sequence[BoundedValue], value: Array) -> Array:
     """Return where *value* is too small for double precision, and not the exact result of a zero."""
-    if op not in ("exp", "sigmoid", "*", "/", "pow"):
+    if (function := SCALAR_FUNCTIONS.get(op)) is None or not function.may_underflow:
         return np.zeros((), np.bool_)
     small: Array = np.abs(value) < SMALLEST_PRECISE
     for operand in operands if op in ("*", "/", "pow") else ():

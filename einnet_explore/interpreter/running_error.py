@@ -173,6 +173,8 @@ def _apply(
             return _power(a, args[1], b, unit)
         case _, [a] if (function := SCALAR_FUNCTIONS.get(op)) and function.is_monotone:
             return _function(function, a, rescalings, unit)
+        case _, _ if (function := SCALAR_FUNCTIONS.get(op)) and function.compute and function.arity == len(operands):
+            return _any_function(function, operands, unit)
     raise ValueError(f"{op} of {len(operands)} arguments has no error bound")
 
 
@@ -197,6 +199,18 @@ def _function(function: ScalarFunction, a: BoundedValue, rescalings: int, unit: 
         own_error = np.where(zero, 0, _FUNCTION_ROUNDINGS * unit)
     else:
         own_error = _FUNCTION_ROUNDINGS * unit * largest
+    return BoundedValue(value, change + own_error)
+
+
+def _any_function(function: ScalarFunction, operands: Sequence[BoundedValue], unit: float) -> BoundedValue:
+    """Apply a function that need not be monotone: only exact arguments, or its image, bound the error."""
+    assert function.compute is not None
+    value = np.asarray(function.compute(ARRAYS, *(n.value for n in operands)))
+    exact = reduce(np.logical_and, [n.error == 0 for n in operands])
+    change = np.where(exact, 0, function.image[1] - function.image[0])
+    own_error = (
+        0 if function.is_integral else _FUNCTION_ROUNDINGS * unit * (1 if function.is_bounded else np.abs(value))
+    )
     return BoundedValue(value, change + own_error)
 
 

@@ -1,7 +1,7 @@
 r"""The scalar functions and operators: one entry each, read by every layer.
 
-To add a function of one argument, add an entry: the text form, evaluation, error bounds, gradients, kernels in C, CUDA,
-OpenCL and TVM, LaTeX and ONNX follow from its fields.
+To add a function, add an entry: the text form, evaluation, error bounds, gradients, kernels in C, CUDA, OpenCL and TVM,
+LaTeX and ONNX follow from its fields.  ``tests/test_scalar_functions.py`` tests every entry in every layer.
 
 Where a function has a kink its derivative is a *subgradient*: 0 for ``relu`` and ``abs`` at 0, one half for both
 arguments of ``maximum`` and ``minimum`` where they are equal.  The text form compares indices, not values; a power of
@@ -27,11 +27,14 @@ N = TypeVar("N", bound="float | Fraction")
 class ScalarFunction:
     """An elementwise function or operator; *arity* is None for ``+`` and ``*``, which take two or more arguments.
 
-    *compute* evaluates it with a library's functions, named as in NumPy and ``scipy.special``: ``compute(lib, x)``.
+    *compute* evaluates it with a library's functions, named as in NumPy and ``scipy.special``: ``compute(lib, x)``;
+    error bounds take it to be accurate to 8 units in the last place.
     *derivative* maps its value and arguments to one derivative an argument: ``derivative(y, x)``; None: it has none.
     *latex* has a ``%s`` an argument.  *onnx* is ONNX's operator.  *c_name* is its name in C's ``math.h``, for double;
     *gpu_name* the same where only CUDA and OpenCL have it.  *c_definition* defines it for element types without a
-    built-in: ``T`` stands for the type, ``_N`` for the suffix of the name.
+    built-in: ``T`` stands for the type, ``_N`` for the suffix of the name, ``ONE`` for the constant, ``EXP`` and
+    ``SQRT`` for these functions.  Without *derivative*, *onnx* or a name in C, ``grad``, the export and kernels in C
+    refuse the function; the other layers still have it.
     """
 
     name: str
@@ -48,7 +51,7 @@ class ScalarFunction:
     is_integral: bool = False
     """Integers map to integers, and no rounding happens."""
     is_monotone: bool = False
-    """Monotone wherever it is defined, so that the ends of an interval bound its values there."""
+    """Monotone wherever it is defined: the ends of an interval bound its values there, else only its image does."""
     image: tuple[float, float] = (-math.inf, math.inf)
     """An interval that holds every value."""
     has_kink: bool = False
@@ -56,6 +59,8 @@ class ScalarFunction:
     is_commutative: bool = False
     has_pole: bool = False
     """Some number has no value: constants are not folded."""
+    may_underflow: bool = False
+    """Values other than 0 may be smaller than any number in double precision."""
     assumed_finite: bool = False
     """Proofs take its values to be finite, also those of infinite arguments."""
 
@@ -132,11 +137,11 @@ _FUNCTIONS = (
     ScalarFunction(
         "sigmoid", 1, lambda lib, x: lib.expit(x), latex=r"\sigma\left(%s\right)", onnx="Sigmoid", additions=20,
         c_definition="T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
-        is_monotone=True, image=(0, 1), derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
+        is_monotone=True, image=(0, 1), may_underflow=True, derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
     ),
     ScalarFunction(
         "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
-        is_monotone=True, image=(0, math.inf), assumed_finite=True, derivative=lambda y, x: (y,),
+        is_monotone=True, image=(0, math.inf), assumed_finite=True, may_underflow=True, derivative=lambda y, x: (y,),
     ),
     ScalarFunction(
         "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
@@ -161,7 +166,7 @@ _FUNCTIONS = (
     ERF,
     ScalarFunction(
         "pow", 2, lambda lib, x, y: lib.power(x, y), latex=r"\left(%s\right)^{%s}", onnx="Pow", c_name="pow",
-        additions=40, has_pole=True, derivative=_power_derivatives,
+        additions=40, has_pole=True, may_underflow=True, derivative=_power_derivatives,
     ),
     ScalarFunction(
         "maximum", 2, lambda lib, x, y: lib.maximum(x, y), latex=r"\max\left(%s, %s\right)", onnx="Max",
@@ -181,9 +186,16 @@ _OPERATORS = (
     ScalarFunction(
         "-", 2, lambda lib, x, y: x - y, onnx="Sub", is_integral=True, derivative=lambda y, a, b: (_ONE, Const(-1))
     ),
-    ScalarFunction("*", None, onnx="Mul", is_integral=True, is_commutative=True),
+    ScalarFunction("*", None, onnx="Mul", is_integral=True, is_commutative=True, may_underflow=True),
     ScalarFunction(
-        "/", 2, lambda lib, x, y: x / y, onnx="Div", additions=4, has_pole=True, derivative=_quotient_derivatives
+        "/",
+        2,
+        lambda lib, x, y: x / y,
+        onnx="Div",
+        additions=4,
+        has_pole=True,
+        may_underflow=True,
+        derivative=_quotient_derivatives,
     ),
     ScalarFunction("neg", 1, lambda lib, x: -x, onnx="Neg", is_integral=True, derivative=lambda y, x: (Const(-1),)),
 )

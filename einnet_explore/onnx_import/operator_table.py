@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -33,12 +34,20 @@ from einnet_explore.onnx_import.normalization import ATTENTION, NORMALIZATION
 from einnet_explore.onnx_import.reduction import REDUCTIONS_ONNX
 from einnet_explore.support.errors import Refused
 
-OPERATORS_ONNX: Mapping[str, OnnxOperator] = MappingProxyType(
-    {
-        operator.name: operator
-        for group in (ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION)
-        for operator in group
-    }
+
+def operators_by_name(*groups: Iterable[OnnxOperator]) -> Mapping[str, OnnxOperator]:
+    """Return the operators of *groups* by name; raises ValueError if two have one name."""
+    found: dict[str, OnnxOperator] = {}
+    for operator in chain(*groups):
+        if found.setdefault(operator.name, operator) is not operator:
+            raise ValueError(
+                f"ONNX operator {operator.name} has two entries, expected one: each scalar function has one"
+            )
+    return MappingProxyType(found)
+
+
+OPERATORS_ONNX = operators_by_name(
+    ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION
 )
 """Every ONNX operator with a canonical expression, by name."""
 

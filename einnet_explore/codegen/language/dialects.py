@@ -261,13 +261,13 @@ class Dialect:
 
     def needs(self, name: str, kind: Type) -> tuple[str, ...]:
         """Return the helpers that the helper *name* of *kind* calls."""
-        return ("exp",) if name == "sigmoid" and "exp" not in self.built_ins(kind) else ()
+        return ("exp",) if "EXP" in HELPER_SOURCES.get(name, "") and "exp" not in self.built_ins(kind) else ()
 
     def helper_text(self, name: str, kind: Type) -> str:
         """Return the definition of the helper *name* of *kind*."""
         own = (name, kind) == ("exp", F32)
         if name not in HELPER_SOURCES and not own:
-            raise Refused(f"{name} of {kind!r} is no function of {self.name}")
+            raise Refused(f"{name} of {kind!r} is no function of {self.name}, and its entry has no c_definition")
         one = "1.0f" if kind == F32 else "1.0"
         out = EXP_SOURCE if own else HELPER_SOURCES[name]
         for sign, text in (

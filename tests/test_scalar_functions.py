@@ -1,0 +1,122 @@
+"""Every entry of ``ir/scalar_functions.py`` works in every layer: a new entry is tested without a new test."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import einnet_check
+import einnet_explore as ee
+from einnet_explore.codegen.language.dialects import CUDA, OPENCL, C, Dialect
+from einnet_explore.codegen.language.values import F32
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.running_error import running_error
+from einnet_explore.ir import FUNCTIONS, SCALAR_FUNCTIONS, Apply, Iterator, Program, ScalarFunction, Scope, Tensor
+from einnet_explore.onnx_import.elementwise import ELEMENTWISE
+from einnet_explore.onnx_import.operator_table import operators_by_name
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.implementations import NativeCall
+from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+
+NAMES = tuple(name for name in FUNCTIONS if name != "where")
+POINTS = 24
+
+
+def call(name: str) -> Program:
+    """``Y[i] = f(A[i], …)``."""
+    operands = "AB"[: FUNCTIONS[name]]
+    reads = ", ".join(f"{operand}[i]" for operand in operands)
+    tensors = "".join(f"tensor {operand}[{POINTS}]\n" for operand in operands)
+    return ee.parse(f"{tensors}Y[i:{POINTS}] = {name}({reads})")
+
+
+def arguments(name: str, low: float = 0.3) -> dict[str, np.ndarray]:
+    """Arguments at which every function has a value and no kink."""
+    random = np.random.default_rng(0)
+    return {operand: random.uniform(low, 2, POINTS) for operand in "AB"[: FUNCTIONS[name]]}
+
+
+def value(program: Program, arrays: dict[str, np.ndarray], dtype: str = "float64") -> np.ndarray:
+    return np.asarray(evaluate(program, arrays, dtype)["Y"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_form_has_every_function(name: str) -> None:
+    program = call(name)
+    text = ee.text(program)
+    assert ee.parse(text) == program and name in ee.text(program) and ee.latex(program)
+    record = {"format": "einnet-explore record", "version": 1, "start": text, "steps": []}
+    assert [verdict.kind for verdict in einnet_check.check(record, text)] == ["proved"]
+    described = (Path(__file__).parents[1] / "docs" / "text-form.md").read_text(encoding="utf-8")
+    assert name in described.split("| functions |")[1].split("\n")[0].replace("`", " ").split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fields_of_every_function_are_true(name: str) -> None:
+    function, program = SCALAR_FUNCTIONS[name], call(name)
+    low, high = function.image
+    for smallest in (0.3, -2.0):
+        arrays = arguments(name, smallest)
+        with np.errstate(invalid="ignore"):
+            found = value(program, arrays)
+        usual = np.isfinite(found)
+        assert usual.all() or function.has_pole or name == "sqrt"
+        assert ((low <= found) & (found <= high))[usual].all()
+        if function.is_monotone:
+            steps = np.diff(found[np.argsort(arrays["A"])][usual[np.argsort(arrays["A"])]])
+            assert (steps >= 0).all() or (steps <= 0).all()
+        whole = {operand: np.rint(3 * array) for operand, array in arrays.items()}
+        if function.is_integral:
+            assert (value(program, whole) == np.rint(value(program, whole))).all()
+        if function.is_commutative:
+            assert (found == value(program, dict(zip("AB", reversed(arrays.values()), strict=True)))).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if SCALAR_FUNCTIONS[name].derivative])
+def test_every_derivative_is_the_limit_of_differences(name: str) -> None:
+    program, arrays, step = call(name), arguments(name), 1e-6
+    found = evaluate(ee.grad(program), {**arrays, "d_Y": np.ones(POINTS)}, "float64", outputs_only=True)
+    for operand, array in arrays.items():
+        above, below = (value(program, {**arrays, operand: array + side * step}) for side in (1, -1))
+        np.testing.assert_allclose(found[f"d_{operand}"], (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_every_function_has_kernels() -> None:
+    """One kernel computes all functions: compilation takes a second."""
+    unary = [f"{name}(A[i])" for name in NAMES if FUNCTIONS[name] == 1]
+    binary = [f"{name}(A[i], B[i])" for name in NAMES if FUNCTIONS[name] == 2]
+    calls = unary + binary
+    terms = " + ".join(f"{n + 1} * {each}" for n, each in enumerate(calls))
+    program = ee.parse(f"tensor A[{POINTS}]\ntensor B[{POINTS}]\nY[i:{POINTS}] = {terms}")
+    scope, arrays, out = program.equations[0].scope, arguments("pow"), aligned_empty((POINTS,))
+    NativeCall(NativeSource(scope)).bind({name: aligned(array) for name, array in arrays.items()}, out)()
+    np.testing.assert_allclose(out, value(program, arrays), rtol=1e-5)
+    single = [array.astype(np.float32) for array in arrays.values()]
+    np.testing.assert_allclose(load_tvm_kernel(tvm_source(scope))(*single), value(program, arrays), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dialect", [C, CUDA, OPENCL], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "relu"])
+def test_every_dialect_spells_every_function(name: str, dialect: Dialect) -> None:
+    assert name in dialect.built_ins(F32) or dialect.helper_text(name, F32)
+
+
+def test_a_function_that_is_not_monotone_has_an_error_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    i, exact = Iterator("i", 0, 2), np.array([1, 2], np.float32)
+    read = Tensor("v", (2,))[(i,)]
+    for image, bound in (((-1, 1), 2.0), ((-np.inf, np.inf), np.inf)):
+        monkeypatch.setitem(SCALAR_FUNCTIONS, "sin", ScalarFunction("sin", 1, lambda lib, x: lib.sin(x), image=image))
+        plain = running_error(Scope((i,), (), Apply("sin", (read,))), {"v": exact})
+        assert (plain.error < 1e-5).all()
+        rounded = running_error(Scope((i,), (), Apply("sin", (Apply("exp", (read,)),))), {"v": exact})
+        assert (rounded.error >= bound).all()
+
+
+def test_two_entries_of_one_onnx_operator_are_refused() -> None:
+    (again,) = (replace(operator) for operator in ELEMENTWISE if operator.name == "Add")
+    with pytest.raises(ValueError, match="ONNX operator Add has two entries"):
+        operators_by_name(ELEMENTWISE, (again,))
