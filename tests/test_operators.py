@@ -51,6 +51,7 @@ def test_table_holds_coefficients() -> None:
         ("C[m] = A[m", "found 'the end', expected ']'"),
         ("C[m] = sum[k] A[m, k] * B[k] + D[m]", r"found '\+' after '\*'"),
         ("C[m] = sum[k] A[m]", "no operand reads k"),
+        ("C[m] = A[m] * B[k]", "found k in the index k, expected one of m, the iterators that are declared"),
         ("C[m, m] = A[m]", "an iterator stands twice"),
         ("C[m] = sum[k] A[m + k]", "needs an extent"),
         ("C[m] = sum[k] A[m*k : H]", "multiplies iterators k and m"),

@@ -83,8 +83,11 @@ def _require_address(scope: Scope, address: Index, via: Instance) -> None:
 def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> None:
     operator = next((o for o in operators if via.operator in o.names), None)
     if operator is None:
-        names = ", ".join(n for o in operators for n in o.names)
-        raise Refused(f"unknown operator {via.operator}, expected one of {names}")
+        known = ", ".join(name for each in operators for name in each.names)
+        raise Refused(
+            f"unknown operator {via.operator}, expected one of {known}; "
+            f"an operator of your own needs operators=, or --operator '{via.operator}: EXPRESSION'"
+        )
     operands = [access.source for access in accesses(scope.body)]
     if not all(isinstance(source, Tensor) for source in operands):
         raise Refused(f"{via.operator} reads tensors, the equation reads a scope")
@@ -227,7 +230,10 @@ def check_record(
     for n, step in enumerate(held.steps):
         if step.rule not in rules:
             expected = ", ".join(sorted(rules))
-            raise RecordError(f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {expected}")
+            raise RecordError(
+                f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {expected}; "
+                f"a rule of your own needs rules=, or --rule {step.rule}"
+            )
     programs = (held.start, *(step.after for step in held.steps))
     start = next(iter(_program_faults(held.start, operators)), None)
     steps = tuple(_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False))

@@ -270,6 +270,13 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("record", metavar="RECORD.json")
     command.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
     command.add_argument(
+        "--operator",
+        metavar="NAME:EXPRESSION",
+        action="append",
+        default=[],
+        help="allow calls of this operator, too: 'Outer: Y[m, n] = A[m] * B[n]'",
+    )
+    command.add_argument(
         "--modular", action="store_true", help="also evaluate start and end modulo 2^31-1 at their real sizes"
     )
     command.add_argument(

@@ -7,6 +7,7 @@ import argparse
 from einnet_explore.checker import RULE_NAMES, check_record, load_json, read_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
 from einnet_explore.equivalence.verdict import is_at_least
+from einnet_explore.operators import OPERATORS, Operator
 
 
 def run_check(arguments: argparse.Namespace) -> int:
@@ -16,7 +17,12 @@ def run_check(arguments: argparse.Namespace) -> int:
     """
     check_writable(json=arguments.json, reads=[arguments.record])
     record = load_json(arguments.record)
-    report = check_record(record, source=arguments.record, rules=(*RULE_NAMES, *arguments.rule))
+    report = check_record(
+        record,
+        source=arguments.record,
+        operators=(*OPERATORS, *map(_operator, arguments.operator)),
+        rules=(*RULE_NAMES, *arguments.rule),
+    )
     document, opinion = report.to_json(), None
     if arguments.modular:
         from einnet_explore.interpreter.modular import compare_modulo_prime
@@ -36,3 +42,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     if opinion is not None and opinion.rounded:
         accepted = accepted and is_at_least("rounded", arguments.require)
     return OK if accepted else NOT_PROVED
+
+
+def _operator(text: str) -> Operator:
+    name, colon, expression = text.partition(":")
+    if not name.strip().isidentifier() or not colon:
+        raise ValueError(f"--operator {text!r}: found no name before a colon, expected NAME: Y[i] = A[i] * B[i]")
+    return Operator(name.strip(), expression.strip())

@@ -74,6 +74,10 @@ class Operator:
     strided: bool = False
     onnx: Callable[[Attributes], OnnxNode | None] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if *expression* is no canonical expression."""
+        parse_pattern(self.expression)
+
     @property
     def pattern(self) -> Pattern:
         """The parsed canonical expression."""

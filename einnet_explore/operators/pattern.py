@@ -234,7 +234,10 @@ class _Reader:
                 divisor = self.sum()
                 break
             if op not in ("", sign) or (op == sign and op in "-/"):
-                raise ValueError(f"pattern {self.text!r}: found {sign!r} after {op!r}, expected one operation")
+                raise ValueError(
+                    f"pattern {self.text!r}: found {sign!r} after {op!r}, expected operands under one operation: "
+                    "all + or all *, or two of - or /"
+                )
             op = sign
             operands.append(self.operand(iterators))
         conditions = []
@@ -307,6 +310,11 @@ class _Reader:
                     raise ValueError(f"pattern {self.text!r}: {index!r} multiplies iterators {' and '.join(own)}")
         made = Dimension(tuple(terms.items()), const, extent)
         if made.single is None and extent is None:
+            if unknown := [name for name in index.names if name.isidentifier() and name not in iterators]:
+                raise ValueError(
+                    f"pattern {self.text!r}: found {unknown[0]} in the index {index!r}, expected one of "
+                    f"{', '.join(sorted(iterators))}, the iterators that are declared, or an extent: {index!r} : H"
+                )
             raise ValueError(f"pattern {self.text!r}: composite index {index!r} needs an extent, such as {index!r} : H")
         return made
 
