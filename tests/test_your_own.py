@@ -139,6 +139,24 @@ def _swapped(names: tuple[str, ...]) -> Rule[tuple[int, ...]]:
     return ee.scope_rule("swap", "ab = ba", lambda _: [tuple(range(len(names)))], swap, encode, decode)
 
 
+def test_without_an_explanation_the_refusals_of_the_proposals_are_one() -> None:
+    def rewrite(scope: Scope, name: str) -> Scope:
+        (extent,) = (x.extent for x in scope.summations if x.name == name)
+        if extent % 2:
+            raise ee.Refused(f"{name} has {extent} values, expected an even number")
+        return scope
+
+    halves: Rule[str] = ee.scope_rule(
+        "halves", "", lambda scope: [x.name for x in scope.summations], rewrite, lambda name: {"summation": name},
+        lambda _, params: str(params["summation"]),
+    )  # fmt: skip
+    program = ee.parse("tensor A[4, 5, 6]\nY[i:4] = sum[j:5, k:6] A[i, j, k]")
+    assert [match.params for match in halves.matches(program, (0,))] == ["k"]
+    session = ee.explore(ee.parse("tensor A[4, 5]\nY[i:4] = sum[j:5] A[i, j]\nZ[i:4] = Y[i] + 1"), rules=(halves,))
+    assert session.why_refused("halves", at="Y") == "j has 5 values, expected an even number"
+    assert session.why_refused("halves", at="Z") == "halves proposes no parameters for this scope"
+
+
 KEYWORDS, TAKEN = _swapped(("in", "class", "plain", "not a word")), _swapped(("at", "rule", "self", "program", "in"))
 
 
@@ -200,3 +218,22 @@ def test_a_wrong_rule_is_found_out() -> None:
     assert program != POOLED
     certificate = session.check()
     assert certificate.kind == "false" and certificate.counterexample
+
+
+def test_a_record_of_ones_own_operator_is_checked_with_its_expression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ee.parse("tensor A[7]\ntensor B[5]\nY[i:7, j:5] = B[j] * A[i]")
+    outer = ee.Operator("Outer", "Y[m, n] = A[m] * B[n]")
+    run = ee.search(program, target="Outer", operators=(*ee.OPERATORS, outer)).start().wait()
+    (found,) = (c for c in run.candidates if c.operators)
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(run.record(found)))
+    assert main(["check", str(path)]) == 1 and "--operator 'Outer: EXPRESSION'" in capsys.readouterr().out
+    assert main(["check", str(path), "--operator", "Outer: Y[m, n] = A[m] * B[n]"]) == 0
+    assert main(["check", str(path), "--operator", "Outer: Y[m, n] = A[m] + B[n]"]) == 1
+    capsys.readouterr()
+    assert main(["check", str(path), "--operator", "Outer"]) == 2
+    assert "found no name before a colon" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="found k in the index k, expected one of m, n"):
+        ee.Operator("Wrong", "Y[m, n] = A[m] * B[n] * C[k]")

@@ -73,7 +73,8 @@ class Rule(Generic[P_co]):
     ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that failed.  ``propose`` yields
     parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.  ``encode`` and
     ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule reads and changes only the
-    scope at its path, and whether that is a whole equation.  ``explain`` returns the reason why nothing is proposed.
+    scope at its path, and whether that is a whole equation.  ``explain`` returns the reason why nothing is proposed, or
+    an empty text.
 
     ``Rule[object]`` is a rule of any parameter type.  Its ``rewrite`` accepts only what it proposed or decoded.
     """
@@ -200,7 +201,19 @@ def scope_rule(
     decode: Callable[[Scope, Mapping[str, object]], P],
     explain: Callable[[Scope], str] | None = None,
 ) -> Rule[P]:
-    """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1)."""
+    """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1).
+
+    Without *explain*, *propose* may yield parameters that *rewrite* refuses: they are not proposed, and their refusals
+    explain why the rule does not apply.
+    """
+
+    def proposed(scope: Scope) -> Iterable[P]:
+        return propose(scope) if explain else (p for p in propose(scope) if accepted(rewrite, scope, p))
+
+    def reasons(scope: Scope) -> str:
+        return "; ".join(dict.fromkeys(why for p in propose(scope) for why in refusals_of(rewrite, scope, p)))
+
+    because = explain or reasons
 
     def guarded(program: Program, at: Path, params: P) -> Program:
         return program.replace_at(at, rewrite(program.scope_at(at), params))
@@ -208,12 +221,12 @@ def scope_rule(
     return Rule(
         name,
         law,
-        lambda program, at: propose(program.scope_at(at)),
+        lambda program, at: proposed(program.scope_at(at)),
         guarded,
         encode,
         lambda program, at, params: decode(program.scope_at(at), params),
         local=True,
-        explain=None if explain is None else lambda program, at: explain(program.scope_at(at)),
+        explain=lambda program, at: because(program.scope_at(at)),
     )
 
 

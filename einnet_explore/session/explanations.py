@@ -39,8 +39,8 @@ class Refusals(DisplayedAsTable, tuple[Refusal, ...]):
 
 def refusal_reason(rule: Rule[object], program: Program, at: Path) -> str:
     """Return why *rule* proposes nothing: its explanation, else its refusal of empty parameters."""
-    if rule.explain is not None:
-        return rule.explain(program, at)
+    if rule.explain is not None and (reason := rule.explain(program, at)):
+        return reason
     try:
         rule.rewrite(program, at, rule.decode(program, at, {}))
     except Refused as refusal:
@@ -48,7 +48,7 @@ def refusal_reason(rule: Rule[object], program: Program, at: Path) -> str:
             return str(refusal)
     except (KeyError, TypeError, ValueError):
         pass
-    return "nothing to propose from this scope's extents and coefficients"
+    return f"{rule.name} proposes no parameters for this scope"
 
 
 def is_missing_parameter(error: Exception) -> bool:
