@@ -227,6 +227,7 @@ ERRORS = [
     ("tensor A[3] Y[i:3] = A[i] tensor Y[3]", "1:34: found a second definition of Y, expected another name"),
     ("tensor A[3] Y[i:3] = A[i] output Z", "1:34: found unknown output Z, expected one of A, Y"),
     ("tensor A[3] Y[i:3] = A[i] output Y, Y", "1:37: found output Y twice, expected it once"),
+    ("input A[3] Y[i:3] = A[i]", "1:1: found 'input' before 'A', expected 'tensor', 'output' or an equation: NAME"),
     ("tensor A[3]", "1:1: found no equation, expected at least one"),
     ("", "1:1: found no equation, expected at least one"),
     ("tensor A[3] pad [1, 1] Y[i:3] = A[i]", "1:13: found padding for 2 dimensions, expected 1: the rank of A"),

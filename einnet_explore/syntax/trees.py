@@ -67,6 +67,10 @@ def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextErro
         case _:
             found, line, column = repr(text[error.pos_in_stream or 0]), error.line, error.column
     expected = _describe_expected(error)
+    before = text[: error.pos_in_stream or 0].rpartition("\n")[2]
+    if expected == "'['" and (word := _FIRST_WORD.fullmatch(before)):
+        expected = "'tensor', 'output' or an equation: NAME[…] = …"
+        return TextError(source, line, word.start(1) + 1, f"found {word[1]!r} before {found}, expected {expected}")
     return TextError(source, line, column, f"found {found}, expected {expected}")
 
 
@@ -84,6 +88,8 @@ def _describe_expected(error: UnexpectedInput) -> str:
     words = sorted(found - {"an integer"} if "a number" in found else found)
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
+
+_FIRST_WORD = re.compile(r"\s*(\w+)\s+")
 
 _WORDS = {
     "$END": "the end",
