@@ -144,6 +144,7 @@ session.check()
 
 # %% [markdown]
 # The band, the softmax and the sum of this program can also be one kernel over rows, which never writes the scores to
-# memory. `optimize` runs that kernel ([decision 0010](../docs/decisions/0010-rows.md)).
+# memory. `ee.search` and `optimize` find that kernel by vertical fusion
+# ([decision 0048](../docs/decisions/0048-vertical-fusion-is-a-search.md)).
 #
 # **Exercise.** Give $V$ another dilation than $K$. Which transforms can still cancel?

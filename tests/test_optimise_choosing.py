@@ -62,7 +62,7 @@ def test_parts_with_wrong_outputs_in_the_whole_model_are_removed(
     monkeypatch.setattr(forward_module, "MAX_RELATIVE_ERROR", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
-    assert any("of its largest output" in part["why"] for part in said["subprograms"])
+    assert any("of the largest output" in part["why"] for part in said["subprograms"])
 
 
 def test_plan_is_compared_with_the_original_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ class Selector:
                 whys[form] = str(problem)
                 continue
             if error > MAX_RELATIVE_ERROR:
-                whys[form] = f"it differs by {error:.1e} of its largest output"
+                whys[form] = f"its outputs differ by {error:.1e} of the largest output"
             elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
                 whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"
             else:
