@@ -99,7 +99,7 @@ def tally(space: Space, families: list[Family], reduce: str, commuted: bool) -> 
 
 
 def counted_differently(one: Tally, other: Tally) -> str | None:
-    """Where *one* and *other* differ; None if nowhere."""
+    """Return where *one* and *other* differ, None if they are equal."""
     for names, sign in {**one, **other}:
         left, *right = (side[names, sign] for side in (one, other) if (names, sign) in side)
         wrong = left.sub(*right).domain() if right else left.domain()

@@ -53,7 +53,7 @@ def canonical(operator: str, a: Callable[..., int]) -> tuple[str, list[list[int]
 
 
 def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | None:
-    """Why *equation* is not what its operator computes of its operands; *views*: strides of those that are views."""
+    """Return why *equation* is not the value of its operator; *views*: strides of the operands that are views."""
     attributes, seen = equation.attributes, set[str]()
 
     def a(name: str, default: Any = None) -> int:
@@ -89,7 +89,7 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
 
 
 def strides(equation: Equation) -> tuple[int, ...]:
-    """How far apart the elements of a view lie in its source, if that lies row by row.
+    """Return the strides of a view in its row-major source.
 
     Raises ValueError where it is not its source's own elements at what it names.
     """
@@ -146,7 +146,7 @@ def guarded(space: Space, e: Expr, env: dict[str, Form], rows: Rows) -> Iterable
 
 
 def wrong_equations(program: Any) -> str | None:
-    """What is wrong with the equations of *program* by themselves: a read, a view or a call; None where nothing is."""
+    """Return the first illegal read, view or call of *program*, None if there is none."""
     views: dict[str, tuple[int, ...]] = {}
     for equation in program.equations:
         try:

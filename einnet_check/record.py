@@ -109,7 +109,7 @@ def certificate(record: Any, program: str | None = None) -> dict[str, Any]:
 
 
 def _wrong_match(step: Mapping[str, Any], before: Program, after: Program, at: str) -> str | None:
-    """Why the scope and the match that *step* names are not those of the programs."""
+    """Return why the scope and the match of *step* do not fit the programs."""
     try:
         number, *path = map(int, step["at"].split("."))
         scope = before.equations[number].scope

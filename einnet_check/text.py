@@ -180,7 +180,7 @@ class Parser:
         return re.compile(f"{BLANKS}({pattern})").match(self.text, self.at)
 
     def take(self, pattern: str) -> str:
-        """What comes next if it is *pattern*, else nothing."""
+        """Read the next token if it matches *pattern*."""
         if found := self.sees(pattern):
             self.at = found.end()
         return found[1] if found else ""
@@ -205,7 +205,7 @@ class Parser:
         return Fraction(above, below)
 
     def items(self, opening: str, item: Callable[[], Any], closing: str) -> tuple[Any, ...]:
-        """What stands between *opening* and any character of *closing*, with commas."""
+        """Read the items, separated by commas, between *opening* and any character of *closing*."""
         self.must(opening)
         found, end = [], f"[{re.escape(closing)}]"
         while not self.take(end):

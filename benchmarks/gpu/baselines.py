@@ -110,7 +110,7 @@ def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Ma
 
 
 def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[[Arrays], Any]:
-    """What a user of torch writes for a case."""
+    """Return the torch code of a user for a case."""
     f = torch.nn.functional
     match kind, settings.get("what"):
         case "cast", _:

@@ -42,7 +42,7 @@ class Budget:
         self.kind, self.left = kind, entries
 
     def refused(self, kind: str) -> str | None:
-        """Why nothing more of *kind* is begun; None while there is time."""
+        """Return why no more of *kind* is started, None while there is time."""
         over = perf_counter() - self.ends[kind]
         if over < 0:
             return None

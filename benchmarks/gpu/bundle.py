@@ -139,7 +139,7 @@ def contents(
 
 
 def measured(quick: bool) -> Iterable[cases.Case]:
-    """What is measured beside Table 3."""
+    """Return the cases in addition to Table 3."""
     for n in (1003,) if quick else (1 << 20, 1 << 24, 1 << 27):
         yield cases.cast(n)
     for name in cases.POINTWISE:
@@ -160,7 +160,7 @@ def oracle(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def digest(step: CudaLaunch) -> str:
-    """What a kernel's files are called: the runner says the same."""
+    """Return the digest that names a kernel's files, as in the runner."""
     return hashlib.sha256(f"{step.entry}\n{step.text}".encode()).hexdigest()[:16]
 
 

@@ -22,7 +22,7 @@ Call = Callable[[], object]
 
 
 def ratios(times: Mapping[str, Sequence[float]], ours: str) -> dict[str, float]:
-    """How many times as fast *ours* is as each other: the median over the rounds, which were interleaved."""
+    """Return the speed-up of *ours* over each other: the median over interleaved rounds."""
     return {
         name: median(a / b for a, b in zip(samples, times[ours], strict=True))
         for name, samples in times.items()
@@ -85,7 +85,7 @@ class Bench:
         return {"error": max(errors.values()), "errors": errors, "wrong": wrong, "numerics": plan.numerics}
 
     def ceilings(self) -> dict[str, Any]:
-        """What the device can do at most, by the plainest means: copies, a large product, an empty launch."""
+        """Measure the limits of the device: copies, a large product, an empty launch."""
         cp, layer = self.cp, self.layer
         found: dict[str, Any] = {}
         cache = int(layer.cuda_device().l2_bytes)

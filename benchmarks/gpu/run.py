@@ -24,7 +24,7 @@ from benchmarks.gpu.measuring import Bench, error_of, ratios, summary
 __all__ = ["SAVED", "Session", "error_of", "ratios", "resumed", "run", "summary", "wanted"]
 
 SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled")
-"""What is done, in this order: by what it is worth."""
+"""Kinds of measurements, the most valuable first."""
 
 PRECISIONS = ("float32", "tf32")
 
@@ -95,7 +95,7 @@ COMPILED = ("cast", "pointwise", "batch norm")
 
 
 def mark(precision: str) -> str:
-    """What the name of something in *precision* ends with."""
+    """Return the suffix of names in *precision*."""
     return "" if precision == "float32" else f" [{precision}]"
 
 
@@ -130,7 +130,7 @@ class Session:
         self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
-        """Everything, in the order of what it is worth; saved after each."""
+        """Measure everything, the most valuable first; save after each measurement."""
         names = wanted(self.manifest, self.torch is not None)
         acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
             "checks": lambda name: self.bench.check(self._named("checks", name)),

@@ -79,7 +79,7 @@ def compiled(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
 
 
 def precise(torch: Any, precision: str) -> None:
-    """What torch may multiply in: float32, or TF32."""
+    """Set the precision of torch's products: float32 or TF32."""
     allowed = precision != "float32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.benchmark = True  # the library's best algorithm is what is to be beaten

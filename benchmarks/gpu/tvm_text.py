@@ -78,7 +78,7 @@ def _scheduled(module: Any, target: Any) -> Any:
 
 
 def _extents(script: str) -> dict[str, int]:
-    """How many there are of every kind of block and thread, by TVM's own print of the schedule."""
+    """Return the extent of every block and thread axis, from TVM's print of the schedule."""
     found: dict[str, int] = {}
     for extent, tag in _BOUND.findall(script):
         found[tag] = max(int(extent), found.get(tag, 1))

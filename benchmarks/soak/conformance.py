@@ -40,7 +40,7 @@ def cases() -> list[Any]:
 
 
 def total() -> int:
-    """How many items there are: each test twice."""
+    """Return the number of items: each test twice."""
     return 2 * len(cases())
 
 

@@ -63,7 +63,7 @@ def item(number: int, n: int) -> Outcome:
 
 
 def mixed() -> SearchStrategy[Program]:
-    """What is drawn: everything that the text form can say, and what rules are made for."""
+    """Distribution of random programs: all of the text form, and the patterns of rules."""
     read_again = contractions().map(lambda program: parse(text(program)))  # they write "no padding" in another way
     return st.one_of(programs(), programs(polynomial=True), read_again, programs(equations=4, quotients=False))
 

@@ -129,7 +129,7 @@ def examine(drawn: Drawn, seed: int, n: int, folder: Path, outcome: Outcome, sho
 
 
 class Truth:
-    """What the graph computes, as far as two engines agree on it, and how much it may be missed by."""
+    """Return the outputs on which two engines agree, and the tolerance."""
 
     def __init__(self, model: Model, feeds: Arrays) -> None:
         self.model, self.feeds = model, feeds

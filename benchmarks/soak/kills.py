@@ -152,7 +152,7 @@ def derive(rng: random.Random, folder: Path, outcome: Outcome) -> None:
 
 
 def whole_json(out: Path, outcome: Outcome) -> None:
-    """Whatever is there is whole."""
+    """Check that every existing file is complete."""
     for path in out.glob("*.json"):
         try:
             said = json.loads(path.read_text())
@@ -164,7 +164,7 @@ def whole_json(out: Path, outcome: Outcome) -> None:
 
 
 def expected(_: str) -> dict[str, Any]:
-    """What ``derive`` writes when nobody kills it, but for times and paths."""
+    """Return the output of an uninterrupted ``derive``, without times and paths."""
     return _expected()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """How often each thing was checked, and what was found wrong, one line each."""
+    """Counts of checks, and findings, one line each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)

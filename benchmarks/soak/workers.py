@@ -26,7 +26,7 @@ class Worker:
         self._done = 0
 
     def run(self, item: int) -> Outcome:
-        """What item number *item* comes to."""
+        """Run item number *item* and return its outcome."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -66,7 +66,7 @@ class Elsewhere:
         self.executor, self.work, self.seed, self.limit = executor, work, seed, limit
 
     def run(self, item: int) -> Outcome:
-        """What item number *item* comes to."""
+        """Run item number *item* and return its outcome."""
         future = submit_work(self.executor, self.work, self.seed, item)
         try:
             outcome: Outcome = future.result(timeout=self.limit)

@@ -78,7 +78,7 @@ def _asked(names: Sequence[str]) -> Iterable[tuple[str, str, onnx.ModelProto]]:
 
 
 def understood(model: Model, split: Split) -> list[str]:
-    """How many nodes of *model* subprograms hold, of how many, and why the others are in none."""
+    """Return the number of nodes in subprograms, of all nodes, and the reasons for the others."""
     operators = {node.name: node.op for node in model.nodes}
     why = dict.fromkeys(f"{operators[s.node]}: {s.why}" for s in split.skipped)
     return [f"{len(model.nodes) - len(split.skipped)} of {len(model.nodes)}", "; ".join(why)]

@@ -257,7 +257,7 @@ def program_key(program: Program) -> Hashable:
 
 
 class _Graph:
-    """Which equations (by their numbers) each equation reads, and which read it."""
+    """Sources and readers of each equation, by number."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -327,7 +327,7 @@ class _Order:
     placed: dict[int, int]
     ready: dict[int, Code]
     missing: dict[int, int]
-    """How many reads of an equation are not placed yet."""
+    """Number of reads of an equation that are not placed yet."""
 
     def place(self, n: int) -> None:
         """Put equation *n* next: what waits for it alone is ready then."""

@@ -66,7 +66,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How the iterators of *second* map to those of *first*.
+    """Map the iterators of *second* to those of *first*.
 
     *shift*: each matched iterator of the second as ``(iterator of the first, δ)``: it is that iterator plus δ.  *held*:
     summations of the first alone and their values for the second.  *extra*: summations of the second alone and their

@@ -82,7 +82,7 @@ class _Merging:
     members: list[Member] = field(init=False)
     more: list[Iterator] = field(default_factory=list)
     lacking: Spans = field(default_factory=dict)
-    """Where those members are that lack one of *more*."""
+    """Spans of the members that lack one of *more*."""
 
     def __post_init__(self) -> None:
         base = self.base

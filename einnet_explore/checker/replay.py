@@ -132,7 +132,7 @@ class StepReport:
 
     @property
     def counterexample(self) -> str | None:
-        """What is wrong with the step."""
+        """Return the error of the step."""
         return self.certificate.counterexample or next(iter(self.instances), None)
 
     def to_json(self) -> dict[str, Any]:

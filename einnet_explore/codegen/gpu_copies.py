@@ -274,7 +274,7 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
     lower = row + cast(wide, k) * TILE_ROWS
 
     def point(x: Expr, y: Expr) -> dict[Iterator, Expr]:
-        """Where across is at *x* of the tile and down at *y*."""
+        """Return the indices where across is at *x* of the tile and down at *y*."""
         return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
 
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:

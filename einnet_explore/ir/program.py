@@ -113,7 +113,7 @@ VIEW = "View"
 
 @node
 class Instance(Node):
-    """How an equation is run: a library operator with solved attributes, a generated eOperator, or a view.
+    """Implementation of an equation: a library operator with solved attributes, a generated eOperator, or a view.
 
     A ``View`` re-indexes its source's elements by strides: it costs nothing.
     """

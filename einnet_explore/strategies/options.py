@@ -53,7 +53,7 @@ class Options:
     converging: bool = True
     patience: int = 2
     ahead: int = 3
-    """How many choices deep ``best_first`` looks ahead before the first level; 0: not at all."""
+    """Depth in choices to which ``best_first`` looks ahead before the first level; 0: no look-ahead."""
     bound: bool = False
     """Leave out what costs more already than a candidate that is known, and match the cheapest first.
 

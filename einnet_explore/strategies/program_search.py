@@ -152,7 +152,7 @@ class ProgramSearch(StateTable):
                 yield from self._member(first, (match,), match.apply(self.start).after)
 
     def _merged(self, first: State) -> Iterable[Reached]:
-        """What merging makes of *first*, and of that in turn: at most ``MAX_MEMBERS``, none twice."""
+        """Yield the closure of *first* under merging: at most ``MAX_MEMBERS``, none twice."""
         queue = [first]
         for member in queue:
             if len(queue) >= MAX_MEMBERS:

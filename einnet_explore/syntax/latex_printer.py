@@ -170,7 +170,7 @@ _REDUCE = {"sum": r"\sum", "prod": r"\prod", "max": r"\max", "min": r"\min"}
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How to print, and the place in the tree: *numbers* counts the accesses of the scope at *path*."""
+    """Options of printing, and the place in the tree: *numbers* counts the accesses of the scope at *path*."""
 
     dialect: Dialect
     ranges: Ranges

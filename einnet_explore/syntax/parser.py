@@ -37,7 +37,7 @@ class _Definitions:
     equations: dict[str, Equation] = field(default_factory=dict)
     outputs: dict[str, Tree[Token] | Token] = field(default_factory=dict)
     readable: dict[str, Tensor] = field(default_factory=dict)
-    """What an equation may read: inputs, and the results of those before it."""
+    """Sources that an equation may read: inputs, and the results of earlier equations."""
 
 
 def program_from_tree(tree: Tree[Token]) -> Program:
