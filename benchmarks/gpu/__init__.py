@@ -1,1 +1,1 @@
-"""Everything that is measured on a GPU, in one bundle: made where the package is, run where the GPU is."""
+"""Measurements on a GPU as one bundle: made where the package is installed, run on the machine with the GPU."""

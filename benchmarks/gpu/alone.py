@@ -1,4 +1,4 @@
-"""The package where the compilers that its other backends need are not: a machine with a GPU and little else."""
+"""The package without the compilers of its other backends, for a machine with a GPU and little else."""
 
 from __future__ import annotations
 

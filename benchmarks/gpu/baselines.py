@@ -1,4 +1,4 @@
-"""What the cases are compared with: CuPy (plain, fused) and torch, as their users write it."""
+"""Baselines of the cases: CuPy (plain, fused) and torch, as their users write them."""
 
 from __future__ import annotations
 

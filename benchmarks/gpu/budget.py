@@ -1,4 +1,4 @@
-"""A time limit that is kept: kinds of work have shares, entries parts of them, and what is left out is named."""
+"""A strict time limit: kinds of work have shares, entries have parts of them, and omitted work is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundle: the package, every kernel as text and as machine code, what it shall compute, and what is measured."""
+"""The bundle: the package, every kernel as text and as machine code, expected outputs, and the list of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked and what is measured: programs and their plans, made here, without a GPU."""
+"""Checked and measured cases: programs and their plans, made without a GPU."""
 
 from __future__ import annotations
 

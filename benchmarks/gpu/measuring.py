@@ -1,4 +1,4 @@
-"""What is checked and measured on a device: plans beside what they are compared with, in interleaved rounds."""
+"""Checks and measurements on a device: plans and baselines in interleaved rounds."""
 
 from __future__ import annotations
 

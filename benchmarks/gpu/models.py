@@ -1,4 +1,4 @@
-"""The evaluation models for a GPU: each as parts, and each part in several ways, of which the GPU chooses by measuring.
+"""The evaluation models for a GPU, in parts; the GPU chooses among the variants of each part by measurement.
 
 A part is a subprogram of a model.  Its first way is the original by library operators (cuDNN, cuBLAS), the others are
 derived programs, found by a search that is ordered by a profile or by a device's rates.  Equal parts of all models and

@@ -1,4 +1,4 @@
-"""From results to a profile: the times and the rates of a device, where a search on another machine reads them."""
+"""Conversion of results to a profile: times and rates of a device, for a search on another machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check and measure, where there is a GPU: standard library, NumPy and CuPy; torch only to compare with."""
+"""Check and measure on a GPU: standard library, NumPy and CuPy; torch only as a baseline."""
 
 from __future__ import annotations
 

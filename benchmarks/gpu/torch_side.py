@@ -1,4 +1,4 @@
-"""The models in torch, eager and compiled, from the text in the bundle; imported only where torch is there."""
+"""The models in torch, eager and compiled, from the text in the bundle; imported only if torch is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runner reads, and models put together of their parts: pure values, no device, nothing but NumPy."""
+"""Input of the runner, and models assembled from their parts: pure values, no device, NumPy only."""
 
 from __future__ import annotations
 

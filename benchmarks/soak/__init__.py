@@ -1,6 +1,6 @@
-"""Trust by the thousand: ``python -m benchmarks.soak expressions|graphs|conformance|kills``.
+"""Long random tests: ``python -m benchmarks.soak expressions|graphs|conformance|kills|verdicts``.
 
-``--count N`` items (or ``--seconds T``) from ``--seed S``, each by its own number: ``--only NUMBER`` runs one again.
-What is done is kept in ``--state DIR`` (one line of JSON an item), so an interrupted run goes on where it was.  Each
-finding is printed with the command that reproduces it, and the true counts come at the end.
+The items come from ``--seed S``; ``--count N`` or ``--seconds T`` limits them, and ``--only NUMBER`` repeats one.
+``--state DIR`` stores finished items (one line of JSON each), so an interrupted run resumes.  Each finding is printed
+with the command that reproduces it; the counts follow at the end.
 """

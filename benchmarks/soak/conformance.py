@@ -1,9 +1,9 @@
-"""ONNX's own backend tests, every one of them, through the whole of reading, deriving, compiling and exporting.
+"""All backend tests of ONNX through import, derivation, compilation and export.
 
-Each test is taken as it stands, and once more with what is a parameter in practice (lists of integers, flags, axes) as
-a weight.  Contests are held with times drawn by lot (see ``graphs``), so derived programs win in most; the plan has to
-give the outputs that ONNX expects, and so has the exported file in ONNX Runtime.  A test whose outputs ONNX Runtime
-itself does not give (operators and types that it lacks) is counted apart; what we refuse and it runs is a finding.
+Each test runs unchanged, and again with its typical parameters (lists of integers, flags, axes) as weights.  Tuning
+times are drawn at random (see ``graphs``), so derived programs usually win.  The plan, and the exported file in ONNX
+Runtime, must have the outputs that ONNX expects.  Tests that ONNX Runtime itself fails (operators and types that it
+lacks) are counted separately; a test that we refuse and ONNX Runtime runs is a finding.
 """
 
 from __future__ import annotations

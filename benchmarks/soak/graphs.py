@@ -1,15 +1,15 @@
-"""Random ONNX graphs through reading, deriving, compiling and exporting, against two other engines.
+"""Random ONNX graphs through import, derivation, compilation and export, against two other engines.
 
-What a graph computes is what ONNX Runtime says without its optimisations; ONNX's reference evaluator is asked too, and
-where these two differ nobody is asked to agree with either.  Every step of ours is then held against it:
+The reference is ONNX Runtime without optimisations, where ONNX's reference evaluator agrees with it.  Each stage is
+compared with the reference:
 
-- each subprogram's expression, evaluated in double precision on the values that flow into its nodes;
-- the plan of what "won": contests are held with times drawn by lot in place of measured ones, so every engine and every
-  derivation wins now and then, not only what is fast on this machine.  Post-optimisation and joining are as they are;
-- the same exported, in ONNX Runtime, and now and then by the reference evaluator;
-- one graph in 20 goes through the whole of ``optimize`` with its measurements.
+- the expression of each subprogram, evaluated in double precision on the inputs of its nodes;
+- the plan of the winners: tuning times are drawn at random, so every implementation and every derivation wins
+  sometimes, not only the fastest on this machine.  Post-optimisation and joining are unchanged;
+- the exported file in ONNX Runtime, and sometimes in the reference evaluator;
+- ``optimize`` with real measurements, for one graph in 20.
 
-An ill-conditioned graph (rounding its inputs moves its outputs) is allowed to differ by as much as that.
+An ill-conditioned graph may differ by as much as rounding of its inputs changes its outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A random ONNX graph as far as it is drawn, and what a proposal of a further node is."""
+"""A partly drawn random ONNX graph, and proposals of further nodes."""
 
 from __future__ import annotations
 

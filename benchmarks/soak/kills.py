@@ -1,13 +1,14 @@
-"""kill -9 at random moments: outputs are whole or absent, the store is whole, and the work done again ends the same.
+"""kill -9 at random moments: outputs are complete or absent, the store is intact, repeated work gives equal results.
 
-An item is one kill (or two).  The command runs in a fork of this process, which has everything imported, so that kills
-fall into the work; one in ten runs in a process of its own.  The moment is drawn from the time that the command takes,
-or, half of the time, it is a fraction of a millisecond after something in the output folder changed.
+An item is one kill (or two).  The command runs in a fork of this process, in which everything is imported, so that the
+kill interrupts the work itself; one in ten runs in a new process.  The moment is drawn from the duration of the
+command, or, half of the time, it is a fraction of a millisecond after a change in the output folder.
 
-- ``derive --save --json``: both files are as an uninterrupted run writes them, or not there;
-- the profile store: every time whose writing was acknowledged is there, SQLite finds nothing wrong;
-- ``optimize -o --json --html --certificates``: what is there is whole; run again, it ends and agrees with the original;
-- two processes with one cache: one is killed, the other one ends well.
+- ``derive --save --json``: each file equals that of an uninterrupted run, or is absent;
+- the profile store: every acknowledged time is stored, and SQLite finds no damage;
+- ``optimize -o --json --html --certificates``: existing files are complete; a second run ends and agrees with the
+  original;
+- two processes with one cache: if one is killed, the other ends normally.
 """
 
 from __future__ import annotations

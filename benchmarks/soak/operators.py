@@ -1,4 +1,4 @@
-"""What each operator may be proposed with.  ONNX refuses what is illegal for the operator set at hand."""
+"""Proposals of each operator.  ONNX refuses those that are illegal for the operator set at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one item of a soak came to."""
+"""Outcome of one item of a soak."""
 
 from __future__ import annotations
 

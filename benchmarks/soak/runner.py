@@ -1,4 +1,4 @@
-"""Running the items of one soak over worker processes, with what is done kept in a file."""
+"""Run the items of one soak over worker processes; a file stores the finished ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items in processes of their own: a crash or a hang is a finding about its item, and the next item goes on."""
+"""Items in separate processes: a crash or a hang is a finding about its item, and the next item runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of the kinds that people bring, at modest sizes, made with ``onnx.helper`` alone."""
+"""Typical models at modest sizes, made with ``onnx.helper`` only."""
 
 from __future__ import annotations
 

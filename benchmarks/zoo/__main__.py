@@ -1,11 +1,12 @@
-"""Kinds of models that people bring, optimised one by one: ``python -m benchmarks.zoo [NAME|FILE.onnx …]``.
+"""Optimise typical models one by one: ``python -m benchmarks.zoo [NAME|FILE.onnx …]``.
 
-``--budget SECONDS`` is for the search of each model (60), ``--threads`` one; ``--write DIR`` only writes the files,
-``--read`` only says what is understood.  For each: the nodes that subprograms hold, of how many; why others are in
-none; then the subprograms kept, of those that there was time for, of all; how many times faster than ONNX Runtime the
-plan is, measured in turns, and the written file; the largest error; the wall time.
+``--budget SECONDS`` is the search time of each model (default 60), ``--threads`` the number of threads (default 1).
+``--write DIR`` only writes the files; ``--read`` only imports them.  The table has for each model the nodes in
+subprograms and the reasons for the others; the kept, tuned and all subprograms; the speedup of the plan and of the
+written file over ONNX Runtime, interleaved; the largest error; and the wall time.
 
-``--out DIR`` measures them with a process an engine and writes tables there; interrupted, it goes on (``measured.py``).
+``--out DIR`` measures the models with one process for each engine, writes tables there, and resumes after an interrupt
+(``measured.py``).
 """
 
 from __future__ import annotations

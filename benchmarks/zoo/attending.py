@@ -1,4 +1,4 @@
-"""Networks that attend or mix: transformers for text and images, and what came of them."""
+"""Networks with attention or mixing: transformers for text and images, and their successors."""
 
 from __future__ import annotations
 

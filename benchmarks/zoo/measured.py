@@ -1,4 +1,4 @@
-"""The zoo beside ONNX Runtime, every engine in a process of its own: ``python -m benchmarks.zoo --out DIR``.
+"""Compare the zoo with ONNX Runtime, each engine in its own process: ``python -m benchmarks.zoo --out DIR``.
 
 Each model has ``--budget`` seconds of search and ``--limit`` seconds of rounds.  What was measured is in
 ``DIR/zoo.json`` and is gone on with; after each model ``DIR/zoo.md`` and ``DIR/zoo.csv`` hold all of it.

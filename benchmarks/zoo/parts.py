@@ -1,4 +1,4 @@
-"""What the models of the zoo have in common: a kind by name, and layers that several of them have."""
+"""Common parts of the zoo: a kind by name, and layers of several models."""
 
 from __future__ import annotations
 
