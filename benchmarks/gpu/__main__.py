@@ -1,8 +1,8 @@
 """``python -m benchmarks.gpu bundle OUT.zip | run | profile RESULTS.json OUT.sqlite``; see ``docs/decisions/0026``.
 
-``bundle`` needs this package and no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy (torch for what
-is compared with it) and nothing else; it goes on where it was stopped.  ``profile`` makes of its results what
-``einnet-explore derive --device profile:OUT.sqlite`` reads.
+``bundle`` needs this package, but no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy only (torch for
+comparisons with torch); it resumes after an interrupt.  ``profile`` converts its results to a profile for
+``einnet-explore derive --device profile:OUT.sqlite``.
 """
 
 from __future__ import annotations
