@@ -445,7 +445,8 @@ def models() -> dict[str, onnx.ModelProto]:
     single = [node("ConvTranspose", ["x", "k0"], ["a"], **doubled), node("Relu", ["a"], ["y"])]
     two = [
         node("ConvTranspose", ["x", "k0"], ["a"], **doubled),
-        node("Flatten", ["a"], ["b"]),
+        node("Relu", ["a"], ["r"]),
+        node("Flatten", ["r"], ["b"]),
         node("MatMul", ["b", "m"], ["y"]),
     ]
     return {

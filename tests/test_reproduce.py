@@ -137,7 +137,7 @@ def test_growth_and_steps(lab):
     assert artifact[7]["published_times_per_depth"] == pytest.approx((0.287 / 0.022) ** (1 / 3))
     assert artifact[7]["complete"] is False and artifact[7]["states"] is None
     ours = [r for r in rows if r["case"] == "Conv5x5" and r["converging"] and r["complete"]]
-    assert [r["states"] for r in ours] == [15, 90]
+    assert [r["states"] for r in ours] == [20, 115]
     said = {(row[0], row[2]): row[3] for row in steps.rows}
     assert said["G2BMM", True] == 1 and said["Conv5x5", True] == "> 2"
 

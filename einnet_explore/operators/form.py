@@ -39,7 +39,8 @@ from einnet_explore.operators.operator import Operator
 from einnet_explore.operators.pattern import Pattern
 from einnet_explore.support.errors import Refused
 
-CACHE_ENTRIES = 1 << 14
+CACHE_ENTRIES = 16_384
+"""Scopes whose forms are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
