@@ -74,7 +74,7 @@ def test_means_are_of_whole_models_and_loads_of_the_rows_shown() -> None:
     assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in quiet.note
     assert "busy" not in quiet.note and "gcn-heads" not in quiet.note
     assert "over the 7 models at batch 1, 1 thread: 4.00; least 4.00, most 4.00." in both.note
-    assert "gcn-heads at batch 1, 1 thread, a part of a model and in no mean: 500.00." in both.note
+    assert "gcn-heads at batch 1, 1 thread, a part of a model, in no mean: 500.00." in both.note
     assert "busy for 1 of 8 measurements: a load of up to 1000.0" in both.note and both.column("load")[-1] == 1e3
     assert "mean over" not in alone.note
 

@@ -117,7 +117,7 @@ def test_an_output_keeps_its_name() -> None:
     assert [e.name for e in after.equations] == ["y", "z"]
     proved(start, after)
     both = ee.parse("tensor x[4]\na[i:4] = x[i] + 1\ny[i:4] = x[i] + 1\noutput a, y")
-    with pytest.raises(Refused, match="y is an output, and what it equals, a, is needed outside too"):
+    with pytest.raises(Refused, match="y is an output, and the equal a is needed outside too"):
         COMMON_SUBEXPRESSION.match(both, (1,), tensor="a").apply(both)
 
 

@@ -39,8 +39,9 @@ def propose(scope: Scope) -> Iterable[Factoring]:
     for x, d in quotient_divisors(scope):
         if x not in found and accepted(rewrite, scope, Factoring(((x, d),))):
             found[x] = d
-    if found:
-        yield Factoring(tuple(found.items()))
+    params = Factoring(tuple(found.items()))
+    if accepted(rewrite, scope, params):
+        yield params
 
 
 def rewrite(scope: Scope, params: Factoring) -> Scope:

@@ -243,8 +243,8 @@ class ProgramSearch(StateTable):
         rest = Search(derivation.end, self.cost, replace(self.options, max_depth=0, ahead=0, fixed=frozenset()))
         for event in rest.run():
             if isinstance(event, Found):
-                last = rest.derivation(event.state.id)
-                return self._executable(member, Derivation(member.program, (*derivation.steps, *last.steps)))
+                steps = (*derivation.steps, *rest.derivation(event.state.id).steps)
+                return self._executable(member, Derivation(member.program, steps)) if steps else member
         return None
 
     def _executable(self, parent: State, derivation: Derivation) -> State | None:
@@ -278,7 +278,10 @@ def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
     if options.fixed or EXPRESSION_FUSION not in options.between or len(program.equations) < 2:
         return ()
     factored = tuple(factorings(program)) if CONTRACTION_ORDER in options.between else ()
-    fused = sorted(vertical_fusions(program, (*options.between, *options.rules)), key=lambda found: traffic(found.end))
+    fused = sorted(
+        vertical_fusions(program, (*options.between, *options.rules)),
+        key=lambda found: (traffic(found.end), len(found.end.equations)),
+    )
     return (*factored[-MAX_FACTORINGS:], *fused[:MAX_FUSIONS])
 
 
