@@ -318,7 +318,7 @@ def test_an_elementwise_reader_joins_a_chain_that_is_run_already() -> None:
     end = joined_up.derivation.end
     assert [e.via for e in end.equations if e.name == "Z"] == [BLOCKED]
     assert not any(e.name == "Y" for e in end.equations)
-    assert any("made beforehand" in why for why in joined_up.refused.values())
+    assert any("computed at compile time" in why for why in joined_up.refused.values())
 
 
 def test_weights_behind_a_view_are_stored_in_reading_order() -> None:
