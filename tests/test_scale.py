@@ -189,7 +189,7 @@ def test_a_search_elsewhere_finds_what_it_finds_here(tmp_path: Path) -> None:
     assert [e.tables for e in there] == [e.tables for e in here]
     assert [there[n].derivation() for n in chosen] == [here[n].derivation() for n in chosen]
     other = next(n for n in range(len(there)) if n not in chosen)
-    with pytest.raises(LookupError, match="no contest asks for"):
+    with pytest.raises(LookupError, match="was not requested from its worker"):
         there[other].derivation()
 
 
