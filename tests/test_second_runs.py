@@ -262,7 +262,7 @@ def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
     assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
     refused = Plans(lambda kept: 1.0 + len(kept))
     assert eliminate_unprofitable(baseline(), refused, [(0,), (99,)], {0: parts(1.2)[0], 99: parts(1.1)[0]}) == {
-        99: "with the other parts, the whole model runs with it at 0.67 of its speed"
+        99: "in the whole model, the plan with it runs at 0.67 of its speed"
     }
     assert refused.made == [(0, 99), (0,)]
 
