@@ -32,7 +32,7 @@ from einnet_explore.rules import ONE_PASS_GENERATION, Derivation
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import TvmKernel, tvm_source
-from einnet_explore.strategies.vertical_fusion import FusionState, fuse_vertically, substitute_intermediate
+from einnet_explore.strategies.vertical_fusion import fuse_vertically, substitute_intermediate
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from tests.rules_kit import refuses
@@ -183,10 +183,10 @@ def test_scopes_that_are_no_softmax_weighted_sum_are_refused(old: str, new: str,
     text = ATTENTION.format(b=1, m=5, w=7, k=3, n=4, score=PLAIN)
     assert old in text
     wrong = parse(text.replace(old, new))
-    state = FusionState(Derivation(wrong))
+    derivation = Derivation(wrong)
     for equation in wrong.equations[:-1]:
-        state = substitute_intermediate(state, equation.name)
-    fused = state.derivation.end
+        derivation = substitute_intermediate(derivation, equation.name)
+    fused = derivation.end
     refuses(ONE_PASS_GENERATION, fused, (0,), why)
     assert why in explained(ONE_PASS_GENERATION, fused)
     assert not list(ONE_PASS_GENERATION.propose(fused, (0,)))

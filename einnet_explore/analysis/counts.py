@@ -55,7 +55,11 @@ def intensity(scope: Scope) -> float:
     return flops(scope) / touched if touched else 0.0
 
 
-def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
+ELEMENT_BYTES = 4
+"""Bytes of an element (float32)."""
+
+
+def bytes_moved(scope: Scope) -> int:
     """Count the bytes to read every tensor once and to write the result once.
 
     A tensor that is read partly (a slice, a single row) counts only the elements read.
@@ -67,7 +71,7 @@ def bytes_moved(scope: Scope, itemsize: int = 4) -> int:
                 points = prod(x.extent for x in {x for i in access.index for x in i.iterators})
                 most = min(points, prod(access.source.shape))
                 read[access.source] = min(prod(access.source.shape), read.get(access.source, 0) + most)
-    return itemsize * (sum(read.values()) + prod(scope.shape))
+    return ELEMENT_BYTES * (sum(read.values()) + prod(scope.shape))
 
 
 def _scope_operations(scope: Scope) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.counts import operations
+from einnet_explore.analysis.counts import ELEMENT_BYTES, operations
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.analysis.regions import find_collision
@@ -43,9 +43,6 @@ from einnet_explore.ir import (
 )
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.support.errors import Refused
-
-ELEMENT_BYTES = 4
-"""Bytes of an element (float32)."""
 
 
 @dataclass(frozen=True, slots=True)

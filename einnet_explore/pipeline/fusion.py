@@ -59,17 +59,17 @@ from einnet_explore.rules import (
     EXPRESSION_FUSION,
     EXPRESSION_INLINING,
     STORAGE_LAYOUT,
-    TRAVERSAL_MERGING,
     Derivation,
     Match,
     Rule,
 )
-from einnet_explore.rules.base import NoParameters, places
+from einnet_explore.rules.base import NoParameters
 from einnet_explore.rules.blocked_generation import BLOCKED
 from einnet_explore.rules.expression_fusion import Intermediate
 from einnet_explore.rules.expression_inlining import Inlined
 from einnet_explore.rules.storage_layout import Stored
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.support.errors import Refused
 
 
@@ -95,24 +95,6 @@ def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
         for name in tensor_names(e.scope):
             found[name] = (*found.get(name, ()), e.name)
     return found
-
-
-def merge_scopes(derivation: Derivation, name: str) -> Derivation:
-    """Merge every nested scope without a summation, in the equation called *name*, into its reader."""
-    while (match := next(iter(_mergeable_scopes(derivation.end, name)), None)) is not None:
-        derivation = derivation.then(match)
-    return derivation
-
-
-def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
-    n = equation_index(program, name)
-    for at, scope in places(program):
-        if at[0] == n:
-            inner = list(accesses(scope.body))
-            for match in TRAVERSAL_MERGING.matches(program, at):
-                source = inner[match.params.access].source
-                if isinstance(source, Scope) and not source.summations:
-                    yield match
 
 
 def generate_equation(derivation: Derivation, name: str) -> Derivation:

@@ -56,11 +56,11 @@ from einnet_explore.pipeline.fusion import (
     fuse_eoperators,
     generate_equation,
     match_library_again,
-    merge_scopes,
 )
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 from einnet_explore.rules.storage_layout import Stored, map_index, with_layout
 from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.support.errors import BackendError
 
 Transform: TypeAlias = "tuple[str, int, int]"

@@ -99,6 +99,17 @@ class NodeGroups:
         self.readers[a] = {self.of[g] for g in self.readers[a] | self.readers.pop(b)} - {a}
         return True
 
+    def join_all(self, nodes: set[int]) -> None:
+        """Join each of *nodes* with those of them that it reads."""
+        for n in sorted(nodes):
+            for source in sorted(self.before[n] & nodes):
+                self.join(source, n)
+
+    def program_of(self, nodes: set[int]) -> Program:
+        """Return the program of *nodes*, whose output is the last one's, with names by position."""
+        equations = tuple(e for n in sorted(nodes) for e in self.understood[n])
+        return anonymize(assemble(equations, (equations[-1].name,))).program
+
     def join_horizontally(self, one: int, other: int) -> bool:
         """Join two groups that need not read one another, unless a path between them visits a third."""
         a, b = self.of[one], self.of[other]
@@ -154,15 +165,8 @@ def join_rows(units: NodeGroups) -> None:
     for last in units.understood:
         if units.kind(last) == "contraction":
             group = _nodes_between(units, last)
-            if sum(units.kind(n) == "contraction" for n in group) == 2 and _is_row_work(units, group):
-                for n in sorted(group):
-                    for source in sorted(units.before[n] & group):
-                        units.join(source, n)
-
-
-def _is_row_work(units: NodeGroups, group: set[int]) -> bool:
-    equations = tuple(e for n in sorted(group) for e in units.understood[n])
-    return fuses_into_one(anonymize(assemble(equations, (equations[-1].name,))).program)
+            if sum(units.kind(n) == "contraction" for n in group) == 2 and fuses_into_one(units.program_of(group)):
+                units.join_all(group)
 
 
 @lru_cache(256)  # layers of one model are often equal
@@ -200,12 +204,9 @@ def join_products(units: NodeGroups) -> None:
     """Join the nodes of each multilinear region in which factoring across expressions leaves fewer products."""
     for last in sorted(units.understood, reverse=True):
         region = _multilinear_region(units, last)
-        if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
-            equations = tuple(e for n in sorted(region) for e in units.understood[n])
-            if has_fewer_products(anonymize(assemble(equations, (equations[-1].name,))).program):
-                for n in sorted(region):
-                    for source in sorted(units.before[n] & region):
-                        units.join(source, n)
+        contracts = len(region) > 1 and any(units.kind(n) == "contraction" for n in region)
+        if contracts and has_fewer_products(units.program_of(region)):
+            units.join_all(region)
 
 
 def _multilinear_region(units: NodeGroups, last: int) -> set[int]:

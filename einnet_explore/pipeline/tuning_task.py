@@ -13,8 +13,7 @@ from itertools import chain
 from math import inf, prod
 from time import perf_counter
 
-from einnet_explore.analysis.counts import intensity
-from einnet_explore.cost.model import ELEMENT_BYTES
+from einnet_explore.analysis.counts import ELEMENT_BYTES, intensity
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import allowed_rules

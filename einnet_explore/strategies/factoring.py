@@ -19,23 +19,22 @@ programs: each of their expressions is searched like any other, and the costs co
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.products import count_products, quotient_factors
-from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar, Scope, accesses
+from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar
 from einnet_explore.rules import (
     COMMON_SUBEXPRESSION,
     CONTRACTION_ORDER,
     EXPRESSION_EXTRACTION,
     TRAVERSAL_FACTORING,
-    TRAVERSAL_MERGING,
     Derivation,
     Match,
     Refused,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.strategies.vertical_fusion import FusionState, substitute_intermediate
+from einnet_explore.strategies.moves import merge_scopes
+from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
 
 def factorings(program: Program) -> Iterable[Derivation]:
@@ -44,9 +43,9 @@ def factorings(program: Program) -> Iterable[Derivation]:
     Intermediates are substituted one by one, from the outputs upwards, and what results is factored each time.
     """
     least = products_at_run_time(program)
-    state = FusionState(Derivation(program))
-    for fused in (state, *_substituted(state)):
-        found = factored(fused.derivation)
+    start = Derivation(program)
+    for fused in (start, *_substituted(start)):
+        found = factored(fused)
         if (count := products_at_run_time(found.end)) < least:
             least = count
             yield found
@@ -58,31 +57,16 @@ def products_at_run_time(program: Program) -> int:
     return sum(count_products(e.scope) for e in program.equations if e.name not in constant)
 
 
-def _substituted(state: FusionState) -> Iterable[FusionState]:
-    """Yield *state* with one more multilinear intermediate substituted each time, until none is left."""
-    while (name := _next_intermediate(state.derivation.end)) is not None:
+def _substituted(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left."""
+    while (name := _next_intermediate(derivation.end)) is not None:
         try:
-            state = substitute_intermediate(state, name)
+            derivation = substitute_intermediate(derivation, name)
         except Refused:
             return
-        state = replace(state, derivation=_merge_products(state.derivation))
-        yield state
-
-
-def _merge_products(derivation: Derivation) -> Derivation:
-    """Merge the nested scopes of *derivation* that sum nothing into their readers."""
-    while (match := next(iter(_mergeable(derivation.end)), None)) is not None:
-        derivation = derivation.then(match)
-    return derivation
-
-
-def _mergeable(program: Program) -> Iterable[Match[object]]:
-    for at, scope in places(program):
-        sources = [access.source for access in accesses(scope.body)]
-        for match in TRAVERSAL_MERGING.matches(program, at):
-            source = sources[match.params.access]
-            if isinstance(source, Scope) and not source.summations:
-                yield match
+        for equation in derivation.end.equations:
+            derivation = merge_scopes(derivation, equation.name)
+        yield derivation
 
 
 def _next_intermediate(program: Program) -> str | None:

@@ -23,6 +23,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from einnet_explore.analysis.equations import equation_number
 from einnet_explore.analysis.outline import outline
 from einnet_explore.ir import (
     Access,
@@ -43,9 +44,11 @@ from einnet_explore.rules import (
     SUMMATION_SPLITTING,
     TRAVERSAL_MERGING,
     VARIABLE_SUBSTITUTION,
+    Derivation,
     Match,
     Rule,
 )
+from einnet_explore.rules.base import places
 from einnet_explore.rules.boundary_relaxing import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
@@ -211,3 +214,21 @@ def _is_reindexing(access: Access, sources: Sources) -> bool:
         case Scope(summations=(), body=Access(source)):
             return isinstance(source, sources)
     return False
+
+
+def merge_scopes(derivation: Derivation, name: str) -> Derivation:
+    """Merge every nested scope without a summation, in the equation called *name*, into its reader."""
+    while (match := next(iter(_mergeable_scopes(derivation.end, name)), None)) is not None:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
+    n = equation_number(program, name)
+    for at, scope in places(program):
+        if at[0] == n:
+            inner = list(accesses(scope.body))
+            for match in TRAVERSAL_MERGING.matches(program, at):
+                source = inner[match.params.access].source
+                if isinstance(source, Scope) and not source.summations:
+                    yield match

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 
 from einnet_explore.analysis.canonical_keys import program_key
@@ -277,11 +278,16 @@ def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
     """
     if options.fixed or EXPRESSION_FUSION not in options.between or len(program.equations) < 2:
         return ()
-    factored = tuple(factorings(program)) if CONTRACTION_ORDER in options.between else ()
-    fused = sorted(
-        vertical_fusions(program, (*options.between, *options.rules)),
-        key=lambda found: (traffic(found.end), len(found.end.equations)),
-    )
+    return _derived_across(program, options.between, options.rules)
+
+
+@lru_cache(16)  # asked for once to choose the search, and once by it
+def _derived_across(
+    program: Program, between: tuple[Rule[object], ...], rules: tuple[Rule[object], ...]
+) -> tuple[Derivation, ...]:
+    factored = tuple(factorings(program)) if CONTRACTION_ORDER in between else ()
+    fusions = vertical_fusions(program, (*between, *rules))
+    fused = sorted(fusions, key=lambda found: (traffic(found.end), len(found.end.equations)))
     return (*factored[-MAX_FACTORINGS:], *fused[:MAX_FUSIONS])
 
 

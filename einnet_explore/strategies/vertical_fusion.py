@@ -22,7 +22,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.counts import bytes_moved
+from einnet_explore.analysis.counts import ELEMENT_BYTES, bytes_moved
 from einnet_explore.analysis.equations import equation_number, readers, weight_only
 from einnet_explore.ir import Path, Program
 from einnet_explore.rules import (
@@ -51,8 +51,6 @@ KERNEL_RULES: Rules = (ROW_GENERATION, ONE_PASS_GENERATION, REDUCTION_GENERATION
 FUSION_RULES: Rules = (*KERNEL_RULES, VARIABLE_SUBSTITUTION)
 """The rules that may be left out, as the numerics of a model ask for."""
 
-ELEMENT_BYTES = 4
-
 EXTRA_STATES = 16
 """States that a search examines beyond the chain that substitutes everything."""
 
@@ -63,6 +61,11 @@ class FusionState:
 
     derivation: Derivation
     fused: frozenset[str] = frozenset()
+
+    def substitute(self, name: str) -> FusionState:
+        """Return the state in which all readers of the equation called *name* compute it; raises Refused."""
+        took = _reader_names(self.derivation.end, name)
+        return FusionState(substitute_intermediate(self.derivation, name), self.fused.difference((name,)).union(took))
 
 
 def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[Derivation]:
@@ -77,17 +80,19 @@ def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[
     while queue and left:
         _, _, state, intermediate = heapq.heappop(queue)
         try:
-            state = substitute_intermediate(state, intermediate) if intermediate else state
+            state = state.substitute(intermediate) if intermediate else state
         except Refused:
             continue
-        key = program_key(state.derivation.end)
+        program = state.derivation.end
+        key = program_key(program)
         if key in seen:
             continue
         seen.add(key)
         left -= 1
         yield from generate_fused(state, rules)
-        for saved, name in _savings(state.derivation.end):
-            heapq.heappush(queue, (traffic(state.derivation.end) - saved, next(serial), state, name))
+        moved = traffic(program)
+        for saved, name in _savings(program):
+            heapq.heappush(queue, (moved - saved, next(serial), state, name))
 
 
 def fuse_vertically(program: Program, rules: Rules = FUSION_RULES) -> Derivation | None:
@@ -119,17 +124,20 @@ def _savings(program: Program) -> Iterable[tuple[int, str]]:
                 yield ELEMENT_BYTES * prod(equation.scope.shape) * (len(found) + 1), equation.name
 
 
-def substitute_intermediate(state: FusionState, name: str) -> FusionState:
+def substitute_intermediate(derivation: Derivation, name: str) -> Derivation:
     """Substitute the equation called *name* into all its readers, if any, and merge re-indexings; raises Refused."""
-    derivation = state.derivation
-    found = [derivation.end.equations[n].name for n in readers(derivation.end, name)]
+    found = _reader_names(derivation.end, name)
     rule = EXPRESSION_FUSION if len(found) == 1 else EXPRESSION_INLINING
     for reader in found:
         at = (equation_number(derivation.end, reader),)
         derivation = derivation.then(rule.match(derivation.end, at, tensor=name))
     if len(found) != 1:
         derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (equation_number(derivation.end, name),)))
-    return FusionState(_tidy(derivation, TRAVERSAL_MERGING), (state.fused - {name}) | set(found))
+    return _tidy(derivation, TRAVERSAL_MERGING)
+
+
+def _reader_names(program: Program, name: str) -> tuple[str, ...]:
+    return tuple(program.equations[n].name for n in readers(program, name))
 
 
 def _tidy(derivation: Derivation, *rules: Rule[object]) -> Derivation:
