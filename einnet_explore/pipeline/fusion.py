@@ -31,7 +31,14 @@ from math import gcd, prod
 
 from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import is_transposed_for, reads_once
-from einnet_explore.analysis.equations import constant_tensors, is_generated, tensor_names, weight_only
+from einnet_explore.analysis.equations import (
+    constant_tensors,
+    equation_number,
+    find_equation,
+    is_generated,
+    tensor_names,
+    weight_only,
+)
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
@@ -73,19 +80,9 @@ from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.support.errors import Refused
 
 
-def equation_index(program: Program, name: str) -> int:
-    """Return the number of the equation called *name*."""
-    return next(n for n, e in enumerate(program.equations) if e.name == name)
-
-
-def equation_named(program: Program, name: str) -> Equation:
-    """Return the equation called *name*."""
-    return program.equations[equation_index(program, name)]
-
-
 def apply_rule(derivation: Derivation, rule: Rule[object], name: str, params: object) -> Derivation:
     """Apply *rule* at the equation called *name*; raises Refused."""
-    return derivation.then(Match(rule, (equation_index(derivation.end, name),), params))
+    return derivation.then(Match(rule, (equation_number(derivation.end, name),), params))
 
 
 def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
@@ -99,7 +96,7 @@ def readers_by_name(program: Program) -> Mapping[str, tuple[str, ...]]:
 
 def generate_equation(derivation: Derivation, name: str) -> Derivation:
     """Generate the equation called *name* as an eOperator or view, or as a chain in blocks; raises Refused."""
-    at = (equation_index(derivation.end, name),)
+    at = (equation_number(derivation.end, name),)
     try:
         return derivation.then(EOPERATOR_GENERATION.match(derivation.end, at))
     except Refused as why:
@@ -112,7 +109,7 @@ def generate_equation(derivation: Derivation, name: str) -> Derivation:
 def match_library_again(derivation: Derivation, name: str, operator: str) -> Derivation:
     """Match the equation called *name* to *operator* again; raises Refused if that takes other computation."""
     program = derivation.end
-    at = (equation_index(program, name),)
+    at = (equation_number(program, name),)
     for match in matching_rule(OPERATORS).matches(program, at):
         if is_named(match.params.operator, operator):
             longer = derivation.then(match)
@@ -256,7 +253,7 @@ def _read_through(derivation: Derivation, source: Equation, reader: Equation) ->
         else apply_rule(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
     )
     longer = generate_equation(merge_scopes(longer, reader.name), reader.name)
-    became = equation_named(longer.end, reader.name)
+    became = find_equation(longer.end, reader.name)
     was_view = reader.via is not None and reader.via.operator == VIEW
     is_view = became.via is not None and became.via.operator == VIEW
     if was_view and not is_view and not alone:
@@ -284,7 +281,7 @@ def _chain_output(derivation: Derivation, name: str) -> Derivation:
     fused = _store_in_panels(_merge_reshapes(derivation, name))
     while (source := next(iter(_sole_intermediates(fused.end, name)), None)) is not None:
         fused = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
-    if not runs_in_blocks(equation_named(fused.end, name).scope):
+    if not runs_in_blocks(find_equation(fused.end, name).scope):
         raise Refused(f"{name} has no vectorised products")
     return apply_rule(fused, BLOCKED_GENERATION, name, NoParameters())
 
@@ -322,7 +319,7 @@ def _sole_intermediates(program: Program, name: str) -> Iterable[str]:
     """Yield the equations that only the one called *name* reads and that are not known at compile time."""
     found, known = readers_by_name(program), constant_tensors(program)
     made = {e.name for e in program.equations} - known - set(program.outputs)
-    for tensor in tensors(equation_named(program, name).scope):
+    for tensor in tensors(find_equation(program, name).scope):
         if tensor.name in made and found[tensor.name] == (name,):
             yield tensor.name
 
@@ -338,7 +335,7 @@ def _store_in_panels(derivation: Derivation) -> Derivation:
             match access.source:
                 case Tensor(weight) if weight in made and readers_by_name(derivation.end)[weight] == (e.name,):
                     phi = _panel_layout(
-                        equation_named(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1]
+                        find_equation(derivation.end, weight).scope.traversals, access, e.scope.traversals[-1]
                     )
                     with suppress(Refused):
                         if phi:

@@ -32,7 +32,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from einnet_explore.analysis.bijection import Bijection, bijection
-from einnet_explore.analysis.equations import is_generated, map_reads, weight_only
+from einnet_explore.analysis.equations import find_equation, is_generated, map_reads, weight_only
 from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
@@ -52,7 +52,6 @@ from einnet_explore.ir import (
 )
 from einnet_explore.pipeline.fusion import (
     apply_rule,
-    equation_named,
     fuse_eoperators,
     generate_equation,
     match_library_again,
@@ -389,7 +388,7 @@ class LayoutProblem:
             if layout:
                 phi = self.phi(name, layout)
                 try:
-                    made = Equation(name, with_layout(equation_named(self.program, name).scope, phi)).tensor
+                    made = Equation(name, with_layout(find_equation(self.program, name).scope, phi)).tensor
                 except Refused:
                     return None
                 if name == e.name:
@@ -401,7 +400,7 @@ class LayoutProblem:
     def phi(self, name: str, layout: int) -> Bijection:
         """Return the bijection from the tensor's layout to another one."""
         found = self.layouts[name][layout]
-        xs = equation_named(self.program, name).scope.traversals
+        xs = find_equation(self.program, name).scope.traversals
         return bijection(xs, tuple(n for n, _ in found), tuple(i for _, i in found))
 
     def transform(self, what: Transform) -> float:
@@ -413,7 +412,7 @@ class LayoutProblem:
     def _price_transform(self, name: str, before: int, after: int) -> float:
         source = self._tensor(name, before)
         back = self.phi(name, after)
-        xs = equation_named(self.program, name).scope.traversals
+        xs = find_equation(self.program, name).scope.traversals
         old = tuple(back.to_target[x] for x in xs)
         index = map_index(self.phi(name, before), old) if before else old
         copy = Equation(f"{name}__copy", Scope(back.target, (), Access(source, index)))
@@ -424,7 +423,7 @@ class LayoutProblem:
         return self._seconds(made.end.equations[0])
 
     def _tensor(self, name: str, layout: int) -> Tensor:
-        e = equation_named(self.program, name)
+        e = find_equation(self.program, name)
         return Equation(name, with_layout(e.scope, self.phi(name, layout))).tensor if layout else e.tensor
 
     def apply(

@@ -50,7 +50,10 @@ IDENTITIES: tuple[Rule[object], ...] = (
     RECENTRING,
     BILINEAR_PRODUCT,
 )
-"""Rules that are applied on request only: search moves factors by summation splitting, and proposes no Strassen."""
+"""Rules that the search of one expression does not try.
+
+Factoring across expressions uses contraction order and traversal factoring; the others are applied on request only.
+"""
 
 INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
 """The rules between expressions."""
@@ -66,7 +69,7 @@ POST_RULES: tuple[Rule[object], ...] = (
     REDUCTION_GENERATION,
     BLOCKED_GENERATION,
 )
-"""The rules that post-optimisation applies to whole programs; search does not try them."""
+"""The rules of post-optimisation, vertical fusion and factoring; the search of one expression does not try them."""
 
 
 ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
