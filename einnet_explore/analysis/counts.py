@@ -59,7 +59,7 @@ ELEMENT_BYTES = 4
 """Bytes of an element (float32)."""
 
 
-def bytes_moved(scope: Scope) -> int:
+def bytes_moved(scope: Scope, itemsize: int = ELEMENT_BYTES) -> int:
     """Count the bytes to read every tensor once and to write the result once.
 
     A tensor that is read partly (a slice, a single row) counts only the elements read.
@@ -71,7 +71,7 @@ def bytes_moved(scope: Scope) -> int:
                 points = prod(x.extent for x in {x for i in access.index for x in i.iterators})
                 most = min(points, prod(access.source.shape))
                 read[access.source] = min(prod(access.source.shape), read.get(access.source, 0) + most)
-    return ELEMENT_BYTES * (sum(read.values()) + prod(scope.shape))
+    return itemsize * (sum(read.values()) + prod(scope.shape))
 
 
 def _scope_operations(scope: Scope) -> int:
