@@ -358,7 +358,8 @@ def _widen_gradients(program: Program, names: frozenset[str]) -> Program:
 def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
     """Inline every equation without summations into its readers, and remove equations without readers.
 
-    Equations in *keep* are not inlined, nor are reads beyond the source's box, which traversal merging refuses.
+    An equation in *keep* is not inlined, nor is one into a reader that reads it beyond its box, which traversal merging
+    refuses.
     """
     derivation = Derivation(program)
     stay = set(keep)
