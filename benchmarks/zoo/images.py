@@ -45,13 +45,13 @@ def _inception() -> onnx.ModelProto:
     x, c = convolved(b, "x", 3, 48, 3), 48
     for _ in range(2):
         pooled = b.node("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4)
-        ways = (
+        branches = (
             convolved(b, x, c, 32, 1),
             convolved(b, convolved(b, x, c, 24, 1), 24, 32, 3),
             convolved(b, convolved(b, x, c, 8, 1), 8, 16, 5),
             convolved(b, pooled, c, 16, 1),
         )
-        x, c = b.node("Concat", *ways, axis=1), 96
+        x, c = b.node("Concat", *branches, axis=1), 96
     return finished(b, {"x": (1, 3, 28, 28)}, x)
 
 
@@ -80,9 +80,9 @@ def _unet() -> onnx.ModelProto:
 def _aspp() -> onnx.ModelProto:
     b = Builder("aspp", seed=7)
     x = convolved(b, "x", 3, 64, 3, 2)
-    ways = [b.node("Relu", b.conv(x, 64, 32, 1, bias=True))]
-    ways += [b.node("Relu", b.conv(x, 64, 32, 3, 1, d, d, bias=True)) for d in (2, 4, 6)]
-    x = convolved(b, b.node("Concat", *ways, axis=1), 128, 32, 1)
+    branches = [b.node("Relu", b.conv(x, 64, 32, 1, bias=True))]
+    branches += [b.node("Relu", b.conv(x, 64, 32, 3, 1, d, d, bias=True)) for d in (2, 4, 6)]
+    x = convolved(b, b.node("Concat", *branches, axis=1), 128, 32, 1)
     x = b.node("Resize", x, "", b.weight("scales", np.array([1, 1, 2, 2])), mode="linear")
     return finished(b, {"x": (1, 3, 64, 64)}, b.conv(x, 32, 5, 1, gain=XAVIER, bias=True))
 
@@ -133,10 +133,10 @@ IMAGES: tuple[Kind, ...] = (
     Kind("mobilenet", "MobileNet v2: depthwise, ReLU6, residual", _mobilenet),
     Kind("efficientnet", "EfficientNet: MBConv, squeeze and excitation, Swish", _efficientnet),
     Kind("resnext", "ResNeXt: grouped 3x3", _resnext),
-    Kind("inception", "Inception: four ways, concatenated", _inception),
+    Kind("inception", "Inception: four branches, concatenated", _inception),
     Kind("densenet", "DenseNet: concatenations that grow", _densenet),
     Kind("unet", "U-Net: transposed, nearest, skips", _unet),
-    Kind("aspp", "DeepLab: dilated ways, bilinear Resize", _aspp),
+    Kind("aspp", "DeepLab: dilated branches, bilinear Resize", _aspp),
     Kind("super_resolution", "ESPCN: pixel shuffle", _super_resolution),
     Kind("style", "style transfer: reflected Pad, InstanceNorm", _style),
     Kind("autoencoder", "autoencoder: transposed convolutions", _autoencoder),
