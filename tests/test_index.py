@@ -1,5 +1,6 @@
 """Index arithmetic: every simplification keeps the value, bounds hold, and equal functions are found equal."""
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -236,3 +237,17 @@ def test_division_needs_a_positive_integer(d: int) -> None:
         _ = i // d
     with pytest.raises(ValueError, match=f"an index is divided by {d}"):
         _ = i % d
+
+
+def test_equal_indices_are_one_object() -> None:
+    assert Iterator("i", 0, 12) is i and Iterator("i", lo=0, hi=12) == i
+    assert (i + 2 * j) // 3 is (j + i + j) // 3
+    assert i + 1 is not i + 2
+
+
+def test_a_copied_node_is_hashed_anew() -> None:
+    index = (i + 2 * j) // 3
+    hash(index)
+    found = pickle.loads(pickle.dumps(index))
+    assert found == index and hash(found) == hash(index)
+    assert not hasattr(pickle.loads(pickle.dumps(i)), "_hash")

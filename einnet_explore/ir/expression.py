@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from einnet_explore.ir.index import Index, IndexLike, Iterator, as_index
-from einnet_explore.ir.node import Node, node
+from einnet_explore.ir.node import Node, Shared, node
 
 Padding: TypeAlias = "tuple[tuple[int, int], ...]"
 Box: TypeAlias = "tuple[tuple[int, int], ...]"
@@ -116,7 +116,7 @@ class Table(_Source):
 
 
 @node
-class Bound(Node):
+class Bound(Node, metaclass=Shared):
     """One condition of a domain: ``lo <= index < hi``."""
 
     index: Index

@@ -15,14 +15,18 @@ Source: EinNet §3 (index operators ``+ - * / %``); division rounds down and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from math import gcd
 from typing import TypeAlias
 
-from einnet_explore.ir.node import Node, node
+from einnet_explore.ir.node import Node, Shared, node
+
+CACHE_ENTRIES = 1 << 15
+"""The sums, divisions and substitutions that are remembered, each."""
 
 
-class _Arithmetic(Node):
+class _Arithmetic(Node, metaclass=Shared):
     """``+ - * // %`` of indices, shared by atoms and sums."""
 
     __slots__ = ()
@@ -154,22 +158,7 @@ class Index(_Arithmetic):
 
     def substitute(self, to: Callable[[Iterator], IndexLike]) -> Index:
         """Replace every iterator at once, simplifying with the new iterators' ranges."""
-        terms = self.terms
-        if len(terms) == 1 and terms[0][1] == 1 and not self.const and terms[0][0].__class__ is Iterator:
-            return as_index(to(terms[0][0]))  # most indices
-        out: list[tuple[Atom, int]] = []
-        const = self.const
-        for atom, k in terms:
-            match atom:
-                case Iterator():
-                    new = as_index(to(atom))
-                case Quotient(numerator, d):
-                    new = numerator.substitute(to) // d
-                case Remainder(numerator, d):
-                    new = numerator.substitute(to) % d
-            out.extend((a, c * k) for a, c in new.terms)
-            const += new.const * k
-        return _sum(out, const)
+        return _substitute(self, tuple([as_index(to(x)) for x in self.iterators]))
 
     @property
     def divisions(self) -> Iterable[Quotient | Remainder]:
@@ -227,6 +216,25 @@ def as_index(x: IndexLike) -> Index:
             return Index((), int(x))  # type: ignore[arg-type]
 
 
+@lru_cache(CACHE_ENTRIES)
+def _substitute(index: Index, new: tuple[Index, ...]) -> Index:
+    """Replace the iterators of *index*, in the order of ``iterators``, by *new*."""
+    to = dict(zip(index.iterators, new, strict=True))
+    out: list[tuple[Atom, int]] = []
+    const = index.const
+    for atom, k in index.terms:
+        match atom:
+            case Iterator():
+                part = to[atom]
+            case Quotient(numerator, d):
+                part = numerator.substitute(to.__getitem__) // d
+            case Remainder(numerator, d):
+                part = numerator.substitute(to.__getitem__) % d
+        out.extend([(a, c * k) for a, c in part.terms])
+        const += part.const * k
+    return _sum(tuple(out), const)
+
+
 def _iterators(index: Index) -> Iterable[Iterator]:
     for atom, _ in index.terms:
         if isinstance(atom, Iterator):
@@ -259,9 +267,10 @@ def _order(atom: Atom) -> tuple[object, ...]:
     return (kind, d, numerator.const, tuple((_order(a), k) for a, k in numerator.terms))
 
 
-def _sum(terms: Sequence[tuple[Atom, int]], const: int) -> Index:
+@lru_cache(CACHE_ENTRIES)
+def _sum(terms: tuple[tuple[Atom, int], ...], const: int) -> Index:
     if len(terms) < 2 and (not terms or (terms[0][0].__class__ is Iterator and terms[0][1])):
-        return Index(tuple(terms), const)
+        return Index(terms, const)
     total: dict[Atom, int] = {}
     digits = False
     for atom, k in terms:
@@ -314,6 +323,7 @@ def _merged(total: dict[Atom, int], spent: dict[Atom, int], new: Index, k: int, 
     return {a: c for a, c in out.items() if c}, const + k * new.const
 
 
+@lru_cache(CACHE_ENTRIES)
 def _divide(index: Index, d: int) -> tuple[Index, Index]:
     """(index // d, index % d), each in normal form; *d* is a positive integer."""
     if d <= 0:
@@ -357,7 +367,7 @@ def _digits(rest: Index, d: int) -> tuple[Index, Index]:
     borrowed_terms = tuple((a, k // d) for a, k in rest.terms if k // d)
     if borrowed_terms:
         # New coefficients may let digits recombine: 2·(e/2) - 2·(e mod 2) is 2·(e/2) + e mod 2, that is e, modulo 3.
-        turned = _sum([(a, k % d) for a, k in rest.terms], rest.const)
+        turned = _sum(tuple([(a, k % d) for a, k in rest.terms]), rest.const)
         q, r = _divide(turned, d)
         return q + Index(borrowed_terms), r
     return as_index(Quotient(rest, d)), as_index(Remainder(rest, d))

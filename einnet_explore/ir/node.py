@@ -1,17 +1,35 @@
-"""The one decorator every IR class wears: frozen, slotted, hash computed once."""
+"""The decorator of every IR class: frozen, slotted, hash computed once; and classes whose equal nodes are shared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar, dataclass_transform
+from functools import lru_cache
+from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+
+SHARED_NODES = 1 << 16
+"""The indices, iterators and bounds made last that are remembered."""
 
 
 class Node:
     """Base of all IR nodes: immutable values, compared by structure."""
 
     __slots__ = ("_hash", "_memo", "_own")
+
+
+class Shared(type):
+    """The metaclass of small nodes: equal ones are one object, as far as the nodes made last are remembered.
+
+    A search makes the same few thousand indices hundreds of thousands of times; each is hashed and analysed once.
+    """
+
+    def __call__(cls, *fields: Any, **named: Any) -> Any:
+        """Return the node with these fields."""
+        return _shared_node(cls, *fields, **named)
+
+
+_shared_node = lru_cache(SHARED_NODES, typed=True)(type.__call__)
 
 
 @dataclass_transform(frozen_default=True)
