@@ -13,7 +13,7 @@ from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from itertools import islice, permutations, product
-from math import gcd, inf, prod
+from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from einnet_check.text import FINITE, Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
@@ -35,6 +35,14 @@ NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -i
 BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
 OVER = {"sum": "*", "max": "+", "min": "+"}
 """What distributes over a reduction: max f + max g is max (f + g)."""
+
+
+FLIPPED = {"max": "min", "min": "max"}
+INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf"])
+"""Increasing on all real numbers: max f(x) is f(max x)."""
+AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt"], Fraction(0))
+DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
+"""f(k·x, k·y) is k^(degree/2) · f(x, y) for k > 0."""
 
 
 class Beyond(ValueError):
@@ -211,6 +219,9 @@ class Space:
                 return self.families(("*", a, ("/", Fraction(1), b)), env, reduce)
             case (str() as op, *args):
                 inner = reduce if op == OVER.get(reduce) else ""
+                if (under := passed(e, reduce)) and not infinite(e):
+                    each = [self.families(a, env, "" if isinstance(a, Fraction) else under) for a in args]
+                    return self.settled((self.joined(op, one, reduce) for one in product(*each)), reduce)
                 parts = [self.families(arg, env, inner) for arg in args]
                 wild = [any(unbounded(*m) for f in part for m in f.value) for part in parts]
                 if inner and any(wild):
@@ -314,16 +325,67 @@ class Space:
                 return b if a == least else a
             case "relu", [() | ((_, ()),) as a]:
                 return a if a and a[0][0] > 0 else ()
+            case _, [()] if op in AT_ZERO:
+                return constant(AT_ZERO[op])
+            case "/", [_, ((1, ((of, at),)),)] if of.startswith("e^(") and "∞" not in of:
+                return element(opposite(of), at)
+            case "/", [one, b] if not any(unbounded(*m) for m in b) and (found := common(b))[0] not in ([], [b]):
+                return self.product(self.applied(op, [one, p]) for p in (*found[0], found[1]))
+            case "abs", [((k, factors),)] if len(factors) > (k == 1):
+                sizes = (self.applied(op, [((Fraction(1), (f,)),)]) for f in factors)
+                return self.product([constant(-k if k < 0 else k), *sizes])
+        power, args = scaled(op, args)
         parts = [self.skeleton(arg) for arg in args]
         of = f"{op}({', '.join(of for of, _ in parts)})"
-        passed = not args[1] if op == "/" else "∞" in of and op not in FINITE
-        return element(of + "∞" * passed, tuple(f for _, at in parts for f in at))
+        endless = not args[1] if op == "/" else "∞" in of and op not in FINITE
+        return ((power, ((of + "∞" * endless, tuple(f for _, at in parts for f in at)),)),)
+
+    def product(self, parts: Iterable[Polynomial]) -> Polynomial:
+        """The product of *parts*."""
+        value = constant(Fraction(1))
+        for part in parts:
+            value = self.applied("*", [value, part])
+        return value
 
     def skeleton(self, value: Polynomial) -> tuple[str, Rows]:
         """A polynomial as a function of elements, by its text, and where these elements lie."""
         numbers = (str(k if k in (inf, -inf) else self.number(k)).replace("inf", "∞") for k, _ in value)
         text = " + ".join("*".join((k, *(n for n, _ in fs))) for k, (_, fs) in zip(numbers, value, strict=True))
         return text or "0", tuple(form for _, fs in value for _, at in fs for form in at)
+
+
+def common(value: Polynomial) -> tuple[list[Polynomial], Polynomial]:
+    """The factors that all monomials have, and *value* without them."""
+    rest, shared = [(k, list(factors)) for k, factors in value], list[Polynomial]()
+    for factor in value[0][1] if value else ():
+        if all(factor in factors for _, factors in rest):
+            shared.append(((Fraction(1), (factor,)),))
+            for _, factors in rest:
+                factors.remove(factor)
+    return shared, collected((k, tuple(factors)) for k, factors in rest)
+
+
+def scaled(op: str, args: list[Polynomial]) -> tuple[Fraction, list[Polynomial]]:
+    """k^degree and *args* / k, where k is their largest coefficient; 1 and *args* where that is no known number."""
+    sizes: list[Number] = [-k if k < 0 else k for arg in args for k, _ in arg]
+    largest: Number = max(sizes, default=inf)
+    if op not in DEGREE or not isinstance(largest, Fraction):
+        return Fraction(1), args
+    root = Fraction(isqrt(largest.numerator), isqrt(largest.denominator))
+    if DEGREE[op] != 2 and root * root != largest:
+        return Fraction(1), args
+    divided = [tuple((k / largest, f) for k, f in arg) for arg in args]
+    return largest if DEGREE[op] == 2 else root ** DEGREE[op], divided
+
+
+def passed(e: Any, reduce: str) -> str:
+    """The reduction under which *e* may be read instead of *reduce*: that by which it is a monotone function."""
+    match e if reduce in FLIPPED else None:
+        case (op, _) | (op, _, _) if op in (*INCREASING, "maximum", "minimum"):
+            return reduce
+        case ("*", Fraction() as k, _) | ("*" | "/", _, Fraction() as k) if k:
+            return reduce if k > 0 else FLIPPED[reduce]
+    return ""
 
 
 def adds(e: Expr) -> bool:
@@ -348,13 +410,18 @@ def tabulated(scope: Scope) -> set[str]:
     return found
 
 
+def opposite(of: str) -> str:
+    """The name of 1 / *of*, which names the exponential of one term."""
+    return f"e^({of[4:]}" if of.startswith("e^(-") else f"e^(-{of[3:]}"
+
+
 def cancelled(factors: Factors) -> Factors:
     """*factors* without pairs e^a · e^-a for finite a, which is 1 by the axiom."""
     kept: list[tuple[str, Rows]] = []
     for of, at in factors:
-        opposite = f"e^({of[4:]}" if of.startswith("e^(-") else f"e^(-{of[3:]}", at
-        if of.startswith("e^(") and "∞" not in of and opposite in kept:
-            kept.remove(opposite)
+        inverse = opposite(of), at
+        if of.startswith("e^(") and "∞" not in of and inverse in kept:
+            kept.remove(inverse)
         else:
             kept.append((of, at))
     return tuple(kept)

@@ -160,7 +160,7 @@ CASES = [
         "Y[i:4] = max[j:4] A[i, j]",
         "Y[i:4] = maximum({[i:4] max[j:2] A[i, j]}[i], {[i:4] max[j:2..4] A[i, j]}[i])",
     ),
-    ("exact", "Y[i:4] = max[j:4] relu(A[i, j])", "Y[i:4] = relu({[i:4] max[j:4] A[i, j]}[i])"),
+    ("proved", "Y[i:4] = max[j:4] relu(A[i, j])", "Y[i:4] = relu({[i:4] max[j:4] A[i, j]}[i])"),
     ("false", "Y[i:4] = max[j:4] A[i, j]", "Y[i:4] = max[j:3] A[i, j]"),
     ("false", "Y[i:4] = max[j:4] A[i, j]", "Y[i:4] = sum[j:4] A[i, j]"),
     ("proved", "Y[i:4] = prod[j:4] A[i, j]", "Y[i:4] = prod[a:2] {[i:4, a:2] prod[b:2] A[i, 2*a+b]}[i, a]"),

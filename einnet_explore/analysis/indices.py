@@ -26,7 +26,10 @@ from einnet_explore.ir import (
     Remainder,
     Scalar,
     Scope,
+    add,
     as_index,
+    mul,
+    walk_scalar,
 )
 from einnet_explore.syntax import parse_index
 
@@ -149,6 +152,22 @@ def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) ->
         if least < lo:
             inside = Apply("where", (Compare(">=", i, as_index(lo)), inside, Const(outside)))
     return inside
+
+
+def replace_part(body: Scalar, number: int, new: Scalar) -> Scalar:
+    """Return *body* with part *number* of ``walk_scalar`` replaced; sums and products stay flat."""
+    if number == 0:
+        return new
+    assert isinstance(body, Apply)
+    number -= 1
+    args = list(body.args)
+    for n, arg in enumerate(args):
+        size = sum(1 for _ in walk_scalar(arg))
+        if number < size:
+            args[n] = replace_part(arg, number, new)
+            break
+        number -= size
+    return mul(*args) if body.op == "*" else add(*args) if body.op == "+" else Apply(body.op, tuple(args))
 
 
 def substitute(body: Scalar, to: Mapping[Iterator, IndexLike]) -> Scalar:

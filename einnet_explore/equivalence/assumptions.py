@@ -79,7 +79,7 @@ class Assumptions:
     def axioms(self, before: Iterable[Scope], after: Iterable[Scope]) -> Iterable[Assumptions]:
         """Yield these assumptions that may help to compare *before* with *after*, with fewest axioms first."""
         inside = [[_axiom_needs(scope) for scope in side] for side in (before, after)]
-        exponential = all(any(e for e, _ in side) for side in inside)
+        exponential = any(e for side in inside for e, _ in side)
         folded = self.may_round and any(f for side in inside for _, f in side)
         if exponential:
             yield replace(self, exponential=True)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from einnet_explore.equivalence.assumptions import Rounding
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, form_key
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
-from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS
+from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS, ScalarFunction
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
 Polynomial: TypeAlias = "tuple[Monomial, ...]"
@@ -50,6 +50,11 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
             return _collect((multiply_numbers(*(k for k, _ in c)), tuple(f for _, fs in c for f in fs)) for c in chosen)
         case "/", [a, ((k, ()),)] if not isinf(k):
             return tuple((multiply_numbers(c, 1 / Fraction(k)), f) for c, f in a)
+        case "/", [((1, ()),), b] if not any(may_be_infinite(*m) for m in b) and (found := _common_factors(b))[0]:
+            # 1/(f·p) is 1/f · 1/p
+            factors, rest = found
+            inverses = [_symbol(op, [ONE, ((Fraction(1), (f,)),)]) for f in factors]
+            return apply_to_polynomials("*", [apply_to_polynomials("/", [ONE, rest], rounding), *inverses])
         case "/", [a, b] if a != ONE:
             return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounding)])
     constants = [constant_value(arg) for arg in args]
@@ -58,11 +63,45 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
     if function and function.is_integral and function.compute and len(known) == len(constants):
         value = function.of_numbers(*known)
         return ((value, ()),) if value else ()
+    if function and function.at_zero is not None and args == [()]:
+        return ((Fraction(function.at_zero), ()),) if function.at_zero else ()
     if op in ("maximum", "minimum"):
         neutral = -inf if op == "maximum" else inf
         for c, other in zip(constants, reversed(args), strict=True):
             if c == neutral:
                 return other
+    match op, args:
+        case "abs", [((k, factors),)] if len(factors) > (k == 1):
+            parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
+            return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+    if function and (scaled := _scaled(function, args)) is not None:
+        power, args = scaled
+        return tuple((power * k, f) for k, f in _symbol(op, args, rounding))
+    return _symbol(op, args, rounding)
+
+
+def _common_factors(value: Polynomial) -> tuple[tuple[Factor, ...], Polynomial]:
+    """Return the factors that all monomials of *value* have, and *value* without them."""
+    rest = [(k, list(factors)) for k, factors in value]
+    common = []
+    for factor in value[0][1] if value else ():
+        if all(factor in factors for _, factors in rest):
+            common.append(factor)
+            for _, factors in rest:
+                factors.remove(factor)
+    return tuple(common), _collect((k, tuple(factors)) for k, factors in rest)
+
+
+def _scaled(function: ScalarFunction, args: list[Polynomial]) -> tuple[Fraction, list[Polynomial]] | None:
+    """Return c^degree and *args* / c, where c is their largest coefficient: f(c·x) = c^degree · f(x) for c > 0."""
+    sizes: list[Number] = [-k if k < 0 else k for arg in args for k, _ in arg]
+    if not sizes or isinf(largest := max(sizes)) or (power := function.scaled_by(Fraction(largest))) is None:
+        return None
+    return power, [tuple((Fraction(k) / Fraction(largest), f) for k, f in arg) for arg in args]
+
+
+def _symbol(op: str, args: list[Polynomial], rounding: Rounding | None = None) -> Polynomial:
+    """Return *op* of *args* as a factor of its own."""
     names, index = zip(*(polynomial_skeleton(arg, rounding) for arg in args), strict=True)
     of = f"{op}({', '.join(names)})"
     passed = not args[1] if op == "/" else op not in ASSUMED_FINITE and INFINITE_SUFFIX in of
@@ -75,9 +114,11 @@ def factor_exponentials(value: Polynomial, rounding: Rounding | None = None) -> 
 
 
 def cancel_exponentials(factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """Cancel pairs of exponentials with product 1, except those of possibly infinite values."""
+    """Cancel pairs of exponentials with product 1, except those of possibly infinite values; 1/exp(a) is exp(-a)."""
     kept: list[Factor] = []
-    for name, at in factors:
+    for of, at in factors:
+        inverse = of.startswith("/(1, 1*exp(") and INFINITE_SUFFIX not in of
+        name = _opposite(of.removeprefix("/(1, 1*").removesuffix(")")) if inverse else of
         opposite = (_opposite(name), at)
         if name.startswith("exp(") and INFINITE_SUFFIX not in name and opposite in kept:
             kept.remove(opposite)

@@ -13,7 +13,7 @@ Source: EinNet §3 for the meaning of scopes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, product
@@ -48,7 +48,19 @@ from einnet_explore.equivalence.polynomial import (
     polynomial_skeleton,
 )
 from einnet_explore.interpreter.numbers import Number
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Scalar, Scope, Table, Tensor, add
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    monotonicity,
+)
 from einnet_explore.support.errors import Refused
 
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"
@@ -230,16 +242,9 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
             return [t for arg in args for t in _choose(space, arg, env, reduce)]
         case Apply("+", args) if (pieces := _choose_pieces(space, args, env, reduce)) is not None:
             return pieces
-        case Apply("+", args) if reduce in ("max", "min") and sum(map(space.given.unsure, args)) < 2:
-            for n, arg in enumerate(args):
-                if not isinstance(arg, Access):
-                    continue
-                try:
-                    inner, over = open_reduction(arg, reduce, env)
-                except Refused:
-                    continue
-                # g + max f is max (g + f).
-                body = add(*args[:n], *args[n + 1 :], inner)
+        case Apply() if reduce in ("max", "min"):
+            for body, over in _open_monotone(space, scalar, reduce, tuple(env)):
+                # f(max g) is max f(g), for example g + max f is max (g + f)
                 inside, summed = with_summations(space, Scope((), over, body), dict(env))
                 chosen = _choose(space, body, inside, reduce)
                 return [replace(t, summed=(*summed, *t.summed)) for t in chosen]
@@ -249,6 +254,27 @@ def _choose(space: TermSpace, scalar: Scalar, env: Env, reduce: str) -> list[Ter
         for where, value in scalar_cases(space, scalar, env)
         if constant_value(value) != neutral
     ]
+
+
+def _open_monotone(
+    space: TermSpace, scalar: Scalar, reduce: str, used: tuple[Iterator, ...]
+) -> Iterable[tuple[Scalar, tuple[Iterator, ...]]]:
+    """Yield *scalar* with one maximum or minimum opened, of which it is a monotone function, and the iterators of that.
+
+    A decreasing function of a minimum is a maximum.
+    """
+    match scalar:
+        case Access():
+            try:
+                yield open_reduction(scalar, reduce, used)
+            except Refused:
+                return
+        case Apply(op, args) if op not in ("+", "-") or sum(map(space.given.unsure, args)) < 2:
+            for n, arg in enumerate(args):
+                if direction := monotonicity(scalar, n):
+                    inner = reduce if direction > 0 else {"max": "min", "min": "max"}[reduce]
+                    for body, over in _open_monotone(space, arg, inner, used):
+                        yield Apply(op, (*args[:n], body, *args[n + 1 :])), over
 
 
 def _choose_pieces(space: TermSpace, args: tuple[Scalar, ...], env: Env, reduce: str) -> list[Term] | None:

@@ -55,6 +55,7 @@ from einnet_explore.ir.scalar_functions import (
     REAL_FUNCTIONS,
     SCALAR_FUNCTIONS,
     ScalarFunction,
+    monotonicity,
 )
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "is_zero",
     "map_accesses",
     "map_tensors",
+    "monotonicity",
     "mul",
     "padded",
     "program",

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isfinite, isqrt, prod
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -63,6 +64,23 @@ class ScalarFunction:
     """Values other than 0 may be smaller than any number in double precision."""
     assumed_finite: bool = False
     """Proofs take its values to be finite, also those of infinite arguments."""
+    is_increasing: bool = False
+    """Increasing on all real numbers: it commutes with maxima and minima."""
+    at_zero: float | None = None
+    """Its value at 0, if that is rational and no other field tells it: padding by 0 commutes with the function."""
+    degree: Fraction | None = None
+    """f(k·x, k·y) = k^degree · f(x, y) for every constant k > 0 (Euler's degree of homogeneity)."""
+    homomorphism: tuple[str, str] | None = None
+    """(∘, •) with f(a ∘ b) = f(a) • f(b) for all real a and b."""
+
+    def scaled_by(self, k: Fraction) -> Fraction | None:
+        """Return k^degree for k > 0; None without a degree, or if the power is irrational."""
+        if self.degree is None:
+            return None
+        roots = [isqrt(n) if self.degree.denominator == 2 else n for n in (k.numerator, k.denominator)]
+        root = Fraction(*roots)
+        exact = root == k if self.degree.denominator == 1 else root * root == k
+        return root**self.degree.numerator if exact else None
 
     @property
     def is_bounded(self) -> bool:
@@ -120,6 +138,7 @@ def _quotient_derivatives(y: Scalar, _: Scalar, b: Scalar) -> tuple[Scalar, Scal
 
 ERF = ScalarFunction(
     "erf", 1, lambda lib, x: lib.erf(x), onnx="Erf", c_name="erf", additions=24, is_monotone=True, image=(-1, 1),
+    is_increasing=True, at_zero=0,
     derivative=lambda y, x: (
         mul(Const(2 / math.sqrt(math.pi)), Apply("exp", (Apply("neg", (mul(x, x),)),))),
     ),
@@ -128,20 +147,24 @@ ERF = ScalarFunction(
 _FUNCTIONS = (
     ScalarFunction(
         "relu", 1, lambda lib, x: lib.maximum(x, 0), onnx="Relu", is_integral=True, is_monotone=True,
-        image=(0, math.inf), has_kink=True, derivative=lambda y, x: (_positive(x),),
+        image=(0, math.inf), has_kink=True, is_increasing=True, degree=Fraction(1),
+        derivative=lambda y, x: (_positive(x),),
     ),
     ScalarFunction(
         "tanh", 1, lambda lib, x: lib.tanh(x), latex=r"\tanh\left(%s\right)", onnx="Tanh", c_name="tanh", additions=24,
-        is_monotone=True, image=(-1, 1), derivative=lambda y, x: (sub(_ONE, mul(y, y)),),
+        is_monotone=True, image=(-1, 1), is_increasing=True, at_zero=0,
+        derivative=lambda y, x: (sub(_ONE, mul(y, y)),),
     ),
     ScalarFunction(
         "sigmoid", 1, lambda lib, x: lib.expit(x), latex=r"\sigma\left(%s\right)", onnx="Sigmoid", additions=20,
         c_definition="T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
-        is_monotone=True, image=(0, 1), may_underflow=True, derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
+        is_monotone=True, image=(0, 1), may_underflow=True, is_increasing=True, at_zero=0.5,
+        derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
     ),
     ScalarFunction(
         "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
-        is_monotone=True, image=(0, math.inf), assumed_finite=True, may_underflow=True, derivative=lambda y, x: (y,),
+        is_monotone=True, image=(0, math.inf), assumed_finite=True, may_underflow=True, is_increasing=True,
+        at_zero=1, homomorphism=("+", "*"), derivative=lambda y, x: (y,),
     ),
     ScalarFunction(
         "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
@@ -149,18 +172,20 @@ _FUNCTIONS = (
     ),
     ScalarFunction(
         "sqrt", 1, lambda lib, x: lib.sqrt(x), latex=r"\sqrt{%s}", onnx="Sqrt", c_name="sqrt", additions=4,
-        is_monotone=True, image=(0, math.inf), derivative=lambda y, x: (Apply("/", (Const(0.5), y)),),
+        is_monotone=True, image=(0, math.inf), at_zero=0, degree=Fraction(1, 2),
+        derivative=lambda y, x: (Apply("/", (Const(0.5), y)),),
     ),
     ScalarFunction(
         "rsqrt", 1, lambda lib, x: 1 / lib.sqrt(x), latex=r"\frac{1}{\sqrt{%s}}", gpu_name="rsqrt", additions=6,
         c_definition="T rsqrt_N(T a) { return ONE / SQRT(a); }",
         is_monotone=True, image=(0, math.inf), has_pole=True, assumed_finite=True,
-        derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
+        degree=Fraction(-1, 2), derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
     ),
     ScalarFunction(
         "abs", 1, lambda lib, x: lib.abs(x), latex=r"\left|%s\right|", onnx="Abs", c_name="fabs",
         c_definition="T abs_N(T a) { return a < 0 ? -a : a; }",
         is_integral=True, image=(0, math.inf), has_kink=True,
+        degree=Fraction(1), homomorphism=("*", "*"),
         derivative=lambda y, x: (sub(_positive(x), _positive(Apply("neg", (x,)))),),
     ),
     ERF,
@@ -171,12 +196,14 @@ _FUNCTIONS = (
     ScalarFunction(
         "maximum", 2, lambda lib, x, y: lib.maximum(x, y), latex=r"\max\left(%s, %s\right)", onnx="Max",
         c_definition="T maximum_N(T a, T b) { return b > a || b != b ? b : a; }",
-        is_integral=True, is_commutative=True, has_kink=True, derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
+        is_integral=True, is_commutative=True, has_kink=True, degree=Fraction(1),
+        derivative=lambda y, a, b: (_larger(a, b), _larger(b, a)),
     ),
     ScalarFunction(
         "minimum", 2, lambda lib, x, y: lib.minimum(x, y), latex=r"\min\left(%s, %s\right)", onnx="Min",
         c_definition="T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
-        is_integral=True, is_commutative=True, has_kink=True, derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
+        is_integral=True, is_commutative=True, has_kink=True, degree=Fraction(1),
+        derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
     ),
     ScalarFunction("where", 3, onnx="Where", is_integral=True),
 )  # fmt: skip
@@ -211,3 +238,21 @@ REAL_FUNCTIONS: tuple[str, ...] = tuple(f.name for f in SCALAR_FUNCTIONS.values(
 
 ASSUMED_FINITE = frozenset(f.name for f in SCALAR_FUNCTIONS.values() if f.is_bounded or f.assumed_finite)
 """Functions whose values proofs take to be finite, also those of infinite arguments."""
+
+
+def monotonicity(body: Apply, n: int) -> int:
+    """Return 1 if *body* increases in argument *n* on all real numbers, -1 if it decreases, 0 if neither is known."""
+    match body.op, body.args:
+        case (("+" | "maximum" | "minimum"), _):
+            return 1
+        case "-", _:
+            return (1, -1)[n]
+        case "neg", _:
+            return -1
+        case "*", args:
+            others = [a.value for k, a in enumerate(args) if k != n and isinstance(a, Const)]
+            sign = prod(others)
+            return (sign > 0) - (sign < 0) if len(others) == len(args) - 1 and isfinite(sign) else 0
+        case "/", (_, Const(k)) if n == 0 and isfinite(k):
+            return (k > 0) - (k < 0)
+    return int((function := SCALAR_FUNCTIONS.get(body.op)) is not None and function.is_increasing)

@@ -26,13 +26,18 @@ from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.tuning_context import LEVELS, OUT_OF_MEMORY, Level, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import (
+    ADDITIVITY,
     BATCH_MERGING,
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,
+    CANCELLATION,
     CONTRACTION_ORDER,
     DISTRIBUTIVITY,
     EXPRESSION_SPLITTING,
+    HOMOMORPHISM,
+    MONOTONE_EXCHANGE,
     ONE_PASS_GENERATION,
+    POSITIVE_SCALING,
     RECENTRING,
     ROW_GENERATION,
     SUMMATION_EXCHANGE,
@@ -50,12 +55,13 @@ REASSOCIATING = frozenset(
     rule.name
     for rule in (
         SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, EXPRESSION_SPLITTING, BATCH_MERGING, DISTRIBUTIVITY,
-        SUMMATION_EXCHANGE, CONTRACTION_ORDER, ROW_GENERATION,
+        SUMMATION_EXCHANGE, CONTRACTION_ORDER, ROW_GENERATION, ADDITIVITY, MONOTONE_EXCHANGE, POSITIVE_SCALING,
+        CANCELLATION,
     )
 )  # fmt: skip
 
 APPROXIMATING = frozenset(
-    rule.name for rule in (BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION)
+    rule.name for rule in (BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION, HOMOMORPHISM)
 )
 
 

@@ -1,5 +1,6 @@
 """Derivation rules that need no table of operators, in the order of the paper's Table 1."""
 
+from einnet_explore.rules.additivity import ADDITIVITY
 from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
@@ -7,6 +8,7 @@ from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
 from einnet_explore.rules.blocked_generation import BLOCKED_GENERATION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
+from einnet_explore.rules.cancellation import CANCELLATION
 from einnet_explore.rules.common_subexpression import COMMON_SUBEXPRESSION
 from einnet_explore.rules.contraction_order import CONTRACTION_ORDER
 from einnet_explore.rules.dead_equation import DEAD_EQUATION
@@ -16,7 +18,11 @@ from einnet_explore.rules.expression_extraction import EXPRESSION_EXTRACTION
 from einnet_explore.rules.expression_fusion import EXPRESSION_FUSION
 from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
 from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
+from einnet_explore.rules.homomorphism import HOMOMORPHISM
+from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
 from einnet_explore.rules.one_pass_generation import ONE_PASS_GENERATION
+from einnet_explore.rules.part_extraction import PART_EXTRACTION
+from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
 from einnet_explore.rules.recentring import RECENTRING
 from einnet_explore.rules.reduction_generation import REDUCTION_GENERATION
 from einnet_explore.rules.row_generation import ROW_GENERATION
@@ -49,10 +55,16 @@ IDENTITIES: tuple[Rule[object], ...] = (
     TRAVERSAL_FACTORING,
     RECENTRING,
     BILINEAR_PRODUCT,
+    ADDITIVITY,
+    HOMOMORPHISM,
+    POSITIVE_SCALING,
+    MONOTONE_EXCHANGE,
+    CANCELLATION,
 )
 """Rules that the search of one expression does not try.
 
-Factoring across expressions uses contraction order and traversal factoring; the others are applied on request only.
+Factoring across expressions uses contraction order, traversal factoring and the rules that move something through a
+function (additivity and those after it); the others are applied on request only.
 """
 
 INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
@@ -61,6 +73,7 @@ INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, 
 POST_RULES: tuple[Rule[object], ...] = (
     EXPRESSION_INLINING,
     EXPRESSION_EXTRACTION,
+    PART_EXTRACTION,
     COMMON_SUBEXPRESSION,
     DEAD_EQUATION,
     STORAGE_LAYOUT,
@@ -84,6 +97,7 @@ def rule(name: str) -> Rule[object]:
 
 
 __all__ = [
+    "ADDITIVITY",
     "ALL_RULES",
     "BATCH_MERGING",
     "BILINEAR_PRODUCT",
@@ -91,6 +105,7 @@ __all__ = [
     "BLOCKED_GENERATION",
     "BOUNDARY_RELAXING",
     "BOUNDARY_TIGHTENING",
+    "CANCELLATION",
     "COMMON_SUBEXPRESSION",
     "CONTRACTION_ORDER",
     "DEAD_EQUATION",
@@ -101,9 +116,13 @@ __all__ = [
     "EXPRESSION_INLINING",
     "EXPRESSION_SPLITTING",
     "FEWER_PRODUCTS",
+    "HOMOMORPHISM",
     "IDENTITIES",
     "INTER_RULES",
+    "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
+    "PART_EXTRACTION",
+    "POSITIVE_SCALING",
     "POST_RULES",
     "RECENTRING",
     "REDUCTION_GENERATION",

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, ParamSpec, TypedDict, TypeVar
 
 from einnet_explore.analysis.equations import instantiate_at, whole_equation
-from einnet_explore.ir import Access, Equation, Instance, Path, Program, Scope, accesses, read_path, scopes, show_path
+from einnet_explore.analysis.indices import replace_part
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Equation,
+    Instance,
+    Path,
+    Program,
+    Scalar,
+    Scope,
+    accesses,
+    read_path,
+    scopes,
+    show_path,
+    walk_scalar,
+)
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_object
+from einnet_explore.support.json_values import as_integer, as_object
 from einnet_explore.support.wording import count_noun
 
 A = ParamSpec("A")
@@ -287,3 +302,43 @@ def generation_rule(
         return instantiate_at(program, at, instance_of(program, at))
 
     return place_rule(name, law, rewrite, applies, is_proposed)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionLaw:
+    """The number of the function (apart) or of the product of functions (together), counted in order of writing."""
+
+    part: int
+    apart: bool
+
+
+def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar]) -> Rule[FunctionLaw]:
+    """Return the rule that rewrites one function in a body by ``applied(function, apart)``, which may refuse."""
+
+    def propose(scope: Scope) -> Iterable[FunctionLaw]:
+        for n, _ in enumerate(walk_scalar(scope.body)):
+            yield from (FunctionLaw(n, apart) for apart in (True, False))
+
+    def rewrite(scope: Scope, params: FunctionLaw) -> Scope:
+        parts = tuple(walk_scalar(scope.body))
+        if not 0 <= params.part < len(parts):
+            raise Refused(f"part {params.part}: the body has {len(parts)}")
+        part = parts[params.part]
+        if not isinstance(part, Apply):
+            raise Refused(f"part {params.part} is {part!r}, expected a function")
+        return replace(scope, body=replace_part(scope.body, params.part, applied(part, params.apart)))
+
+    return scope_rule(name, law, propose, rewrite, _encode_function_law, _decode_function_law)
+
+
+def _encode_function_law(params: FunctionLaw) -> dict[str, object]:
+    """``{"part": 0, "direction": "apart"}`` or ``"together"``."""
+    return {"part": params.part, "direction": "apart" if params.apart else "together"}
+
+
+def _decode_function_law(_: Scope, params: Mapping[str, object]) -> FunctionLaw:
+    """The inverse of ``_encode_function_law``; refuses another direction."""
+    with refusing():
+        if params["direction"] not in ("apart", "together"):
+            raise Refused(f"direction {params['direction']!r}: expected apart or together")
+        return FunctionLaw(as_integer(params["part"]), params["direction"] == "apart")
