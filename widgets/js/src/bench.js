@@ -12,7 +12,7 @@ export function benchPanel({ act, save }) {
   const file = h("input", { type: "text", placeholder: "FILE.sqlite", ariaLabel: "file of the profile", hidden: true });
   const note = h("p.ein-faint");
   const rounds = h("input", { type: "number", min: 3, max: 500, value: 15, ariaLabel: "rounds" });
-  const start = h("button", { type: "button", title: "measure the chosen ones in interleaved rounds", onclick: () => go() }, "Measure");
+  const start = h("button", { type: "button", title: "measure the selected programs in interleaved rounds", onclick: () => go() }, "Measure");
   const stop = h("button", { type: "button", onclick: () => act({ do: "bench_stop" }) }, "■ Stop");
   const csv = h("button", { type: "button", onclick: () => save("bench.csv", state.csv) }, "CSV");
   const svg = h("button", { type: "button", onclick: () => save("bench.svg", state.svg) }, "SVG");
@@ -32,7 +32,7 @@ export function benchPanel({ act, save }) {
     for (const row of next.rows) if (!known.has(row.key) && row.suggested) chosen.add(row.key);
     if (device.children.length !== next.devices.length) {
       const was = device.value || next.device;
-      device.replaceChildren(...next.devices.map((d) => h("option", { value: d.name, disabled: Boolean(d.missing), title: d.missing }, d.missing ? `${d.says} (there is none)` : d.says)));
+      device.replaceChildren(...next.devices.map((d) => h("option", { value: d.name, disabled: Boolean(d.missing), title: d.missing }, d.missing ? `${d.says} (not available)` : d.says)));
       device.value = next.devices.find((d) => was.startsWith(d.name))?.name ?? next.devices[0].name;
     }
     note.textContent = next.note;

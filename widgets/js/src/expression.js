@@ -3,7 +3,7 @@ import { h, seconds } from "./dom.js";
 import { at, formula, frame, mark, walk } from "./formula.js";
 
 export function expressionPanel({ act }) {
-  const main = h("div.ein-main", { tabIndex: 0, role: "group", ariaLabel: "expression: arrow keys walk its scopes" });
+  const main = h("div.ein-main", { tabIndex: 0, role: "group", ariaLabel: "expression: arrow keys select its scopes" });
   const facts = h("div.ein-facts");
   const said = h("div.ein-said", { role: "status" });
   const step = h("details.ein-step");
@@ -64,8 +64,8 @@ export function expressionPanel({ act }) {
     mark(main, state.marks);
     facts.replaceChildren(
       h("b", {}, `E${state.step}`),
-      h("span", { title: "mismatched iterators to the nearest target operator" }, `distance ${state.distance ?? "?"}`),
-      h("span", { title: "estimated by the roofline model" }, seconds(state.seconds)),
+      h("span", { title: "expression distance: mismatched iterators of the nearest target operator" }, `distance ${state.distance ?? "?"}`),
+      h("span", { title: "time estimated by the roofline model" }, seconds(state.seconds)),
       ...(state.step ? [badge(state.certificate)] : []),
     );
     step.hidden = !state.before;
@@ -118,6 +118,7 @@ export function expressionPanel({ act }) {
 /** How a certificate is said: never by colour alone. */
 export function badge(certificate) {
   if (!certificate) return h("span.ein-badge", {}, "not proved yet");
-  const sign = { proved: "✓ equal: proved", exact: "≈ equal: exact", false: "✗ not equal" }[certificate.kind] ?? certificate.kind;
+  const signs = { proved: "✓ equal: proved", rounded: "≈ equal: rounded", exact: "≈ equal: exact", unknown: "? unknown", false: "✗ not equal" };
+  const sign = signs[certificate.kind];
   return h(`span.ein-badge.${certificate.kind}`, { title: certificate.says }, sign);
 }

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 export function graphPanel({ act, save }) {
   const picture = h("div.ein-graph", { role: "group", ariaLabel: "computation graph" });
   const legend = h("div.ein-legend");
-  const svg = h("button", { type: "button", title: "this graph as a file", onclick: () => save("graph.svg", source) }, "SVG");
+  const svg = h("button", { type: "button", title: "save this graph to a file", onclick: () => save("graph.svg", source) }, "SVG");
   const body = h("div", {}, picture, h("div.ein-tools.ein-foot", {}, legend, svg));
   let source = "";
 

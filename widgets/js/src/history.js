@@ -28,7 +28,7 @@ export function historyPanel({ act }) {
         value: node.id,
         checked: chosen.includes(node.id),
         ariaLabel: `compare node ${node.id}`,
-        title: "choose two to compare",
+        title: "select two nodes to compare them",
         onchange: (event) => choose(node.id, event.target.checked),
       }),
       h(
@@ -37,7 +37,7 @@ export function historyPanel({ act }) {
         h("b", {}, `E${node.step}`),
         h("span", {}, node.rule ? node.rule.replaceAll("_", " ") : "start", node.at ? h("span.ein-at", {}, ` at ${node.at}`) : null),
         h("span.ein-params", {}, node.says),
-        node.id && node.certificate ? h(`i.ein-sign.${node.certificate}`, { title: `this step: ${node.certificate}` }, { proved: "✓", exact: "≈", false: "✗" }[node.certificate]) : null,
+        node.id && node.certificate ? h(`i.ein-sign.${node.certificate}`, { title: `this step: ${node.certificate}` }, { proved: "✓", rounded: "≈", exact: "≈", unknown: "?", false: "✗" }[node.certificate]) : null,
       ),
     );
   }
@@ -54,10 +54,10 @@ export function historyPanel({ act }) {
   }
 
   tools.append(
-    h("button", { type: "button", title: "prove that this equals the start", onclick: () => act({ do: "check" }) }, "Prove"),
-    h("button", { type: "button", title: "this derivation as Python", onclick: () => act({ do: "script" }) }, "Script"),
-    h("button", { type: "button", title: "this derivation in LaTeX", onclick: () => act({ do: "latex" }) }, "LaTeX"),
-    h("button", { type: "button", title: "the derivation with its certificates, as a file (e)", onclick: () => act({ do: "export" }) }, "Save"),
+    h("button", { type: "button", title: "prove that the current program equals the start", onclick: () => act({ do: "check" }) }, "Prove"),
+    h("button", { type: "button", title: "show the derivation as Python code", onclick: () => act({ do: "script" }) }, "Script"),
+    h("button", { type: "button", title: "show the derivation in LaTeX", onclick: () => act({ do: "latex" }) }, "LaTeX"),
+    h("button", { type: "button", title: "save the derivation with its certificates to a file (e)", onclick: () => act({ do: "export" }) }, "Save"),
   );
 
   return {
@@ -76,7 +76,7 @@ export function historyPanel({ act }) {
 }
 
 function comparison(pair) {
-  const same = { true: "the same program by its canonical key", false: "different programs" }[String(pair.same)];
+  const same = { true: "the same program (equal canonical keys)", false: "different programs" }[String(pair.same)];
   return [
     h("div.ein-label", {}, `nodes ${pair.a.id} and ${pair.b.id}: ${same}`, badge(pair.certificate)),
     ...[pair.a, pair.b].map((side) =>

@@ -31,7 +31,7 @@ const FOLDED = new Set(["table", "bench"]);
 const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-graph, .ein-history, .ein-rules, .ein-expression, .ein-detail";
 const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, summary, [tabindex]";
 
-const GONE = "the kernel that this belongs to is gone (restarted, or ended): run the cell again";
+const GONE = "the kernel of this panel has ended or was restarted: run the cell again";
 
 const WRITING = "input, textarea, select, [contenteditable]";
 

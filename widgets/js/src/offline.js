@@ -110,15 +110,15 @@ export class Offline {
     if (child) {
       this.undone = [];
       this.goto(child.node);
-    } else this.say(`${NO_KERNEL}: this step was not recorded; the expression above shows what it would give`);
+    } else this.say(`${NO_KERNEL}: this step was not recorded; the expression above shows its result`);
   }
 
   do_compare(message) {
-    if ("a" in message) this.say(`${NO_KERNEL}: go to each of the nodes to see it`);
+    if ("a" in message) this.say(`${NO_KERNEL}: go to each node to see its expression`);
   }
 
   do_check() {
-    this.say("every step's certificate stands beside it: ✓ proved, ≈ exact on random integers");
+    this.say("the list shows the verdict of every step: ✓ proved, ≈ rounded or exact (equal on random inputs), ? unknown, ✗ false");
   }
 
   do_script() {
@@ -143,6 +143,6 @@ export class Offline {
   do_state({ state }) {
     const detail = this.data.tree.details[state];
     if (detail) this.set({ search: { ...this.state.search, detail } });
-    else this.say(`${NO_KERNEL}: of state ${state} only its place in the tree was recorded`);
+    else this.say(`${NO_KERNEL}: only the position of state ${state} in the tree was recorded`);
   }
 }

@@ -3,10 +3,10 @@ import { counted, h, seconds } from "./dom.js";
 
 export function optimisePanel({ act }) {
   const start = h("button", { type: "button", onclick: () => act({ do: "optimise" }) }, "▶ Optimise");
-  const cancel = h("button", { type: "button", title: "keep what was found so far", onclick: () => act({ do: "cancel" }) }, "■ Cancel");
+  const cancel = h("button", { type: "button", title: "stop and keep the results so far", onclick: () => act({ do: "cancel" }) }, "■ Cancel");
   const path = h("input", { type: "text", ariaLabel: "file to write" });
   const write = h("button", { type: "button", onclick: () => act({ do: "write", path: path.value }) }, "Save here");
-  const fetched = h("button", { type: "button", title: "the optimised model as a file of this browser's", onclick: () => act({ do: "download" }) }, "⤓ Download ONNX");
+  const fetched = h("button", { type: "button", title: "download the optimised model in this browser", onclick: () => act({ do: "download" }) }, "⤓ Download ONNX");
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the optimisation" });
   const said = h("p", { role: "status" });
   const holder = h("div.ein-scroll");
@@ -21,7 +21,7 @@ export function optimisePanel({ act }) {
     progress.value = state.total ? state.rows.length / state.total : 0;
     for (const element of [fetched, path, write]) element.hidden = state.status !== "done";
     if (!path.value) path.value = state.path;
-    said.textContent = state.says || `${counted(state.rows.length, "part")} of ${state.total ?? "?"}`;
+    said.textContent = state.says || `${counted(state.rows.length, "subprogram")} of ${state.total ?? "?"}`;
     holder.replaceChildren(
       h(
         "table",

@@ -2,15 +2,15 @@
 import { h } from "./dom.js";
 import { formula } from "./formula.js";
 
-const SIGNS = { right: "✓ right", wrong: "✗ not that", shown: "→ shown" };
+const SIGNS = { right: "✓ right", wrong: "✗ wrong", shown: "→ shown" };
 
 export function quizPanel({ act }) {
   const goal = h("p.ein-goal");
   const asked = h("h4");
   const programs = h("div.ein-asked");
-  const choices = h("div.ein-choices", { role: "group", ariaLabel: "which rule is it?" });
-  const hint = h("button", { type: "button", title: "a little more each time", onclick: () => act({ do: "hint" }) }, "Hint");
-  const reveal = h("button", { type: "button", title: "the answer, without a guess", onclick: () => act({ do: "reveal" }) }, "Show me");
+  const choices = h("div.ein-choices", { role: "group", ariaLabel: "rules to guess from" });
+  const hint = h("button", { type: "button", title: "show the next hint", onclick: () => act({ do: "hint" }) }, "Hint");
+  const reveal = h("button", { type: "button", title: "show the answer without a guess", onclick: () => act({ do: "reveal" }) }, "Show me");
   const tools = h("div.ein-tools", {}, hint, reveal);
   const hints = h("ul.ein-hints", { ariaLive: "polite" });
   const answers = h("ul.ein-answers", { ariaLive: "polite" });
@@ -20,11 +20,11 @@ export function quizPanel({ act }) {
   function draw(state) {
     goal.textContent = state.goal;
     goal.hidden = !state.goal;
-    asked.textContent = state.over ? `All ${state.of} steps are found` : `Step ${state.number} of ${state.of}: which rule is it?`;
+    asked.textContent = state.over ? `All ${state.of} steps are answered` : `Step ${state.number} of ${state.of}: which rule is it?`;
     for (const part of [programs, choices, tools]) part.hidden = state.over;
     const tried = new Set(state.answers.filter((a) => a.question === state.number).map((a) => a.rule));
     if (!state.over) {
-      programs.replaceChildren(h("div.ein-label", {}, "before"), formula(state.before), h("div.ein-label.new", {}, "after, what is new in colour"), formula(state.after));
+      programs.replaceChildren(h("div.ein-label", {}, "before"), formula(state.before), h("div.ein-label.new", {}, "after (new parts in colour)"), formula(state.after));
       choices.replaceChildren(
         ...state.choices.map((rule) =>
           h("button", { type: "button", data: { rule }, disabled: tried.has(rule), onclick: () => act({ do: "guess", rule }) }, rule.replaceAll("_", " ")),

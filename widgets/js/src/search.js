@@ -17,14 +17,14 @@ export function searchPanel({ act }) {
   let run = null;
 
   const button = (label, title, action) => h("button", { type: "button", title, onclick: action }, label);
-  const start = button("▶ Search", "search from here (s)", () => toggle());
-  const stop = button("■ Stop", "end this search; what it found is kept (Esc)", () => act({ do: "stop" }));
+  const start = button("▶ Search", "search from the current program (s)", () => toggle());
+  const stop = button("■ Stop", "end this search and keep its results (Esc)", () => act({ do: "stop" }));
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the search" });
   const facts = h("span.ein-facts", { role: "status" });
   const colour = h("select", { ariaLabel: "colour of states", onchange: () => tree.colour(colour.value) }, ["distance", "cost", "phase"].map((v) => h("option", { value: v }, `colour: ${v}`)));
   const words = h("input.ein-filter", { type: "search", placeholder: "filter: distance<=1 candidates …", ariaLabel: "filter states", oninput: () => sift() });
   const fit = button("Fit", "show the whole tree (f)", () => tree.fit());
-  const svg = button("SVG", "the tree as a file", () => act({ do: "picture" }));
+  const svg = button("SVG", "save the tree to a file", () => act({ do: "picture" }));
   const options = h("details.ein-options");
   const error = h("p.ein-error", { role: "alert" });
   const detail = h("div.ein-detail", { ariaLive: "polite" });
@@ -97,7 +97,7 @@ export function searchPanel({ act }) {
         h(
           "fieldset",
           {},
-          h("legend", {}, "rules it may use, in tidying up too (operators are matched and eOperators generated in any case)"),
+          h("legend", {}, "rules that the search may use, also in clean-ups (operator matching and eOperator generation are always used)"),
           h("input", { type: "hidden", name: "rules", value: ALWAYS }),
           next.known.filter((rule) => rule !== ALWAYS).map((rule) => h("label", {}, h("input", { type: "checkbox", name: "rules", value: rule, checked: rules.includes(rule) }), rule.replaceAll("_", " "))),
         ),
@@ -169,9 +169,9 @@ export function searchPanel({ act }) {
         {},
         h("b", {}, `state ${shown.state}`),
         h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "?"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
-        button("Go here", "take its steps into the derivation and stand there", () => act({ do: "take", state: shown.state })),
-        button("Pin", "keep it as a branch of the derivation, to compare or to come back", () => act({ do: "pin", state: shown.state })),
-        button("Search from here", "go there and search on from it", () => begin({ do: "steer", state: shown.state })),
+        button("Go here", "add its steps to the derivation and go to its end", () => act({ do: "take", state: shown.state })),
+        button("Pin", "add its steps as a branch of the derivation, without going there", () => act({ do: "pin", state: shown.state })),
+        button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state })),
       ),
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),

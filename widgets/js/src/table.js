@@ -11,7 +11,7 @@ export function tablePanel({ act }) {
     against.replaceChildren(...state.operators.map((name) => h("option", { value: name, selected: name === state.operator }, name)));
     said.textContent = state.says ?? "";
     if (!state.rows) return holder.replaceChildren();
-    const head = ["where", ...state.tensors, `${state.operator} has`, "the scope has", "mismatch"];
+    const head = ["group", ...state.tensors, `${state.operator} has`, "the scope has", "mismatch"];
     holder.replaceChildren(
       h(
         "table",
@@ -45,7 +45,7 @@ function map(rows) {
   return h(
     "table",
     {},
-    h("caption", {}, "a match: each of the operator's iterators, and what it is here"),
+    h("caption", {}, "a match: each iterator of the operator, and its iterators in this scope"),
     h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, value)))),
   );
 }

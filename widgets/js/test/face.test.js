@@ -83,7 +83,7 @@ describe("a quiz", () => {
       expect(model.send).toHaveBeenLastCalledWith({ do: asked });
     }
     expect(el.querySelector(".ein-asked [data-mark=new]").textContent).toContain("y");
-    expect([...el.querySelectorAll(".ein-verdict")].map((b) => b.textContent)).toEqual(["✗ not that (step 2): ", "✓ right (step 1): "]);
+    expect([...el.querySelectorAll(".ein-verdict")].map((b) => b.textContent)).toEqual(["✗ wrong (step 2): ", "✓ right (step 1): "]);
     expect(el.querySelector(".ein-answers").textContent).toContain("for a < b");
     expect(el.querySelector(".ein-hints .katex") === null).toBe(false);
     model.set("quiz", { ...QUIZ.quiz, over: true, number: 4, before: null, after: null });
