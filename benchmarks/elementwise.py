@@ -1,7 +1,8 @@
 """Compare C element-wise kernels with TVM, NumPy and streaming: ``python -m benchmarks.elementwise``.
 
-All run in turn; a figure is the median over the rounds of the ratio to the C kernel (above 1: C is faster).  *stream*
-is the time of the triad on the same number of bytes, divided by the time of the kernel: 1 is the memory bandwidth.
+All run in turn; a figure is the median over the rounds of the time relative to the C kernel (above 1: C is faster).
+*stream* is the time of the triad on the same number of bytes, divided by the time of the kernel: 1 is the memory
+bandwidth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compare plans (groups of a model as Matmul + eOperator), run whole and between sessions, with the original.
+"""Compare plans, run as one session and as calls between sessions, with the original model.
 
-``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs and speedups.  The
-first N groups that become a Matmul are replaced, even if that is slower.  A sample is the third fastest of eight calls
-after two untimed ones; the engines take turns.
+``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs and speedups.  A plan
+replaces the first N subprograms that can become Matmul + eOperator, even if that is slower.  A sample is the third
+fastest of eight calls after two untimed ones; the engines take turns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure search: states and seconds to the target, states per second, µs per key, µs per certificate.
 
-Every candidate of every run is certified.  The output counts the candidates that are proved, equal on random integers,
+Every candidate of every run is certified.  The output counts the candidates that are proved, equal on random inputs,
 or neither; the command fails if any is neither.
 ``python -m benchmarks.search [--runs N] [--record]``; ``--record`` appends the results to ``history/search.csv``.
-The cases are those of the published engine's table; ``docs/benchmarks.md`` compares both engines.
+The cases are those of the paper's search figures (``einnet_evaluation/cases.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure errors of measurement: threads that spin after a run, and two equal sessions in one process.
+"""Measure two sources of error in timings: threads that spin after a run, and two equal sessions in one process.
 
 ``python -m benchmarks.threads [--model NAME] [--threads N] [--times N]`` prints the processor time used after a run,
 with ONNX Runtime's default spinning and with our settings, and the apparent speedup of a session over an equal one, by

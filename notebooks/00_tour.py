@@ -39,7 +39,7 @@ session = ee.explore(conv)
 session.formula()
 
 # %% [markdown]
-# ## What may be done here?
+# ## The legal rules
 #
 # A path names a scope. `"0"` (or `"Y"`) is the scope of the first equation; `"0.1"` is the scope that its second
 # access reads. `rules` lists the legal rule applications at a path.

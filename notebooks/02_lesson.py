@@ -33,7 +33,7 @@ Y[n:1, h:6, w:5, f:8] = sum[c:4, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
 ee.show(conv)
 
 # %% [markdown]
-# ## Where it shall lead, in numbers
+# ## The goal, in numbers
 #
 # First test the goal with numbers. Multiply *every pixel* by *every weight*, ignoring the windows. This is one matrix
 # product of $6 \cdot 5$ pixels by $3 \cdot 3 \cdot 8$ columns, summed over the channels. Then, for each tap $(r, s)$,

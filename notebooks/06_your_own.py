@@ -80,8 +80,8 @@ session.formula()
 session.check()
 
 # %% [markdown]
-# The certificate is *exact*, not *proved*. The checker has no axiom that ReLU is non-decreasing, so it evaluated both
-# sides on random integers at every element of the result.
+# The certificate is *exact*, not *proved*. The checker has no axiom that ReLU is non-decreasing, so it compared both
+# sides on random inputs. This is a test, not a proof.
 #
 # A session with your rule is saved and loaded like any other, provided that the reader has the rule. A reader without
 # the rule can still *check* the record (`einnet-explore check mine.json --rule max_outside`):

@@ -1,17 +1,13 @@
-"""ResNet-18 (He et al. 2015) at its published resolution, 1000 classes.
+"""Convolutional evaluation models (EinNet §8): ResNet-18, CSRNet's back-end, FSRCNN, generators of InfoGAN and DCGAN.
 
-Conv, BatchNormalization and Relu are separate nodes, as exporters write them.
-
-CSRNet's back-end (Li et al. 2018; EinNet §8): six dilated convolutions on 512 channels of 14 x 14.
-
-FSRCNN (Dong et al. 2016; EinNet §8): super-resolution, one channel of 32 x 32 to 128 x 128.
-
-Feature extraction, shrinking, four mappings, expanding, a transposed convolution; PRelu after all but the last.
-
-Image generators (EinNet §8): chains of transposed convolutions, Relu after each but the last, Tanh after that.
-
-InfoGAN's (Chen et al. 2016; EinNet Fig. 11) makes 3 x 32 x 32 of 228 numbers, DCGAN's (Radford et al. 2016) 3 x 64 x 64
-of 100.  Neither has batch normalisation here: the evaluation's chains are transposed convolutions and activations.
+* ResNet-18 (He et al. 2015) at its published resolution, 1000 classes.  Conv, BatchNormalization and Relu are separate
+  nodes, as exporters write them.
+* CSRNet's back-end (Li et al. 2018): six dilated convolutions on 512 channels of 14 x 14.
+* FSRCNN (Dong et al. 2016): super-resolution of one channel from 32 x 32 to 128 x 128.  Feature extraction, shrinking,
+  four mappings, expanding, a transposed convolution; PRelu after all but the last.
+* Generators: chains of transposed convolutions, Relu after each but the last, Tanh after that.  InfoGAN's (Chen et al.
+  2016; EinNet Fig. 11) turns 228 numbers into 3 x 32 x 32, DCGAN's (Radford et al. 2016) 100 numbers into 3 x 64 x 64.
+  Neither has batch normalisation here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Everything found depends only on the extents and coefficients:
 * a *residue* is an iterator that is added to a multiple of another, :math:`2 h + r`, or divided itself;
 * a *window* is a summation that slides over a traversal;
 * a *run* is a chain of iterators that is contiguous in every source that they index;
-* a *filter* is a traversal and a summation that only meet as k·(h ± r), where data meet taps.
+* a *filter* is a traversal and a summation that only occur together, as k·(h ± r): an output and a tap.
 """
 
 from __future__ import annotations

@@ -14,14 +14,15 @@ by individualisation and refinement (McKay & Piperno, "Practical graph isomorphi
 
 The keys of nested scopes are cached, so that a rewrite of one scope recomputes only the keys of those around it.
 
-**Programs** are alpha-equal if they are so up to the names and the order of their equations; tensors made by equations
-count by what they are.  Equations are put in a canonical topological order: of those whose reads are all placed, the
-one with the smallest code is next.  A code holds the positions of the tensors read, how the equation is run, and its
-scope with the reads numbered in the order of these positions, so that a scope's code is independent of its place.
+**Programs** are alpha-equal if their equations are, up to the names and the order of the equations; results of
+equations are compared by value.  Equations are put in a canonical topological order: of those whose reads are all
+placed, the one with the smallest code is next.  A code has the positions of the tensors that are read, the
+implementation of the equation, and its scope with the reads numbered in the order of these positions, so that a scope's
+code is independent of its place.
 
 Equations of equal code are distinguished by their readers: refinement over the graph of equations gives them colours.
-Each equation of those that keep one colour is tried, but one is enough of two from which the same program follows in
-some order: an automorphism exchanges them.
+Equations that still share a colour are tried one after the other; of two that an automorphism of the program exchanges,
+one is enough.
 """
 
 from __future__ import annotations

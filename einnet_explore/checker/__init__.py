@@ -1,4 +1,4 @@
-"""Replays the certificates of a record; knows neither rules nor search."""
+"""Replay of the certificates of a record, without rules or search."""
 
 from einnet_explore.checker.record import FORMAT, RULE_NAMES, VERSION, RecordError, load_json, read_record
 from einnet_explore.checker.replay import Report, StepReport, check_file, check_record, require_instance

@@ -56,10 +56,10 @@ MAX_EXACT_POINTS = 20_000_000
 def certify(
     before: Program, after: Program, *, exact_elements: int | None = MAX_EXACT_POINTS, seed: int = 0
 ) -> Certificate:
-    """Certify that *after* computes every output of *before*, and reads nothing beyond its reach.
+    """Certify that *after* computes every output of *before*, and that all its reads are legal.
 
     *exact_elements* bounds the grid points of an evaluation; larger programs are evaluated in slices.  If it is None,
-    programs are not evaluated and an unproved pair is ``unknown``.  *seed* draws the random inputs.
+    programs are not evaluated and an unproved pair is ``unknown``.  *seed* determines the random inputs.
     """
     if before == after:
         return Certificate("proved", "identical")

@@ -1,9 +1,9 @@
-r"""Samples of real functions: inputs of all magnitudes, many in one evaluation, and the mutants that they must tell.
+r"""Samples of real functions: inputs of all magnitudes, many in one evaluation, and mutants that must be distinguished.
 
-A sample is evidence only for what it depends on.  In :math:`e^{10^{10} a} + b` the second operand is lost to rounding
-or overflow at almost all inputs.  Therefore each operand of a sum is left out in turn, and each constant changed a
-little; agreement counts if some decisive sample tells every such mutant from the original.  The last digits of a
-constant cannot be told: constants with many digits have to be those of both sides.
+A sample is evidence only for the operands on which it depends.  In :math:`e^{10^{10} a} + b` the second operand is lost
+to rounding or overflow at almost all inputs.  Therefore each operand of a sum is left out in turn, and each constant is
+changed a little; agreement counts if, for every such mutant, some decisive sample differs from the original.  The last
+digits of a constant make no difference: constants with many digits must occur on both sides.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ is sampled in double precision with running error bounds (``real_samples``), on 
 zeros, constants of the scopes, and equal operands.  A value that is undefined on one side only (1/0, the logarithm of
 -1) is a difference; undefined on both sides it is no evidence.
 
-Agreement counts only where it is decisive, for the pieces of piecewise functions that the samples reached
-(``branch_coverage``), and if decisive samples depend on every operand and constant; otherwise the result names the gap.
+Agreement counts only for decisive samples, if these reach all pieces of piecewise functions (``branch_coverage``) and
+depend on every operand and constant (``real_samples``); otherwise the result names the gap.
 A slice restricts the traversals of the root to a window,
 and those of nested scopes to the elements that the window reads.
 """

@@ -18,7 +18,7 @@ PROOF_KINDS = ("proved", "rounded")
 """Kinds that hold for every input."""
 
 UNSOUND_KINDS = ("unknown", "false")
-"""Kinds with which nothing is kept."""
+"""Kinds of derivations that are never kept."""
 
 MIXED_TEXT = "some parts are equal up to rounding of constants only, others on random inputs only"
 """The text of a combination of ``rounded`` and ``exact``."""
@@ -31,13 +31,18 @@ UNDECIDED_TEXT = "not proved, and not evaluated"
 class Certificate:
     """The result of a comparison of two programs.
 
-    *kind*: ``proved``; ``rounded``: proved up to rounding of constants, and outputs differ by at most *error* for
-    inputs in [-1, 1]; ``exact``: equal on random inputs that reach every piece of the functions, over *elements* output
-    elements; ``unknown``: not proved, and equal on random inputs that leave a gap, named by *detail*; or
-    ``false`` (then *counterexample* names an output element and what is wrong with it).  *method*: ``identical``,
-    ``term relation``, ``composition``, ``evaluation``, ``structure`` or ``illegal read``.  *at*: the path of the scope
-    that was compared, in the first program (for an illegal read: the equation of the second).  *programs*: for a
-    composition, the ``program_hash`` of each program in order.
+    The *kind* is one of
+
+    * ``proved``: equal for every input;
+    * ``rounded``: proved up to rounding of constants; outputs differ by at most *error* for inputs in [-1, 1];
+    * ``exact``: not proved; *elements* output elements are equal on random inputs that leave no gap: they reach every
+      piece of the functions, and depend on every operand and constant;
+    * ``unknown``: not proved; the random inputs leave a gap, named by *detail*, or nothing was evaluated;
+    * ``false``: *counterexample* names an output element and the error in it.
+
+    *method*: ``identical``, ``term relation``, ``composition``, ``evaluation``, ``structure`` or ``illegal read``.
+    *at*: the path of the scope that was compared, in the first program (for an illegal read: the equation of the
+    second).  *programs*: for a composition, the ``program_hash`` of each program in order.
     """
 
     kind: CertificateKind

@@ -63,9 +63,9 @@ class IteratorTable:
 class Operator:
     """A library operator.
 
-    *expression* is its canonical expression (see ``pattern``).  With an optional iterator present it goes by the name
-    *batched*.  *strided* operators take operands with leading dimensions: any strides, as long as the last is 1.
-    *onnx* makes its ONNX node; without it, a kernel is generated from the canonical scope.
+    *expression* is its canonical expression (see ``pattern``).  *batched* is its name if the optional iterator is
+    present.  Operands of a *strided* operator may have any strides whose last is 1.  *onnx* returns its ONNX node;
+    without it, a kernel is generated from the canonical scope.
     """
 
     name: str

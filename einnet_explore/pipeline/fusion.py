@@ -1,4 +1,4 @@
-r"""Vertical fusion of eOperators (EinNet §6.3, Fig. 11 and 14), and of chains across contractions, by rules.
+r"""Post-optimisation: fusion of eOperators (EinNet §6.3, Fig. 11 and 14), and of chains across contractions, by rules.
 
 A chain of memory-bound equations reads and writes memory once for every link.  ``fuse_eoperators`` makes one kernel of
 two in two cases:

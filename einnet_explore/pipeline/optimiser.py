@@ -2,8 +2,8 @@
 
 The model is partitioned into subprograms.  For each, derived variants are measured against the original on this device;
 the winners, joined and post-optimised, and the rest of the model (in as few ONNX Runtime sessions as possible) make one
-plan, which is measured and checked as a whole.  Winners that do not pay in the whole model are left out, so the result
-is never slower.
+plan, which is measured and checked as a whole.  Winners that do not make the whole model faster are left out; if none
+is left, the plan is the original model.
 """
 
 from __future__ import annotations

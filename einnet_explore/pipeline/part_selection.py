@@ -1,9 +1,9 @@
 """Selection of derived subprograms by measurements of the whole model.
 
-* Forward selection: winners join the plan one by one, and stay if they make it faster.
-* Backward elimination: subprograms that do not pay next to the others leave the plan.  Forward selection measures each
-  subprogram with those before it; one that is joined with others later, or that only gains because its original is slow
-  *by itself*, may cost the whole more than it brings.
+* Forward selection: derived subprograms join the plan one by one, and stay if they make it faster.
+* Backward elimination: subprograms without which the plan is faster are removed.  Forward selection measures each
+  subprogram only with those before it.  It may slow down the final plan if it is joined with later ones, or if its
+  original was slow only *in isolation*.
 * Selection for export: the file of standard operators has all kept derivations if it is then faster than the original
   in ONNX Runtime, else those that are faster there, else none.  A derivation may gain by kernels that ONNX Runtime does
   not have: in standard operators an overlap-add is a ``Pad`` and a sum of many slices.

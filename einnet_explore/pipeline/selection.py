@@ -1,4 +1,4 @@
-"""Selection: the winners that pay in the whole model, the form of the plan, and the contents of the exported file."""
+"""Selection: the winners that make the whole model faster, the form of the plan, the contents of the exported file."""
 
 from __future__ import annotations
 

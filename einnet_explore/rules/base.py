@@ -85,11 +85,11 @@ def explain_equation(explain: Callable[[Program, Equation, Path], str]) -> Calla
 class Rule(Generic[P_co]):
     """An equation that rewrites its left side to its right side.
 
-    ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that failed.  ``propose`` yields
-    parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.  ``encode`` and
-    ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule reads and changes only the
-    scope at its path, and whether that is a whole equation.  ``explain`` returns the reason why nothing is proposed, or
-    an empty text.
+    ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that violate the guard.
+    ``propose`` yields parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.
+    ``encode`` and ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule depends only
+    on the scope at its path, and on whether that scope is a whole equation; it changes nothing else.  ``explain``
+    returns the reason why nothing is proposed, or an empty text.
 
     ``Rule[object]`` is a rule of any parameter type.  Its ``rewrite`` accepts only what it proposed or decoded.
     """

@@ -1,7 +1,8 @@
 """eOperators on the CPU through TVM and LLVM: from a scope to a source to a compiled kernel.
 
-The ``kind`` attribute of an eOperator names the law that made it.  The kind of a kernel is decided once, from the scope
-itself: views are substituted into it after the law was applied, and an equation may be run before any law was.
+The ``kind`` attribute of an eOperator names the rule that made it.  The kind of a kernel is decided once, from the
+scope itself, because views are substituted into the scope after the rule was applied, and an equation may be run before
+any rule was applied to it.
 """
 
 from __future__ import annotations

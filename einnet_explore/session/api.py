@@ -1,4 +1,4 @@
-"""The verbs of ``import einnet_explore as ee``."""
+"""Functions of ``import einnet_explore as ee``."""
 
 from __future__ import annotations
 
@@ -74,12 +74,15 @@ def search(
 ) -> Run:
     """Return a search of *program* for the *operators* named by *target* (all when empty), for at most *limit* seconds.
 
-    A program of several expressions is searched by Algorithm 1: the expressions one by one, and the rules *between*
-    them; its candidates are the *combinations* cheapest combinations of theirs, and what merging makes of these.
+    Iterate the search for its events, or ``start`` it in a thread.  *options* are those of
+    ``strategies.options.Options``, such as *rules*: the library's and yours.
+
+    A program of several expressions is searched by Algorithm 1: rules *between* expressions make equal programs, and
+    each expression of these is searched by itself.  The program's candidates are the cheapest *combinations* of the
+    expressions' candidates, and the programs that merging makes of them.
 
     The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
-    ValueError if that file has none.  Iterate the search for its events, or ``start`` it in a thread.
-    *options* are those of ``strategies.options.Options``: *rules* among them, the library's and yours.
+    ValueError if that file has none.
     """
     cost: Cost = program_seconds
     if device != "cpu":

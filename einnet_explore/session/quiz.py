@@ -96,7 +96,7 @@ class Answer:
 class Quiz:
     """The steps of *derivation*, one question each; a right guess leads to the next.
 
-    *rules* can be guessed (None: those of a session), and the rules of the derivation.  Raises ValueError for a
+    The choices are *rules* (None: those of a session) and the rules of the derivation.  Raises ValueError for a
     derivation without steps.
     """
 

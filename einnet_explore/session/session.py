@@ -255,7 +255,7 @@ def _path(at: str, program: Program) -> Path:
 class Session(DerivationTree):
     """A tree of derivations from one program.  ``here`` is the current node; applying a rule makes a child of it.
 
-    Places are paths (``"0.1"``), or begin with an equation's name (``"Y.1"``) that is no number.
+    *at* is the path of a scope (``"0.1"``); the name of the equation may replace its number (``"Y.1"``).
     """
 
     def __init__(

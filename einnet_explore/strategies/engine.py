@@ -7,11 +7,11 @@ goes straight to candidates.  Two strategies share the engine:
 * ``best_first``: a move is one choice (a split, a substitution, a padding) and the clean-ups that follow it; a level's
   states are expanded nearest first; it ends after *patience* levels in which no candidate got cheaper by ``WORTH``.
   Before the levels it *looks ahead* by limited discrepancy: moves come most promising first, and paths that leave the
-  first move at most ``DETOURS`` times are followed down to *ahead* choices.  What is found there is what the levels
-  would find, only sooner: they take these states over as they come to them.
+  first move at most ``DETOURS`` times are followed down to *ahead* choices.  It finds only states that the levels would
+  find later; the levels reuse them.
 
-States are one only if their canonical keys are equal.  The visited set remembers the depth: a state that is reached
-again by a shorter way is expanded again, so what is reachable at depth d is reachable at d + 1.
+States are the same only if their canonical keys are equal.  The visited set remembers the depth: a state that is
+reached again by a shorter path is expanded again, so every state that is reachable at depth d is reachable at d + 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Moves of a search, and clean-ups.
 
-A *local* rule reads only the scope at its path, and whether that is a whole equation.  So the parameters that it
-proposes for a scope, and the rewritten scope, are cached by the scope, or by its outline where the rule does not read
-what nested scopes compute: most scopes do not change in a step.
+A *local* rule depends only on the scope at its path, and on whether that scope is a whole equation.  Most scopes do not
+change in a step, so the parameters that the rule proposes and the rewritten scope are cached by the scope, or by its
+outline if the rule does not read the bodies of nested scopes.
 
 Clean-ups are rewrites that only simplify, applied to a normal form and not counted as choices:
 
@@ -160,9 +160,10 @@ CLEAN_UPS: frozenset[Rule[object]] = frozenset((BOUNDARY_RELAXING, TRAVERSAL_MER
 
 
 def clean(program: Program, final: bool = False, rules: Iterable[Rule[object]] = CLEAN_UPS) -> Moves:
-    """Return the matches that clean up *program*, and the result; *final*: no choice follows.
+    """Return the matches that clean up *program*, and the result.
 
-    Only clean-up rules among *rules* are applied.
+    If the program is *final*, that is, no choice follows, scopes that only re-index a tensor are merged as well.  Only
+    clean-up rules among *rules* are applied.
     """
     done, allowed = list[Match[object]](), CLEAN_UPS.intersection(rules)
     sources = (Scope, Tensor, Table) if final else (Scope,)

@@ -63,7 +63,7 @@ class Options:
     between: tuple[Rule[object], ...] = BETWEEN
     """The rules between expressions of a program of several (Algorithm 1); none: all are searched as one expression."""
     combinations: int = 8
-    """The cheapest combinations of the expressions' candidates that are candidates of the program."""
+    """The number of cheapest combinations of the expressions' candidates that become candidates of the program."""
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
     """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""

@@ -1,4 +1,4 @@
-"""Limits of searches: memory of this process, below which measurement stays too, and processor time.
+"""Limits: memory of this process, for searches and measurements, and processor time of searches.
 
 Processor time makes a search independent of other work on the machine.
 """

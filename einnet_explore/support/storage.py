@@ -1,4 +1,4 @@
-"""The cache directory, and files that are either whole or not there."""
+"""The cache directory, and files that are written completely or not at all."""
 
 from __future__ import annotations
 

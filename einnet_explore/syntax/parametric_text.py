@@ -1,7 +1,7 @@
-"""Programs of all sizes: texts with ``param`` lines, read at the sizes that one asks for.
+"""Programs of all sizes: texts with ``param`` lines, read at given sizes.
 
 The syntax tree holds polynomials where sizes stand; ``Template.at`` puts numbers in their place and hands the tree to
-the builder of ordinary programs, so that both forms mean the same and errors keep their places.
+the builder of ordinary programs, so that both forms mean the same and errors have the right position.
 """
 
 from __future__ import annotations

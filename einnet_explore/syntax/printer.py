@@ -38,7 +38,7 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
     """Print *it* in the text form; a program ends with a line break.
 
     Raises ValueError for a program that the text form cannot hold: one that reads a tensor which differs from its
-    declaration or from the equation of its name, or an iterator that is no word.
+    declaration or from the equation of its name, or that has an iterator whose name is not a word.
     """
     match it:
         case Program():

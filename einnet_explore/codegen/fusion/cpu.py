@@ -1,8 +1,8 @@
 """Fused kernels for a CPU: a block is a point of the grid, or a row of points that are neighbours in memory.
 
 A point is completed before the next one begins, so that a stage finds the results of earlier ones in a cache.  Rows are
-summed in vectors of the arithmetic's own type, and the rows' sums in double precision.  Of a row of points each vector
-lane computes one; their values are arrays with an element a point.
+summed in vectors of the arithmetic's own type, and the rows' sums in double precision.  In a row of points, each vector
+lane computes one point, and values are arrays with one element for each point.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fused kernels for a GPU: a block is a point of the grid; a thread is one if points are neighbours in memory.
+"""Fused kernels for a GPU: a block computes a point of the grid, or a thread does if points are neighbours in memory.
 
 In a block, threads share the points of a nest cyclically, so that a thread mostly loads its own stores of earlier
 stages.  All reductions of a stage are joined in one tree in shared memory; successive stages alternate between two sets

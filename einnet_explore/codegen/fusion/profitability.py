@@ -1,4 +1,4 @@
-r"""Cost model of fusion: one kernel against one an operation, since a fused kernel may have a tiny grid.
+r"""Cost model of fusion: one fused kernel, which may have a tiny grid, compared with one kernel for each operation.
 
 .. math::  t_{fused} = l + \frac{b_0}{B\,u} + \frac{b_{again}}{B'\,u} + w\,s, \qquad
            t_{apart} = \sum_o \left( l + \frac{b_o}{B} \right), \qquad u = \min(1, blocks / units)

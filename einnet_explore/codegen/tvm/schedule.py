@@ -10,7 +10,7 @@
 | inner | reduction, a summation runs along memory | partial sums in lanes (rfactor) |
 | plain | anything else | as written |
 
-Inner loops are left to LLVM's vectoriser where it does as well: it handles remainders.
+Inner loops are left to LLVM's vectoriser where its code is as fast, since it also handles remainders.
 """
 
 from __future__ import annotations
