@@ -168,7 +168,8 @@ table2
 # The table shows the expression distance after each step of Fig. 5: the number of iterators in the nearest scope that
 # do not fit the mapping table of Matmul. The first two steps are choices, and the distance may grow or shrink.
 # Simplifications follow; while a scope has conditions, it has no distance to the operator. If several iterators
-# correspond to one dimension of the operator, each extra one counts as a mismatch; matching joins them.
+# correspond to one dimension of the operator, each extra one counts as a mismatch. A search joins them all at once when
+# it matches.
 
 
 # %%
@@ -194,6 +195,21 @@ def compared(scope):
 
 fig10 = distances(OFFSET_REDUCE.derivation)
 fig10
+
+# %% [markdown]
+# `session.converge` joins iterators one by one, as in the paper: each variable substitution lowers the distance by one.
+
+# %%
+session = ee.explore(
+    ee.parse("""
+tensor A[14, 14, 32]
+tensor K[32, 3, 3, 32]
+T[t1:14, t2:14, r:3, s:3, f:32] = sum[c:32] A[t1, t2, c] * K[c, r, s, f]
+""")
+)
+session.converge("Matmul")
+joined = distances(session.derivation)
+joined
 
 # %% [markdown]
 # ## Fig. 11: post-optimisation of a generator's layer

@@ -244,13 +244,20 @@ def expression_distance(scope: Scope, operator: Operator) -> ExpressionDistance:
 
 
 def _distance(form: ScopeForm, operator: Operator, operands: tuple[int, ...]) -> ExpressionDistance:
+    """Count the iterators of each group that the table has no place for, or lacks.
+
+    Both parts of a divided iterator (``f/4``, ``f%4``) in one group are one iterator or two, as the table needs.
+    """
     found = form.groups(operands)
+    origins = dict(form.back)
     rows = []
     for key in dict.fromkeys((*dict(operator.table.groups), *found)):
         names = operator.table.group(key)
         needed = sum(name not in operator.pattern.optional for name in names)
-        have = len(found.get(key, ()))
-        rows.append(GroupDistance(key, names, tuple(found.get(key, ())), max(0, have - len(names), needed - have)))
+        parts = tuple(found.get(key, ()))
+        whole = tuple(dict.fromkeys(x for part in parts for x in origins.get(part, as_index(part)).iterators))
+        mismatch = max(0, len(whole) - len(names), needed - len(parts))
+        rows.append(GroupDistance(key, names, whole if len(parts) > len(names) else parts, mismatch))
     return ExpressionDistance(sum(row.mismatch for row in rows), operands, tuple(rows))
 
 

@@ -184,6 +184,12 @@ def _run(scope: Scope, chain: tuple[Iterator, ...]) -> Replacement:
     return chain, ((name, total),)
 
 
+def join_iterators(scope: Scope, chain: tuple[Iterator, ...]) -> Substitution:
+    """Return Φ that joins *chain*, traversals or summations of *scope*, into one iterator, the last one fastest."""
+    group = scope.traversals if chain[0] in scope.traversals else scope.summations
+    return Substitution(_phi(group, (_run(scope, chain),)))
+
+
 def _by_role(scope: Scope, params: Substitution) -> Substitution:
     """Return Φ with the new traversals in the order that operators need."""
     try:

@@ -25,6 +25,7 @@ from einnet_explore.session.comparison import Comparison, MappingTable, changed_
 from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.guided_matching import guided_matching
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.storage import write_atomically
@@ -289,6 +290,15 @@ class Session(DerivationTree):
         if not operator:
             return mapping_table(self.program, path, nearest_operator(self.program, path, self.operators))
         return mapping_table(self.program, path, find_operators((operator,), self.operators)[0])
+
+    def converge(self, operator: str, at: str | Path = "0") -> Program:
+        """Join iterators of the scope at *at* until it is a call of *operator*; each step is a node nearer to it.
+
+        The steps are those of EinNet's converging derivation (§6.1), guided by the expression distance.  Raises
+        ValueError for an unknown operator, or with the reason why joining iterators leads to none.
+        """
+        target = find_operators((operator,), self.operators)[0]
+        return self.adopt(guided_matching(self.program, self.path(at), target))
 
     def graph(self, title: str = "") -> Figure:
         """Return the computation graph of the current program."""
