@@ -25,7 +25,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
+from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search

@@ -23,8 +23,8 @@
 # library operator. The library has no such rule.
 #
 # A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
-# function that lists where to try it. (`encode` and `decode` convert its parameters to and from JSON; this rule has no
-# parameters.)
+# function that lists where to try it. (This rule has no parameters. Parameters are a dataclass, whose fields make up
+# their JSON form.)
 
 # %%
 from dataclasses import replace
@@ -61,7 +61,7 @@ def propose(scope):
 
 
 LAW = r"\max_{\vec s} \varphi(f) \mapsto \varphi\big(\max_{\vec s} f\big), \qquad \varphi \text{ non-decreasing}"
-MAX_OUTSIDE = ee.scope_rule("max_outside", LAW, propose, rewrite, lambda params: {}, lambda scope, params: None)
+MAX_OUTSIDE = ee.scope_rule("max_outside", LAW, propose, rewrite)
 ee.rule_page(MAX_OUTSIDE)
 
 # %% [markdown]

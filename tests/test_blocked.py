@@ -38,7 +38,7 @@ from einnet_explore.rules import (
     VARIABLE_SUBSTITUTION,
     Derivation,
 )
-from einnet_explore.rules.blocked_generation import BLOCKED
+from einnet_explore.rules.generation import BLOCKED
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.program import compile_program

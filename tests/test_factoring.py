@@ -206,7 +206,7 @@ def test_traversal_factoring_keeps_every_value() -> None:
         ("Y[h:6] = sum[c:3] x[c, h//2]", {"h": 4}, "h is read finer than h // 4"),
         ("Y[h:6] = sum[c:3] x[c, h//2]", {"h": 1}, "expected at least 2"),
         ("Y[h:6] = sum[c:3] x[c, h//2]", {}, "no traversal is divided"),
-        ("Y[h:6] = sum[c:3] x[c, h//2]", {"c": 2}, "no iterator is called 'c'"),
+        ("Y[h:6] = sum[c:3] x[c, h//2]", {"c": 2}, "c is no traversal of this scope"),
     ],
 )
 def test_traversal_factoring_refuses(text: str, divisors: dict[str, int], why: str) -> None:

@@ -70,4 +70,4 @@ def test_value_with_other_readers_is_not_fused() -> None:
     refuses(EXPRESSION_FUSION, program, (1,), "Y is an output, its value is needed outside", tensor="Y")
     assert EXPRESSION_FUSION.explain is not None
     assert "Y is an output" in EXPRESSION_FUSION.explain(program, (1,))
-    refuses(EXPRESSION_FUSION, program, (0,), "0 intermediates can be fused here, expected a name in 'tensor'")
+    refuses(EXPRESSION_FUSION, program, (0,), "the parameter 'tensor' is missing")

@@ -180,7 +180,12 @@ def test_false_law_is_not_proved(before: str, after: str) -> None:
         (HOMOMORPHISM, "Y[i:4] = relu(a[i] + b[i])", "relu is no homomorphism", {"part": 0, "direction": "apart"}),
         (HOMOMORPHISM, "Y[i:4] = exp(a[i])", "has one part", {"part": 0, "direction": "apart"}),
         (HOMOMORPHISM, "Y[i:4] = exp(a[i]) * b[i]", "no two parts", {"part": 0, "direction": "together"}),
-        (HOMOMORPHISM, "Y[i:4] = exp(a[i])", "expected apart or together", {"part": 0, "direction": "up"}),
+        (
+            HOMOMORPHISM,
+            "Y[i:4] = exp(a[i])",
+            "direction: 'apart' or 'together'}, found direction='up'",
+            {"part": 0, "direction": "up"},
+        ),
         (HOMOMORPHISM, "Y[i:4] = exp(a[i])", "part 1 is a[i], expected a function", {"part": 1, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = relu(a[i])", "no common constant", {"part": 0, "direction": "apart"}),
         (POSITIVE_SCALING, "Y[i:4] = sqrt(2 * a[i])", "no number in binary", {"part": 0, "direction": "apart"}),

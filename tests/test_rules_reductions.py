@@ -103,7 +103,11 @@ def test_and_goes_back_in() -> None:
             {"direction": "out"},
             "0 times infinity",
         ),
-        ("Y[i:4] = sum[j:5] g[i] * v[j]", {"direction": "up"}, "direction 'up': expected out or in"),
+        (
+            "Y[i:4] = sum[j:5] g[i] * v[j]",
+            {"direction": "up"},
+            "takes {direction: 'out'} or {direction: 'in', part}, found direction='up'",
+        ),
     ],
 )
 def test_distributivity_refuses(text: str, params: dict[str, object], why: str) -> None:

@@ -107,7 +107,7 @@ def test_refusals() -> None:
     everything = "both groups need an iterator: s1 = {r, s, c}, s2 = {}"
     refuses(SUMMATION_SPLITTING, START, (0,), everything, outer=["r", "s", "c"])
     refuses(SUMMATION_SPLITTING, START, (0,), "s1 = {r, r} names an iterator twice", outer=["r", "r"])
-    refuses(SUMMATION_SPLITTING, START, (0,), "no iterator is called 'h' here: there are {r, s, c}", outer=["h"])
+    refuses(SUMMATION_SPLITTING, START, (0,), "{h} is not summed here: the summations are {r, s, c}", outer=["h"])
     refuses(SUMMATION_SPLITTING, START, (0,), "the parameter 'outer' is missing")
 
 

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from runpy import run_path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from einnet_explore.cli import main
 from einnet_explore.ir import Apply, Program, Scope
 from einnet_explore.rules import INTER_RULES, RULES, Rule
 from einnet_explore.session.session import Session
-from tests.rules_kit import check_rule
+from tests.rules_kit import check_rule, refuses
 
 DEPTHWISE = ee.Operator(
     "DepthwiseConv2d",
@@ -43,13 +45,7 @@ def propose(scope: Scope) -> list[None]:
     return [None]
 
 
-def encode(_: None) -> dict[str, Any]:
-    return {}
-
-
-MAX_OUTSIDE: Rule[None] = ee.scope_rule(
-    "max_outside", r"\max \varphi \mapsto \varphi \max", propose, rewrite, encode, lambda scope, params: None
-)
+MAX_OUTSIDE: Rule[None] = ee.scope_rule("max_outside", r"\max \varphi \mapsto \varphi \max", propose, rewrite)
 OWN = (*RULES, *INTER_RULES, MAX_OUTSIDE)
 
 
@@ -212,7 +208,7 @@ def test_a_wrong_rule_is_found_out() -> None:
     def wrong(scope: Scope, params: None = None) -> Scope:
         return replace(scope, reduce="min")
 
-    bad: Rule[None] = ee.scope_rule("bad", "", lambda _: [None], wrong, encode, lambda scope, params: None)
+    bad: Rule[None] = ee.scope_rule("bad", "", lambda _: [None], wrong)
     session: Session = ee.explore(POOLED, rules=(bad,))
     program: Program = session.apply("bad", at="Y")
     assert program != POOLED
@@ -237,3 +233,18 @@ def test_a_record_of_ones_own_operator_is_checked_with_its_expression(
     assert "found no name before a colon" in capsys.readouterr().err
     with pytest.raises(ValueError, match="found k in the index k, expected one of m, n"):
         ee.Operator("Wrong", "Y[m, n] = A[m] * B[n] * C[k]")
+
+
+def test_the_rule_in_the_documentation_is_short_and_keeps_values(tmp_path: Path) -> None:
+    page = Path(__file__).parent.parent / "docs" / "architecture.md"
+    (block,) = (b for b in page.read_text().split("```python\n")[1:] if "scope_rule(" in b)
+    code = dedent(block.split("```")[0])
+    assert len(code.splitlines()) < 30
+    (tmp_path / "reversal.py").write_text(code)
+    module = run_path(str(tmp_path / "reversal.py"))
+    rule = module["REVERSAL"]
+    assert check_rule(rule, ee.ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3, padding=1)) == 3
+    session = ee.explore(ee.ops.matmul(4, 5, 6), rules=(rule,))
+    session.apply("reversal", at="0", summation="k")
+    assert session.check().kind == "proved"
+    refuses(rule, ee.ops.matmul(4, 5, 6), (0,), "expected one of {k} and no domain, found m", summation="m")

@@ -128,19 +128,6 @@ def parse_index_over(text: object, iterators: Iterable[Iterator]) -> Index:
     return parse_index(str(text), {x.name: x for x in iterators})
 
 
-def parse_ranges(written: Mapping[str, object], iterators: Iterable[Iterator]) -> tuple[tuple[Iterator, int, int], ...]:
-    """Parse ``{"r": [-1, 6]}`` as iterators with new half-open ranges; raises ValueError on anything else."""
-    known = tuple(iterators)
-    out: list[tuple[Iterator, int, int]] = []
-    for name, span in written.items():
-        match span:
-            case [int(lo), int(hi)] if lo < hi:
-                out.append((iterator_by_name(known, name), lo, hi))
-            case _:
-                raise ValueError(f"range of {name}: found {span!r}, expected [lo, hi] with lo < hi")
-    return tuple(out)
-
-
 def guard(index: tuple[Index, ...], box: Box, inside: Scalar, outside: float) -> Scalar:
     """Return *inside* where *index* lies in *box*, else *outside*; conditions that always hold are dropped."""
     for i, (lo, hi) in reversed(tuple(zip(index, box, strict=True))):

@@ -17,7 +17,7 @@ product and transform in four steps:
 1. merge a reshape into its reader;
 2. store the weights of products in panels, so that vectors run along the product's last traversal;
 3. substitute every equation that only one other reads, down to the result;
-4. generate the whole in blocks (``rules/blocked_generation.py``).
+4. generate the whole in blocks (``rules/generation.py``).
 
 Measurement decides between the two forms.
 """
@@ -70,10 +70,8 @@ from einnet_explore.rules import (
     Match,
     Rule,
 )
-from einnet_explore.rules.base import NoParameters
-from einnet_explore.rules.blocked_generation import BLOCKED
 from einnet_explore.rules.expression_fusion import Intermediate
-from einnet_explore.rules.expression_inlining import Inlined
+from einnet_explore.rules.generation import BLOCKED
 from einnet_explore.rules.storage_layout import Stored
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import merge_scopes
@@ -250,7 +248,7 @@ def _read_through(derivation: Derivation, source: Equation, reader: Equation) ->
     longer = (
         apply_rule(derivation, EXPRESSION_FUSION, reader.name, Intermediate(source.name))
         if alone
-        else apply_rule(derivation, EXPRESSION_INLINING, reader.name, Inlined(source.name))
+        else apply_rule(derivation, EXPRESSION_INLINING, reader.name, Intermediate(source.name))
     )
     longer = generate_equation(merge_scopes(longer, reader.name), reader.name)
     became = find_equation(longer.end, reader.name)
@@ -283,7 +281,7 @@ def _chain_output(derivation: Derivation, name: str) -> Derivation:
         fused = apply_rule(fused, EXPRESSION_FUSION, name, Intermediate(source))
     if not runs_in_blocks(find_equation(fused.end, name).scope):
         raise Refused(f"{name} has no vectorised products")
-    return apply_rule(fused, BLOCKED_GENERATION, name, NoParameters())
+    return apply_rule(fused, BLOCKED_GENERATION, name, None)
 
 
 def runs_in_blocks(scope: Scope) -> bool:

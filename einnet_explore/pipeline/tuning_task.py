@@ -20,7 +20,7 @@ from einnet_explore.pipeline.numerics import allowed_rules
 from einnet_explore.pipeline.subprogram import Trial
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
+from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster

@@ -5,27 +5,26 @@ from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
-from einnet_explore.rules.blocked_generation import BLOCKED_GENERATION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
 from einnet_explore.rules.cancellation import CANCELLATION
-from einnet_explore.rules.common_subexpression import COMMON_SUBEXPRESSION
 from einnet_explore.rules.contraction_order import CONTRACTION_ORDER
-from einnet_explore.rules.dead_equation import DEAD_EQUATION
 from einnet_explore.rules.distributivity import DISTRIBUTIVITY
-from einnet_explore.rules.eoperator_generation import EOPERATOR_GENERATION
-from einnet_explore.rules.expression_extraction import EXPRESSION_EXTRACTION
-from einnet_explore.rules.expression_fusion import EXPRESSION_FUSION
-from einnet_explore.rules.expression_inlining import EXPRESSION_INLINING
+from einnet_explore.rules.expression_fusion import EXPRESSION_EXTRACTION, EXPRESSION_FUSION, EXPRESSION_INLINING
 from einnet_explore.rules.expression_splitting import EXPRESSION_SPLITTING
+from einnet_explore.rules.generation import (
+    BLOCKED_GENERATION,
+    EOPERATOR_GENERATION,
+    ONE_PASS_GENERATION,
+    REDUCTION_GENERATION,
+    ROW_GENERATION,
+)
 from einnet_explore.rules.homomorphism import HOMOMORPHISM
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
-from einnet_explore.rules.one_pass_generation import ONE_PASS_GENERATION
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
 from einnet_explore.rules.recentring import RECENTRING
-from einnet_explore.rules.reduction_generation import REDUCTION_GENERATION
-from einnet_explore.rules.row_generation import ROW_GENERATION
+from einnet_explore.rules.redundant_equations import COMMON_SUBEXPRESSION, DEAD_EQUATION
 from einnet_explore.rules.sibling_merging import SIBLING_MERGING
 from einnet_explore.rules.storage_layout import STORAGE_LAYOUT
 from einnet_explore.rules.summation_exchange import SUMMATION_EXCHANGE

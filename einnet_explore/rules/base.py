@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Generic, ParamSpec, TypedDict, TypeVar
+from typing import Generic, Literal, NoReturn, ParamSpec, TypedDict, TypeVar
 
-from einnet_explore.analysis.equations import instantiate_at, whole_equation
+from einnet_explore.analysis.equations import whole_equation
 from einnet_explore.analysis.indices import replace_part
 from einnet_explore.ir import (
     Access,
     Apply,
     Equation,
-    Instance,
     Path,
     Program,
     Scalar,
@@ -29,8 +27,9 @@ from einnet_explore.ir import (
     show_path,
     walk_scalar,
 )
+from einnet_explore.rules.parameters import parameters_decoder, parameters_to_json
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer, as_object
+from einnet_explore.support.json_values import as_object
 from einnet_explore.support.wording import count_noun
 
 A = ParamSpec("A")
@@ -81,15 +80,21 @@ def explain_equation(explain: Callable[[Program, Equation, Path], str]) -> Calla
     return reason
 
 
+def derived_decode(program: Program, at: Path, params: Mapping[str, object]) -> NoReturn:
+    """Stand for the inverse of ``parameters_to_json``, which a rule makes of the annotation of its parameters."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[P_co]):
     """An equation that rewrites its left side to its right side.
 
     ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that violate the guard.
     ``propose`` yields parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.
-    ``encode`` and ``decode`` convert parameters to and from JSON, which users write too.  A *local* rule depends only
-    on the scope at its path, and on whether that scope is a whole equation; it changes nothing else.  ``explain``
-    returns the reason why nothing is proposed, or an empty text.
+    ``encode`` and ``decode`` convert parameters to and from JSON, which users write too; without them, the annotation
+    of the parameters of ``rewrite`` defines the JSON form (``rules/parameters.py``).  A *local* rule depends only on
+    the scope at its path, and on whether that scope is a whole equation; it changes nothing else.  ``explain`` returns
+    the reason why nothing is proposed, or an empty text.
 
     ``Rule[object]`` is a rule of any parameter type.  Its ``rewrite`` accepts only what it proposed or decoded.
     """
@@ -98,10 +103,15 @@ class Rule(Generic[P_co]):
     law: str
     propose: Callable[[Program, Path], Iterable[P_co]]
     rewrite: Callable[[Program, Path, P_co], Program]
-    encode: Callable[[P_co], dict[str, object]]
-    decode: Callable[[Program, Path, Mapping[str, object]], P_co]
+    encode: Callable[[P_co], dict[str, object]] = parameters_to_json
+    decode: Callable[[Program, Path, Mapping[str, object]], P_co] = derived_decode
     local: bool = False
     explain: Callable[[Program, Path], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.decode is derived_decode:
+            read = parameters_decoder(self.name, self.rewrite, 2)
+            object.__setattr__(self, "decode", lambda program, at, params: read(program.scope_at(at), params))
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
         """Yield the legal matches at one path."""
@@ -212,8 +222,8 @@ def scope_rule(
     law: str,
     propose: Callable[[Scope], Iterable[P]],
     rewrite: Callable[[Scope, P], Scope],
-    encode: Callable[[P], dict[str, object]],
-    decode: Callable[[Scope, Mapping[str, object]], P],
+    encode: Callable[[P], dict[str, object]] = parameters_to_json,
+    decode: Callable[[Scope, Mapping[str, object]], P] | None = None,
     explain: Callable[[Scope], str] | None = None,
 ) -> Rule[P]:
     """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1).
@@ -221,33 +231,28 @@ def scope_rule(
     Without *explain*, *propose* may yield parameters that *rewrite* refuses: they are not proposed, and their refusals
     explain why the rule does not apply.
     """
+    read = decode or parameters_decoder(name, rewrite, 1)
 
-    def proposed(scope: Scope) -> Iterable[P]:
+    def proposed(program: Program, at: Path) -> Iterable[P]:
+        scope = program.scope_at(at)
         return propose(scope) if explain else (p for p in propose(scope) if accepted(rewrite, scope, p))
 
-    def reasons(scope: Scope) -> str:
+    def reasons(program: Program, at: Path) -> str:
+        scope = program.scope_at(at)
+        if explain:
+            return explain(scope)
         return "; ".join(dict.fromkeys(why for p in propose(scope) for why in refusals_of(rewrite, scope, p)))
-
-    because = explain or reasons
-
-    def guarded(program: Program, at: Path, params: P) -> Program:
-        return program.replace_at(at, rewrite(program.scope_at(at), params))
 
     return Rule(
         name,
         law,
-        lambda program, at: proposed(program.scope_at(at)),
-        guarded,
+        proposed,
+        lambda program, at, params: program.replace_at(at, rewrite(program.scope_at(at), params)),
         encode,
-        lambda program, at, params: decode(program.scope_at(at), params),
+        lambda program, at, params: read(program.scope_at(at), params),
         local=True,
-        explain=lambda program, at: because(program.scope_at(at)),
+        explain=reasons,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class NoParameters:
-    """Parameters of a rule that has none; JSON ``{}``."""
 
 
 def place_rule(
@@ -256,52 +261,26 @@ def place_rule(
     rewrite: Callable[[Program, Path], Program],
     applies: str | Callable[[Path], str],
     is_proposed: Callable[[Path], bool] = lambda _: True,
-    **options: bool,
-) -> Rule[NoParameters]:
+) -> Rule[None]:
     """Return a rule without parameters, proposed at paths that *is_proposed* admits and *rewrite* does not refuse.
 
-    *applies* is the explanation where *rewrite* refuses nothing; *options* are those of ``Rule``.
+    *applies* is the explanation where *rewrite* refuses nothing.
     """
 
-    def law_at(program: Program, at: Path, _: NoParameters) -> Program:
+    def law_at(program: Program, at: Path, _: None) -> Program:
         return rewrite(program, at)
 
-    def propose(program: Program, at: Path) -> Iterable[NoParameters]:
-        if is_proposed(at) and accepted(rewrite, program, at):
-            yield NoParameters()
+    law_at.__doc__ = rewrite.__doc__
 
-    def decode(_: Program, __: Path, params: Mapping[str, object]) -> NoParameters:
-        if params:
-            raise Refused(f"{name} takes no parameters, found {', '.join(params)}")
-        return NoParameters()
+    def propose(program: Program, at: Path) -> Iterable[None]:
+        if is_proposed(at) and accepted(rewrite, program, at):
+            yield None
 
     def explain(program: Program, at: Path) -> str:
         reasons = refusals_of(rewrite, program, at)
         return reasons[0] if reasons else applies if isinstance(applies, str) else applies(at)
 
-    return Rule(name, law, propose, law_at, lambda _: {}, decode, explain=explain, **options)
-
-
-def generation_rule(
-    name: str,
-    law: str,
-    instance_of: Callable[[Program, Path], Instance],
-    applies: str | Callable[[Path], str],
-    is_proposed: Callable[[Path], bool] = lambda _: True,
-) -> Rule[NoParameters]:
-    """Return a rule that instantiates the scope at a path with ``instance_of(program, path)``, which may refuse.
-
-    A whole equation is instantiated in place, a nested scope becomes an equation of its own.
-    """
-
-    @lru_cache(256)  # every proposal is applied once before
-    def rewrite(program: Program, at: Path) -> Program:
-        equation = program.equations[at[0]]
-        if equation.via is not None:
-            raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
-        return instantiate_at(program, at, instance_of(program, at))
-
-    return place_rule(name, law, rewrite, applies, is_proposed)
+    return Rule(name, law, propose, law_at, explain=explain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +288,7 @@ class FunctionLaw:
     """The number of the function (apart) or of the product of functions (together), counted in order of writing."""
 
     part: int
-    apart: bool
+    direction: Literal["apart", "together"]
 
 
 def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar]) -> Rule[FunctionLaw]:
@@ -317,7 +296,7 @@ def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar])
 
     def propose(scope: Scope) -> Iterable[FunctionLaw]:
         for n, _ in enumerate(walk_scalar(scope.body)):
-            yield from (FunctionLaw(n, apart) for apart in (True, False))
+            yield from (FunctionLaw(n, "apart"), FunctionLaw(n, "together"))
 
     def rewrite(scope: Scope, params: FunctionLaw) -> Scope:
         parts = tuple(walk_scalar(scope.body))
@@ -326,19 +305,6 @@ def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar])
         part = parts[params.part]
         if not isinstance(part, Apply):
             raise Refused(f"part {params.part} is {part!r}, expected a function")
-        return replace(scope, body=replace_part(scope.body, params.part, applied(part, params.apart)))
+        return replace(scope, body=replace_part(scope.body, params.part, applied(part, params.direction == "apart")))
 
-    return scope_rule(name, law, propose, rewrite, _encode_function_law, _decode_function_law)
-
-
-def _encode_function_law(params: FunctionLaw) -> dict[str, object]:
-    """``{"part": 0, "direction": "apart"}`` or ``"together"``."""
-    return {"part": params.part, "direction": "apart" if params.apart else "together"}
-
-
-def _decode_function_law(_: Scope, params: Mapping[str, object]) -> FunctionLaw:
-    """The inverse of ``_encode_function_law``; refuses another direction."""
-    with refusing():
-        if params["direction"] not in ("apart", "together"):
-            raise Refused(f"direction {params['direction']!r}: expected apart or together")
-        return FunctionLaw(as_integer(params["part"]), params["direction"] == "apart")
+    return scope_rule(name, law, propose, rewrite)

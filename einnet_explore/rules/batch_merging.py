@@ -12,7 +12,7 @@ An equation that a library operator runs may be merged as well; the result is ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -42,7 +42,6 @@ from einnet_explore.ir import (
     map_accesses,
 )
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
-from einnet_explore.support.json_values import as_texts
 
 ORDERS = 4
 """Up to so many operands every order of them is tried: 4! = 24."""
@@ -201,24 +200,11 @@ def explain(program: Program, base: Equation, at: Path) -> str:
     return "; ".join(reasons) or f"no later equation than {base.name} {done}"
 
 
-def encode(params: Batch) -> dict[str, object]:
-    """``{"others": ["Z"]}``."""
-    return {"others": list(params.others)}
-
-
-def decode(_: Program, __: Path, params: Mapping[str, object]) -> Batch:
-    """The inverse of ``encode``."""
-    with refusing():
-        return Batch(as_texts(params["others"]))
-
-
 BATCH_MERGING = Rule(
     name="batch_merging",
     law=r"\mathop{L}_{\vec x} f(A_1[\tau]) \sim \mathop{L}_{\vec x} f(A_2[\tau]) \Longrightarrow"
     r" \mathop{L}_{b, \vec x} f(A[b, \tau]), \qquad A[i, \cdot] = A_i",
     propose=propose,
     rewrite=rewrite,
-    encode=encode,
-    decode=decode,
     explain=explain_equation(explain),
 )

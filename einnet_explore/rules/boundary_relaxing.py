@@ -11,14 +11,14 @@ is extended over part of its padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import padded_windows, residue_divisors, windows
-from einnet_explore.analysis.indices import parse_ranges, substitute_domain
+from einnet_explore.analysis.indices import substitute_domain
 from einnet_explore.analysis.padding import (
     change_ranges,
     check_tensor_reads,
@@ -43,7 +43,6 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer, as_integers, as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,33 +205,12 @@ def explain(program: Program, at: Path) -> str:
     )
 
 
-def encode(params: Relaxing) -> dict[str, object]:
-    """``{"access": 0, "bounds": [0, 1]}`` (and ``"wrap": true``), or ``{"ranges": {"r": [-1, 6]}}``."""
-    match params:
-        case Unbound(access, bounds, wrap):
-            out: dict[str, object] = {"access": access, "bounds": list(bounds)}
-            return out | {"wrap": True} if wrap else out
-        case Wider(ranges):
-            return {"ranges": {x.name: [lo, hi] for x, lo, hi in ranges}}
-
-
-def decode(program: Program, at: Path, params: Mapping[str, object]) -> Relaxing:
-    """The inverse of ``encode``."""
-    scope = program.scope_at(at)
-    with refusing():
-        if "ranges" in params:
-            return Wider(parse_ranges(as_object(params["ranges"]), (*scope.traversals, *scope.summations)))
-        return Unbound(as_integer(params["access"]), as_integers(params["bounds"]), bool(params.get("wrap", False)))
-
-
 BOUNDARY_RELAXING = Rule(
     "boundary_relaxing",
     r"\mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),"
     r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
     propose,
     rewrite,
-    encode,
-    decode,
     local=True,
     explain=explain,
 )

@@ -15,10 +15,10 @@ so the sum of an overlap-add has only the taps that reach one position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from einnet_explore.analysis.indices import iterator_by_name, join_names, parse_index_over, parse_ranges
+from einnet_explore.analysis.indices import join_names
 from einnet_explore.analysis.padding import (
     SlidingWindow,
     change_ranges,
@@ -31,7 +31,6 @@ from einnet_explore.analysis.padding import (
 from einnet_explore.ir import Index, Iterator, Path, Program, Scope
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def rewrite(program: Program, at: Path, params: Tightening) -> Program:
             raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
         if len(at) == 1 and x in scope.traversals:
             raise Refused(f"{x.name} is a traversal of the whole equation: its result keeps [{x.lo}, {x.hi})")
-        if lo < x.lo or hi > x.hi or (lo, hi) == (x.lo, x.hi):
+        if not x.lo <= lo < hi <= x.hi or (lo, hi) == (x.lo, x.hi):
             raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
         scope = change_ranges(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
@@ -100,42 +99,12 @@ def explain(program: Program, at: Path) -> str:
     return f"{kept}no iterator is constant at its ends: the support of {spans}, the whole range"
 
 
-def encode(params: Tightening) -> dict[str, object]:
-    """``{"ranges": {"t1": [0, 7]}}`` or ``{"window": {"h": ["(y+1) // 2", 2]}}``."""
-    out: dict[str, object] = {}
-    if params.ranges:
-        out["ranges"] = {x.name: [lo, hi] for x, lo, hi in params.ranges}
-    if params.window:
-        out["window"] = {h.name: [repr(base), n] for h, base, n in params.window}
-    return out
-
-
-def decode(program: Program, at: Path, params: Mapping[str, object]) -> Tightening:
-    """The inverse of ``encode``."""
-    scope = program.scope_at(at)
-    iterators = (*scope.traversals, *scope.summations)
-    with refusing():
-        if not params.keys() & {"ranges", "window"}:
-            raise Refused("neither a range nor a window is given") from KeyError("ranges")
-        ranges = parse_ranges(as_object(params.get("ranges", {})), iterators)
-        window: list[tuple[Iterator, Index, int]] = []
-        for name, written in as_object(params.get("window", {})).items():
-            match written:
-                case [base, int(n)]:
-                    window.append((iterator_by_name(scope.summations, name), parse_index_over(base, iterators), n))
-                case _:
-                    raise Refused(f"window of {name}: found {written!r}, expected [base, extent]")
-        return Tightening(ranges, tuple(window))
-
-
 BOUNDARY_TIGHTENING = Rule(
     "boundary_tightening",
     r"\mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),"
     r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
     propose,
     rewrite,
-    encode,
-    decode,
     local=True,
     explain=explain,
 )

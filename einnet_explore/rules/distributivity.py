@@ -12,26 +12,29 @@ which other rules may split differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import has_finite_padding, open_reduction, quotient_factors
 from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
-from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusals_of, scope_rule
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer
 
 
 @dataclass(frozen=True, slots=True)
 class Outwards:
     """Move every factor (or term) out that can move."""
 
+    direction: Literal["out"] = "out"
+
 
 @dataclass(frozen=True, slots=True)
 class Inwards:
     """Move the other factors (or terms) into the reduction that factor number *part* reads."""
 
+    direction: Literal["in"] = field(default="in", kw_only=True)
     part: int
 
 
@@ -54,7 +57,7 @@ def rewrite(scope: Scope, params: Direction) -> Scope:
     match params:
         case Outwards():
             return _out(scope)
-        case Inwards(part):
+        case Inwards(part=part):
             return _in(scope, part)
 
 
@@ -114,33 +117,11 @@ def explain(scope: Scope) -> str:
     return "; ".join((*refusals_of(rewrite, scope, Outwards()), *refusals_of(rewrite, scope, Inwards(0))))
 
 
-def encode(params: Direction) -> dict[str, object]:
-    """``{"direction": "out"}`` or ``{"direction": "in", "part": 1}``."""
-    match params:
-        case Outwards():
-            return {"direction": "out"}
-        case Inwards(part):
-            return {"direction": "in", "part": part}
-
-
-def decode(scope: Scope, params: Mapping[str, object]) -> Direction:
-    """The inverse of ``encode``; refuses another direction."""
-    with refusing():
-        match params["direction"]:
-            case "out":
-                return Outwards()
-            case "in":
-                return Inwards(as_integer(params["part"]))
-    raise Refused(f"direction {params['direction']!r}: expected out or in")
-
-
 DISTRIBUTIVITY = scope_rule(
     "distributivity",
     r"\mathop{L}_{\vec x} \sum_{\vec y} g(\vec x)\, f(\vec x, \vec y) \;\mapsto\;"
     r" \mathop{L}_{\vec x} g(\vec x) \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\vec z]",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    explain=explain,
 )

@@ -12,13 +12,13 @@ summation, the monoid combines the parts; terms of a sum are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 from einnet_explore.analysis.equations import exchange_equations, fresh_names, is_generated, whole_equation
-from einnet_explore.analysis.indices import iterator_by_name, join_names, with_iterators
+from einnet_explore.analysis.indices import join_names, with_iterators
 from einnet_explore.ir import (
     Access,
     Equation,
@@ -37,7 +37,6 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, explain_equation, refusing
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integers
 
 PARTS = 8
 """Parts of one proposal, at most."""
@@ -45,20 +44,20 @@ PARTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut the range of *iterator*; the values *at* begin all parts but the first."""
+    """Cut the range of *iterator*; the values *cuts* begin all parts but the first."""
 
     iterator: Iterator
-    at: tuple[int, ...]
+    cuts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Make an expression of the terms with the numbers *first*."""
+    """Make an expression of the terms with the numbers *terms*."""
 
-    first: tuple[int, ...]
+    terms: tuple[int, ...]
 
 
-Splitting: TypeAlias = "Cut | Terms"
+Splitting: TypeAlias = Cut | Terms
 
 
 def propose(program: Program, at: Path) -> Iterable[Splitting]:
@@ -76,7 +75,7 @@ def propose(program: Program, at: Path) -> Iterable[Splitting]:
         *_group_cuts(scope),
     ):
         cut = Cut(x, tuple(sorted({p for p in places if x.lo < p < x.hi})))
-        if 0 < len(cut.at) < PARTS and cut not in seen:
+        if 0 < len(cut.cuts) < PARTS and cut not in seen:
             seen.add(cut)
             yield cut
 
@@ -191,32 +190,11 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
 
 
-def encode(params: Splitting) -> dict[str, object]:
-    """``{"iterator": "f", "cuts": [4]}`` or ``{"terms": [0]}``."""
-    match params:
-        case Cut(x, places):
-            return {"iterator": x.name, "cuts": list(places)}
-        case Terms(first):
-            return {"terms": list(first)}
-
-
-def decode(program: Program, at: Path, params: Mapping[str, object]) -> Splitting:
-    """The inverse of ``encode``."""
-    scope = program.scope_at(at)
-    with refusing():
-        if "terms" in params:
-            return Terms(as_integers(params["terms"]))
-        x = iterator_by_name((*scope.traversals, *scope.summations), str(params["iterator"]))
-        return Cut(x, as_integers(params["cuts"]))
-
-
 EXPRESSION_SPLITTING = Rule(
     name="expression_splitting",
     law=r"\mathop{L}_{x}^{X} f \Longrightarrow \mathop{L}_{x}^{X_1} f \sim \mathop{L}_{x}^{X_2} f"
     r" \quad (X \subseteq X_1 \cup X_2)",
     propose=propose,
     rewrite=rewrite,
-    encode=encode,
-    decode=decode,
     explain=explain_equation(explain),
 )

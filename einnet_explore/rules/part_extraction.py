@@ -11,15 +11,14 @@ merging for parts that sum nothing; ``expression_extraction`` is that for nested
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.indices import iterators_of, replace_part
 from einnet_explore.analysis.padding import excess
 from einnet_explore.ir import Apply, Equation, Path, Program, Scope, walk_scalar
-from einnet_explore.rules.base import Rule, accepted, refusals_of, refusing
+from einnet_explore.rules.base import Rule, accepted, refusals_of
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +61,11 @@ def explain(program: Program, at: Path) -> str:
     return "; ".join(dict.fromkeys(why for n, _ in parts if n for why in refusals_of(rewrite, program, at, Part(n))))
 
 
-def encode(params: Part) -> dict[str, object]:
-    """``{"part": 1}``."""
-    return {"part": params.part}
-
-
-def decode(_: Program, __: Path, params: Mapping[str, object]) -> Part:
-    """The inverse of ``encode``."""
-    with refusing():
-        return Part(as_integer(params["part"]))
-
-
 PART_EXTRACTION = Rule(
     "part_extraction",
     r"\mathop{L}_{\vec x} \sum_{\vec y} g(h(T)) \mapsto \mathop{L}_{\vec x} \sum_{\vec y} g(T'[\vec z]) \circ"
     r" T' = \mathop{L}_{\vec z} h(T)",
     propose,
     rewrite,
-    encode,
-    decode,
     explain=explain,
 )

@@ -13,15 +13,14 @@ Source: M. Milakov and N. Gimelshein, Online normalizer calculation for softmax,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
+from einnet_explore.analysis.indices import iterators_of, join_names
 from einnet_explore.analysis.products import summed_factors
 from einnet_explore.ir import Apply, Iterator, Scalar, Scope, factors, mul
-from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, scope_rule
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer, as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +84,11 @@ def explain(scope: Scope) -> str:
     return "no factor is the exponential of a difference of what is summed and what is not"
 
 
-def encode(params: Centre) -> dict[str, object]:
-    """``{"factor": 0, "within": ["i"]}``."""
-    return {"factor": params.factor, "within": [y.name for y in params.within]}
-
-
-def decode(scope: Scope, params: Mapping[str, object]) -> Centre:
-    """The inverse of ``encode``; refuses a name that no summation has."""
-    with refusing():
-        return Centre(
-            as_integer(params["factor"]),
-            tuple(iterator_by_name(scope.summations, name) for name in as_texts(params["within"])),
-        )
-
-
 RECENTRING = scope_rule(
     "recentring",
     r"e^{a - b} \;\mapsto\; e^{a - c}\, e^{c - b}, \qquad"
     r" c = \Big\{ \mathop{L}_{\vec z} \max_{\vec y} a \Big\}[\vec z]",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    explain=explain,
 )

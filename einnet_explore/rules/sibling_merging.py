@@ -13,7 +13,7 @@ An equation that a library operator runs may be merged as well; the result is ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.concatenation import Sibling
@@ -31,7 +31,6 @@ from einnet_explore.analysis.siblings import make_sibling, merge_siblings, sourc
 from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +109,11 @@ def explain(program: Program, base: Equation, at: Path) -> str:
     return "; ".join(dict.fromkeys(reasons)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
 
 
-def encode(params: Siblings) -> dict[str, object]:
-    """``{"others": ["K", "V"], "tensor": "X"}``."""
-    return {"others": list(params.others), "tensor": params.tensor}
-
-
-def decode(_: Program, __: Path, params: Mapping[str, object]) -> Siblings:
-    """The inverse of ``encode``."""
-    with refusing():
-        return Siblings(as_texts(params["others"]), str(params["tensor"]))
-
-
 SIBLING_MERGING = Rule(
     name="sibling_merging",
     law=r"\mathop{L}_{\vec x, f_1} \sum_{\vec y} A\, K_1[\vec y, f_1] \sim \mathop{L}_{\vec x, f_2} \sum_{\vec y} A\,"
     r" K_2[\vec y, f_2] \Longrightarrow \mathop{L}_{\vec x, n} \sum_{\vec y} A\, (K_1 \| K_2)[\vec y, n]",
     propose=propose,
     rewrite=rewrite,
-    encode=encode,
-    decode=decode,
     explain=explain_equation(explain),
 )

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, tensor_names, whole_equation
-from einnet_explore.analysis.indices import parse_index_over, substitute, substitute_domain
+from einnet_explore.analysis.indices import substitute, substitute_domain
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_object, as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,8 @@ def rewrite(program: Program, at: Path, params: Stored) -> Program:
     """Apply the law; refuses an output, a Φ that is no bijection onto a box, and padding that Φ would split."""
     equation = whole_equation(program, at)
     scope = equation.scope
+    if stray := {x.name for _, i in params.phi for x in i.iterators if x not in scope.traversals}:
+        raise Refused(f"Φ reads {', '.join(sorted(stray))}: expected traversals of {equation.name}")
     phi = bijection(scope.traversals, tuple(n for n, _ in params.phi), tuple(i for _, i in params.phi))
     if phi.image:
         raise Refused(f"Φ reaches {phi.points[0]} of {phi.points[1]} points, expected a box: {phi.image[0]!r} fails")
@@ -116,27 +117,11 @@ def explain(_: Program, __: Path) -> str:
     return "layouts are chosen for all tensors of a program together: give phi"
 
 
-def encode(params: Stored) -> dict[str, object]:
-    """``{"phi": {"z1": "i2", …}}``, new traversals in order; ``"readers"`` (names) for a copy."""
-    out: dict[str, object] = {"phi": {name: repr(i) for name, i in params.phi}}
-    return out | {"readers": list(params.readers)} if params.readers else out
-
-
-def decode(program: Program, at: Path, params: Mapping[str, object]) -> Stored:
-    """The inverse of ``encode``."""
-    iterators = program.scope_at(at).traversals
-    with refusing():
-        phi = tuple((name, parse_index_over(text, iterators)) for name, text in as_object(params["phi"]).items())
-        return Stored(phi, as_texts(params.get("readers", ())))
-
-
 STORAGE_LAYOUT = Rule(
     "storage_layout",
     r"T = \mathop{L}_{\vec x}^{X} f \circ g(T[\pi]) \;\mapsto\;"
     r" T = \mathop{L}_{\vec z}^{\Phi(X)} f(\Phi^{-1}(\vec z)) \circ g(T[\Phi(\pi)])",
     propose,
     rewrite,
-    encode,
-    decode,
     explain=explain,
 )

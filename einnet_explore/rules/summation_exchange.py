@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from einnet_explore.analysis.products import open_reduction
 from einnet_explore.ir import Access, Scope
-from einnet_explore.rules.base import place_rule
+from einnet_explore.rules.base import scope_rule
 from einnet_explore.support.errors import Refused
 
 
-def exchange_summations(scope: Scope) -> Scope:
+def rewrite(scope: Scope, _: None) -> Scope:
     """Exchange all outer summations with all inner ones.
 
     Refuses a scope that is not a reduction of a reduction by the same monoid, read inside its box.
@@ -36,12 +36,11 @@ def exchange_summations(scope: Scope) -> Scope:
     return replace(scope, summations=summations, body=inner[kept])
 
 
-SUMMATION_EXCHANGE = place_rule(
+SUMMATION_EXCHANGE = scope_rule(
     "summation_exchange",
     r"\mathop{L}_{\vec x} \sum_{\vec s} \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\pi(\vec s, \vec x)]"
     r" \;\mapsto\; \mathop{L}_{\vec x} \sum_{\vec y} \Big\{ \mathop{L}_{\vec y \vec x} \sum_{\vec s} f \Big\}"
     r"[\vec y, \vec x]",
-    lambda program, at: program.replace_at(at, exchange_summations(program.scope_at(at))),
-    "the summations can change places",
-    local=True,
+    lambda _: (None,),
+    rewrite,
 )

@@ -23,20 +23,19 @@ This re-associates a chain of matrix products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isfinite
 
 from einnet_explore.analysis.access_structure import roles
 from einnet_explore.analysis.canonical_keys import numbering
-from einnet_explore.analysis.indices import iterator_by_name, iterators_of, join_names
+from einnet_explore.analysis.indices import iterators_of, join_names
 from einnet_explore.analysis.padding import excess
 from einnet_explore.analysis.products import split_factors
 from einnet_explore.ir import Iterator, Scope, accesses, mul
-from einnet_explore.rules.base import accepted, refusing, scope_rule
+from einnet_explore.rules.base import accepted, scope_rule
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_texts
 
 ENUMERATED = 5
 """Up to so many units every proper subset is proposed: 2⁵ - 2 splits."""
@@ -144,25 +143,11 @@ def explain(scope: Scope) -> str:
     return f"only one summation, {only.name}:{only.extent}: both groups need an iterator"
 
 
-def encode(params: Splitting) -> dict[str, object]:
-    """``{"outer": ["r", "s"]}``, and ``"apart": true`` where it is."""
-    return {"outer": [s.name for s in params.outer], **({"apart": True} if params.apart else {})}
-
-
-def decode(scope: Scope, params: Mapping[str, object]) -> Splitting:
-    """The inverse of ``encode``; refuses a name that no summation has."""
-    with refusing():
-        outer = tuple(iterator_by_name(scope.summations, name) for name in as_texts(params["outer"]))
-        return Splitting(outer, bool(params.get("apart", False)))
-
-
 SUMMATION_SPLITTING = scope_rule(
     "summation_splitting",
     r"\mathop{L}_{\vec x} \sum_{\vec s_1, \vec s_2} f \;\mapsto\; \mathop{L}_{\vec x} \sum_{\vec s_1}"
     r" \Big\{ \mathop{L}_{\vec s_1 \vec x} \sum_{\vec s_2} f \Big\}[\vec s_1, \vec x]",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    explain=explain,
 )

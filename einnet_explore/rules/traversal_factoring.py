@@ -12,15 +12,14 @@ value that does not depend on x (d is its extent) is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.access_structure import quotient_divisors
-from einnet_explore.analysis.indices import fresh_name, iterator_by_name, iterators_of, substitute
+from einnet_explore.analysis.indices import fresh_name, iterators_of, substitute
 from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
-from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
+from einnet_explore.rules.base import accepted, refusals_of, scope_rule
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer, as_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +79,6 @@ def explain(scope: Scope) -> str:
     return "; ".join(reasons) or "no traversal is read through a quotient alone"
 
 
-def encode(params: Factoring) -> dict[str, object]:
-    """``{"divisors": {"h": 2, "w": 2}}``."""
-    return {"divisors": {x.name: d for x, d in params.divisors}}
-
-
-def decode(scope: Scope, params: Mapping[str, object]) -> Factoring:
-    """The inverse of ``encode``."""
-    with refusing():
-        written = as_object(params["divisors"])
-        return Factoring(tuple((iterator_by_name(scope.traversals, n), as_integer(d)) for n, d in written.items()))
-
-
 TRAVERSAL_FACTORING = scope_rule(
     "traversal_factoring",
     r"\mathop{L}_{\vec x} \sum_{\vec y} f(\lfloor \vec x / \vec d \rfloor, \vec y) \;\mapsto\;"
@@ -99,7 +86,5 @@ TRAVERSAL_FACTORING = scope_rule(
     r"[\lfloor \vec x / \vec d \rfloor]",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    explain=explain,
 )

@@ -13,16 +13,15 @@ only this access and the monoids agree, or, by distributivity, if the body is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from einnet_explore.analysis.indices import rename_iterators, substitute, substitute_domain
 from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.ir import Access, Bound, Scalar, Scope, accesses, describe_source, factors, map_accesses, mul
-from einnet_explore.rules.base import accepted, access_of, refusals_of, refusing, scope_rule
+from einnet_explore.rules.base import accepted, access_of, refusals_of, scope_rule
 from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import as_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +115,6 @@ def explain(scope: Scope) -> str:
     return "; ".join(reasons) or "the body reads no scope"
 
 
-def encode(params: Merging) -> dict[str, object]:
-    """``{"access": 0}``."""
-    return {"access": params.access}
-
-
-def decode(_: Scope, params: Mapping[str, object]) -> Merging:
-    """The inverse of ``encode``."""
-    with refusing():
-        return Merging(as_integer(params["access"]))
-
-
 TRAVERSAL_MERGING = scope_rule(
     "traversal_merging",
     r"\mathop{L}_{\vec x}^{X} \sum_{\vec y}^{Y} \Big\{ \mathop{L}_{\vec z}^{Z} f(T[\tau(\vec z)]) \Big\}"
@@ -134,7 +122,5 @@ TRAVERSAL_MERGING = scope_rule(
     r"\qquad \Phi(X \times Y) \subseteq Z",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    explain=explain,
 )

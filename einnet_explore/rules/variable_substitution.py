@@ -225,16 +225,10 @@ def explain(scope: Scope) -> str:
     return f"no sum of iterators, no coefficient above 1 and no contiguous run suggests one in the indices {read}"
 
 
-def encode(params: Substitution) -> dict[str, object]:
-    """``{"phi": {"t1": "h+r", …}}``, new iterators in order; ``"inverse"`` (a list in the old order) if given."""
-    out: dict[str, object] = {"phi": {name: repr(i) for name, i in params.phi}}
-    return out | {"inverse": [repr(i) for i in params.inverse]} if params.inverse else out
-
-
 def decode(scope: Scope, params: Mapping[str, object]) -> Substitution:
-    """The inverse of ``encode``.  Iterators of the group that Φ does not read stay themselves and are appended.
+    """Read ``{"phi": {"t1": "h+r", …}, "inverse": […]}``, the inverse in the old order or as an object.
 
-    ``"inverse"`` may also be an object by old iterator.
+    Iterators of the group that Φ does not read stay themselves and are appended.
     """
     iterators = (*scope.traversals, *scope.summations)
     with refusing():
@@ -258,7 +252,6 @@ VARIABLE_SUBSTITUTION = scope_rule(
     r" \sum_{\vec y}^{Y} f(\vec y) \;\mapsto\; \sum_{\vec z}^{\Phi(Y)} f(\Phi^{-1}(\vec z))",
     propose,
     rewrite,
-    encode,
-    decode,
-    explain,
+    decode=decode,
+    explain=explain,
 )

@@ -14,7 +14,6 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Refused
-from einnet_explore.rules.base import NoParameters
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import clean
@@ -180,7 +179,7 @@ class ConvergingDerivation:
         done = [*matches, *tidy]
         for n, equation in enumerate(program.equations):
             if equation.via is None:
-                match = Match(EOPERATOR_GENERATION, (n,), NoParameters())
+                match = Match(EOPERATOR_GENERATION, (n,), None)
                 try:
                     program = match.apply(program).after
                 except Refused as reason:

@@ -15,7 +15,7 @@ from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.equations import constant_tensors
 from einnet_explore.ir import Equation, Instance, Program, map_tensors, tensors
 from einnet_explore.rules import Derivation
-from einnet_explore.rules.eoperator_generation import COMPUTE_BOUND
+from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, SearchEvent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import SupportsFloat, SupportsInt, TypeAlias, TypeVar
 
 JsonObject: TypeAlias = "dict[str, object]"
@@ -22,7 +23,8 @@ def as_integer(value: object) -> int:
     """Return the integer that *value* is or writes."""
     match value:
         case str() | SupportsInt():
-            return int(value)
+            with suppress(ValueError):
+                return int(value)
     raise ValueError(f"found {value!r}, expected an integer")
 
 
@@ -34,10 +36,17 @@ def as_number(value: object) -> float:
     raise ValueError(f"found {value!r}, expected a number")
 
 
+def as_boolean(value: object) -> bool:
+    """Return a boolean."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"found {value!r}, expected true or false")
+
+
 def as_items(value: object) -> tuple[object, ...]:
     """Return the items of an array."""
     match value:
-        case Iterable():
+        case Iterable() if not isinstance(value, str):
             return tuple(value)
     raise ValueError(f"found {value!r}, expected an array")
 

@@ -201,13 +201,16 @@ _CODE = re.compile(r"``([^`]*)``")
 
 @dataclass(frozen=True, slots=True)
 class RulePage:
-    """Display of a rule: its law and the docstring of its module, as Markdown."""
+    """Display of a rule: its law and its documentation, as Markdown."""
 
     rule: Rule[object]
 
     @property
     def words(self) -> str:
-        """The docstring of the rule's module; empty for a rule that has no module in ``einnet_explore.rules``."""
+        """The docstring of the rule's ``rewrite`` if it has a law, else of the module with the rule's name."""
+        own = self.rule.rewrite.__doc__ or ""
+        if ".. math::" in own:
+            return cleandoc(own)
         module = f"{rules.__name__}.{self.rule.name}"
         found = import_module(module) if self.rule.name.isidentifier() and find_spec(module) is not None else None
         return cleandoc(found.__doc__ or "") if found is not None else ""

@@ -1,22 +1,14 @@
-r"""Common subexpressions: two equations with equal values become one.
-
-.. math::  T_1 = \mathop{L}_{\vec x} f \;\circ\; T_2 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_2)
-           \;\mapsto\; T_1 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_1)
-
-Values are equal if their canonical keys are, up to the names of iterators and the order of summations and commutative
-operands.
-A plain copy of a source is replaced by the source: the same law, with a tensor as :math:`T_1`.
-"""
+"""Redundant equations: of two equations with equal values one remains, and one that nothing reads is removed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.canonical_keys import canonical_key
-from einnet_explore.analysis.equations import redirect_reads, remove_equation, whole_equation, widen_padding
+from einnet_explore.analysis.equations import readers, redirect_reads, remove_equation, whole_equation, widen_padding
 from einnet_explore.ir import Access, Equation, Path, Program, Scope, Tensor
-from einnet_explore.rules.base import Rule, accepted, explain_equation, refusing
+from einnet_explore.rules.base import Rule, accepted, explain_equation, place_rule, refusing
 from einnet_explore.support.errors import Refused
 
 
@@ -38,14 +30,22 @@ def propose(program: Program, at: Path) -> Iterable[Same]:
         e.name for e in program.equations[: at[0]] if e.scope.box == equation.scope.box and meaning(e.scope) == mine
     ]
     for name in names:
-        if accepted(rewrite, program, at, Same(name)):
+        if accepted(merge_equal, program, at, Same(name)):
             yield Same(name)
             return
 
 
 @refusing()
-def rewrite(program: Program, at: Path, params: Same) -> Program:
-    """Apply the law; refuses an equation with other values, an output, and another value outside the box."""
+def merge_equal(program: Program, at: Path, params: Same) -> Program:
+    r"""Common subexpressions: two equations with equal values become one.
+
+    .. math::  T_1 = \mathop{L}_{\vec x} f \;\circ\; T_2 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_2)
+               \;\mapsto\; T_1 = \mathop{L}_{\vec x} f \;\circ\; g(T_1, T_1)
+
+    Values are equal if their canonical keys are, up to the names of iterators and the order of summations and
+    commutative operands.  A plain copy of a source is replaced by the source: the same law, with a tensor as
+    :math:`T_1`.  Other values, a second output and another value outside the box are refused.
+    """
     equation = whole_equation(program, at)
     if params.tensor not in [source.name for source in _copied_tensors(equation.scope)]:
         _same_as(program, at[0], params.tensor)
@@ -96,23 +96,36 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     return f"no earlier equation computes what {equation.name} does, and it is no copy"
 
 
-def encode(params: Same) -> dict[str, object]:
-    """``{"tensor": "T1"}``."""
-    return {"tensor": params.tensor}
-
-
-def decode(_: Program, __: Path, params: Mapping[str, object]) -> Same:
-    """The inverse of ``encode``."""
-    with refusing():
-        return Same(str(params["tensor"]))
-
-
 COMMON_SUBEXPRESSION = Rule(
     "common_subexpression",
     r"T_1 = \mathop{L}_{\vec x} f \circ T_2 = \mathop{L}_{\vec x} f \circ g(T_1, T_2) \mapsto T_1 \circ g(T_1, T_1)",
     propose,
-    rewrite,
-    encode,
-    decode,
+    merge_equal,
     explain=explain_equation(explain),
+)
+
+
+@refusing()
+def remove_dead(program: Program, at: Path) -> Program:
+    r"""Dead-equation elimination: an equation without readers is removed.
+
+    .. math::  T = \mathop{L}_{\vec x} f \;\circ\; P \;\mapsto\; P,
+               \qquad T \text{ neither read in } P \text{ nor an output}
+
+    Fusion into every reader leaves such equations.  The readers of an equation are all scopes, at any depth, that name
+    its result.
+    """
+    name = whole_equation(program, at).name
+    if name in program.outputs:
+        raise Refused(f"{name} is an output, its value is needed outside")
+    if found := [program.equations[n].name for n in readers(program, name)]:
+        raise Refused(f"{name} is read by {', '.join(found)}")
+    return remove_equation(program, at[0])
+
+
+DEAD_EQUATION = place_rule(
+    "dead_equation",
+    r"T = \mathop{L}_{\vec x} f \circ P \;\mapsto\; P",
+    remove_dead,
+    "it is dead",
 )
