@@ -291,8 +291,10 @@ class FunctionLaw:
     direction: Literal["apart", "together"]
 
 
-def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar]) -> Rule[FunctionLaw]:
-    """Return the rule that rewrites one function in a body by ``applied(function, apart)``, which may refuse."""
+def function_rule(
+    name: str, law: str, apart: Callable[[Apply], Scalar], together: Callable[[Apply], Scalar]
+) -> Rule[FunctionLaw]:
+    """Return the rule that rewrites one function in a body by *apart* or *together*, which may refuse it."""
 
     def propose(scope: Scope) -> Iterable[FunctionLaw]:
         for n, _ in enumerate(walk_scalar(scope.body)):
@@ -305,6 +307,7 @@ def function_rule(name: str, law: str, applied: Callable[[Apply, bool], Scalar])
         part = parts[params.part]
         if not isinstance(part, Apply):
             raise Refused(f"part {params.part} is {part!r}, expected a function")
-        return replace(scope, body=replace_part(scope.body, params.part, applied(part, params.direction == "apart")))
+        change = apart if params.direction == "apart" else together
+        return replace(scope, body=replace_part(scope.body, params.part, change(part)))
 
     return scope_rule(name, law, propose, rewrite)

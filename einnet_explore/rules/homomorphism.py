@@ -17,17 +17,20 @@ from einnet_explore.rules.base import function_rule
 from einnet_explore.support.errors import Refused
 
 
-def _apart_or_together(body: Apply, apart: bool) -> Scalar:
-    """f(a ∘ b) as f(a) • f(b), or the reverse for the first function with several values in a • b."""
-    if apart:
-        function = SCALAR_FUNCTIONS[body.op]
-        if function.homomorphism is None:
-            raise Refused(f"{body.op} is no homomorphism")
-        inside, outside = function.homomorphism
-        parts = _parts(inside, body.args[0])
-        if len(parts) < 2:
-            raise Refused(f"{body.args[0]!r} has one part, expected several with {inside} between them")
-        return _joined(outside, (Apply(body.op, (part,)) for part in parts))
+def _apart(body: Apply) -> Scalar:
+    """Return f(a ∘ b) as f(a) • f(b)."""
+    function = SCALAR_FUNCTIONS[body.op]
+    if function.homomorphism is None:
+        raise Refused(f"{body.op} is no homomorphism")
+    inside, outside = function.homomorphism
+    parts = _parts(inside, body.args[0])
+    if len(parts) < 2:
+        raise Refused(f"{body.args[0]!r} has one part, expected several with {inside} between them")
+    return _joined(outside, (Apply(body.op, (part,)) for part in parts))
+
+
+def _together(body: Apply) -> Scalar:
+    """Return a • b with all values of the first function that has several of them as one value."""
     whole = _parts(body.op, body)
     for function in SCALAR_FUNCTIONS.values():
         if function.homomorphism is not None and function.homomorphism[1] == body.op:
@@ -52,4 +55,4 @@ def _joined(op: str, parts: Iterable[Scalar]) -> Scalar:
     return add(*parts) if op == "+" else mul(*parts)
 
 
-HOMOMORPHISM = function_rule("homomorphism", r"f(a \circ b) = f(a) \bullet f(b)", _apart_or_together)
+HOMOMORPHISM = function_rule("homomorphism", r"f(a \circ b) = f(a) \bullet f(b)", _apart, _together)

@@ -19,11 +19,14 @@ from einnet_explore.rules.base import function_rule
 from einnet_explore.support.errors import Refused
 
 
-def _scaled(body: Apply, apart: bool) -> Scalar:
-    """f(k·x) as k^d · f(x), or the reverse for the first function of a product with a constant."""
-    if apart:
-        size, args = _common_scale(body)
-        return mul(Const(_power(body.op, size)), Apply(body.op, args))
+def _outside(body: Apply) -> Scalar:
+    """Return f(k·x) as k^d · f(x)."""
+    size, args = _common_scale(body)
+    return mul(Const(_power(body.op, size)), Apply(body.op, args))
+
+
+def _inside(body: Apply) -> Scalar:
+    """Return k · f(x) as f(k·x), for the first function of a product with a constant."""
     constants = [f.value for f in factors(body) if isinstance(f, Const)]
     images = [f for f in factors(body) if isinstance(f, Apply) and SCALAR_FUNCTIONS[f.op].degree is not None]
     if body.op != "*" or not constants or not images:
@@ -68,4 +71,4 @@ def _power(name: str, k: float) -> float:
     return float(power)
 
 
-POSITIVE_SCALING = function_rule("positive_scaling", r"f(k\, x) = k^d f(x), \qquad k > 0", _scaled)
+POSITIVE_SCALING = function_rule("positive_scaling", r"f(k\, x) = k^d f(x), \qquad k > 0", _outside, _inside)
