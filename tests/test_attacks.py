@@ -452,7 +452,7 @@ def test_names_move_no_cursor(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["'never'", "-1.0", "9e999", "x'00ff'", "'nan'", "0"])
-def test_times_that_are_none(value: str, tmp_path: Path) -> None:
+def test_stored_times_that_are_no_positive_numbers_are_ignored(value: str, tmp_path: Path) -> None:
     key = ProfileKey("Matmul", "m=1", "[2, 3]", "float32", 1, "a processor", "libraries")
     store = TimeStore(tmp_path / "p.sqlite")
     store.record(key, 1.0, "measured")

@@ -54,7 +54,7 @@ def numbers(program: Program) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("name", REST)
-def test_both_ways_agree(name: str, tmp_path: Path) -> None:
+def test_fused_and_separate_epilogues_agree(name: str, tmp_path: Path) -> None:
     program = case(REST[name])
     inputs, constants = numbers(program)
     expected = compile_program(program, constants=constants).run(inputs)["Y"]
@@ -126,7 +126,7 @@ def test_contraction_of_a_transposed_view_is_not_fused(read: str, count: int) ->
     assert len(list(epilogue_pairs(program))) == count
 
 
-def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_epilogue_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = case(REST["bias and relu"])
     store = TimeStore(tmp_path / "profiles.sqlite")
     _, constants = numbers(program)

@@ -91,14 +91,14 @@ def by_machine(scope: Scope) -> None:
         "tensor A[6, 6]\nY[i:6, j:6] = where(i < 2, A[i, j], A[j, i]) + where(j >= 3, 1, where(i == j, 2, A[0, j%3]))",
     ],
 )
-def test_regions_are_exact(text: str) -> None:
+def test_kernels_of_regions_are_exact(text: str) -> None:
     by_machine(scope_of(text))
 
 
 @given(scopes_(depth=0, domains=False))
 @settings(max_examples=60)
 def test_regions_of_drawn_scopes_are_exact(scope: Scope) -> None:
-    with suppress(Refused):  # what has no such kernel: test_no_regions
+    with suppress(Refused):  # what has no such kernel: test_scopes_without_constant_regions_are_refused
         by_machine(scope)
 
 
@@ -126,7 +126,7 @@ def test_a_parity_split_reads_each_line_of_memory_once() -> None:
         ("tensor A[8]\nY[i:8] = A[i] + 1", "1 pieces of 1 reads"),
     ],
 )
-def test_no_regions(text: str, why: str) -> None:
+def test_scopes_without_constant_regions_are_refused(text: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
         regions_kernel(scope_of(text), "Y'")
 
@@ -139,7 +139,9 @@ def test_no_regions(text: str, why: str) -> None:
     ("program", "threads"),
     [(OVERLAP, 1), (parse(GATHERED), 2), (known.instance_norm(3, 2, 5, 7), 2), (known.layer_norm(5, 7), 1)],
 )
-def test_kernels_in_c(program: Program, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_kernels_compute_the_same_as_evaluation(
+    program: Program, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
     found = fuse_vertically(program, (REDUCTION_GENERATION,))
     scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
@@ -337,7 +339,7 @@ def test_normalisations_are_one_kernel(make: Callable[..., Program]) -> None:
         "tensor A[4, 5]\ntensor B[5, 6]\nS[i:4, j:6] = sum[k:5] A[i, k] * B[k, j]\nY[i:4, j:6] = S[i, j] + 1",
     ],
 )
-def test_other_programs_are_not(text: str) -> None:
+def test_programs_that_are_no_normalisation_are_not_fused(text: str) -> None:
     assert fuse_vertically(parse(text), (REDUCTION_GENERATION,)) is None
 
 

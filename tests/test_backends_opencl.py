@@ -53,7 +53,7 @@ def shifted(count: int, dtype: str, by: int) -> Any:
 
 @pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("length", [1, 7, 24, 29])
-def test_sums_of_blocks(load: Loader, length: int) -> None:
+def test_block_sums_equal_those_of_the_interpreter(load: Loader, length: int) -> None:
     x = np.arange(length, dtype=np.float32)
     y = np.zeros(100, np.float32)
     grid = (-(-length // 8), 1, 1)
@@ -64,7 +64,7 @@ def test_sums_of_blocks(load: Loader, length: int) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_halves(load: Loader) -> None:
+def test_half_precision_kernel_is_correct_in_every_backend(load: Loader) -> None:
     a = np.linspace(-2, 2, 64).astype(np.float16)
     h = np.zeros(65, np.float16)
     load(halves())(a, h)
@@ -75,7 +75,7 @@ def test_halves(load: Loader) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_every_operator(load: Loader) -> None:
+def test_every_operator_of_the_kernel_language_is_correct(load: Loader) -> None:
     x, y = np.array([1.5, -0.25], np.float32), np.zeros(24, np.float32)
     d, i = np.array([0.7, *[0] * 7]), np.array([-9, 5, *[0] * 8])
     load(everything())(x, y, d, i, 0.0, True)
@@ -100,7 +100,7 @@ def test_unaligned_arrays_are_computed_correctly(load: Loader) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_no_elements(load: Loader) -> None:
+def test_kernel_runs_on_empty_arrays(load: Loader) -> None:
     i = Var("i")
     kernel = Kernel("none", (X, Y, N), (counted_loop(i, N, Store(Y, i, X[i])),))
     load(kernel)(np.empty(0, np.float32), np.empty(0, np.float32), 0)
@@ -122,7 +122,7 @@ def test_no_elements(load: Loader) -> None:
         ((np.zeros(4, np.float32), np.frombuffer(b"0" * 16, np.float32), 1), None, "y is written to"),
     ],
 )
-def test_arguments_that_do_not_fit(load: Loader, arguments: Any, grid: Any, says: str) -> None:
+def test_wrong_arguments_are_refused(load: Loader, arguments: Any, grid: Any, says: str) -> None:
     with pytest.raises(BackendError, match=f"kernel double: .*{says}"):
         load(DOUBLE)(*arguments, grid=grid)
 
@@ -170,14 +170,14 @@ def test_message_of_the_c_compiler_is_in_the_error() -> None:
         c_kernels.load_c_kernel(DOUBLE, ("-no-such-flag",))
 
 
-def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_c_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match="it needs cc, gcc or clang"):
         c_kernels.load_c_kernel(Kernel("lonely", (Y,), ()))
 
 
 @needs_opencl
-def test_more_than_the_device_has() -> None:
+def test_kernel_beyond_the_device_limits_is_refused() -> None:
     tile = Array("tile", F32, 1 << 28, "shared")
     with pytest.raises(BackendError, match=r"kernel big: 1073741824 bytes of shared memory, .* has "):
         gpu_emulation.load_opencl_kernel(Kernel("big", (Y,), (LocalArray(tile),)))
@@ -207,7 +207,7 @@ def test_message_of_the_opencl_compiler_is_in_the_error(monkeypatch: pytest.Monk
         gpu_emulation.load_opencl_kernel(Kernel("wrong", (Y,), ()))
 
 
-def test_without_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_opencl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_emulation._package.cache_clear()
     gpu_emulation._queue.cache_clear()
     monkeypatch.setitem(sys.modules, "pyopencl", None)
@@ -287,7 +287,7 @@ def test_message_of_nvrtc_is_in_the_error() -> None:
         nvrtc.compile_cuda(DOUBLE, "hopper")
 
 
-def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvrtc_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc._library.cache_clear()
     monkeypatch.setattr(nvrtc, "_NAMES", ())
     monkeypatch.setattr("ctypes.util.find_library", lambda _: None)

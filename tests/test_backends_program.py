@@ -57,7 +57,7 @@ def check(program: Program, weights: tuple[str, ...] = (), **options: object) ->
 
 @pytest.mark.parametrize("weights", [(), (1,), (0, 1)])
 @pytest.mark.parametrize("name", CALLS)
-def test_library_operators(name: str, weights: tuple[int, ...]) -> None:
+def test_library_operator_runs_in_its_engine(name: str, weights: tuple[int, ...]) -> None:
     equation = called(name, CALLS[name])
     program = whole(equation)
     operator = next(o for o in OPERATORS if name in o.names)
@@ -73,7 +73,7 @@ def test_users_operators_need_no_onnx_form() -> None:
     assert compiled.engines["Y"] == "tvm"
 
 
-def test_a_mixed_program() -> None:
+def test_mixed_program_runs_in_one_session() -> None:
     compiled = check(_mixed(), ("K",))
     assert compiled.engines == {"A": "view", "B": "constant", "T": "onnxruntime", "V": "view", "Y": "tvm"}
     assert len(compiled.calls) == 1  # one session

@@ -84,7 +84,9 @@ BAD_MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
 
 @pytest.mark.parametrize("command", ["optimize", "bench"])
 @pytest.mark.parametrize("name", BAD_MODELS)
-def test_bad_model(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_model_is_refused_in_one_line_and_writes_nothing(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content, expected = BAD_MODELS[name]
     path = tmp_path / "bad.onnx"
     path.write_bytes(content())
@@ -109,7 +111,9 @@ BAD_CASES = {
 
 @pytest.mark.parametrize("command", ["show", "rules", "derive", "bench"])
 @pytest.mark.parametrize("name", BAD_CASES)
-def test_bad_case(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_case_is_refused_in_one_line_and_writes_nothing(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content, expected = BAD_CASES[name]
     path = tmp_path / "bad.ein"
     path.write_bytes(content)
@@ -138,7 +142,9 @@ BAD_RECORDS = {
 
 @pytest.mark.parametrize("command", ["show", "check"])
 @pytest.mark.parametrize("name", BAD_RECORDS)
-def test_bad_record(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_record_is_refused_in_one_line(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "bad.json"
     content = BAD_RECORDS[name]
     path.write_bytes(b'{"\xff' if content is None else content.encode())
@@ -234,7 +240,7 @@ def model(tmp_path: Path) -> str:
         (["optimize", "CASE"], "not ONNX"),
     ],
 )
-def test_bad_usage(
+def test_bad_usage_is_refused_in_one_line_and_writes_nothing(
     argv: list[str], expected: str, case: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(tmp_path)
@@ -286,13 +292,13 @@ def test_output_that_cannot_be_written(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_file_is_reported(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(case).chmod(0)
     assert "Permission denied" in refused(capsys, "show", case)
     Path(case).chmod(stat.S_IRUSR)
 
 
-def test_system_error_while_reading(
+def test_system_error_while_reading_is_reported(
     case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def denied(self: Path, *_: object, **__: object) -> str:
@@ -320,14 +326,14 @@ def test_mistake_of_ours_names_debug(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("argv", [["show", "CASE", "--svg"], ["show", "CASE", "--html"], ["rules", "CASE", "--json"]])
-def test_full_device(argv: list[str], case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_device_is_reported_in_one_line(argv: list[str], case: str, capsys: pytest.CaptureFixture[str]) -> None:
     named = [a.replace("CASE", case) for a in argv]
     assert refused(capsys, *named, "/dev/full") == "error: /dev/full: No space left on device\n"
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
 @pytest.mark.parametrize("there", [None, "what was there before"])
-def test_disk_that_fills_up(
+def test_full_disk_leaves_the_output_unchanged(
     there: str | None, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_: int) -> None:

@@ -63,7 +63,7 @@ def test_model_in_processes_of_their_own(model: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_case(case: str) -> None:
+def test_case_is_compared_with_all_engines(case: str) -> None:
     said = bench.run_benchmark(case, against=(ORT, NUMPY), threads=1, rounds=2, max_depth=2, budget=2.0)
     assert list(said["engines"]) == [OURS, DIRECT, ORT, NUMPY]
     assert max(said["max_rel_error"].values()) <= 1e-5
@@ -72,7 +72,7 @@ def test_case(case: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_without_rivals(case: str) -> None:
+def test_bench_without_rivals_has_no_speedup(case: str) -> None:
     said = bench.run_benchmark(case, against=(), threads=1, rounds=1, max_depth=1)
     assert list(said["engines"]) == [OURS, DIRECT] and said["engines"][DIRECT]["iqr"] == 0
     assert said["best"] is None and said["speedup"] is None
@@ -94,7 +94,7 @@ def test_rival_that_cannot_run_is_excluded(case: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("here")
-def test_command(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_writes_json_or_a_table(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", case, "--threads", "1", "--rounds", "2", "--json", "-"]) == 0
     said = capsys.readouterr()
     assert [c["case"] for c in json.loads(said.out)["cases"]] == [case] and said.err == ""
@@ -203,7 +203,7 @@ def test_a_case_that_fails_loses_no_other(
         ({"rounds": 0}, "expected at least 1"),
     ],
 )
-def test_refusals(case: str, options: dict[str, object], expected: str) -> None:
+def test_wrong_options_of_bench_are_refused(case: str, options: dict[str, object], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         bench.run_benchmark(case, threads=1, **options)  # type: ignore[arg-type]
 

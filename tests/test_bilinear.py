@@ -136,7 +136,7 @@ def test_the_rule_keeps_every_integer(outputs: int, taps: int, m: int, padded: b
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(("outputs", "m"), [(7, 2), (8, 4), (9, 4)])
-def test_the_rule_is_proved(outputs: int, m: int, padding: int, backwards: bool) -> None:
+def test_bilinear_substitution_is_proved(outputs: int, m: int, padding: int, backwards: bool) -> None:
     program = line(outputs, 3, padding, backwards)
     assert certify(program, first(program, outputs=m)).kind == "proved"
 

@@ -79,7 +79,7 @@ def of_table(form: Form, shape: Sizes, batch: int = 2) -> Program:
 
 
 @pytest.mark.parametrize(("triple", "form", "rank"), ALGORITHMS)
-def test_the_identity_holds(triple: Bilinear, form: Form, rank: int) -> None:
+def test_bilinear_identity_holds_for_known_algorithms(triple: Bilinear, form: Form, rank: int) -> None:
     assert triple.rank == rank
     check_bilinear(triple, form)
 
@@ -154,7 +154,7 @@ def test_a_form_that_is_written_as_a_table(triple: Bilinear, form: Form) -> None
     assert certify(before, after).kind == "proved" and check_rule(BILINEAR_PRODUCT, before) == 1
 
 
-def test_algorithms_of_users() -> None:
+def test_user_algorithm_is_applied_and_survives_json() -> None:
     deeper = nest_algorithms(karatsuba(), karatsuba())
     form = nested_form(multiplies_polynomials, multiplies_polynomials, (3, 2, 2))
     before = of_table(form, deeper.shape, 1)
@@ -193,7 +193,7 @@ PLAIN = MATMUL.format(m=4, k=4, n=4)
         (PLAIN, {"algorithm": "Karatsuba"}, "0 factors are tables, expected one of three iterators"),
     ],
 )
-def test_the_rule_refuses(text: str, params: dict[str, Any], why: str) -> None:
+def test_bilinear_product_refuses_wrong_parameters(text: str, params: dict[str, Any], why: str) -> None:
     refuses(BILINEAR_PRODUCT, parse(text), (0,), why, **params)
 
 

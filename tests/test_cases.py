@@ -62,7 +62,7 @@ def test_ways_that_are_as_good_stay() -> None:
     assert len(standard_forms(band, arrays(band)[1], 1)) == len(list(bench_cases.library_forms(band)))
 
 
-def test_no_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_without_a_standard_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise MemoryError
 

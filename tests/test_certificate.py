@@ -192,7 +192,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), CASES)
-def test_kinds(kind: str, before: str, after: str) -> None:
+def test_comparison_has_the_expected_verdict(kind: str, before: str, after: str) -> None:
     found = certificate(before, after)
     assert found.kind == kind, found
     assert (found.counterexample is None) == found.ok
@@ -408,7 +408,7 @@ def test_two_functions_are_compared_once_however_many_terms_read_them(
     assert len(asked) == 1
 
 
-def test_json() -> None:
+def test_certificate_survives_json() -> None:
     for found in (certificate(TWO, TWO), certificate(TWO, "Y[i:4, j:4] = A[i, j]*B[i, j]")):
         assert Certificate.from_json(json.loads(json.dumps(found.to_json()))) == found
     good = certificate(TWO, TWO).to_json()

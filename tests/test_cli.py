@@ -97,7 +97,9 @@ def test_lab_opens_for_root_too(user: int, given: list[str], tmp_path: Path, mon
     assert asked == [[sys.executable, "-m", "jupyter", "lab", *given, str(tmp_path / "mine.ipynb")]]
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_printed_or_reported_as_unknown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     out = capsys.readouterr().out
@@ -208,7 +210,7 @@ def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("at", [[], ["--at", "0"], ["--at", "Y"]])
-def test_rules(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_prints_matches_and_refusals(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules", str(case), *at, "--json", "-"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert {"summation_splitting", "operator_matching"} <= {m["rule"] for m in said["matches"]}
@@ -254,7 +256,7 @@ def test_a_record_that_does_not_lead_there_is_named(record: Path, capsys: pytest
     assert capsys.readouterr().err.startswith(f"error: {record}: $.steps[0]: ")
 
 
-def test_show_draws(case: Path, record: Path, tmp_path: Path) -> None:
+def test_show_writes_svg_and_html(case: Path, record: Path, tmp_path: Path) -> None:
     drawn, paged = tmp_path / "x.svg", tmp_path / "x.html"
     for path in (case, record):
         assert main(["show", str(path), "--svg", str(drawn)]) == 0
@@ -265,7 +267,7 @@ def test_show_draws(case: Path, record: Path, tmp_path: Path) -> None:
     assert page.count("class='proved'") == len(json.loads(record.read_text())["steps"])
 
 
-def test_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_listed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "list"]) == 0
     assert "infogan" in capsys.readouterr().out
     path = tmp_path / "g.onnx"
@@ -346,7 +348,7 @@ def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": ["x", None]}
 
 
-def test_table_and_seconds() -> None:
+def test_tables_and_durations_are_formatted() -> None:
     assert format_table([["name", "n"], ["a", 1], ["bcd", 22]]) == "name   n\na      1\nbcd   22"
     assert [format_seconds(s) for s in (2, 0.0315, 4.5e-6, 8e-9)] == ["2 s", "31.5 ms", "4.5 µs", "8 ns"]
 

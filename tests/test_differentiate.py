@@ -115,7 +115,7 @@ LONG = pytest.mark.timeout(1800)
 
 
 @given(RANDOM)
-def test_random_programs(program: Program) -> None:
+def test_gradients_of_random_programs_agree_with_differences(program: Program) -> None:
     check_random(program)
 
 
@@ -266,7 +266,7 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators(name: str) -> None:
+def test_gradients_of_operators_agree_with_differences_and_torch(name: str) -> None:
     program = OPERATORS[name]
     gradient = ee.grad(program)
     inputs = reals(program)
@@ -490,7 +490,7 @@ def test_remaining_intermediates_sum_or_are_read_in_their_padding(program: Progr
         ),
     ],
 )
-def test_refusals(text: str, wrt: list[str] | None, message: str) -> None:
+def test_wrong_inputs_to_differentiate_are_refused(text: str, wrt: list[str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         ee.grad(ee.parse(text), wrt)
 
@@ -526,7 +526,7 @@ def test_nonlinear_program_is_reported(text: str, message: str) -> None:
 # ---- the command
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grad_prints_the_gradients_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = tmp_path / "matmul.ein"
     case.write_text(ee.text(ee.ops.matmul(4, 5, 6)))
     assert main(["grad", str(case), "--wrt", "B,A"]) == 0

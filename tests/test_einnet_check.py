@@ -675,7 +675,7 @@ def test_files_that_are_no_records(change: dict[str, Any], message: str, tmp_pat
     assert f"error: {path}: {message}" in capsys.readouterr().err
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_command_has_an_exit_code_for_each_verdict(tmp_path: Path) -> None:
     record, program = tmp_path / "r.json", tmp_path / "p.ein"
     start = "tensor A[4, 4]\nY[i:4] = sum[j:4] A[i, j]\n"
     split = "tensor A[4, 4]\nY[i:4] = sum[p:2] {[i:4, p:2] sum[q:2] A[i, 2*p+q]}[i, p]\n"
@@ -699,7 +699,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert run(record).returncode == 2
 
 
-def test_it_stands_alone() -> None:
+def test_package_imports_only_islpy() -> None:
     code = "import sys, einnet_check.__main__; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"einnet_explore", "numpy", "lark", "onnx", "tvm"} & set(out.stdout.split())

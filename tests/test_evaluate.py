@@ -85,7 +85,7 @@ def test_program_evaluates_its_equations_in_order(drawn: Program) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 7, 7, 12, 10, 3), (2, 5, 3, 4, 1, 5), (1, 4, 6, 3, 2, 1)])
 @pytest.mark.parametrize("limit", [1 << 25, 500])
-def test_convolution(shape: tuple[int, ...], limit: int) -> None:
+def test_convolution_equals_numpy(shape: tuple[int, ...], limit: int) -> None:
     scope = conv(*shape)
     _, h, w, _, _, k = shape
     p = k // 2
@@ -147,7 +147,7 @@ def test_an_unused_summation_counts(monoid: str, value: int) -> None:
     assert evaluate(Scope((x("y", 2),), (x("k", 3),), Const(5), monoid), {}).tolist() == [value] * 2
 
 
-def test_empty_boxes() -> None:
+def test_empty_ranges_have_empty_or_padding_values() -> None:
     y, k = x("y", 0), x("k", 3)
     assert evaluate(Scope((y,), (k,), Tensor("A", (4,))[(y + k,)]), {"A": [1, 2, 3, 4]}).shape == (0,)
     z = x("z", 2)
@@ -214,7 +214,7 @@ def test_real_functions_give_floats(op: str, reference: Any, kind: Any) -> None:
     assert np.allclose(got, [reference(v) for v in (1, 2, 3, 40)], rtol=1e-14)
 
 
-def test_division_and_powers() -> None:
+def test_division_is_real_and_integer_powers_are_exact() -> None:
     y = x("y", 3)
     a = Tensor("A", (3,))[(y,)]
     one = {"A": [3, -2, 5]}

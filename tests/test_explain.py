@@ -41,7 +41,7 @@ def split(program: Program) -> Program:
         ("expression_fusion", MATMUL, "0", "Y reads no other equation's result"),
     ],
 )
-def test_refusals_say_why(rule, program, at, words):
+def test_rule_explains_why_it_does_not_match(rule, program, at, words):
     known = {r.name: r for r in (*RULES, *INTER_RULES, matching_rule(ee.OPERATORS))}
     path = tuple(int(part) for part in at.split("."))
     assert not list(known[rule].matches(program, path))

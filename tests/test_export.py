@@ -130,7 +130,7 @@ def test_the_oldest_operator_set_will_do(scope: Scope) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "where"])
-def test_every_scalar_function(name: str) -> None:
+def test_every_scalar_function_is_exported_correctly(name: str) -> None:
     x = Iterator("x", 0, 5)
     reads = tuple(Tensor(f"T{n}", (5,))[x,] for n in range(FUNCTIONS[name]))
     of = program(Scope((x,), (), Apply(name, reads)))
@@ -237,7 +237,7 @@ def test_equal_functions_are_written_once_and_others_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["Matmul", "Conv2d", "ConvTranspose2d", "MaxPool2d", "G2BMM", "GBMM"])
-def test_library_operators(name: str) -> None:
+def test_library_operators_are_exported_correctly(name: str) -> None:
     operator = next((o for o in OPERATORS if name in o.names), None)
     if operator is None:
         pytest.skip(f"no operator {name}")

@@ -423,7 +423,7 @@ def test_a_family_is_no_program() -> None:
     assert ee.parse("tensor param[2]\nY[i:2] = param[i]").inputs[0].name == "param"
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_family_prints_a_proof_and_refuses_wrong_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = tmp_path / "conv.ein"
     case.write_text(CONVOLUTION, encoding="utf-8")
     assert load_family(case).guards == ("H >= 3", "C >= 1", "F >= 1")

@@ -144,7 +144,7 @@ def command(tmp_path: Path, *argv: str, **more: object) -> subprocess.CompletedP
     )  # type: ignore[call-overload,no-any-return]
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_leaves_output_and_cache_intact(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     out.write_text("what was there before")
     environment = {**os.environ, "EINNET_EXPLORE_CACHE": str(tmp_path / "cache")}
@@ -170,7 +170,7 @@ def test_kills_while_times_are_stored(n: int) -> None:
 
 
 @pytest.mark.slow
-def test_kills_of_everything() -> None:
+def test_killed_commands_leave_outputs_complete_or_absent() -> None:
     outcomes = [kills.item(3, n) for n in range(20)]
     assert [said for outcome in outcomes for said in outcome.findings] == []
     assert sum(outcome.counts["kills"] for outcome in outcomes) >= 15
@@ -263,7 +263,9 @@ def test_external_data_stays_in_the_models_folder(data: dict[str, str], tmp_path
 HARMFUL = 'x"; import os\n#', "</script><script>alert(1)</script>", "$(touch /tmp/no)", "'; DROP TABLE remembered; --"
 
 
-def test_names_stay_names(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_harmful_names_in_models_are_not_executed(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b, c, d = HARMFUL
     proto = build(
         [node("Conv", [a, b], [c], a, pads=[1, 1, 1, 1]), node("Relu", [c], [d], b)],

@@ -44,18 +44,18 @@ def held(outcomes: list[Outcome]) -> Counter[str]:
     return sum((outcome.counts for outcome in outcomes), Counter[str]())
 
 
-def test_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_expressions_have_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expressions, "BLOCK", 10)
     counts = held([expressions.item(0, n) for n in range(2)])
     assert counts["programs"] >= 18 and counts["records"] >= 12 and counts["certificate proved"] > 25
 
 
-def test_graphs() -> None:
+def test_random_graphs_have_no_finding() -> None:
     counts = held([graphs.item(0, n) for n in range(1, 6)])
     assert counts["graphs"] == 5 and counts["plan"] >= 2 and counts["export"] >= 2
 
 
-def test_conformance() -> None:
+def test_conformance_models_have_no_finding() -> None:
     names = [case.name for case in conformance.cases()]
     chosen = (
         "test_conv_with_autopad_same",
@@ -68,7 +68,7 @@ def test_conformance() -> None:
 
 
 @pytest.mark.slow
-def test_more_of_everything() -> None:
+def test_longer_fuzzing_has_no_finding() -> None:
     held([expressions.item(7, n) for n in range(10)])
     held([graphs.item(7, n) for n in range(60)])
     held([conformance.item(7, n) for n in range(0, conformance.total(), 20)])

@@ -219,7 +219,7 @@ def commands(parser: argparse.ArgumentParser) -> Any:
     return {"options": options, "exclusive": exclusive, "commands": below}
 
 
-def test_commands_and_options_stay(pinned: Pinned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_options_are_unchanged(pinned: Pinned, monkeypatch: pytest.MonkeyPatch) -> None:
     def parse(self: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
         raise Caught(self)
 
@@ -277,7 +277,7 @@ def code(argv: list[str]) -> int:
         return int(ended.code or 0)
 
 
-def test_exit_codes_stay(cases: Path, pinned: Pinned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_are_unchanged(cases: Path, pinned: Pinned, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (
         "", "nothing", "--version", "models list", "models write nothing -o x.onnx", "reproduce e9",
         "show", "show conv3x3.ein", "show none.ein", "show wrong.ein", "show wrong.json",
@@ -321,7 +321,9 @@ def document(argv: str, capsys: pytest.CaptureFixture[str]) -> Any:
         ("derive_two_layers", "derive two_layers.ein --max-depth 2 --limit-states 40"),
     ],
 )
-def test_documents_stay(name: str, argv: str, cases: Path, pinned: Pinned, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_documents_are_unchanged(
+    name: str, argv: str, cases: Path, pinned: Pinned, capsys: pytest.CaptureFixture[str]
+) -> None:
     pinned(f"documents/{name}", without({"seconds", *PROSE}, document(argv, capsys)))
 
 
@@ -337,7 +339,7 @@ def test_documents_stay(name: str, argv: str, cases: Path, pinned: Pinned, capsy
         ("no_converging", "conv3x3.ein --target Matmul --max-depth 2 --limit-states 150 --no-converging"),
     ],
 )
-def test_searches_take_the_same_way(
+def test_searches_are_unchanged(
     name: str, options: str, strategy: str, cases: Path, pinned: Pinned, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = document(f"derive {options} --strategy {strategy}", capsys)["json"]
@@ -352,7 +354,7 @@ def test_searches_take_the_same_way(
 # ---------------------------------------------------------------------------------------------------------- text forms
 
 
-def test_text_and_latex_stay(pinned: Pinned) -> None:
+def test_text_and_latex_are_unchanged(pinned: Pinned) -> None:
     programs = {name: make() for name, make in PROGRAMS.items()} | {n: ee.parse(t) for n, t in TEXTS.items()}
     forms = dict[str, Any]()
     for name, program in programs.items():
@@ -495,7 +497,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
         assert main([*line.split(), "--json", f"{name}.json"]) == 0, line
 
 
-def test_selections_by_times_drawn_by_lot_stay(cases: Path, pinned: Pinned) -> None:
+def test_selections_by_random_times_are_unchanged(cases: Path, pinned: Pinned) -> None:
     searched = "--threads 1 --max-depth 3 --limit-states 40"
     commands = {
         "plan": f"optimize single.onnx {searched} -o fast.onnx --certificates records",

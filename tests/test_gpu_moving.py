@@ -93,7 +93,7 @@ def scopes(draw: st.DrawFn) -> str:
 
 
 @given(scopes())
-def test_any_order_is_right(text: str) -> None:
+def test_copy_kernels_of_any_order_are_correct(text: str) -> None:
     program = parse(text)
     made = copy_kernel(program.equations[0].scope)
     used = [t for t in program.inputs if t.name in made.inputs]

@@ -318,7 +318,7 @@ def test_the_measured_cases_compute_the_same(kernels: dict[Any, language.Kernel]
     assert len(case.plans["fused"].steps) == 1 < len(case.plans["unfused"].steps)
 
 
-def test_casting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cast_plans_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[Any, language.Kernel] = {}
     monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := language.emit(k, d)), k) and t)
     case = cases.cast(1003)
@@ -346,7 +346,7 @@ def test_malformed_plan_is_refused() -> None:
 # --- the loader, with the driver absent
 
 
-def test_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_requirements_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     execution.cupy_package.cache_clear()
     if not execution.missing_for_cuda():
         pytest.skip("there is a GPU")
@@ -377,7 +377,7 @@ def test_device_cuda_says_what_is_missing(conv: Path, capsys: pytest.CaptureFixt
     assert error.count("\n") == 1 and "missing" in error and ("CuPy" in error or "driver" in error)
 
 
-def test_calls_fit_cupy() -> None:
+def test_calls_match_the_signatures_of_cupy() -> None:
     cp = pytest.importorskip("cupy", reason="CuPy is not installed")
     inspect.signature(cp.copyto).bind(1, 2)
     inspect.signature(cp.cuda.ExternalStream).bind(1)

@@ -129,7 +129,9 @@ def test_substitution_keeps_the_value(case: tuple[list[Iterator], Written], data
 
 
 @given(cases(), cases(), st.integers(1, 9))
-def test_arithmetic_laws(one: tuple[list[Iterator], Written], two: tuple[list[Iterator], Written], d: int) -> None:
+def test_index_arithmetic_obeys_its_laws(
+    one: tuple[list[Iterator], Written], two: tuple[list[Iterator], Written], d: int
+) -> None:
     a, b = build(one[1]), build(two[1])
     assert a + b == b + a
     assert a - a == Index()
@@ -147,7 +149,7 @@ def _equal_values(a: Index, b: Index) -> bool:
 
 
 @given(cases(), st.integers(2, 9))
-def test_digits_recombine(case: tuple[list[Iterator], Written], d: int) -> None:
+def test_quotient_and_remainder_recombine(case: tuple[list[Iterator], Written], d: int) -> None:
     a = build(case[1])
     if a.affine:
         assert (a // d) * d + a % d == a
@@ -208,7 +210,7 @@ def test_irreducible_quotient_and_remainder_are_unchanged() -> None:
     assert (i % 2).terms == ((Remainder(as_index(i), 2), 1),)
 
 
-def test_queries() -> None:
+def test_properties_of_an_index_are_computed() -> None:
     index = 2 * i + j // 2 - 3
     assert index.coefficient(i) == 2
     assert index.coefficient(j) == 0

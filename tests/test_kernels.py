@@ -238,7 +238,7 @@ def test_a_dilated_band_has_no_tile() -> None:
     assert tiled_contraction(scope) is None
 
 
-def test_a_plane_is_one_row() -> None:
+def test_traversals_of_a_plane_are_collapsed() -> None:
     found = match_sum_of_products(scope_of(CASES["a vertical window: planes are rows"]))
     assert found is not None
     assert [x.extent for x in found.traversals] == [21, 108]
@@ -258,7 +258,7 @@ def test_phases_know_their_taps() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_fit(name: str) -> None:
+def test_tiles_fit_registers_and_code_size(name: str) -> None:
     found = match_sum_of_products(scope_of(CASES[name]))
     assert found is not None
     machine = Machine(registers=16, lanes=8)
@@ -280,7 +280,7 @@ def test_more_sums_in_registers_are_better_until_there_are_too_many() -> None:
     assert 8 <= tile.sums <= 29  # enough to hide the latency of four cycles twice over
 
 
-def test_this_machine() -> None:
+def test_vector_width_and_caches_of_this_machine_are_plausible() -> None:
     here = this_machine()
     assert here.lanes in {8, 16}
     assert 8 << 10 <= here.l1 <= here.l2

@@ -58,18 +58,18 @@ ADD = Functor(Apply("+", (operand_read("a"), operand_read("b"))), F16, (("a", F1
 # ---- the document's numbers ---------------------------------------------------------------------------------------
 
 
-def test_block_size() -> None:
+def test_block_has_256_threads() -> None:
     assert 64 * 1024 // 255 == 257 and BLOCK_THREADS == 256 and aligned_kernel(CAST, 5).block == (256, 1, 1)
 
 
-def test_waves_and_blocks() -> None:
+def test_blocks_are_at_most_32_waves() -> None:
     assert MAX_WAVES == 32
     assert A100.most_blocks == 108 * 2048 // 256 * 32 == 27648
     for n in (0, 1, 255, 256, 257, 27648 * 256, 27648 * 256 + 1, 1 << 40):
         assert block_count(n, A100) == max(1, min(ceil(n / 256), 27648))
 
 
-def test_pack_limits() -> None:
+def test_pack_has_at_most_16_bytes_and_8_elements() -> None:
     assert MAX_PACK_BYTES == 16 and MAX_PACK_SIZE == 8
     assert [pack_size((k,)) for k in (F64, F32, F16, I8)] == [2, 4, 8, 8]
     assert pack_size((F16, F32)) == 4  # float to half
@@ -83,7 +83,7 @@ def test_blocks_count_packs_not_elements() -> None:
 
 @pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
 @pytest.mark.parametrize("functor", [CAST, ADD], ids=lambda f: f.name)
-def test_text(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> None:
+def test_emitted_kernel_is_unchanged(functor: Functor, dialect: str, snapshot: SnapshotAssertion) -> None:
     made = elementwise_host_kernel(functor) if dialect == "c" else aligned_kernel(functor, 1003)
     assert emit(made, dialect) == snapshot
 
@@ -254,7 +254,7 @@ INTEGERS = [
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("made", INTEGERS, ids=lambda f: f.name)
-def test_integers_exactly(made: Functor, engine: str) -> None:
+def test_integer_kernels_are_exact(made: Functor, engine: str) -> None:
     for n in LENGTHS:
         exactly(made, engine, n, (0,))
         exactly(made, engine, n, (0, 0, 1))
@@ -281,7 +281,7 @@ def functors(draw: DrawFn) -> Functor:
 @needs_c
 @settings(max_examples=10)
 @given(functors(), st.sampled_from(LENGTHS), st.tuples(*[st.integers(0, 3)] * 6))
-def test_drawn_functors_exactly(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
+def test_random_functors_are_exact(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
     if not made.operands:
         out = np.zeros(n, made.output.dtype)
         Elementwise(made, "c blocks")(out, *(np.ones(1, k.dtype) for _, k in made.scalars))
@@ -294,7 +294,7 @@ def test_drawn_functors_exactly(made: Functor, n: int, offsets: tuple[int, ...])
 @needs_opencl
 @settings(max_examples=8)
 @given(functors().filter(lambda f: f.operands), st.sampled_from(LENGTHS), st.tuples(*[st.integers(0, 3)] * 6))
-def test_drawn_functors_exactly_by_opencl(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
+def test_random_functors_are_exact_by_opencl(made: Functor, n: int, offsets: tuple[int, ...]) -> None:
     exactly(made, "opencl", n, offsets)
 
 
@@ -320,7 +320,7 @@ FLOATS = [
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("made", FLOATS, ids=lambda f: f.name)
-def test_floats_nearly(made: Functor, engine: str) -> None:
+def test_float_kernels_agree_with_evaluation(made: Functor, engine: str) -> None:
     for n, offset in itertools.product((1, 63, 1003), (0, 1)):
         arrays: dict[str, Any] = {}
         for k, (name, kind) in enumerate((*made.operands, *made.scalars)):
@@ -358,7 +358,7 @@ def test_operands_may_be_read_only(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_in_place(engine: str) -> None:
+def test_result_may_overwrite_its_operand(engine: str) -> None:
     x = np.arange(1003, dtype=np.int32)
     Elementwise(Functor(Apply("*", (X, Const(2))), I32, (("x", I32),), name="twice"), engine)(x, x)
     assert x.tolist() == list(range(0, 2006, 2))
@@ -375,7 +375,7 @@ def test_a_cpus_threads_share_the_work() -> None:
 # ---- functors and expressions -------------------------------------------------------------------------------------
 
 
-def test_composition() -> None:
+def test_composed_functors_are_one_functor() -> None:
     relu = Functor(real("relu", X), F32, (("x", F32),), name="relu")
     scale = Functor(real("*", operand_read("v"), operand_read("s")), F32, (("v", F32),), (("s", F32),), name="scale")
     both = compose_functors(

@@ -44,7 +44,7 @@ def table_of(text: str) -> FlattenedScope:
     return flatten_scope(parse(text).equations[-1].scope)
 
 
-def test_the_documents_table() -> None:
+def test_flattened_table_is_that_of_the_document() -> None:
     table = table_of(PLAIDML)
     words = [line.split() for line in PRINTED.strip().lower().splitlines()]
     shown = [line.lower().split() for line in repr(table).splitlines()]

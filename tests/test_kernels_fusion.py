@@ -76,7 +76,7 @@ def normal(program: Program, dtype: str = "float32", seed: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_plan(name: str, snapshot: SnapshotAssertion) -> None:
+def test_fusion_plan_and_cuda_text_are_unchanged(name: str, snapshot: SnapshotAssertion) -> None:
     make, sizes = NORMS[name]
     made = fuse_program(make(*sizes))
     assert stage_summary(made) == snapshot
@@ -263,7 +263,7 @@ def test_addresses_beyond_31_bits_take_64() -> None:
 @needs_cc
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NORMS)
-def test_cpu_kernels(name: str, dtype: str) -> None:
+def test_cpu_kernels_agree_with_evaluation(name: str, dtype: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes), dtype)
     close(FusedProgram(make(*sizes), dtype)(arrays), make(*sizes), arrays)
@@ -305,7 +305,7 @@ def test_batch_norm_in_other_layouts(layout: tuple[int, ...]) -> None:
 @pytest.mark.usefixtures("quick")
 @settings(max_examples=12)
 @given(programs())
-def test_any_program_exactly(program: Program) -> None:
+def test_random_programs_are_exact(program: Program) -> None:
     arrays = inputs_for(program)
     found = FusedProgram(program, "float64")({n: a.astype(np.float64) for n, a in arrays.items()})
     for name, a in exactly(program, arrays).items():
@@ -332,8 +332,8 @@ def test_chains_of_reductions_exactly_wherever_they_lie(program: Program, seed: 
 @pytest.mark.usefixtures("quick")
 @settings(max_examples=300)
 @given(st.one_of(programs(), chains()))
-def test_many_programs_exactly(program: Program) -> None:
-    test_any_program_exactly.hypothesis.inner_test(program)
+def test_many_random_programs_are_exact(program: Program) -> None:
+    test_random_programs_are_exact.hypothesis.inner_test(program)
 
 
 @needs_cc
@@ -439,7 +439,7 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int) -> Non
 
 @needs_cc
 @pytest.mark.parametrize("name", NORMS)
-def test_blocks_as_loops(name: str) -> None:
+def test_gpu_blocks_run_as_c_loops_agree_with_evaluation(name: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes))
     close(run_blocks(fuse_program(make(*sizes)), arrays, "c blocks", threads=8), make(*sizes), arrays)
@@ -447,7 +447,7 @@ def test_blocks_as_loops(name: str) -> None:
 
 @needs_opencl
 @pytest.mark.parametrize("name", NORMS)
-def test_blocks_by_opencl(name: str) -> None:
+def test_gpu_blocks_run_by_opencl_agree_with_evaluation(name: str) -> None:
     make, sizes = NORMS[name]
     arrays = normal(make(*sizes))
     close(run_blocks(fuse_program(make(*sizes)), arrays, "opencl", threads=16), make(*sizes), arrays)
@@ -465,7 +465,7 @@ def test_one_thread_a_point_by_opencl() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_cuda_compiles(name: str, architecture: str) -> None:
+def test_cuda_text_of_fused_kernels_compiles(name: str, architecture: str) -> None:
     make, sizes = NORMS[name]
     made = make(*sizes)
     _, kernel = gpu_launch(fuse_program(made), {t.name: t.shape for t in made.inputs})
@@ -504,7 +504,7 @@ def test_instance_norm_has_a_point_for_each_image_and_channel() -> None:
 # Show
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fuse_prints_the_plan_and_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = tmp_path / "softmax.ein"
     case.write_text(str_of_softmax())
     assert main(["fuse", str(case)]) == 0

@@ -165,7 +165,7 @@ def everything() -> Kernel:
 
 @pytest.mark.parametrize("dialect", ["cuda", "opencl", "c"])
 @pytest.mark.parametrize("kernel", [sums(), halves(), everything()], ids=lambda k: k.name)
-def test_text(kernel: Kernel, dialect: str, snapshot: SnapshotAssertion) -> None:
+def test_emitted_kernel_is_unchanged(kernel: Kernel, dialect: str, snapshot: SnapshotAssertion) -> None:
     assert emit(kernel, dialect) == snapshot
 
 
@@ -223,7 +223,7 @@ def alike(kernel: Kernel, arguments: dict[str, object], grid: tuple[int, int, in
             np.testing.assert_array_equal(value, looped[name])
 
 
-def test_sums_as_loops() -> None:
+def test_block_sums_as_loops_equal_the_interpreter() -> None:
     x = np.arange(16, dtype=np.float32)
     arguments = {"x": x, "y": np.zeros(100, np.float32), "n": 13}
     alike(sums(), arguments)
@@ -231,7 +231,7 @@ def test_sums_as_loops() -> None:
     assert list(arguments["y"][:2]) == [28.0, 8 + 9 + 10 + 11 + 12]
 
 
-def test_halves_as_loops() -> None:
+def test_paired_halves_as_loops_equal_the_interpreter() -> None:
     kernel = halves()
     store = Store(kernel.params[1], T, kernel.params[0][T] * 3.0)  # type: ignore[index, arg-type]
     split = replace(kernel, body=(*kernel.body[:4], kernel.body[5], Barrier(), store))
@@ -346,7 +346,7 @@ def indices(draw: DrawFn) -> Index:
 
 
 @given(indices())
-def test_indices_round_down(what: Index) -> None:
+def test_lowered_quotients_round_down(what: Index) -> None:
     i, j = Iterator("i", -3, 4), Iterator("j", 0, 5)
     thread = kernel_machine.Thread(kernel_machine.Memory(), {}, 0, {})
     made = lower_index(what, {i: Var("i"), j: Var("j")})

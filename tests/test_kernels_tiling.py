@@ -74,7 +74,7 @@ def test_multiply_accumulates() -> None:
     assert RELU.products == 59_190_018_048
 
 
-def test_the_documents_log() -> None:
+def test_log_of_tile_costs_is_that_of_the_document() -> None:
     sizes = ([8, 32, 1, 3, 16, 8, 2], [8, 32, 1, 3, 16, 4, 4], [16, 32, 1, 1, 16, 2, 2], [8, 32, 2, 1, 16, 2, 2])
     assert "\n".join(tile_cost(RELU, size, Hardware()).log() for size in sizes) == LOG
 
@@ -106,14 +106,14 @@ def rows(layout: LocalLayout) -> list[tuple[str, int, int, int]]:
     return [(g.name, g.extent, g.stride, g.local) for g in layout.groups]
 
 
-def test_local_layouts() -> None:
+def test_tiles_in_shared_memory_have_the_documented_layout() -> None:
     image, weights = (local_layout(CONV, column, CHOSEN) for column in CONV.inputs)
     assert rows(image) == [("i_x", 3, 14336, 1), ("j_y", 4, 64, 393), ("ci", 8, 1, 49), ("n", 16, 3211264, 3)]
     assert rows(weights) == [("j_i", 6, 4096, 265), ("ci", 8, 1, 33), ("co", 32, 64, 1)]
     assert 4 * (image.size + weights.size) == tile_cost(RELU, CHOSEN, Hardware()).sm <= 16384
 
 
-def test_eight_sums_a_thread() -> None:
+def test_every_thread_has_eight_sums() -> None:
     layout = thread_layout(CONV, CHOSEN, 256)
     results = [t if r.output else 1 for t, r in zip(CHOSEN, CONV.rows, strict=True)]
     assert prod(results) == 2 * 2 * 16 * 32 == 2048
@@ -197,7 +197,7 @@ def test_a_processor_as_hardware() -> None:
         ({"goal": -1.0}, "expected positive numbers, found -1"),
     ],
 )
-def test_impossible_hardware(bad: dict[str, int], says: str) -> None:
+def test_impossible_hardware_is_refused(bad: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Hardware(**bad)  # type: ignore[arg-type]
 

@@ -190,7 +190,7 @@ def test_a_row_reads_no_further_than_its_tensor() -> None:
 
 @needs_cc
 @pytest.mark.parametrize(("kind", "side", "streamed"), [*product((F16, F32, F64), (4, 8, 16), (False, True))])
-def test_squares_in_c(kind: Type, side: int, streamed: bool) -> None:
+def test_c_transposes_every_tile_in_registers(kind: Type, side: int, streamed: bool) -> None:
     a, y = Array("a", kind, const=True), Array("y", kind)
     tile = Array("tile", kind, side * side, "private", align=64)
     at = LaunchIndex("block") * side

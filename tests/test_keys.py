@@ -210,7 +210,7 @@ def test_six_equal_summations(what: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6), st.randoms())
-def test_graphs(edges: list[tuple[int, int]], rng: random.Random) -> None:
+def test_keys_are_equal_exactly_for_isomorphic_graphs(edges: list[tuple[int, int]], rng: random.Random) -> None:
     """Products of accesses are directed graphs: keys are equal exactly for isomorphic ones."""
 
     def scope(of: list[tuple[int, int]]) -> Scope:

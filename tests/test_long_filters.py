@@ -186,7 +186,7 @@ def test_operand_that_is_read_once_is_not_transposed(body: str) -> None:
     assert [e.name for e in fuse_eoperators(Derivation(program)).end.equations] == ["Y"]
 
 
-def test_tables_stay_exact() -> None:
+def test_tables_of_groups_have_the_expected_shapes() -> None:
     done = in_groups(filters(11, "h"), True)
     tables = {a.source.shape for e in done.end.equations for a in accesses(e.scope.body) if isinstance(a.source, Table)}
     assert tables == {(7, 7), (7, 4), (4, 7)}

@@ -159,7 +159,7 @@ def test_attention_in_one_kernel(b: int, m: int, k: int, n: int, half: int, thre
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("sizes", [(2, 130, 33, 64), (1, 70, 100, 16), (3, 5, 9, 8)])
-def test_band_products(sizes: tuple[int, int, int, int], threads: int) -> None:
+def test_kernels_of_band_products_are_correct(sizes: tuple[int, int, int, int], threads: int) -> None:
     b, m, w, k = sizes
     for made in (ee.ops.g2bmm(b, m, w, k), ee.ops.gbmm(b, m, w, k)):
         arrays = arrays_of(only(made))
@@ -249,7 +249,7 @@ def test_fused_variants_compete_with_the_others() -> None:
         ee.ops.g2bmm(1, 8, 1, 4),
     ],
 )
-def test_no_work_on_rows(start: Program) -> None:
+def test_program_without_row_work_is_not_fused(start: Program) -> None:
     assert fuse_vertically(start) is None
 
 

@@ -72,7 +72,7 @@ def test_powers_and_fractions(a: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["strided", "maximum", "bias and relu", "two equations"])
-def test_steps_agree(case: str) -> None:
+def test_correct_steps_agree_modulo_the_prime(case: str) -> None:
     for step in steps(case)[:: max(1, len(steps(case)) // 6)]:
         found = compare_modulo_prime(step.before, step.after)
         assert found.differs is None and found.elements > 0, f"{step.match.to_json()}: {found}"

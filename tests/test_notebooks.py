@@ -65,7 +65,7 @@ def shown(notebook: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs_and_its_outputs_are_readable(path: Path, tmp_path: Path) -> None:
     outputs = shown(executed(path, tmp_path))
     assert outputs
     for data in outputs.values():

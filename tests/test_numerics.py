@@ -120,7 +120,7 @@ def test_errors_of_a_convolution_and_of_strassen() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.floats(0.1, 30), st.integers(0, 2**31))
-def test_a_softmax_in_blocks(columns: int, size: int, scale: float, seed: int) -> None:
+def test_error_of_a_softmax_in_blocks_is_below_its_bound(columns: int, size: int, scale: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     z = (scale * rng.standard_normal(columns)).astype(np.float32)
     x = rng.standard_normal(columns).astype(np.float32)
@@ -139,7 +139,7 @@ def test_a_softmax_in_blocks(columns: int, size: int, scale: float, seed: int) -
     assert abs(float(weighted / total) - want) <= bound < 4e-4 * largest_value
 
 
-def test_too_many_roundings() -> None:
+def test_too_many_roundings_are_refused() -> None:
     with pytest.raises(ValueError, match="leave no digit"):
         gamma(1 << 24)
 
@@ -176,7 +176,7 @@ def test_numerics_bound_the_search() -> None:
     assert "one_pass_generation" in used["approximate"] and "one_pass_generation" not in used["reassociate"]
 
 
-def test_unknown_numerics() -> None:
+def test_unknown_numerics_level_is_refused() -> None:
     with pytest.raises(ValueError, match="numerics 'sloppy': expected one of exact, reassociate, approximate"):
         asked("cpu", 1, 7, numerics="sloppy")
     assert asked("cpu", 1, 7, numerics="exact").numerics == "exact"
@@ -225,7 +225,7 @@ BODIES = [
 
 @pytest.mark.parametrize("text", BODIES)
 @given(seed=st.integers(0, 2**31))
-def test_running_errors(text: str, seed: int) -> None:
+def test_running_error_bounds_hold(text: str, seed: int) -> None:
     program = ee.parse(f"tensor A[5,9]\ntensor B[9,5]\ntensor v[9]\n{text}")
     held(program, drawn(program, seed))
 

@@ -213,7 +213,9 @@ def test_one_pass_generation_refuses() -> None:
     b=st.integers(1, 3), m=st.integers(1, 90), w=st.integers(1, 200), k=st.integers(1, 20), n=st.integers(1, 40),
     score=st.sampled_from([PLAIN, MASKED, CAUSAL]), threads=st.integers(1, 2),
 )  # fmt: skip
-def test_one_pass(b: int, m: int, w: int, k: int, n: int, score: str, threads: int) -> None:
+def test_one_pass_kernel_agrees_with_evaluation(
+    b: int, m: int, w: int, k: int, n: int, score: str, threads: int
+) -> None:
     w = max(w, 2)
     if score == CAUSAL:
         m = min(m, w)
@@ -221,7 +223,9 @@ def test_one_pass(b: int, m: int, w: int, k: int, n: int, score: str, threads: i
 
 
 @pytest.mark.parametrize(("sizes", "threads"), [((1, 400, 16, 24, 40), 2), ((2, 70, 5, 16, 130), 1)])
-def test_one_pass_over_a_band(sizes: tuple[int, int, int, int, int], threads: int) -> None:
+def test_one_pass_kernel_over_a_band_agrees_with_evaluation(
+    sizes: tuple[int, int, int, int, int], threads: int
+) -> None:
     agree(derived(banded(*sizes)), threads, Machine(l1=1 << 14, l2=1 << 14))
 
 

@@ -215,7 +215,7 @@ def test_a_file_cut_anywhere_is_refused(end: int) -> None:
     assert refused(build(CONV, IMAGE, ["y"], {"w": W}).SerializeToString()[:end]).startswith("<bytes>: found ")
 
 
-def test_versions() -> None:
+def test_unsupported_onnx_versions_are_refused() -> None:
     newest, ir = onnx.defs.onnx_opset_version(), onnx.IR_VERSION
     assert refused(build(CONV, IMAGE, ["y"], {"w": W}, opset=999)) == (
         f"<model>: found opset 999, expected at most {newest}"
@@ -230,7 +230,7 @@ def test_versions() -> None:
     )
 
 
-def test_empty_graphs() -> None:
+def test_graphs_without_nodes_or_outputs_are_refused() -> None:
     assert refused(build([], IMAGE, ["x"])) == "<model>: found a graph without nodes, expected at least one"
     assert refused(build(CONV, IMAGE, [], {"w": W})) == "<model>: found a graph without outputs, expected at least one"
 
@@ -268,7 +268,7 @@ def test_contradictory_shapes_are_refused() -> None:
     assert message.startswith("<model>: found shapes that do not fit: node product (MatMul): ")
 
 
-def test_zero_sizes() -> None:
+def test_dimensions_of_size_zero_are_refused() -> None:
     assert refused(build(CONV, {"x": (1, 3, 0, 8)}, ["y"], {"w": W})) == (
         "<model>: input x: found shape 1x3x0x8, expected no dimension of size 0"
     )
@@ -362,7 +362,7 @@ def test_identifiers_are_distinct_and_free_of_reserved_words() -> None:
     assert not {"sum", "where", "tensor"} & set(found.values())
 
 
-def test_the_pretrained_detector() -> None:
+def test_pretrained_detector_is_loaded_with_static_shapes() -> None:
     package = pytest.importorskip("rapidocr_onnxruntime")
     path = next((Path(package.__file__).parent / "models").glob("*det*.onnx"))
     model = load_model(path, {"x": (1, 3, 320, 320)})

@@ -46,7 +46,9 @@ def windows(draw: Any, rank: int) -> dict[str, Any]:
 
 
 @given(st.data(), st.integers(1, 3), small, small, small, st.booleans(), st.integers(0, 2**32))
-def test_convolution(data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int) -> None:
+def test_convolution_agrees_with_onnx_runtime(
+    data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int
+) -> None:
     window = data.draw(windows(rank))
     extents = data.draw(st.lists(st.integers(1, 6), min_size=rank, max_size=rank))
     reach = [(r - 1) * d + 1 for r, d in zip(window["kernel_shape"], window["dilations"], strict=True)]
@@ -60,7 +62,9 @@ def test_convolution(data: Any, rank: int, groups: int, c: int, f: int, bias: bo
 
 
 @given(st.data(), st.sampled_from([1, 2]), small, small, small, st.booleans(), st.integers(0, 2**32))
-def test_transposed_convolution(data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int) -> None:
+def test_transposed_convolution_agrees_with_onnx_runtime(
+    data: Any, rank: int, groups: int, c: int, f: int, bias: bool, seed: int
+) -> None:
     window = data.draw(windows(rank))
     strides, kernel, dilations, pads = (window[k] for k in ("strides", "kernel_shape", "dilations", "pads"))
     extra = [data.draw(st.integers(0, s - 1)) for s in strides]
@@ -77,7 +81,7 @@ def test_transposed_convolution(data: Any, rank: int, groups: int, c: int, f: in
 
 
 @given(st.sampled_from(["SAME_UPPER", "SAME_LOWER", "VALID"]), small, st.integers(1, 4), st.integers(4, 7))
-def test_convolution_with_automatic_padding(mode: str, stride: int, kernel: int, size: int) -> None:
+def test_automatic_padding_agrees_with_onnx_runtime(mode: str, stride: int, kernel: int, size: int) -> None:
     rng = np.random.default_rng(size)
     attributes = {"auto_pad": mode, "strides": [stride, 1], "kernel_shape": [kernel, 2]}
     conv = node("Conv", ["x", "k"], ["y"], **attributes)
@@ -89,7 +93,7 @@ def test_convolution_with_automatic_padding(mode: str, stride: int, kernel: int,
 
 
 @given(st.data(), st.sampled_from([0, 1]), st.sampled_from([0, 1]), st.sampled_from(["MaxPool", "AveragePool"]))
-def test_pooling(data: Any, count_pads: int, ceil: int, op: str) -> None:
+def test_pooling_agrees_with_onnx_runtime(data: Any, count_pads: int, ceil: int, op: str) -> None:
     window = data.draw(windows(2))
     kernel = window["kernel_shape"]
     pads = [min(p, k - 1) for p, k in zip(window["pads"], kernel * 2, strict=True)]
@@ -119,7 +123,7 @@ def test_matrix_product_broadcasts(batch: list[int], dropped: list[bool], m: int
 
 
 @given(st.booleans(), st.booleans(), st.sampled_from([1.0, 2.0]), st.sampled_from([0.0, 1.0, 3.0]), st.integers(0, 3))
-def test_gemm(ta: bool, tb: bool, alpha: float, beta: float, bias: int) -> None:
+def test_gemm_agrees_with_onnx_runtime(ta: bool, tb: bool, alpha: float, beta: float, bias: int) -> None:
     rng = np.random.default_rng(bias)
     a, b = integers(rng, *((5, 3) if ta else (3, 5))), integers(rng, *((4, 5) if tb else (5, 4)))
     c = {0: {}, 1: {"c": integers(rng, 4)}, 2: {"c": integers(rng, 3, 1)}, 3: {"c": integers(rng, 3, 4)}}[bias]
@@ -128,7 +132,7 @@ def test_gemm(ta: bool, tb: bool, alpha: float, beta: float, bias: int) -> None:
 
 
 @given(st.permutations(range(4)), st.sampled_from([[6, 4, 5], [2, 60], [120], [3, 2, 20], [5, 2, 2, 2, 3], [4, 30, 1]]))
-def test_layout_chains(order: list[int], shape: list[int]) -> None:
+def test_chains_of_reshapes_and_transposes_agree_with_onnx_runtime(order: list[int], shape: list[int]) -> None:
     x = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
     nodes = [
         node("Reshape", ["x", "shape"], ["r"]),
@@ -149,7 +153,7 @@ def test_a_reshape_and_its_inverse_meet_in_one_index() -> None:
 
 
 @given(st.integers(-7, 7), st.integers(-7, 7), st.sampled_from([-2, -1, 1, 2, 3]))
-def test_slice(start: int, end: int, step: int) -> None:
+def test_slice_agrees_with_onnx_runtime(start: int, end: int, step: int) -> None:
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     assume(x[:, start:end:step].size)
     weights = {"s": [start], "e": [end], "a": [-1], "t": [step]}
@@ -172,7 +176,7 @@ def test_depth_to_space_and_back(b: int, mode: str) -> None:
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_nearest_resize(place: str, rounding: str, up: int, right: int) -> None:
+def test_understood_nearest_resizing_agrees_with_onnx_runtime(place: str, rounding: str, up: int, right: int) -> None:
     x = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
     attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
     resize = node("Resize", ["x", "", "scales"], ["y"], **attributes)

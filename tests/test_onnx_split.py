@@ -75,7 +75,7 @@ def computes_what_the_model_does(model: Model, feed: dict[str, Any]) -> None:
             assert np.allclose(found[identifier], values[name], 1e-4, 1e-6 + 1e-5 * scale), sub.nodes
 
 
-def test_resnet18() -> None:
+def test_resnet18_is_split_into_convolutions_with_their_epilogues() -> None:
     model = load_model(write("resnet18"))
     found = parts(model)
     assert sorted(map(tuple, found)) == sorted(
@@ -93,13 +93,13 @@ def test_resnet18() -> None:
     ]
 
 
-def test_infogan() -> None:
+def test_infogan_is_split_into_five_subprograms() -> None:
     model = load_model(write("infogan"))
     assert operators(model) == [["ConvTranspose", "Relu"]] * 4 + [["ConvTranspose", "Tanh"]]
     computes_what_the_model_does(model, {"input": np.random.default_rng(1).standard_normal((1, 228, 1, 1), np.float32)})
 
 
-def test_the_pretrained_detector() -> None:
+def test_pretrained_detector_is_split_and_computes_the_same() -> None:
     package = pytest.importorskip("rapidocr_onnxruntime")
     path = next((Path(package.__file__).parent / "models").glob("*det*.onnx"))
     model = load_model(path, {"x": (1, 3, 64, 64)})
@@ -177,7 +177,7 @@ def test_queries_keys_and_values_are_one_subprogram() -> None:
     assert sorted(ops.count("MatMul") for ops in apart) == [1, 1, 1, 2]  # inputs of their own: nothing to share
 
 
-def test_inception_siblings() -> None:
+def test_inception_convolutions_of_one_input_are_one_subprogram() -> None:
     weights = {name: np.ones((f, 3, r, r), np.float32) for name, f, r in (("k", 4, 1), ("j", 2, 3), ("i", 5, 5))}
     nodes = [
         node("Conv", ["x", "k"], ["a"]),

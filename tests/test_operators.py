@@ -61,7 +61,7 @@ def test_table_holds_coefficients() -> None:
         ("= A[m]", "found '=', expected a name"),
     ],
 )
-def test_patterns_refuse(text: str, message: str) -> None:
+def test_invalid_patterns_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_pattern(text)
 

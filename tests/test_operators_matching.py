@@ -123,7 +123,7 @@ def test_a_match_is_certified(scope: Scope) -> None:
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("batch", [None, 3])
-def test_matmul_is_one_call(transpose_a: bool, transpose_b: bool, batch: int | None) -> None:
+def test_product_of_any_layout_is_one_call(transpose_a: bool, transpose_b: bool, batch: int | None) -> None:
     before = expressions.matmul(5, 7, 3, batch, transpose_a, transpose_b)
     (after,) = check(before, "Matmul")
     want = {"b": batch or 1, "m": 5, "n": 7, "k": 3} | ({"ta": 1} if transpose_a else {})
@@ -131,7 +131,7 @@ def test_matmul_is_one_call(transpose_a: bool, transpose_b: bool, batch: int | N
     assert calls(after) == [("Matmul" if batch is None else "BatchMatmul", want)]
 
 
-def test_fig_5_inner_scope() -> None:
+def test_fig_5_inner_scope_is_a_product_at_distance_3() -> None:
     """t1,t2 → m; r,s,f → n; c → k at distance 3; A and K are views (requirements, Fig. 3 and 5)."""
     t1, t2, r, s, f, c = (one(n, e) for n, e in (("t1", 5), ("t2", 6), ("r", 3), ("s", 3), ("f", 4), ("c", 7)))
     a, k = Tensor("A", (5, 6, 7)), Tensor("K", (3, 3, 4, 7), weight=True)
@@ -154,7 +154,7 @@ def test_one_row_has_no_leading_dimension() -> None:
         assert calls(after)[-1] == (VIEW, {"offset": 0, "strides": (80, 20, 5, 1)})
 
 
-def test_fig_8() -> None:
+def test_fig_8_matches_a_batched_product_with_a_leading_dimension() -> None:
     u, v, i, w = one("u", 6, 1), one("v", 5), one("i", 7), one("w", 4)
     x, y = Tensor("X", (7, 2, 5, 8)), Tensor("Y", (6, 7, 7, 4))
     scope = Scope((u, v, w), (i,), mul(x[u, 0, v, i + 1], y[u - 1, u, i, w]))
@@ -272,7 +272,7 @@ def test_padding_value_must_be_neutral_for_the_reduction() -> None:
         match_operator(scope, NAMED["MaxPool2d"])
 
 
-def test_bodies_that_are_something_else() -> None:
+def test_scopes_with_other_bodies_do_not_match() -> None:
     x, y = one("x", 3), one("y", 4)
     a, b = Tensor("A", (3, 4)), Tensor("B", (3, 4))
     with pytest.raises(Refused, match="Matmul has 2 operands, the body reads 1"):

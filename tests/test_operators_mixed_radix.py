@@ -61,7 +61,7 @@ def test_a_dilated_window_is_a_plain_one_and_a_residue() -> None:
         ("m+2*j+2*r", "the low digit m reaches beyond the radix"),
     ],
 )
-def test_other_indices_stay(index: str, why: str) -> None:
+def test_indices_without_separate_digits_are_not_split(index: str, why: str) -> None:
     own = {"m": Iterator("m", 0, 4), "j": Iterator("j", 0, 3), "r": Iterator("r", 0, 3)}
     own |= {"p": Iterator("p", 0, 2), "q": Iterator("q", 0, 2)}
     total = as_index(0)
@@ -72,7 +72,7 @@ def test_other_indices_stay(index: str, why: str) -> None:
     assert split_digits(read) is read, why
 
 
-def test_overlap() -> None:
+def test_sums_of_iterators_with_shared_values_overlap() -> None:
     x, y = Iterator("x", 0, 3), Iterator("y", 0, 4)
     assert overlaps(x + y) and overlaps(x + y * 2) and not overlaps(x + y * 3) and not overlaps(as_index(x))
 

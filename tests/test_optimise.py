@@ -55,7 +55,7 @@ from tests.optimising_kit import (
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
 
 
-def test_small_model(tmp_path: Path) -> None:
+def test_small_model_is_derived_proved_and_exported(tmp_path: Path) -> None:
     proto = transposed()
     fast = searched(model(proto))
     said = sound(fast, tmp_path)
@@ -275,18 +275,18 @@ def test_model_without_anything_to_derive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "value"), [(None, None), (60, 60.0), ("60s", 60.0), ("1.5", 1.5)])
-def test_budgets(given: float | str | None, value: float | None) -> None:
+def test_budgets_are_parsed(given: float | str | None, value: float | None) -> None:
     assert parse_budget(given) == value
 
 
 @pytest.mark.parametrize("given", [0, -1, "nan", "soon"])
-def test_bad_budgets(given: float | str) -> None:
+def test_bad_budgets_are_refused(given: float | str) -> None:
     with pytest.raises(ValueError, match=f"budget {given!r}: expected a positive number"):
         parse_budget(given)
 
 
 @pytest.mark.parametrize("device", ["cuda", "abacus"])
-def test_bad_devices(device: str) -> None:
+def test_bad_devices_are_refused(device: str) -> None:
     with pytest.raises(ValueError, match="expected cpu"):
         optimize_model(model(transposed()), device=device)
 
@@ -312,20 +312,20 @@ def test_every_round_has_a_sample_of_each() -> None:
     assert len(timings["a"].samples) == timings["a"].n == len(timings["b"].samples) >= 5
 
 
-def test_infogan(tmp_path: Path) -> None:
+def test_infogan_is_optimised_correctly(tmp_path: Path) -> None:
     said = sound(searched(model(write("infogan"))), tmp_path)
     assert len(said["subprograms"]) == 5
 
 
 @pytest.mark.slow
-def test_resnet18(tmp_path: Path) -> None:
+def test_resnet18_is_optimised_correctly(tmp_path: Path) -> None:
     said = sound(optimize_model(model(write("resnet18")), threads=1), tmp_path)
     assert len(said["subprograms"]) > 15
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("rapidocr_onnxruntime") is None, reason="rapidocr-onnxruntime is not installed")
-def test_pretrained_text_detector(tmp_path: Path) -> None:
+def test_pretrained_text_detector_is_optimised_correctly(tmp_path: Path) -> None:
     spec = find_spec("rapidocr_onnxruntime")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "models" / "ch_PP-OCRv4_det_infer.onnx"
@@ -367,7 +367,7 @@ def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pyte
         main(["optimize", str(path), "--certificates"])
 
 
-def test_bad_runtimes() -> None:
+def test_bad_target_runtimes_are_refused() -> None:
     with pytest.raises(ValueError, match="target runtime 'abacus': expected one of plan, onnxruntime"):
         make_settings("cpu", 1, 7, "abacus")
 

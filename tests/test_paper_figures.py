@@ -74,7 +74,7 @@ def test_the_ending_chooses_the_form(picture: Figure, ending: str, begins: bytes
     assert path.read_bytes().startswith(begins)
 
 
-def test_text_is_in_the_pdf(tmp_path: Path) -> None:
+def test_pdf_contains_the_text_of_a_figure(tmp_path: Path) -> None:
     # A font that is not at hand would leave it out in silence.
     with_text, without = text_figure("Matmul of width 12"), text_figure("")
     assert len(with_text.pdf()) > len(without.pdf()) + 1000

@@ -104,7 +104,7 @@ output y"""
     assert [(e.name, e.via.operator) for e in done.end.equations if e.via] == [("t", "Matmul"), ("y", "Matmul")]
 
 
-def test_chains_become_one() -> None:
+def test_chain_of_elementwise_equations_is_fused() -> None:
     start = ee.parse(
         """tensor x[6, 5]
 tensor b[5]

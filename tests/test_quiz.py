@@ -113,7 +113,7 @@ def test_a_question_shows_no_reason() -> None:
     assert "teal" in bundle["text/latex"]
 
 
-def test_bad_use_is_refused() -> None:
+def test_quiz_without_steps_and_unknown_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="0 steps"):
         Quiz(Derivation(derivation().start))
     quiz = Quiz(derivation(), rules=())

@@ -94,7 +94,7 @@ def test_functions_of_two_numbers(op: str) -> None:
 
 
 @pytest.mark.parametrize("exponent", [-1, -0.5, 0, 1 / 3, 0.5, 1, 1.5, 2, 3, 4])
-def test_powers(exponent: float) -> None:
+def test_powers_agree_at_edges_of_their_domain(exponent: float) -> None:
     """The root of -∞, which is no number, is ∞ where it is a power; here it is a root."""
     bases = NUMBERS[NUMBERS != -INF] if exponent == 0.5 else NUMBERS
     of("Pow", bases, {"b": np.float32(exponent)})
@@ -102,7 +102,7 @@ def test_powers(exponent: float) -> None:
 
 @pytest.mark.parametrize("lo", [None, -1, 0, 2, -INF, INF])
 @pytest.mark.parametrize("hi", [None, 1, 6, 0, INF, -INF])
-def test_clips(lo: float | None, hi: float | None) -> None:
+def test_clips_agree_for_missing_and_infinite_limits(lo: float | None, hi: float | None) -> None:
     """A limit that is left out is the largest number, not ∞; the upper one wins."""
     weights = {name: np.float32(limit) for name, limit in (("lo", lo), ("hi", hi)) if limit is not None}
     given = [name if name in weights else "" for name in ("lo", "hi")]
@@ -120,7 +120,7 @@ SUMMED = ("Sum", "Mean", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 
 @pytest.mark.parametrize("op", [*SUMMED, "Max", "Min"])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_reductions(op: str, axis: int) -> None:
+def test_reductions_agree_at_edges_of_their_domain(op: str, axis: int) -> None:
     x = ROWS if axis else np.ascontiguousarray(ROWS.T)
     of(f"Reduce{op}", x, {"axes": np.array([axis])})
     of(f"Reduce{op}", x[..., None], {"axes": np.array([2])}, keepdims=0)
@@ -157,7 +157,7 @@ def test_normalisations_by_moments(op: str, epsilon: float) -> None:
 
 @pytest.mark.parametrize("variance", [0, 1, -1, 3e38])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-5])
-def test_batch_normalisation(variance: float, epsilon: float) -> None:
+def test_batch_normalisation_agrees_for_extreme_variances(variance: float, epsilon: float) -> None:
     weights = {name: np.ones(1, np.float32) for name in "sbm"} | {"v": np.array([variance], np.float32)}
     of("BatchNormalization", NUMBERS.reshape(1, 1, -1), weights, epsilon=epsilon)
 
@@ -188,7 +188,7 @@ POOLS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("window", POOLS, ids=str)
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
-def test_poolings(op: str, window: dict[str, Any]) -> None:
+def test_poolings_agree_on_windows_with_infinities(op: str, window: dict[str, Any]) -> None:
     """Of windows without a number, NaN or -∞ throughout, ONNX Runtime's kernels say different things."""
     x = np.concatenate([ROWS, ROWS[:, ::-1]], axis=1)[:, None]
     if op == "MaxPool":
@@ -208,7 +208,7 @@ SCALES = (1 / 7, 1 / 6, 1 / 5, 0.3, 1 / 3, 0.5, 1, 1.5, 2, 3, 5)
 @pytest.mark.parametrize(
     "place", ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners", "half_pixel_symmetric"]
 )
-def test_nearest_elements(place: str, rounding: str) -> None:
+def test_understood_nearest_rounding_agrees_at_every_scale(place: str, rounding: str) -> None:
     """Which of two is nearer may hang on the last digit of float32; then it stays."""
     understood = 0
     attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}

@@ -55,7 +55,7 @@ def test_no_wrongly_rebuilt_program_is_proved() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_none_of_many_is() -> None:
+def test_none_of_many_wrongly_rebuilt_programs_is_proved() -> None:
     wrong, right = judged(1, 4000, len(WRONG))
     assert len(wrong) == len(WRONG) and wrong.total() >= 10_000, wrong
     assert right["proved"] >= 0.8 * right.total(), right

@@ -89,7 +89,7 @@ def test_text_holds_every_number(value: float) -> None:
 
 
 @pytest.mark.parametrize("case", [CONV, NESTED, INSTANTIATED, WIDE], ids=["conv", "nested", "instantiated", "wide"])
-def test_text_of_cases(case: str, snapshot: SnapshotAssertion) -> None:
+def test_text_form_of_cases_is_unchanged(case: str, snapshot: SnapshotAssertion) -> None:
     it = parse(case)
     assert parse(text(it)) == it
     assert text(it) == snapshot
@@ -129,7 +129,7 @@ def test_text_refuses_what_it_cannot_hold() -> None:
 
 @pytest.mark.parametrize("dialect", ["amsmath", "katex", "mathtext"])
 @pytest.mark.parametrize("case", [CONV, NESTED, INSTANTIATED, WIDE], ids=["conv", "nested", "instantiated", "wide"])
-def test_latex(case: str, dialect: str, snapshot: SnapshotAssertion) -> None:
+def test_latex_of_cases_is_unchanged(case: str, dialect: str, snapshot: SnapshotAssertion) -> None:
     assert latex(parse(case), dialect) == snapshot  # type: ignore[arg-type]
 
 
@@ -138,7 +138,7 @@ def test_latex_with_ranges_and_marks(snapshot: SnapshotAssertion) -> None:
     assert latex(parse(NESTED), marks={(0, 0): "red"}) == snapshot
 
 
-def test_latex_of_parts() -> None:
+def test_indices_and_bodies_are_printed_in_latex() -> None:
     i, j, a = Iterator("i", 0, 6), Iterator("j2", 0, 6), Tensor("T1", (3,), ((9, 99),))
     shown = r"\lfloor (i+j_{2}+1) / 3 \rfloor+3(i~\mathrm{mod}~4)-j_{2}"
     assert latex((i - 2 * j + 1) // 3 + 3 * (i % 4)) == shown
@@ -150,7 +150,7 @@ def test_latex_of_parts() -> None:
     assert latex(Scope((), (), Access(Tensor("a_b", ()), ()))) == r"\mathop{\mathbf{L}} \mathit{a\_b}[]"
 
 
-def test_limits_have_room() -> None:
+def test_limits_in_latex_have_spaces() -> None:
     it = parse("tensor A[9]\nY[i:9, j:2 | 0 <= i % 3 < 2] = A[i]")
     assert r"0 \leq i~\mathrm{mod}~3 < 2" in latex(it)  # TeX puts no space around a binary operator there
     assert r"_{i=0}^{9}\;\mathop{" in latex(it, ranges="full")
@@ -186,7 +186,7 @@ def test_latex_refuses_unknown_words() -> None:
         latex(parse(CONV), ranges="long")  # type: ignore[arg-type]
 
 
-def test_align(snapshot: SnapshotAssertion) -> None:
+def test_aligned_latex_of_steps_is_unchanged(snapshot: SnapshotAssertion) -> None:
     steps = [parse(CONV), parse(NESTED), parse(INSTANTIATED)]
     shown = align(steps, ["summation splitting & 100 %", "instantiate"])
     assert shown == snapshot
@@ -251,7 +251,7 @@ def operations(body: object) -> set[str]:
 
 
 @given(programs())
-def test_inputs_fit(it: Program) -> None:
+def test_drawn_inputs_have_the_declared_shapes(it: Program) -> None:
     made = inputs_for(it, 3)
     assert {name: a.shape for name, a in made.items()} == {t.name: t.shape for t in it.inputs}
     assert all(abs(a).max(initial=0) <= 3 for a in made.values())

@@ -105,7 +105,7 @@ def lab() -> SearchLab:
     return made
 
 
-def test_searches_are_shared(lab):
+def test_searches_that_were_run_are_reused(lab):
     before = dict(lab.results)
     lab.run(before)
     assert all(lab.results[v] is before[v] for v in before)
@@ -130,7 +130,7 @@ def test_measured_speedups_are_of_what_ran():
     assert all(0 < t < 1 for t in times.values())
 
 
-def test_growth_and_steps(lab):
+def test_table_e5_has_growth_and_steps_next_to_published_ones(lab):
     growth, steps = search_tables("e5", lab.results)
     rows = [dict(zip(growth.head, row, strict=True)) for row in growth.rows]
     artifact = {r["max_depth"]: r for r in rows if r["case"] == "G2BMM" and r["published_states"]}

@@ -51,7 +51,7 @@ RESULTS = {
 }
 
 
-def test_end_to_end_tables() -> None:
+def test_table_e1_has_ratios_means_and_attribution() -> None:
     ratios, attribution = end_to_end.end_to_end_tables(RESULTS, {Unit(16, 2, "gcn"): "out of memory"})
     assert ratios.column("model") == ("infogan", "dcgan", "dcgan")
     assert ratios.column("speedup") == pytest.approx((2.0, 8.0, 0.5))
@@ -95,7 +95,7 @@ def test_units_come_cheapest_first_and_rivals_are_installed_ones(monkeypatch: py
     assert operator_cases.operator_effort().present == (ORT, GENERATED)
 
 
-def test_models_are_known() -> None:
+def test_unknown_model_of_e1_is_refused() -> None:
     assert end_to_end.known(["gcn", "gcn-heads", "gcn"]) == ("gcn", "gcn-heads")
     with pytest.raises(ValueError, match="model 'vgg': expected one of infogan, dcgan"):
         end_to_end.known(["vgg"])
@@ -229,7 +229,9 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
     assert main(["reproduce", "e1", "--model", "vgg"]) == 2
 
 
-def test_command_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_reproduce_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[tuple[str, int]] = []
 
     def measured(path: Path, **options: Any) -> dict[str, Any]:

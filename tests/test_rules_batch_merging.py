@@ -37,7 +37,7 @@ def merge(program: Program, at: int = 0, **params: object) -> Program:
     return after
 
 
-def test_three_products() -> None:
+def test_three_products_become_a_batch() -> None:
     after = merge(PRODUCTS)
     shapes = {e.name: e.scope.shape for e in after.equations}
     assert shapes == {"B1": (3, 6, 4), "B2": (3, 4, 5), "M1": (3, 6, 5), "P": (6, 5), "Q": (6, 5), "R": (6, 5)}
@@ -119,7 +119,7 @@ def test_any_contraction_and_its_twin(program: Program, seed: int) -> None:
     assert_equal(twins, after, seed)
 
 
-def test_a_session_knows_it() -> None:
+def test_session_applies_batch_merging() -> None:
     session = Session(PRODUCTS)
     session.apply("batch_merging", at="P", others=["R", "Q"])
     assert session.check().kind == "proved"
@@ -157,7 +157,7 @@ REFUSED = """
         ([], "P alone is nothing to merge"),
     ],
 )
-def test_refusals(others: list[str], message: str) -> None:
+def test_unequal_expressions_are_not_merged(others: list[str], message: str) -> None:
     refuses(BATCH_MERGING, parse(REFUSED), (0,), message, others=others)
 
 

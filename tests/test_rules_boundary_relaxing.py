@@ -16,7 +16,7 @@ from tests.strategies import programs
 
 
 @given(programs(equations=2))
-def test_it_keeps_the_value(start: Program) -> None:
+def test_relaxing_keeps_the_value(start: Program) -> None:
     check_rule(BOUNDARY_RELAXING, start)
 
 
@@ -124,11 +124,11 @@ NESTED = parse("tensor A[4] pad [3]\nY[h:4] = sum[r:3] {[z:4] A[z] + 1} pad [1] 
         ((0,), {"access": 0}, "the parameter 'bounds' is missing"),
     ],
 )
-def test_refusals(at: tuple[int, ...], params: dict[str, object], message: str) -> None:
+def test_wrong_ranges_are_refused(at: tuple[int, ...], params: dict[str, object], message: str) -> None:
     refuses(BOUNDARY_RELAXING, NESTED, at, message, **params)
 
 
-def test_more_refusals() -> None:
+def test_ranges_where_the_body_is_not_neutral_are_refused() -> None:
     maximum = parse("tensor A[4] pad [3]\nY[h:2] = max[r:4] A[r] * A[h]")
     message = "adds r ∈ [4, 5), where the body is 0, not the neutral -inf of max"
     refuses(BOUNDARY_RELAXING, maximum, (0,), message, ranges={"r": [0, 5]})

@@ -16,7 +16,7 @@ INTRA = tuple(r for r in RULES if r.name != "eoperator_generation")
 
 
 @given(programs(equations=2))
-def test_it_keeps_the_value(start: Program) -> None:
+def test_tightening_keeps_the_value(start: Program) -> None:
     check_rule(BOUNDARY_TIGHTENING, start)
 
 
@@ -34,7 +34,7 @@ def test_it_keeps_the_value_anywhere_in_a_derivation(walk: tuple[Program, Progra
 
 
 @given(walks(INTRA))
-def test_tightening_ends(walk: tuple[Program, Program]) -> None:
+def test_every_tightening_computes_fewer_points(walk: tuple[Program, Program]) -> None:
     """Every proposal computes fewer points, so clean-ups that apply it until nothing is left end."""
     now = walk[1]
     for at, scope in places(now):
@@ -113,7 +113,7 @@ def test_a_domain_is_a_boundary() -> None:
 
 @pytest.mark.parametrize(("stride", "k", "taps"), [(2, 4, 2), (2, 3, 2), (3, 5, 2), (4, 9, 3), (1, 3, 3)])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_window_moves(stride: int, k: int, taps: int, sign: int) -> None:
+def test_summation_shrinks_to_a_moving_window(stride: int, k: int, taps: int, sign: int) -> None:
     h, reach = 5, 30
     index = f"y+1-{stride}*h" if sign > 0 else f"{stride}*h-y+1"
     start = parse(
@@ -162,11 +162,11 @@ START = parse("tensor A[4] pad [3]\nY[h:4] = sum[r:3] {[z:-1..5] A[z]} [h+r-1] *
         ((0,), {"window": {"r": "h"}}, "window: r: found 'h', expected an array"),
     ],
 )  # fmt: skip
-def test_refusals(at: tuple[int, ...], params: dict[str, object], message: str) -> None:
+def test_wrong_ranges_and_windows_are_refused(at: tuple[int, ...], params: dict[str, object], message: str) -> None:
     refuses(BOUNDARY_TIGHTENING, START, at, message, **params)
 
 
-def test_strangers_are_refused() -> None:
+def test_unknown_iterators_are_refused() -> None:
     q = Iterator("q", 0, 2)
     with pytest.raises(Refused, match=r"q ∈ \[0, 2\) is no iterator of this scope"):
         BOUNDARY_TIGHTENING.rewrite(START, (0,), module.Tightening(ranges=((q, 0, 1),)))

@@ -12,7 +12,7 @@ from tests.strategies import programs
 
 
 @given(programs(equations=3))
-def test_it_changes_no_meaning(start: Program) -> None:
+def test_generation_keeps_the_value(start: Program) -> None:
     check_rule(EOPERATOR_GENERATION, start)
 
 
@@ -30,7 +30,7 @@ def via(text: str, equation: int = 0) -> Instance | None:
         ("Y[x:4, y:3] = {[z:3, w:4] A[z, w]}[y, x]", "layout"),
     ],
 )
-def test_kinds(equation: str, kind: str) -> None:
+def test_generated_kernel_has_the_kind_of_its_body(equation: str, kind: str) -> None:
     assert via(f"tensor A[3, 4]\n{equation}") == Instance(EOPERATOR, (("kind", kind),))
 
 
@@ -62,7 +62,7 @@ def test_reads_of_padding_and_broken_addresses_are_no_views() -> None:
         assert view_strides(parse(f"tensor A[3] pad [1]\n{text}").scope_at((0,))) is None
 
 
-def test_flat_addresses() -> None:
+def test_flat_addresses_and_strides_are_row_major() -> None:
     scope = parse("tensor M[16, 16]\nY[i:8] = sum[j:8] M[i, i+j]").scope_at((0,))
     (access,) = accesses(scope.body)
     assert repr(flat_address(access)) == "17*i+j"
@@ -77,7 +77,7 @@ def test_a_nested_scope_is_taken_out_by_hand() -> None:
     assert_equal(start, after)
 
 
-def test_refusals() -> None:
+def test_compute_bound_and_repeated_scopes_are_refused() -> None:
     product = parse("tensor A[64, 64]\ntensor B[64, 64]\nY[m:64, n:64] = sum[k:64] A[m, k] * B[k, n]")
     message = "intensity 42.7 FLOP/element is not below 4: this is compute-bound"
     refuses(EOPERATOR_GENERATION, product, (0,), message)

@@ -37,7 +37,7 @@ def test_a_convolution_into_its_activation_and_on() -> None:
     assert certify(ACTIVATED, fuse(twice, 1, "Z")).kind == "proved"
 
 
-def test_every_proposal() -> None:
+def test_every_proposed_fusion_keeps_the_value() -> None:
     assert check_rule(EXPRESSION_FUSION, ACTIVATED) == 3
     assert [m.to_json()["params"] for m in EXPRESSION_FUSION.matches(ACTIVATED, (2,))] == [{"tensor": "R"}]
 
@@ -61,7 +61,7 @@ def test_the_sum_of_a_split_convolution_and_its_relu_are_one_kernel() -> None:
         (0, "Y", "Y is read by R, expected only Y"),
     ],
 )
-def test_refusals(at: int, tensor: str, message: str) -> None:
+def test_fusing_an_output_or_a_shared_intermediate_is_refused(at: int, tensor: str, message: str) -> None:
     refuses(EXPRESSION_FUSION, ACTIVATED, (at,), message, tensor=tensor)
 
 

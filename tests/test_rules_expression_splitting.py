@@ -25,7 +25,7 @@ def split(program: Program, at: int = 0, **params: object) -> Program:
     return after
 
 
-def test_the_terms_of_a_sum() -> None:
+def test_sum_is_split_into_its_terms() -> None:
     program = parse("""
         tensor X[6, 4]
         tensor Z[6, 4]
@@ -39,7 +39,7 @@ def test_the_terms_of_a_sum() -> None:
     assert bodies == ["*(X[m, k], A[k, n])", "*(Z[m, k], B[k, n])", "+(P1[m, n], P2[m, n])"]
 
 
-def test_groups() -> None:
+def test_grouped_convolution_is_split_into_its_groups() -> None:
     """Each group of a grouped convolution is a convolution."""
     program = ops.conv2d(N=1, H=3, W=3, C=4, F=6, R=3, S=3, groups=2)
     cuts = [p for p in proposed(program) if "iterator" in p]
@@ -105,7 +105,7 @@ def test_domains_and_paddings_stay_outside() -> None:
     split(program, iterator="m", cuts=[2])
 
 
-def test_a_session_knows_it() -> None:
+def test_session_applies_expression_splitting() -> None:
     session = Session(parse("tensor X[6, 5]\nQ[m:6] = sum[k:5] X[m, k]"))
     session.apply("expression_splitting", at="Q", iterator="k", cuts=[2])
     assert session.check().kind == "proved"
@@ -123,7 +123,7 @@ def test_a_session_knows_it() -> None:
         ({"terms": [1]}, "term 1: the body has 1 terms"),
     ],
 )
-def test_refusals(params: dict[str, object], message: str) -> None:
+def test_wrong_cuts_are_refused(params: dict[str, object], message: str) -> None:
     program = parse("tensor X[6, 4]\nP[m:6] = sum[k:4] X[m, k]")
     refuses(EXPRESSION_SPLITTING, program, (0,), message, **params)
 

@@ -204,7 +204,9 @@ def test_false_law_is_not_proved(before: str, after: str) -> None:
         (PART_EXTRACTION, "Y[i:5] = where(i < 4, relu(a[i]), 0)", "under a condition only", {"part": 2}),
     ],
 )
-def test_law_refuses(rule: Rule[object], text: str, why: str, params: dict[str, object]) -> None:
+def test_laws_refuse_functions_without_the_property(
+    rule: Rule[object], text: str, why: str, params: dict[str, object]
+) -> None:
     refuses(rule, parse(f"{TENSORS}{text}\noutput Y"), (0,), why, **params)
 
 

@@ -121,7 +121,7 @@ def test_an_output_keeps_its_name() -> None:
         COMMON_SUBEXPRESSION.match(both, (1,), tensor="a").apply(both)
 
 
-def test_the_dead_go() -> None:
+def test_dead_equation_is_removed_unless_it_is_read_or_an_output() -> None:
     start = ee.parse("tensor x[4]\na[i:4] = x[i] + 1\nb[i:4] = a[i] * 2\ny[i:4] = x[i] * 3\noutput y")
     with pytest.raises(Refused, match="a is read by b"):
         DEAD_EQUATION.match(start, (0,)).apply(start)
@@ -143,7 +143,7 @@ def test_the_dead_go() -> None:
         {"i": "3 - i", "j": "j"},
     ],
 )
-def test_layouts_keep_values(phi: dict[str, str]) -> None:
+def test_storage_layouts_keep_the_value(phi: dict[str, str]) -> None:
     start = ee.parse(CHAIN)
     match = STORAGE_LAYOUT.match(start, (0,), phi=phi)
     after = match.apply(start).after

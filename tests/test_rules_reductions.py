@@ -65,7 +65,7 @@ def test_independent_factor_moves_out_of_a_sum(text: str, found: str) -> None:
     assert check_rule(DISTRIBUTIVITY, before) >= 1
 
 
-def test_and_goes_back_in() -> None:
+def test_independent_factor_moves_into_a_sum() -> None:
     before = made("Y[i:4] = g[i] * {[i:4] sum[j:5] A[i, j] * v[j]}[i]")
     after = proved(before, DISTRIBUTIVITY, direction="in", part=1)
     assert after.equations[0].scope == made("Y[i:4] = sum[j:5] g[i] * A[i, j] * v[j]").equations[0].scope
@@ -118,7 +118,7 @@ def test_distributivity_refuses(text: str, params: dict[str, object], why: str) 
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "prod"])
-def test_sums_change_places(reduce: str) -> None:
+def test_nested_summations_are_exchanged(reduce: str) -> None:
     before = made(f"Y[i:4] = {reduce}[k:5] {{[i:4, k:5] {reduce}[j:6] A[i, k] * B[k, j]}}[i, k]")
     after = proved(before, SUMMATION_EXCHANGE)
     outer = after.equations[0].scope

@@ -203,7 +203,7 @@ def test_calls_merge_through_views() -> None:
     assert [e.via for e in after.equations if e.name != "A1"] == [None] * 4
 
 
-def test_a_session_knows_it() -> None:
+def test_session_applies_sibling_merging() -> None:
     session = Session(QKV)
     assert "sibling_merging" in {m.rule.name for m in session.rules(at="Q")}
     session.apply("sibling_merging", at="Q", others=["K", "V"], tensor="X")
@@ -249,7 +249,7 @@ REFUSED = """
         ([], "X", "Q alone is nothing to merge"),
     ],
 )
-def test_refusals(others: list[str], tensor: str, message: str) -> None:
+def test_expressions_that_read_differently_are_not_merged(others: list[str], tensor: str, message: str) -> None:
     refuses(SIBLING_MERGING, parse(REFUSED), (0,), message, others=others, tensor=tensor)
 
 

@@ -21,7 +21,7 @@ START = parse("""
 
 
 @given(programs(equations=2))
-def test_it_keeps_the_value(start: Program) -> None:
+def test_splitting_keeps_the_value(start: Program) -> None:
     check_rule(SUMMATION_SPLITTING, start)
 
 
@@ -102,7 +102,7 @@ def test_the_domain_guards_the_inner_reads_where_it_must() -> None:
     assert_equal(start, after)
 
 
-def test_refusals() -> None:
+def test_splitting_without_two_groups_is_refused() -> None:
     refuses(SUMMATION_SPLITTING, START, (0,), "both groups need an iterator: s1 = {}, s2 = {r, s, c}", outer=[])
     everything = "both groups need an iterator: s1 = {r, s, c}, s2 = {}"
     refuses(SUMMATION_SPLITTING, START, (0,), everything, outer=["r", "s", "c"])
@@ -160,7 +160,7 @@ def test_refusals_of_splitting_apart() -> None:
     refuses(SUMMATION_SPLITTING, reads, (0,), says, outer=["j"], apart=True)
 
 
-def test_a_stranger_is_refused() -> None:
+def test_unknown_summations_are_refused() -> None:
     with pytest.raises(Refused, match=r"\{q\} is not summed here: the summations are \{r, s, c\}"):
         module.rewrite(START.scope_at((0,)), module.Splitting((Iterator("q", 0, 2),)))
 

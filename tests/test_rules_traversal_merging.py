@@ -13,7 +13,7 @@ from tests.strategies import programs
 
 
 @given(programs(equations=2))
-def test_it_keeps_the_value(start: Program) -> None:
+def test_merging_keeps_the_value(start: Program) -> None:
     check_rule(TRAVERSAL_MERGING, start)
 
 
@@ -91,7 +91,7 @@ def test_an_inner_domain_that_holds_is_dropped() -> None:
         ),
     ],
 )
-def test_refusals(scope: str, message: str) -> None:
+def test_reads_outside_the_inner_range_are_refused(scope: str, message: str) -> None:
     start = parse(f"tensor A[3, 3]\n{scope}")
     refuses(TRAVERSAL_MERGING, start, (0,), message, access=0)
     assert 0 not in [m.params.access for m in TRAVERSAL_MERGING.matches(start, (0,))]
@@ -103,7 +103,7 @@ def test_a_maximum_does_not_distribute_over_a_sum() -> None:
     refuses(TRAVERSAL_MERGING, start, (0,), message, access=0)
 
 
-def test_refused_domains() -> None:
+def test_inner_domains_that_do_not_hold_are_refused() -> None:
     y = Iterator("y", 0, 2)
     body = guarded()[(X,)]
     summed = program(Scope((X,), (y,), body))
@@ -114,7 +114,7 @@ def test_refused_domains() -> None:
     refuses(TRAVERSAL_MERGING, two, (0,), "and the values differ: 2 outside, 5 inside", access=0)
 
 
-def test_refused_parameters() -> None:
+def test_wrong_access_numbers_are_refused() -> None:
     start = parse("tensor A[3]\nY[h:2] = A[h]")
     refuses(TRAVERSAL_MERGING, start, (0,), "access 3: the body has 1 accesses", access=3)
     refuses(TRAVERSAL_MERGING, start, (0,), "the parameter 'access' is missing")

@@ -21,7 +21,7 @@ BAND = parse("tensor A[20] pad [20]\nY[x:4, y:3] = sum[u:4, v:2] A[x+y+u+v] * A[
 
 
 @given(programs(equations=2))
-def test_it_keeps_the_value(program: Program) -> None:
+def test_substitution_keeps_the_value(program: Program) -> None:
     check_rule(VARIABLE_SUBSTITUTION, program)
 
 
@@ -45,7 +45,7 @@ def test_any_phi_is_refused_or_right(program: Program, data: st.DataObject) -> N
 
 
 @given(st.data())
-def test_a_bijection_is_one(data: st.DataObject) -> None:
+def test_inferred_inverse_is_correct_or_the_map_is_refused(data: st.DataObject) -> None:
     """Φ⁻¹ ∘ Φ = id on X, the image's bounds hold exactly on Φ(X), and what is refused collides or has no inverse."""
     source = tuple(Iterator(n, lo := data.draw(st.integers(-2, 2)), lo + data.draw(st.integers(1, 4))) for n in "xyz")
     forward = tuple(data.draw(indices(source)) for _ in range(data.draw(st.integers(1, 4))))
@@ -95,7 +95,7 @@ def test_a_bijection_is_one(data: st.DataObject) -> None:
         ({"t": "6*q+h"}, (12,)),
     ],
 )
-def test_traversals(phi: dict[str, str], shape: tuple[int, ...]) -> None:
+def test_substituted_traversals_have_the_shape_of_the_image(phi: dict[str, str], shape: tuple[int, ...]) -> None:
     steps = Steps(CONV).do(VARIABLE_SUBSTITUTION, (0,), phi=phi)
     assert steps.end.scope_at((0, 0)).shape == shape
 
@@ -151,11 +151,11 @@ def test_moving_elements_proposes_nothing() -> None:
         ({"t": "r // 2", "p": "r % 2"}, "Φ reaches 6 of the 8 points of t:[0, 2) x p:[0, 2) x c:[0, 2)"),
     ],
 )
-def test_refusals(phi: dict[str, str], message: str) -> None:
+def test_substitutions_without_an_inverse_are_refused(phi: dict[str, str], message: str) -> None:
     refuses(VARIABLE_SUBSTITUTION, CONV, (0,), message, phi=phi)
 
 
-def test_refused_inverses() -> None:
+def test_wrong_inverses_are_refused() -> None:
     wrong = "Φ⁻¹ does not lead back to h: at (h=0, q=0), t differs from it"
     refuses(VARIABLE_SUBSTITUTION, CONV, (0,), wrong, phi={"t": "h+1"}, inverse={"h": "t"})
     short = "the inverse has 1 indices, expected 2"
@@ -165,7 +165,7 @@ def test_refused_inverses() -> None:
     refuses(VARIABLE_SUBSTITUTION, CONV, (0,), "the parameter 'phi' is missing")
 
 
-def test_a_stranger_is_refused() -> None:
+def test_unknown_iterators_are_refused() -> None:
     stranger = module.Substitution((("t", as_index(Iterator("z", 0, 3))),))
     with pytest.raises(Refused, match=r"\{z\} is no iterator of this scope"):
         module.rewrite(CONV.scope_at((0,)), stranger)

@@ -221,7 +221,7 @@ def ee_key(equation: Any) -> Any:
     return profile_key(equation)
 
 
-def test_sizes_in_words() -> None:
+def test_memory_sizes_are_parsed_and_printed() -> None:
     assert [limits.parse_bytes(t) for t in ("2M", "1.5GiB", "3000000", "1t", "20 mb")] == [
         2 << 20, 3 << 29, 3_000_000, 1 << 40, 20 << 20,
     ]  # fmt: skip
@@ -283,7 +283,7 @@ CASE = "tensor A[1, 7, 7, 8] pad [0, 1, 1, 0]\ntensor K[3, 3, 4, 8] weight\n"
 CASE += "Y[n:1, h:7, w:7, f:4] = sum[c:8, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]\n"
 
 
-def test_sweep(tmp_path: Path, capsys: Any) -> None:
+def test_sweep_in_processes_reports_the_same(tmp_path: Path, capsys: Any) -> None:
     cases = [tmp_path / "a.ein", tmp_path / "b.ein"]
     for n, case in enumerate(cases):
         case.write_text(CASE.replace("f:4", f"f:{4 - n}").replace("3, 3, 4", f"3, 3, {4 - n}"))

@@ -70,7 +70,7 @@ def test_flat_convolutions_become_matmuls(r, s):
     same_value(program, run.best)
 
 
-def test_im2col_is_found():
+def test_search_finds_im2col():
     program = conv(6, 5, 4, 3)
     run = search(program, "Matmul", max_depth=0)
     assert any(a["k"] == 36 and a["m"] == 30 for c in run.candidates for a in attributes(c))

@@ -94,7 +94,7 @@ def test_longer_event_prefixes_are_equal(case):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_g2bmm_to_depth_7():
+def test_fingerprint_loses_nothing_of_g2bmm_to_depth_7():
     """The one official case that ends there within minutes (some 30,000 states): every depth, from one search.
 
     Depths are told apart by ``Level``, as a search to that depth ends there.

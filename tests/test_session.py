@@ -135,7 +135,7 @@ def test_a_search_from_here_is_adopted_here() -> None:
     assert replayed(session.script(), session.nodes[0].end).program == session.program
 
 
-def test_save_and_load(tmp_path: Path) -> None:
+def test_session_is_saved_and_loaded(tmp_path: Path) -> None:
     session = by_hand(session_of())
     session.save(tmp_path / "conv.json", case="conv")
     assert check_file(tmp_path / "conv.json").kind == "proved"

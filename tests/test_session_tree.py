@@ -191,7 +191,7 @@ def test_the_table_of_a_scope_against_an_operator() -> None:
         session.table("Matmul", at="Y.7")
 
 
-def test_a_page_needs_a_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_html_page_without_a_front_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Installed:
         def load(self) -> None:
             loaded.append(1)

@@ -45,7 +45,9 @@ def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
         ("c", ["#pragma GCC ivdep", "T_on_a_host"]),
     ],
 )
-def test_text(case: str, dialect: str, parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_element_wise_kernels_in_every_dialect(
+    case: str, dialect: str, parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", case, "--kernel", dialect]) == 0
     said = capsys.readouterr()
     assert all(part in said.out for part in parts)
@@ -53,7 +55,9 @@ def test_text(case: str, dialect: str, parts: list[str], capsys: pytest.CaptureF
     assert said.err == "no kernel for Z has sum[i:0..33]: a reduction is not element-wise\n"
 
 
-def test_other_types(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_kernel_accepts_element_types_and_refuses_unknown_ones(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", case, "--kernel", "cuda", "--dtype", "float16"]) == 0
     assert "__half22float2" in capsys.readouterr().out
     assert main(["show", case, "--kernel", "cuda", "--dtype", "complex64"]) == 2
@@ -61,14 +65,14 @@ def test_other_types(case: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("elements_only")
-def test_no_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_kernel_fails_without_an_element_wise_equation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "turned.ein"
     path.write_text("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]\n")
     assert main(["show", str(path), "--kernel", "c"]) == 2
     assert capsys.readouterr().err.startswith("error: no kernel: Y reads A[i, j] of 15 elements at 5*i+j")
 
 
-def test_an_unknown_dialect(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_dialect_is_refused(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["show", case, "--kernel", "metal"])
     assert stopped.value.code == 2 and "metal" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def body(expression: str) -> object:
 A = Tensor("A", (6,), ((2, 9),))
 
 
-def test_convolution() -> None:
+def test_convolution_is_parsed() -> None:
     it = parse(CONV)
     n, h, w, f = (Iterator(x, 0, e) for x, e in zip("nhwf", (1, 7, 7, 512), strict=True))
     c, r, s = (Iterator(x, 0, e) for x, e in zip("crs", (512, 3, 3), strict=True))
@@ -82,7 +82,7 @@ def test_transposed_convolution_needs_no_special_form() -> None:
         ("--3", as_index(3)),
     ],
 )
-def test_indices(written: str, meant: object) -> None:
+def test_indices_are_parsed(written: str, meant: object) -> None:
     assert parse_index(written, {"i": P, "j": Q}) == meant
 
 
@@ -107,7 +107,7 @@ def test_indices(written: str, meant: object) -> None:
         ),
     ],
 )
-def test_scalars(written: str, meant: object) -> None:
+def test_scalars_are_parsed(written: str, meant: object) -> None:
     assert body(written) == meant
 
 
@@ -144,13 +144,13 @@ def test_equations_read_results_with_their_origin_and_padding() -> None:
     assert parse("tensor A[4] output T, Y T[i:4] = A[i] Y[i:4] = T[i]").outputs == ("T", "Y")
 
 
-def test_via_is_an_instance() -> None:
+def test_via_is_parsed_with_its_attributes() -> None:
     it = parse('tensor A[4] Y[i:4] = A[i] via Conv(s=(2,), p=(1, -1), e=(), ta="N", k=-3) Z[i:4] = A[i] via eOperator')
     assert it.equations[0].via == Instance("Conv", (("s", (2,)), ("p", (1, -1)), ("e", ()), ("ta", "N"), ("k", -3)))
     assert it.equations[1].via == Instance("eOperator")
 
 
-def test_names_in_quotes() -> None:
+def test_quoted_names_are_parsed() -> None:
     it = parse('tensor "x.1/w"[3] tensor "max"[3] "output"[i:3] = "x.1/w"[i] * "max"[i]')
     assert [t.name for t in it.inputs] == ["x.1/w", "max"]
     assert it.outputs == ("output",)
@@ -280,7 +280,7 @@ def test_deep_nesting_is_an_error_and_no_crash() -> None:
         parse("tensor A[3] Y[i:3] = " + "-" * 100_000 + "A[i]")
 
 
-def test_load_text(tmp_path: Path) -> None:
+def test_text_is_loaded_from_a_file_with_errors_located(tmp_path: Path) -> None:
     case = tmp_path / "conv.ein"
     case.write_text(CONV)
     assert load_text(case) == parse(CONV)

@@ -132,7 +132,7 @@ def test_unsupported_node_is_refused_by_name(op: str, reads: Sequence[str], attr
 
 
 @pytest.mark.parametrize("name", ["infogan", "dcgan", "fsrcnn", "csrnet", "gcn", "resnet18", "longformer"])
-def test_evaluation_models(name: str, tmp_path: Any) -> None:
+def test_evaluation_models_agree_with_onnx_runtime(name: str, tmp_path: Any) -> None:
     path = tmp_path / "m.onnx"
     sizes = {"gcn": 64, "resnet18": 64, "longformer": 400, "csrnet": 6, "fsrcnn": 8}
     path.write_bytes(write(name, 1, sizes.get(name)).SerializeToString())
@@ -142,7 +142,7 @@ def test_evaluation_models(name: str, tmp_path: Any) -> None:
     assert "eager, channels" in engine.said
 
 
-def test_a_case_in_pytorch(tmp_path: Any) -> None:
+def test_case_runs_in_pytorch(tmp_path: Any) -> None:
     path = tmp_path / "m.ein"
     path.write_text("tensor A[6, 5]\ntensor B[5, 4]\nY[m:6, n:4] = sum[k:5] A[m, k] * B[k, n]\n")
     engine = prepare(Task(str(path), TORCH, 1))
@@ -165,7 +165,7 @@ def test_eager_run_is_reported_if_inductor_fails(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow  # compilers take their time
-def test_compiled(tmp_path: Any) -> None:
+def test_compiled_model_agrees_with_onnx_runtime(tmp_path: Any) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(write("infogan").SerializeToString())
     engine = prepare(Task(str(path), COMPILED, 1))

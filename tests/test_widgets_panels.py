@@ -47,7 +47,7 @@ def test_columns_say_what_the_search_says() -> None:
     assert pairs and set(pairs) == {(p.parent, p.twin) for p in run.pruned if p.twin is not None}
 
 
-def test_a_search_by_buttons() -> None:
+def test_messages_of_the_search_panel_control_the_search() -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)
     sent = told(face)
@@ -242,7 +242,7 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     assert message == {"do": "file", "name": "small_fast.onnx"} and held == (tmp_path / "fast.onnx").read_bytes()
 
 
-def test_a_quiz_by_buttons() -> None:
+def test_messages_of_the_quiz_guess_and_reveal_steps() -> None:
     session = ee.explore(CONV)
     by_hand(session)
     view = einnet_widgets.QuizView(ee.Quiz(session.derivation), "one product")

@@ -84,7 +84,7 @@ def test_a_mask_along_one_dimension(size: int, a: int, b: int, down: bool, seed:
         (np.array([[[True]], [[False]]]), "its condition of shape (2, 1, 1) varies along more than two dimensions"),
     ],
 )
-def test_other_masks_stay(mask: Any, why: str) -> None:
+def test_masks_that_are_no_band_are_unchanged(mask: Any, why: str) -> None:
     assert refusal(selecting(mask, 2, 3, 4)) == why
 
 
@@ -95,7 +95,9 @@ def test_a_mask_that_is_computed_stays() -> None:
 
 
 @given(small, small, st.none() | st.integers(-4, 4), st.booleans(), seeds)
-def test_a_triangle(rows: int, columns: int, k: int | None, upper: bool, seed: int) -> None:
+def test_triangular_matrices_agree_with_onnx_runtime(
+    rows: int, columns: int, k: int | None, upper: bool, seed: int
+) -> None:
     item = node("Trilu", ["x"] if k is None else ["x", "k"], ["y"], upper=int(upper))
     x = integers(np.random.default_rng(seed), 2, rows, columns)
     agree(build([item], {"x": x.shape}, ["y"], {} if k is None else {"k": np.array(k)}), {"x": x})
@@ -132,7 +134,7 @@ def attending(q: Any, k: Any, mask: Any = None, opset: int = 23, **attributes: A
 
 
 @pytest.mark.parametrize("case", ATTENDED)
-def test_attention(case: str) -> None:
+def test_attention_agrees_with_onnx_runtime(case: str) -> None:
     q, k, more = ATTENDED[case]
     rng = np.random.default_rng(0)
     feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("q", q), ("k", k), ("v", k))}
