@@ -223,7 +223,7 @@ def readable(*texts: str) -> bool:
 
 
 @pytest.mark.parametrize("believes", BOTH)
-def test_a_way_over_a_wrong_program_is_none(believes: Callable[..., bool]) -> None:
+def test_chain_through_a_wrong_program_is_not_proved(believes: Callable[..., bool]) -> None:
     one, wrong, other = (f"{A}Y[i:4] = {body}" for body in ("A[i] + A[3-i]", "A[i] + A[i]", "A[3-i] + A[i]"))
     assert believes(one, other) and believes(one, other, one)
     assert not believes(one, wrong, other) and not believes(one, other, wrong) and not believes(wrong, one, other)
@@ -443,7 +443,7 @@ def test_ambiguous_record_is_refused(name: str, tmp_path: Path, capsys: Any) -> 
     assert said in str(caught.value)
 
 
-def test_names_move_no_cursor(tmp_path: Path, capsys: Any) -> None:
+def test_control_characters_of_names_are_escaped(tmp_path: Path, capsys: Any) -> None:
     texts = [f'{A}"\\u001b[2J\\nr.json: proved"[i:4] = {k}*A[i]' for k in (1, 2)]
     (tmp_path / "r.json").write_text(json.dumps(record_of(*texts)))
     assert main([str(tmp_path / "r.json")]) == 1
@@ -522,7 +522,7 @@ def test_contradictory_assumptions_are_refused(assumed: str) -> None:
         ee.family(f"param {assumed}{FAMILY}")
 
 
-def test_a_second_assumption_takes_nothing_back() -> None:
+def test_weaker_assumption_does_not_replace_a_stronger_one() -> None:
     assert ee.family(f"param W >= 5, W >= 3, H{FAMILY}").guards == ("W >= 5", "H >= 1")
 
 

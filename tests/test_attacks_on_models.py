@@ -48,12 +48,12 @@ def test_functions_that_grow_are_counted_before_they_are_put_in() -> None:
         inline_functions("m", few, 4)
 
 
-def test_functions_that_call_themselves() -> None:
+def test_recursive_functions_are_refused() -> None:
     with pytest.raises(ModelError, match=r"call one another in a circle, d\.f0 <- d\.f1 <- d\.f0"):
         load_model(functions({"f0": ["f1"], "f1": ["f0"]}))
 
 
-def test_a_function_that_fits_no_call() -> None:
+def test_calls_with_more_arguments_than_the_function_are_refused() -> None:
     proto = functions({"f0": ["Relu"]})
     proto.functions[0].output.append("c")
     proto.graph.node[0].output.append("z")
@@ -83,7 +83,7 @@ NO_TEXT = b"\xff\xfe"
     ],
     ids=lambda proto: f"{proto.graph.node[0].op_type} {proto.graph.node[0].attribute[-1].name}",
 )
-def test_attributes_that_make_no_expression(proto: onnx.ModelProto) -> None:
+def test_node_with_malformed_attributes_is_unchanged(proto: onnx.ModelProto) -> None:
     """ONNX's checker lets them pass: the node stays as it is, and whoever runs it says what is wrong."""
     model = load_model(proto)
     (found,) = (express(item, model) for item in model.nodes)
@@ -98,7 +98,7 @@ def test_an_attribute_that_refers_to_a_function_outside_of_one() -> None:
         load_model(proto)
 
 
-def test_types_that_there_are_none_of() -> None:
+def test_unknown_element_types_are_refused() -> None:
     proto = build([node("Add", ["x", "w"], ["y"])], {"x": X}, ["y"], {"w": np.ones(1, np.float32)})
     proto.graph.initializer[0].data_type = 99
     with pytest.raises(ModelError, match="weight w: found type 99, expected the elements of a tensor"):
@@ -109,7 +109,7 @@ def test_types_that_there_are_none_of() -> None:
         load_model(proto)
 
 
-def test_more_elements_than_can_be_counted() -> None:
+def test_shapes_beyond_64_bits_are_refused() -> None:
     one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
     nodes = [node("ConstantOfShape", ["s"], ["c"], value=one), node("Shape", ["c"], ["d"])]
     nodes += [node("Cast", ["d"], ["e"], to=1), node("Add", ["x", "e"], ["y"])]
@@ -133,7 +133,7 @@ def test_branches_are_not_run_while_a_model_is_read() -> None:
     assert [n.op for n in model.nodes] == ["If", "Cast", "Add"]
 
 
-def test_external_data_of_a_model_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_data_of_a_model_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes lie in no folder, so nothing is beside them: not even what lies where the command was started."""
     (tmp_path / "own.bin").write_bytes(np.ones(4, np.float32).tobytes())
     monkeypatch.chdir(tmp_path)
@@ -148,7 +148,7 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path, monkeypatch: 
                 load_model(given)
 
 
-def test_names_that_are_as_long_as_they_may_be(tmp_path: Path) -> None:
+def test_long_names_of_files_are_shortened(tmp_path: Path) -> None:
     """A file's name may have 255 bytes, a node's any number: files named after it have to end somewhere."""
     path = tmp_path / ("é" * 125)
     write_atomically(path, "all")
@@ -160,7 +160,9 @@ def test_names_that_are_as_long_as_they_may_be(tmp_path: Path) -> None:
     assert file_word("</script>'; $(id)\n") == "script_id"
 
 
-def test_names_move_no_cursor_in_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_names_are_replaced_in_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "\x1b[2J\x1b]0;owned\x07\u202e"
     file = tmp_path / "m.onnx"
     file.write_bytes(build([node("Add", ["x", name], ["y"], f"n{name}")], {"x": [4]}, ["y"]).SerializeToString())

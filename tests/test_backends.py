@@ -165,7 +165,7 @@ def test_programs_agree_with_evaluation(drawn: Program) -> None:
         np.testing.assert_allclose(found[name], expected[name].astype(np.float64), rtol=1e-5)
 
 
-def test_squashing_merges_what_nothing_looks_between() -> None:
+def test_dimensions_are_collapsed_only_if_every_read_is_contiguous() -> None:
     def shapes(text: str) -> list[tuple[int, ...]]:
         source = tvm_source(scope_of(text))
         return [*source.shapes]

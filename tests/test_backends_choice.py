@@ -82,7 +82,7 @@ def test_first_implementation_is_chosen_unless_another_is_clearly_faster(tmp_pat
     assert choose(ways, store) is ways[1]
 
 
-def test_an_engine_that_refuses_is_passed_over(tmp_path: Path) -> None:
+def test_implementation_that_refuses_is_skipped(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     ways = [Fake("broken", refuses=True), Fake("works")]
     assert choose(ways, store) is ways[1]
@@ -143,7 +143,7 @@ def test_missing_c_kernel_is_remembered(tmp_path: Path, monkeypatch: pytest.Monk
     assert asked(NoKernel, store)
 
 
-def test_a_single_way_is_not_measured(tmp_path: Path) -> None:
+def test_single_implementation_is_not_measured(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     only = Fake("only")
     assert choose([only], store) is only
@@ -159,7 +159,7 @@ def test_implementations_after_a_tiled_kernel_are_not_created(tmp_path: Path) ->
     assert choose(ways(), TimeStore(tmp_path / "profiles.sqlite")).engine == "tiled"  # type: ignore[arg-type]
 
 
-def test_constants_are_left_alone_and_the_rest_is_filled(tmp_path: Path) -> None:
+def test_inputs_are_filled_and_constants_are_unchanged(tmp_path: Path) -> None:
     given = arrays()
     choose([Fake("one"), Fake("two")], TimeStore(tmp_path / "profiles.sqlite"), given)
     assert not np.any(given["B"])
@@ -178,7 +178,7 @@ def test_constant_operands_make_another_key() -> None:
     )
 
 
-def test_the_cost_model_knows_the_best_engine(tmp_path: Path) -> None:
+def test_cost_model_uses_the_fastest_stored_time(tmp_path: Path) -> None:
     store = TimeStore(tmp_path / "profiles.sqlite")
     assert store.lookup()(EQUATION) is None
     for engine, seconds in (("a", 0.5), ("b", 0.25)):
@@ -189,7 +189,7 @@ def test_the_cost_model_knows_the_best_engine(tmp_path: Path) -> None:
     assert store.lookup()(EQUATION) == 0.3
 
 
-def test_a_store_in_memory_knows_too(tmp_path: Path) -> None:
+def test_store_in_memory_returns_recorded_times(tmp_path: Path) -> None:
     (tmp_path / "profiles.sqlite").write_bytes(b"no database" * 100)
     store = TimeStore(tmp_path / "profiles.sqlite")
     with pytest.warns(RuntimeWarning, match="kept in memory"):

@@ -26,7 +26,7 @@ def test_live_buffers_never_overlap(given: dict[str, Buffer]) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=3), buffers(), max_size=16))
-def test_between_what_is_live_at_once_and_no_reuse(given: dict[str, Buffer]) -> None:
+def test_arena_is_between_the_live_maximum_and_the_sum_of_buffers(given: dict[str, Buffer]) -> None:
     arena = plan_arena(given)
     rounded = {n: -(-b.size // ALIGNMENT) * ALIGNMENT for n, b in given.items()}
     at_once = [sum(rounded[n] for n, b in given.items() if b.first <= step <= b.last) for step in range(15)]
@@ -39,7 +39,7 @@ def test_a_chain_needs_its_two_largest_neighbours() -> None:
     assert plan_arena(chain).separate == 1792
 
 
-def test_a_gap_is_filled_by_what_fits_it_best() -> None:
+def test_buffer_takes_the_smallest_gap_that_fits() -> None:
     """Two gaps, of 128 and of 64, between buffers that last: what needs 64 takes the smaller one."""
     lasting = {"a": Buffer(640, 0, 9), "b": Buffer(576, 0, 2), "c": Buffer(512, 0, 9), "d": Buffer(448, 0, 1)}
     small = {"e": Buffer(64, 3, 9)}

@@ -208,7 +208,7 @@ def test_equations_and_programs_are_measured_once(monkeypatch: pytest.MonkeyPatc
     assert store.measured(replace(view, via=Instance(VIEW))).seconds < 1e-6
 
 
-def test_comparing_takes_turns() -> None:
+def test_calls_are_timed_in_turns() -> None:
     order: list[str] = []
     found = time_calls({n: lambda n=n: order.append(n) for n in "abc"}, rounds=3, min_seconds=1e-9)
     assert set(found) == {"a", "b", "c"} and all(t.n == 3 and t.median > 0 and t.iqr >= 0 for t in found.values())
@@ -225,7 +225,9 @@ def test_bandwidth_is_a_plausible_number() -> None:
     assert stream_bandwidth(1, 1 << 20) == stream_bandwidth(1, 1 << 20)
 
 
-def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_stored_times_of_c_kernels_are_valid_for_one_generator_version(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
     made = parse("tensor A[8, 16]\ntensor B[8, 16]\nY[m:8, n:16] = A[m, n] * B[m, n]")
     key = profile_key(made.equations[0])
     ours = [replace(key, engine=engine) for engine in ("c", "apart", "")] + [profile_key(made)]
@@ -249,7 +251,7 @@ def test_times_of_c_kernels_hold_for_what_wrote_them(monkeypatch: pytest.MonkeyP
     assert None not in [store.get(known) for known in others]
 
 
-def test_times_of_templates_hold_for_their_version(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+def test_stored_times_of_templates_are_valid_for_one_version(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     """Of library operators too, and of programs of nothing else; an eOperator's key itself says the schedules'."""
     library = parse("tensor A[8, 16]\ntensor B[16, 4]\nY[m:8, n:4] = sum[k:16] A[m, k] * B[k, n]")
     via = Instance("Matmul", (("m", 8), ("n", 4), ("k", 16)))

@@ -217,7 +217,7 @@ def test_small_weights_are_read_by_all_threads() -> None:
         assert [cut.traversal.name for cut in part.cuts] == ["h"] and part.blocks % threads == 0
 
 
-def test_a_chain_is_divided_where_one_tensor_leads_on() -> None:
+def test_chain_is_divided_only_at_a_stage_with_one_reader() -> None:
     """Not where what follows reads two stages of it."""
     end = in_blocks(convolution(1, 16, 16, 9, 8)).end
     found = find_chain(end.equations[-1].scope)
@@ -309,7 +309,7 @@ def test_elementwise_reader_is_fused_into_the_last_stage() -> None:
     np.testing.assert_array_equal(got, evaluate(program, {**arrays, **constants})["Z"])
 
 
-def test_an_elementwise_reader_joins_a_chain_that_is_run_already() -> None:
+def test_elementwise_reader_is_fused_into_a_generated_chain() -> None:
     """Across the border of two subprograms: the border is fused away, the weights stay as they were stored."""
     before = in_blocks(convolution(1, 16, 16, 6, 6)).end
     more = ee.parse("tensor Y[1, 16, 6, 6]\nZ[n:1, f:16, h:6, w:6] = relu(Y[n, f, h, w])").equations[0]
@@ -407,7 +407,7 @@ def test_tiles_fit_the_registers_and_the_vectors(rows: int, vectors: int, depth:
     assert tile.rows * tile.vectors + tile.vectors + 1 <= Machine().registers
 
 
-def test_rows_that_come_out_even_are_preferred() -> None:
+def test_tiles_that_divide_the_rows_are_preferred() -> None:
     assert choose_vector_tile(16, 16, 64, Machine()).rows in (4, 8, 16)
     assert 28 % choose_vector_tile(28, 4, 64, Machine()).rows == 0
 

@@ -46,7 +46,7 @@ def test_moved_bytes_count_reads_and_writes() -> None:
     )
 
 
-def test_ways_that_write_every_window_are_out() -> None:
+def test_forms_that_write_every_window_are_excluded() -> None:
     found = standard_forms(FEW, arrays(FEW)[1], 1)
     assert describe_operators(found[0][0]).startswith("Conv2d(") and len(found) < len(
         list(bench_cases.library_forms(FEW))
@@ -56,7 +56,7 @@ def test_ways_that_write_every_window_are_out() -> None:
     assert moved_bytes(load_model(program_model(FEW, arrays(FEW)[1]))) > 2 * windows  # as it is written
 
 
-def test_ways_that_are_as_good_stay() -> None:
+def test_forms_with_similar_estimates_are_kept() -> None:
     """Standard operators have no windows of a band: whatever way it is written, they are gathered."""
     band = ops.g2bmm(1, 64, 4, 8, 1)
     assert len(standard_forms(band, arrays(band)[1], 1)) == len(list(bench_cases.library_forms(band)))
@@ -71,7 +71,7 @@ def test_case_without_a_standard_form_is_refused(monkeypatch: pytest.MonkeyPatch
         standard_forms(SMALL, {}, 1)
 
 
-def test_a_way_that_is_much_slower_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_slower_form_is_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     band = ops.g2bmm(1, 64, 4, 8, 1)
     path = tmp_path / "band.ein"
     path.write_text(text(band))

@@ -238,7 +238,7 @@ NAMES = {
 
 @pytest.mark.parametrize("believes", BOTH)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_known_by_what_it_means(name: str, believes: Callable[[str, str], bool]) -> None:
+def test_programs_that_differ_behind_equal_names_are_not_equal(name: str, believes: Callable[[str, str], bool]) -> None:
     before, after = NAMES[name]
     assert believes(before, before) and believes(after, after)
     assert not believes(before, after) and not believes(after, before)
@@ -326,7 +326,7 @@ def test_equation_is_compared_with_its_counterpart_at_another_depth(name: str) -
     assert engine(before, after) and engine(after, before)
 
 
-def test_the_outermost_are_put_in_first() -> None:
+def test_outermost_equations_are_inlined_first() -> None:
     program = parse("tensor A[4]\nT[i:4] = A[i]\nU[i:4] = T[i]\nV[i:4] = A[3-i]\nY[i:4] = U[i] + V[i]")
     held = EquationDefinitions(program)
     assert held.made_of("Y") == {"A", "T", "U", "V"} and held.made_of("A") == frozenset()

@@ -109,7 +109,7 @@ def matmul(**changed: int) -> Equation:
     return Equation("Y", MATMUL.instantiate(size, tensors), MATMUL.instance({**size, **changed}))
 
 
-def test_instances_are_what_they_say() -> None:
+def test_correct_operator_calls_and_views_are_accepted() -> None:
     require_instance(matmul())
     (a, b), own = matmul().scope.body.args, matmul().scope.traversals  # type: ignore[union-attr]
     m, n, k = Iterator("x", 0, 4), Iterator("y", 0, 3), Iterator("z", 0, 2)
@@ -120,7 +120,7 @@ def test_instances_are_what_they_say() -> None:
     require_instance(Equation("Y", renamed, Instance("eOperator")))
 
 
-def test_instances_that_are_not_what_they_say() -> None:
+def test_wrong_operator_calls_are_refused_with_the_reason() -> None:
     def why(text: str) -> str:
         with pytest.raises(Refused) as found:
             require_instance(parse(f"tensor A[4, 2]\ntensor B[2, 4]\ntensor C[4, 4]\n{text}").equations[-1])

@@ -75,7 +75,7 @@ def test_commands_without_kernels_load_no_compiler(argv: list[str], case: Path, 
     assert (done.returncode, loaded_by(done) & {"tvm", "torch", "tvm_ffi"}) == (0, set())
 
 
-def test_a_misspelt_model_waits_for_no_compiler(tmp_path: Path) -> None:
+def test_missing_model_is_reported_without_loading_a_compiler(tmp_path: Path) -> None:
     done = python("-X", "importtime", "-m", "einnet_explore", "optimize", str(tmp_path / "none.onnx"))
     assert (done.returncode, done.stdout) == (2, "") and loaded_by(done).isdisjoint({"tvm", "torch", "onnxruntime"})
     assert f"error: {tmp_path / 'none.onnx'}: No such file or directory" in done.stderr.splitlines()
@@ -164,7 +164,7 @@ def test_derive_prints_a_table(case: Path, capsys: pytest.CaptureFixture[str]) -
     assert said.err == ""
 
 
-def test_derive_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_derive_reports_no_library_operator_if_none_matches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sum.ein"
     path.write_text("tensor A[4]\nY[i:4] = A[i] + 1\n")
     saved = tmp_path / "r.json"
@@ -248,7 +248,7 @@ def test_saved_json_is_recognised_by_content_not_by_name(
     assert isinstance(session, ee.Session)
 
 
-def test_a_record_that_does_not_lead_there_is_named(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_with_a_wrong_path_is_reported_with_its_step(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = json.loads(record.read_text())
     held["steps"][0]["at"] = "7"
     record.write_text(json.dumps(held))
@@ -318,7 +318,7 @@ def test_gradients_and_stash_are_printed_in_latex(case: Path, capsys: pytest.Cap
     assert plain.split("# backward")[1].split("\n\n")[1:] == shown.split("# backward")[1].split("\n\n")[1:]
 
 
-def test_names_that_are_no_utf8_cost_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_names_that_are_no_utf8_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = tmp_path / os.fsdecode(b"b\xff.ein")
     case.write_text(CASE)
     saved, said = tmp_path / "r.json", tmp_path / "d.json"
@@ -343,7 +343,7 @@ def test_nothing_found_and_nothing_refused(case: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.endswith("\nno candidate was found\n")
 
 
-def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     write_json("-", {"a": float("inf"), "b": [float("nan"), 1.5], "c": ("x", None)})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": ["x", None]}
 
@@ -440,7 +440,7 @@ def test_interrupted_optimize_keeps_what_it_found(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fast.onnx", "m.onnx"]
 
 
-def test_interrupted_while_writing_leaves_nothing(
+def test_interrupt_while_writing_leaves_no_file(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ctrl_c(_: int) -> None:
@@ -452,7 +452,7 @@ def test_interrupted_while_writing_leaves_nothing(
     assert [p.name for p in tmp_path.iterdir()] == ["conv.ein"]
 
 
-def test_a_disk_that_is_really_full_leaves_nothing(tmp_path: Path) -> None:
+def test_write_beyond_the_file_size_limit_leaves_no_file(tmp_path: Path) -> None:
     def small() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 

@@ -94,7 +94,7 @@ def test_ends_that_differ_are_false_whatever_the_steps_claim() -> None:
     assert certify_chain([(a, b, claimed), (b, c, claimed)]).kind == "false"
 
 
-def test_a_chain_with_a_gap_is_none() -> None:
+def test_chain_whose_steps_do_not_meet_is_refused() -> None:
     a, b, c = relus("A[i]", "A[i] + 0*A[i]", "2*A[i]")
     with pytest.raises(ValueError, match="step 1 starts from "):
         compose_certificates([(a, b, certify(a, b)), (c, c, certify(c, c))])
@@ -113,7 +113,7 @@ def test_axiom_of_a_step_is_named_for_the_whole_derivation() -> None:
     assert EXPONENTIAL_AXIOM in compose_certificates(chain([a, b, c])).detail
 
 
-def test_nothing_done_is_identical() -> None:
+def test_derivation_without_steps_is_identical() -> None:
     assert compose_certificates([]) == certify_chain([]) == Certificate("proved", "identical")
 
 
@@ -125,7 +125,7 @@ def test_programs_of_a_certificate_are_strings() -> None:
             Certificate.from_json({**data, "programs": wrong})
 
 
-def test_a_records_own_certificate_is_trusted_in_nothing() -> None:
+def test_certificate_in_a_record_is_not_trusted() -> None:
     a, b = relus("A[i]", "2*A[i]")
     step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": "tensor A[4]\nY[i:4] = 2*A[i]\n"}
     data = {"format": "einnet-explore record", "version": 1, "start": "tensor A[4]\nY[i:4] = A[i]\n", "steps": [step]}

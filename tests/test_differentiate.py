@@ -294,7 +294,7 @@ def test_a_gradient_is_a_program_in_the_text_form() -> None:
     assert ee.text(ee.grad(ee.ops.tanh(4))).split("\n")[-2] == "d_A[x0:4] = d_Y[x0] * (1 - tanh(A[x0]) * tanh(A[x0]))"
 
 
-def test_an_inverted_map_sums_nothing() -> None:
+def test_gradient_through_an_invertible_map_has_no_summation() -> None:
     for text in ("tensor X[4, 6]\nY[i:8, j:3] = X[(3*i+j) // 6, (3*i+j) % 6]", "tensor X[12]\nY[i:3, j:4] = X[4*i+j]"):
         assert not ee.grad(ee.parse(text)).equations[-1].scope.summations
 
@@ -356,7 +356,7 @@ def test_kernels_raise_zero_without_a_call() -> None:
 
 @pytest.mark.parametrize("body", ["X[i, j] * Z[j]", "exp(X[i, j]) * Z[j]", "tanh(X[i, j] * Z[j]) * X[i, j] + Z[j]"])
 @pytest.mark.parametrize("reduce", ["max", "min"])
-def test_something_attains_what_kernels_take_for_the_extremum(reduce: str, body: str) -> None:
+def test_kernels_find_an_element_that_attains_the_extremum(reduce: str, body: str) -> None:
     """The products are computed again to compare them: in one operation with the comparison they were others."""
     program = ee.parse(f"tensor X[40, 50]\ntensor Z[50]\nY[i:40] = {reduce}[j:50] {body}")
     gradient = ee.grad(program)

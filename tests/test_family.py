@@ -411,13 +411,13 @@ def test_a_remainder_by_other_parameters() -> None:
         (["3 >= 2"], "'3 >= 2':1:1: found an assumption without a parameter, expected one such as H >= 3"),
     ],
 )
-def test_assumptions_that_nothing_fulfils_or_that_are_none(assume: list[str], expected: str) -> None:
+def test_unsatisfiable_and_malformed_assumptions_are_refused(assume: list[str], expected: str) -> None:
     with pytest.raises(TextError) as raised:
         family(WINDOWS, assume=assume)
     assert str(raised.value).startswith(f"assumption {expected}")
 
 
-def test_a_family_is_no_program() -> None:
+def test_family_is_refused_where_a_program_is_expected() -> None:
     with pytest.raises(TextError, match="1:1: found param, expected sizes that are numbers: this is a family"):
         ee.parse(CONVOLUTION)
     assert ee.parse("tensor param[2]\nY[i:2] = param[i]").inputs[0].name == "param"

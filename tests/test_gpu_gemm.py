@@ -179,7 +179,7 @@ def test_cudnn_graph_has_the_parameters_of_the_convolution() -> None:
     assert len(convolutions.excluded_notes(cudnn, "float32")) == 2 > len(convolutions.excluded_notes(cudnn, "tf32"))
 
 
-def test_lines_are_images_of_one_row() -> None:
+def test_one_dimensional_convolution_is_a_convolution_of_one_row() -> None:
     step = conv("Conv", (2, 4, 7), (2, 8, 7), (4, 8, 3), pads=(0, 2))
     made = convolutions.with_two_spatial_dimensions(step)
     assert made.data.shape == (2, 8, 1, 7) and made.data.strides == (56, 7, 7, 1)

@@ -58,7 +58,7 @@ def test_copy_kernels_are_correct(name: str) -> None:
             assert took is not None and took.spills == took.stack == 0 and took.blocks(256) >= 2
 
 
-def test_the_same_runs_in_blocks() -> None:
+def test_copy_kernels_are_correct_by_opencl() -> None:
     pytest.importorskip("pyopencl")
     for name in ("transposed", "packs", "both ways", "beyond the edge"):
         program = parse(CASES[name])
@@ -131,7 +131,7 @@ def test_scopes_without_a_copy_kernel_are_refused() -> None:
         copy_kernel(scope, kind=F16)
 
 
-def test_plans_move_what_they_move() -> None:
+def test_plan_copies_a_transposed_operand_through_shared_memory() -> None:
     program = parse("tensor A[64, 48]\ntensor B[48, 64]\nY[i:48, j:64] = A[j, i] + B[i, j]")
     (step,) = plan.cuda_plan(program).steps
     assert "__shared__" in step.text and step.block == (256, 1, 1)

@@ -48,7 +48,7 @@ CHECKED = ("-O1", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_tiles_in_turns_are_right(name: str) -> None:
+def test_double_buffered_tiles_are_correct(name: str) -> None:
     made = tile_contraction(parse(PROGRAMS[name]), SMALL)
     want, got = run(made, PROGRAMS[name], lambda kernel: c_kernels.load_c_kernel(kernel, CHECKED))
     assert (got == want).all()
@@ -61,7 +61,7 @@ def test_tiles_in_turns_are_right(name: str) -> None:
         assert took is not None and took.spills == took.stack == 0 and took.shared <= 48 << 10
 
 
-def test_the_same_in_blocks_that_wait() -> None:
+def test_double_buffered_tiles_are_correct_by_opencl() -> None:
     pytest.importorskip("pyopencl")
     for text in (PROGRAMS["band"], PROGRAMS["uneven"]):
         try:
@@ -71,7 +71,7 @@ def test_the_same_in_blocks_that_wait() -> None:
         assert (got == want).all()
 
 
-def test_before_sm_80_it_is_a_copy() -> None:
+def test_asynchronous_copies_are_plain_copies_before_sm_80() -> None:
     if not nvrtc.nvrtc_available():
         pytest.skip("NVRTC is not installed")
     made = tile_contraction(parse(PROGRAMS["product"]), SMALL).kernel

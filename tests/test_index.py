@@ -106,7 +106,7 @@ def check_form(index: Index) -> None:
 
 
 @given(cases(), st.randoms(use_true_random=False))
-def test_names_do_not_decide_what_is_simplified(case: tuple[list[Iterator], Written], rng: random.Random) -> None:
+def test_simplification_does_not_depend_on_names(case: tuple[list[Iterator], Written], rng: random.Random) -> None:
     over, tree = case
     names = rng.sample("pqrs", len(over))
     to = {x: Iterator(name, x.lo, x.hi) for x, name in zip(over, names, strict=True)}
@@ -225,7 +225,7 @@ def test_properties_of_an_index_are_computed() -> None:
     assert (Iterator("x", 5, 8) % 4).bounds == (1, 3)
 
 
-def test_reads_as_it_is_written() -> None:
+def test_printed_index_evaluates_to_itself() -> None:
     assert repr(2 * i - j + 3) == "2*i-j+3"
     assert repr(Index()) == "0"
     assert repr(as_index(-4)) == "-4"

@@ -282,7 +282,7 @@ def test_models_beyond_a_protocol_buffer_are_not_exported(monkeypatch: pytest.Mo
         export_model(model, [replacement])
 
 
-def test_memory_lasts_and_a_broken_file_is_no_trouble(tmp_path: Path) -> None:
+def test_tuning_history_persists_and_survives_a_broken_file(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path / "profiles.sqlite")
     memory = TuningHistory(store)
     assert memory.get("contest", "a") is None

@@ -130,7 +130,7 @@ def test_temporaries_share_memory_unless_they_live_together() -> None:
     assert gpu_emulation.slot_sizes(flat) == (4, 6)
 
 
-def test_a_reduction_of_what_is_read_elsewhere_waits() -> None:
+def test_value_read_by_other_threads_needs_a_barrier() -> None:
     """A shifted read of an expensive value: other threads made it."""
     made = fuse_program(
         parse("""tensor X[3, 8]
@@ -337,7 +337,7 @@ def test_many_random_programs_are_exact(program: Program) -> None:
 
 
 @needs_cc
-def test_not_a_number_passes_through() -> None:
+def test_nan_propagates_through_a_softmax() -> None:
     x = np.array([[1, np.nan, 2], [0, 1, 2]], np.float32)
     found = FusedProgram(softmax(4, 9))({"X": x})["Y"]
     assert np.isnan(found[0]).all() and not np.isnan(found[1]).any()
@@ -454,7 +454,7 @@ def test_gpu_blocks_run_by_opencl_agree_with_evaluation(name: str) -> None:
 
 
 @needs_opencl
-def test_one_thread_a_point_by_opencl() -> None:
+def test_kernels_with_one_thread_for_each_point_are_correct_by_opencl() -> None:
     program = parse("tensor X[9, 300]\nM[c:300] = max[n:9] X[n, c]\nY[n:9, c:300] = X[n, c] - M[c]\noutput Y")
     arrays = normal(program)
     flat, _ = gpu_launch(fuse_program(program), {"X": (9, 300)})
@@ -472,7 +472,7 @@ def test_cuda_text_of_fused_kernels_compiles(name: str, architecture: str) -> No
     assert nvrtc.compile_cuda(kernel, architecture).code[1:4] == b"ELF"
 
 
-def test_blocks_refuse_what_they_cannot() -> None:
+def test_unsupported_engines_threads_and_shapes_are_refused() -> None:
     with pytest.raises(BackendError, match="engine 'cuda': expected one of opencl, c blocks"):
         run_blocks(fuse_program(softmax(4, 9)), normal(softmax(4, 9)), "cuda")
     with pytest.raises(ValueError, match="48 threads a block, expected a power of two"):

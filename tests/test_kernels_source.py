@@ -202,7 +202,7 @@ def test_names_never_reach_the_text(dialect: str) -> None:
     )
 
 
-def test_one_name_in_all_dialects() -> None:
+def test_kernel_has_the_same_name_in_all_dialects() -> None:
     kernel = Kernel("for", (Y,), ())
     assert entry_name(kernel) == "for_1"
     assert all("for_1(" in emit(kernel, d) for d in ("cuda", "opencl", "c"))
@@ -321,7 +321,7 @@ def test_a_block_as_loops_is_its_threads(kernel: Kernel, count: int) -> None:
     alike(kernel, {"out": np.zeros(150, np.int64), "count": count})
 
 
-def test_a_race_would_be_seen() -> None:
+def test_interpreter_detects_races() -> None:
     body = (Store(Y, T, literal(1.0)), Store(Y, T + 1, literal(2.0)))
     with pytest.raises(kernel_machine.Race):
         kernel_machine.run(Kernel("race", (Y,), body, (2, 1, 1)), {"y": np.zeros(4, np.float32)})
@@ -437,7 +437,7 @@ def test_broken_kernels_are_refused(body: tuple[Statement, ...], says: str) -> N
             emit(kernel, dialect)
 
 
-def test_a_barrier_where_all_agree() -> None:
+def test_barrier_under_a_uniform_condition_is_accepted() -> None:
     i, u = Var("i"), Var("u")
     body = (
         Declare(u, W * 2 + LaunchIndex("block")),
@@ -446,7 +446,7 @@ def test_a_barrier_where_all_agree() -> None:
     check_kernel(Kernel("agreed", (Y, CONST, W), body, (4, 1, 1)))
 
 
-def test_a_pair_kept_over_a_barrier() -> None:
+def test_pair_kept_over_a_barrier_is_refused_in_c() -> None:
     mine = Array("mine", F16, 4, "private")
     body = (LocalArray(mine), PairOperation("+", mine, ZERO, HALF, HALF), Barrier(), Store(HALF, T, mine[0]))
     kernel = Kernel("kept", (HALF,), body, (4, 1, 1))

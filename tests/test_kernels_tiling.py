@@ -126,7 +126,7 @@ def test_reads_of_the_chosen_size_are_eight_wide() -> None:
     assert ci.extent == 8 and cost.mr == 4 * (3 * 4 * 8 * 16 + 6 * 8 * 32)
 
 
-def test_the_documents_kernel(snapshot: SnapshotAssertion) -> None:
+def test_emitted_kernel_of_the_documents_example_is_unchanged(snapshot: SnapshotAssertion) -> None:
     found = tile_contraction(parse(FUSED.replace("\n  D", " D")))
     assert found.cost.tile == CHOSEN
     assert found.kernel.block == (256, 1, 1) and found.kernel.grid == (50176, 1, 1)

@@ -144,7 +144,7 @@ def test_values_without_a_residue_are_refused() -> None:
     assert compare_modulo_prime(one, other).differs == ("Y", (0,))
 
 
-def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_modular_prints_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
     record = records.to_record(Derivation(CASES["strided"]))
     text = render(steps("strided")[0].after)

@@ -106,7 +106,7 @@ def test_triples_are_a_monoid_and_what_lists_are_mapped_to(
 
 
 @given(st.lists(pairs, min_size=1, max_size=8), bases)
-def test_the_answer_is_the_softmax(values: list[tuple[int, Fraction]], base: Fraction) -> None:
+def test_triple_of_a_list_yields_its_softmax_weighted_sum(values: list[tuple[int, Fraction]], base: Fraction) -> None:
     found = softmax_homomorphism(base).whole(values)
     weights = [base**z for z, _ in values]
     assert found.weighted / found.total == sum(p * x for p, (_, x) in zip(weights, values, strict=True)) / sum(weights)
@@ -290,7 +290,7 @@ def test_a_model_is_one_subprogram_and_one_kernel(mask: bool) -> None:
 
 
 @pytest.mark.parametrize("score", [PLAIN, MASKED])
-def test_it_is_exported_with_softmax(score: str) -> None:
+def test_one_pass_attention_is_exported_with_softmax(score: str) -> None:
     scope = derived(attention(2, 6, 9, 4, 3, score))
     made = exported(scope)
     used = [node.op_type for f in made.functions for node in f.node] + [node.op_type for node in made.graph.node]

@@ -75,7 +75,7 @@ def test_defaults_are_those_of_the_models_operator_set() -> None:
     assert unsupported_attributes(item, 18, frozenset(("mode",))) == ()
 
 
-def test_a_definition_asks_for_nothing_that_it_does_not_name() -> None:
+def test_definition_that_reads_an_undeclared_attribute_is_an_error() -> None:
     model = load_model(build([node("LeakyRelu", ["x"], ["y"])], {"x": X}, ["y"]))
     with pytest.raises(LookupError, match="definition of LeakyRelu reads attribute alpha, which it does not declare"):
         NodeCall(model.nodes[0], model).get("alpha", 0.01)

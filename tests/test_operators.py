@@ -153,7 +153,7 @@ def test_onnx_runtime_computes_the_canonical_expression(name: str, attributes: A
     assert np.allclose(found.reshape(scope.shape), evaluate(scope, held, "float64"), rtol=1e-5)
 
 
-def test_onnx_says_no_where_it_cannot() -> None:
+def test_calls_that_onnx_cannot_express_have_no_node() -> None:
     transpose, pool = NAMED["ConvTranspose1d"].onnx, NAMED["MaxPool2d"].onnx
     assert transpose is not None and pool is not None
     long = {"n": 1, "g": 1, "f": 1, "y": 12, "c": 1, "h": 4, "sh": 2, "ph": 1, "R": 3}

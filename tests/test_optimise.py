@@ -67,7 +67,9 @@ def test_small_model_is_derived_proved_and_exported(tmp_path: Path) -> None:
         assert all(c.kind == "proved" for c in ee.check(derivation))
 
 
-def test_kept_whatever_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_all_derived_subprograms_is_correct_at_any_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The way of what is kept, without luck: every candidate that agrees counts as faster.
     for name in ("MAX_WINNER_RATIO", "NEGLIGIBLE_SHARE"):
         monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
@@ -105,9 +107,7 @@ def test_a_second_run_measures_nothing_again(monkeypatch: pytest.MonkeyPatch, tm
     assert times[0] == times[1] and first.seconds == second.seconds
 
 
-def test_a_second_run_begins_nothing_for_which_the_first_had_no_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_second_run_with_the_same_budget_tunes_nothing_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The time of all runs counts; one with a larger budget goes on."""
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     clock = iter(range(0, 10_000, 20))

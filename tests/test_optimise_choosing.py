@@ -106,9 +106,7 @@ def test_attribution_leaves_out_each_kept_derivation(tmp_path: Path, monkeypatch
     assert Optimiser(model(transposed()), SHORT).result().attribution() == ()
 
 
-def test_the_exported_model_is_what_counts_where_onnxruntime_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_runtime_onnxruntime_selects_the_exported_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     fast = searched(model(transposed()), replace(SHORT, runtime="onnxruntime"))
     said = sound(fast, tmp_path)
@@ -150,7 +148,7 @@ def measured(gain: float) -> Callable[..., dict[str, Timing]]:
     return timed
 
 
-def test_a_second_result_is_the_first_and_says_where_it_gains_no_more(
+def test_second_result_repeats_the_first_and_reports_lost_gains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything(monkeypatch)
@@ -276,7 +274,9 @@ def test_near_winners_are_kept_if_joined_with_neighbours(monkeypatch: pytest.Mon
         (None, (0,), "not known (it broke)"),
     ],
 )
-def test_a_slow_export_is_not_passed_in_silence(speedup: float | None, parts: tuple[int, ...], said: str) -> None:
+def test_report_says_why_an_export_is_slow_or_incomplete(
+    speedup: float | None, parts: tuple[int, ...], said: str
+) -> None:
     told = ExportSelection(speedup, "it broke", parts).lacks(1)
     assert said in told and bool(told) == bool(said)
 

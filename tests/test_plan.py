@@ -150,7 +150,7 @@ def test_the_number_of_sessions_is_the_longest_alternation() -> None:
     assert check(of, ("a1",), ("a3",), ("b",)).sessions == 3
 
 
-def test_arrays_are_let_go_when_the_last_reader_is_done() -> None:
+def test_arrays_are_freed_after_their_last_reader() -> None:
     plan = check(chain(), ("b",), ("d",))
     dropped = [set(segment.dropped) for segment in plan.segments]
     assert dropped == [{"x"}, {"p"}, set(), {"r"}, {"s"}]  # q is an output, though c is its last reader
@@ -248,7 +248,7 @@ def test_plans_run_in_several_threads_at_once() -> None:
         np.testing.assert_allclose(a["y"], b["y"], 1e-6)
 
 
-def test_threads_and_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_get_the_thread_and_spinning_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, str]] = []
     real = onnxruntime.InferenceSession
 
@@ -268,7 +268,7 @@ def test_threads_and_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [(2, "0"), (2, "0"), (2, "default")]
 
 
-def test_an_original_that_rests_is_opened_again_by_its_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_session_is_reopened_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     real = onnxruntime.InferenceSession
 
@@ -326,7 +326,7 @@ def test_missing_result_or_input_is_reported() -> None:
         plan.run({"z": np.zeros(3)})
 
 
-def test_a_region_that_does_not_load_names_its_nodes() -> None:
+def test_region_that_fails_to_load_is_reported_with_its_nodes() -> None:
     nodes = [helper.make_node("Unknown", ["p"], ["q"], name="odd", domain="elsewhere"), node("Neg", "b", "q", "y")]
     graph = helper.make_graph(
         [node("Relu", "a", "x", "p"), *nodes],

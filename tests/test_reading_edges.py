@@ -162,7 +162,7 @@ def test_batch_normalisation_agrees_for_extreme_variances(variance: float, epsil
     of("BatchNormalization", NUMBERS.reshape(1, 1, -1), weights, epsilon=epsilon)
 
 
-def test_of_a_constant_channel_the_mean_and_variance_leave_zero() -> None:
+def test_mean_variance_normalisation_of_a_constant_channel_is_zero() -> None:
     """As ONNX defines it; ONNX Runtime leaves out the 1e-9 that is added to the deviation, and says 0/0."""
     item = node("MeanVarianceNormalization", ["x"], ["y"], axes=[2, 3])
     x = FINITE.reshape(-1, 1, 2, 2)
@@ -282,7 +282,7 @@ def test_movement_and_selection_agree_at_domain_edges(value: float) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 1.0), (1.0, 0.0), (2.0, 1.0)])
-def test_a_product_that_is_left_out(alpha: float, beta: float) -> None:
+def test_gemm_agrees_for_zero_alpha_or_beta(alpha: float, beta: float) -> None:
     x, weight = ROWS[:, :4], np.array([[1, 0], [0, 1], [0, 0], [3, 0]], np.float32)
     c = np.array([INF, -INF], np.float32)
     item = node("Gemm", ["x", "w", "c"], ["y"], alpha=alpha, beta=beta)

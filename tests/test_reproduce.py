@@ -49,7 +49,7 @@ SMALL = Case(
 
 
 @pytest.mark.parametrize(("fingerprint", "converging"), [(True, True), (False, True), (True, False)])
-def test_one_search_tells_what_searches_to_smaller_depths_do(fingerprint, converging):
+def test_levels_of_one_search_equal_searches_to_smaller_depths(fingerprint, converging):
     """The levels of one run, against a run of its own for each MaxDepth."""
     levels = search_depths(SMALL, 3, 120, fingerprint, converging)
     assert [d.depth for d in levels] == [0, 1, 2, 3] and all(d.complete for d in levels)

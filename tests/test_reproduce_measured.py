@@ -86,7 +86,7 @@ def test_nothing_measured_is_an_empty_table() -> None:
         draw_chart(only)
 
 
-def test_units_come_cheapest_first_and_rivals_are_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_ordered_by_cost_and_rivals_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     effort = end_to_end.EndToEndEffort(("a", "b"), (1, 16), (1, 2))
     assert [u.size for u in end_to_end.EndToEndEffort(("longformer", "gcn"), (16,), (1,)).units()] == [1000, None]
     assert [(u.model, u.batch, u.threads) for u in effort.units()][:3] == [("a", 1, 1), ("b", 1, 1), ("a", 1, 2)]
@@ -176,7 +176,7 @@ def test_backend_with_wrong_outputs_is_not_the_fastest() -> None:
     assert "busy for 1 of 1 measurements: a load of up to 1000.0" in operator_tables.fig16([one], {}, (ORT,)).note
 
 
-def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
+def test_chart_has_a_text_alternative_with_all_figures() -> None:
     drawn = draw_chart(end_to_end.end_to_end_tables(RESULTS)[0])
     words = repr(drawn)
     assert "batch 1, 1 thread (time relative to ours)" in words and "batch 16, 2 threads" in words
@@ -184,7 +184,7 @@ def test_figures_cut_long_bars_and_say_the_same_in_words() -> None:
     assert draw_chart(end_to_end.end_to_end_tables(RESULTS)[0]).svg == drawn.svg
 
 
-def test_a_place_without_a_panel_is_empty() -> None:
+def test_chart_draws_no_axes_for_missing_panels() -> None:
     drawn = draw_chart(end_to_end.end_to_end_tables({**RESULTS, Unit(1, 2, "dcgan"): result(ours=1.0, ort=2.0)})[0])
     assert drawn.svg.count('id="matplotlib.axis_') == 2 * 3
 

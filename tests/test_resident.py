@@ -39,7 +39,7 @@ def test_small_constants_are_not_moved_to_pages() -> None:
     assert copy_to_large_pages({}) == {}
 
 
-def test_a_session_reads_what_it_is_lent() -> None:
+def test_session_computes_with_the_weights_that_replace_its_own() -> None:
     """The model says that W is 0; what is lent in its place is what the session computes with."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in "XY"]
     zero = numpy_helper.from_array(np.zeros((1, 2), np.float32), "W")

@@ -56,7 +56,7 @@ def notes(cache: Path) -> list[Path]:
     return list((cache / "kernels").glob("refused-*.txt"))
 
 
-def test_an_interrupt_is_the_parent_s_to_answer(cache: Path, during: Callable[[str], None]) -> None:
+def test_sandbox_process_ignores_interrupts(cache: Path, during: Callable[[str], None]) -> None:
     """Ctrl-C in a terminal, or a notebook's stop button, goes to all processes."""
     during(f"raise({int(signal.SIGINT)});")
     child = trial._child()
@@ -102,7 +102,7 @@ def test_an_interrupt_while_the_process_starts_leaves_no_answer_for_another_kern
     trial._stop(trial._children[os.getpid()])
 
 
-def test_a_fork_has_a_lock_of_its_own() -> None:
+def test_forked_process_has_a_free_lock() -> None:
     """One that another thread of its parent held would never be free."""
     with trial._lock:
         pid = os.fork()

@@ -85,7 +85,7 @@ def test_a_search_goes_on_as_if_it_had_not_been_left(tmp_path: Path, strategy: s
     same(part, through)
 
 
-def test_a_limit_is_for_each_go() -> None:
+def test_time_limit_applies_to_each_iteration() -> None:
     run = Run(CONV, ee.program_seconds, limit=1e-9, options=Options("paper", 2))
     assert [sum(1 for _ in run) for _ in range(3)] == [1, 1, 1]
     assert run.events == 3
@@ -111,7 +111,7 @@ def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
         assert said[-1] == said[-2]
 
 
-def test_another_way_than_before_is_noticed() -> None:
+def test_saved_search_that_replays_differently_is_refused() -> None:
     run = started("paper")
     list(islice(run, 30))
     data = saved_search_to_json(run)

@@ -41,7 +41,7 @@ def test_a_bar_counts_the_certificates_of_all_that_it_found() -> None:
     assert bars.unsure(["proved", "exact", "none", "false"]) == 2
 
 
-def test_a_bar_may_be_for_every_operator() -> None:
+def test_bar_for_every_operator_counts_at_least_as_many_states() -> None:
     names = [bar.name for bar in bars.BARS]
     assert len(names) == len(set(names)) and "Conv3x3 7x7 512-512, for every operator" in names
     one, every = (
@@ -51,7 +51,7 @@ def test_a_bar_may_be_for_every_operator() -> None:
     assert every.found and every.states >= one.states
 
 
-def test_the_table_shows_the_counts_and_the_command_fails_without(
+def test_table_shows_verdict_counts_and_unverified_candidates_fail(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = search.Case("small", CASES["band"], "G2BMM")

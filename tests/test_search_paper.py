@@ -80,7 +80,7 @@ def begins_alike(case: str, events: int) -> set[int]:
 
 
 @pytest.mark.parametrize("case", LIMITS)
-def test_a_search_to_one_depth_is_how_a_search_to_the_next_begins(case):
+def test_events_to_one_depth_are_a_prefix_of_those_to_the_next(case):
     """To depth 8: so states and candidates of one depth are among those of the next (``Search._levels``)."""
     assert begins_alike(case, 400) >= {1, 2}
 

@@ -76,7 +76,7 @@ def test_nothing_cheaper_is_lost(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_lean_candidates_are_the_same_calls(case):
+def test_best_first_finds_the_calls_of_candidates_without_waste(case):
     """What computes nothing in vain is found with the same attributes."""
     found = {calls(derivation.end) for derivation, _ in candidates(case, "best_first")}
     lean = [d for d, _ in candidates(case, "paper") if is_lean(d)]
@@ -114,7 +114,7 @@ def outcome(case, depth, patience, ahead):
 
 @pytest.mark.parametrize("patience", [1, 99])
 @pytest.mark.parametrize("case", ["Conv1x3", "strided Conv1x4", "ConvTranspose", "G2BMM", "MaxPool"])
-def test_looking_ahead_finds_what_the_levels_find(case, patience):
+def test_looking_ahead_loses_no_candidate_and_no_state(case, patience):
     """Looking ahead takes nothing away; where a run is not cut short it adds nothing, and it ends no run earlier."""
     plain, found, reached, levels = outcome(case, 2, patience, 0)
     sooner, found_sooner, reached_sooner, levels_sooner = outcome(case, 2, patience, 3)
@@ -168,7 +168,7 @@ UNTIDY = {
 
 
 @pytest.mark.parametrize("name", UNTIDY)
-def test_a_start_that_is_not_tidy_is_searched_like_the_tidy_one(name):
+def test_start_before_clean_ups_has_the_candidates_of_the_cleaned_start(name):
     """So it is after steps by hand: whatever is found from what the clean-ups make of it is found from it, too."""
     text, call = UNTIDY[name]
     start = ee.parse(text)
@@ -185,7 +185,7 @@ def test_a_start_that_is_not_tidy_is_searched_like_the_tidy_one(name):
     assert (call,) in found[start]
 
 
-def test_every_run_says_the_same():
+def test_equal_searches_have_equal_events():
     def events():
         return [repr(e) for e in Search(CASES["Conv1x3"][0], ee.program_seconds, Options(max_depth=2)).run()]
 

@@ -74,7 +74,7 @@ def test_starting_a_search_that_runs_changes_nothing(through: Run) -> None:
     assert sum(t.name == "einnet-search" for t in threading.enumerate()) == 0
 
 
-def test_a_search_that_still_stops_goes_on_when_it_is_started(through: Run) -> None:
+def test_stopping_search_continues_when_it_is_started(through: Run) -> None:
     run, cost = held()
     run.stop()
     assert run.stopping
@@ -84,7 +84,7 @@ def test_a_search_that_still_stops_goes_on_when_it_is_started(through: Run) -> N
     same(run.wait(60), through)
 
 
-def test_a_stop_counts_however_soon_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_right_after_start_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     began = threading.Event()
     start = threading.Thread.run
 
@@ -205,7 +205,7 @@ def test_a_candidate_is_found_once_whenever_the_interrupt_comes(
     same(run, through)
 
 
-def test_an_error_is_of_the_go_that_it_ended() -> None:
+def test_error_of_a_search_is_raised_once() -> None:
     run = search()
     leave = run.subscribe(lambda _: 1 // 0)
     with pytest.raises(ZeroDivisionError):
@@ -224,7 +224,7 @@ def test_a_loaded_search_stops_while_it_catches_up(tmp_path: Path, through: Run)
     same(back, through)
 
 
-def test_the_most_states_are_saved_too(tmp_path: Path) -> None:
+def test_limit_of_states_is_saved(tmp_path: Path) -> None:
     run = search(states=5)
     list(run)
     run.save(tmp_path / "x.einx")

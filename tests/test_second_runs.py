@@ -123,7 +123,7 @@ def test_clearly_faster_needs_long_rounds_or_a_large_gain() -> None:
     assert not is_clearly_faster({"before": [BRIEF_SECONDS], "after": [2 * BRIEF_SECONDS]})
 
 
-def test_samples_end_where_they_are_enough(clock: Clock) -> None:
+def test_sampling_ends_when_the_samples_suffice(clock: Clock) -> None:
     calls: list[int] = []
 
     def sampler(repeats: int) -> float:
@@ -143,7 +143,7 @@ def test_samples_end_where_they_are_enough(clock: Clock) -> None:
         time_samplers(samplers, 0)
 
 
-def test_inputs_that_tell_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distinguishing_inputs_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def optimiser() -> Optimiser:
         work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))
         work.prepare()
@@ -249,7 +249,7 @@ def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("paired")
-def test_winners_that_are_left_when_it_is_late_are_tried_together() -> None:
+def test_remaining_parts_are_tried_together_when_time_is_short() -> None:
     assert trials(FORWARD_SELECTION_SECONDS / 7, 3, MAX_CONTENDERS) == [(0,), (1,), (2,), (3,)]
     assert trials(FORWARD_SELECTION_SECONDS / 5, 6, 1) == [(0,), (1,), (2,), (3, 4, 5)]
     assert trials(2 * FORWARD_SELECTION_SECONDS, 6, 1) == [(0,), (1, 2, 3, 4, 5)]
@@ -257,7 +257,7 @@ def test_winners_that_are_left_when_it_is_late_are_tried_together() -> None:
 
 
 @pytest.mark.usefixtures("paired")
-def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
+def test_failing_or_different_plans_remove_no_part() -> None:
     wrong = Plans(lambda kept: 1.0 + len(kept), number=1.01)
     assert left_out(wrong, (1.2, 1.2)) == {} and len(wrong.made) == 3
     refused = Plans(lambda kept: 1.0 + len(kept))
@@ -267,7 +267,7 @@ def test_a_plan_that_is_another_or_cannot_be_made_is_no_reason() -> None:
     assert refused.made == [(0, 99), (0,)]
 
 
-def test_noise_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_is_removed_only_if_two_measurements_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """One measurement says that a part costs something, the next that it does not."""
     told = iter((1.2, 0.9, 1.2, 1.1, 0.9))
 
@@ -279,7 +279,7 @@ def test_noise_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(left_out(Plans(lambda _: 1.0), (1.2, 1.3, 1.4))) == {1}
 
 
-def test_a_part_that_does_not_pay_in_the_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_removed_by_backward_elimination_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "MIN_REMEMBERED_SPEEDUP", 0.0)
     work = Optimiser(model(transposed()), SHORT, store=ProfileStore(tmp_path / "profiles.sqlite"))

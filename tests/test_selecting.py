@@ -110,7 +110,7 @@ def test_part_that_fails_at_run_time_is_not_kept(work: Optimiser, monkeypatch: p
         run_session(held, ["y"], {"x": np.zeros(3, np.float32)})
 
 
-def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_programs_are_freed_with_their_last_plan(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     assembler = work.assembler
     plans = [assembler.plan(assembler.separate(work.selector().pieces([n]))) for n in (0, 1)]
     assert len(assembler._runs) == 2
@@ -125,7 +125,7 @@ def test_programs_are_let_go_with_the_last_plan_they_are_in(work: Optimiser, mon
     assert not assembler._runs
 
 
-def test_pieces_stand_as_in_the_model_whatever_was_searched_first(work: Optimiser) -> None:
+def test_pieces_have_the_order_of_the_model(work: Optimiser) -> None:
     expected = [piece.nodes for piece in work.selector().pieces([0, 1])]
     work.parts.reverse()
     assert [piece.nodes for piece in work.selector().pieces([1, 0])] == expected == [s.nodes for s in work.subprograms]
@@ -249,7 +249,7 @@ def commanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["optimize", str(tmp_path / "m.onnx"), *argv]
 
 
-def test_an_output_that_fails_costs_no_other(
+def test_failing_output_does_not_prevent_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
@@ -274,7 +274,7 @@ def test_an_interrupt_while_parts_are_left_out_keeps_the_report(
     assert "interrupted: what 0 of 2 kept kinds bring is reported" in capsys.readouterr().err
 
 
-def test_a_folder_for_records_that_cannot_be_made_is_said_first(
+def test_unusable_folder_for_records_is_reported_before_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = commanded(tmp_path, monkeypatch)
@@ -334,7 +334,7 @@ def test_programs_beyond_the_operator_set_of_the_model_run_in_their_own_session(
     np.testing.assert_allclose(plan.run(feeds)["y"], build_plan(work.model).run(feeds)["y"], atol=1e-3)
 
 
-def test_sizes_of_nothing_alone_need_a_later_operator_set() -> None:
+def test_reshape_sets_allowzero_only_for_empty_shapes() -> None:
     writer = FragmentWriter({}, {}, {})
     writer.reshape("x", (2, 3))
     writer.reshape("x", (0, 3))

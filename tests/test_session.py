@@ -97,7 +97,7 @@ def test_undone_steps_remain_as_a_branch() -> None:
         session.goto(-1)
 
 
-def test_a_step_that_is_done_again_makes_no_twin() -> None:
+def test_repeated_step_adds_no_node() -> None:
     session = session_of()
     first = session.apply("summation_splitting", at="Y", outer=["r", "s"])
     session.undo()
@@ -107,7 +107,7 @@ def test_a_step_that_is_done_again_makes_no_twin() -> None:
     assert (session.here, session.parents, session.can_redo) == (1, [-1, 0, 0], False)
 
 
-def test_adopt_walks_what_is_there_and_adds_the_rest() -> None:
+def test_adopt_reuses_existing_nodes_and_adds_the_rest() -> None:
     session = by_hand(session_of())
     derivation, nodes = session.derivation, len(session.nodes)
     other = session_of()
@@ -222,7 +222,7 @@ def test_every_rule_either_matches_or_says_why_not() -> None:
             assert all(why and "parameter" not in why for why in refused.values())
 
 
-def test_observers_hear_of_every_change_until_they_leave() -> None:
+def test_observers_are_called_until_they_unsubscribe() -> None:
     session, heard = session_of(), []
     leave = session.subscribe(lambda s: heard.append(s.here))
     session.apply("summation_splitting", at="Y", outer=["c"])
@@ -248,7 +248,7 @@ def test_a_session_shows_itself() -> None:
     assert ee.show(session.derivation)._repr_mimebundle_()["text/latex"].startswith("\\begin{align*}")
 
 
-def test_a_scope_is_shown_without_a_name_that_it_has_not() -> None:
+def test_scope_is_shown_without_a_name() -> None:
     session = session_of()
     scope = session.program.scope_at((0,))
     bundle = ee.show(scope)._repr_mimebundle_()
@@ -269,7 +269,7 @@ def test_show_refuses_a_value_that_cannot_be_shown(it: object) -> None:
         ee.show(it)
 
 
-def test_parameters_stand_apart_from_what_one_of_them_holds() -> None:
+def test_parameters_are_separated_by_semicolons_and_values_by_commas() -> None:
     cut = EXPRESSION_SPLITTING.match(ee.ops.matmul(4, 5, 6), (0,), iterator="m", cuts=[1, 2])
     assert tables.format_parameters(cut) == "iterator = m; cuts = 1, 2"
 

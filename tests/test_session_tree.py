@@ -54,7 +54,7 @@ def test_any_tree_replays_from_its_script_and_its_file(tmp_path_factory: pytest.
     assert isinstance(again, Session) and tree_of(again) == tree_of(session)
 
 
-def test_the_script_of_a_file_with_twins_stands_where_the_reader_stood() -> None:
+def test_script_of_a_tree_with_duplicate_nodes_ends_at_the_current_one() -> None:
     session = branched()
     ends = [derivation.end for derivation in session.nodes]
     # What applying a step anew once made: a twin of the first step, and a way on from it.

@@ -44,7 +44,7 @@ def choose(scope: Scope = SCOPE, machine: Machine = MACHINE) -> RegisterTile | N
     return choose_tile(scope, found, machine)
 
 
-def test_cuts_tell_tiles_apart() -> None:
+def test_parameters_identify_register_tiles() -> None:
     assert FORM is not None
     every = list(register_tiles(FORM, MACHINE))
     assert len({tile.parameters for tile in every}) == len(every) > 50
@@ -80,6 +80,6 @@ def test_unusable_stored_tile_is_chosen_again(kept: str, cache: Path) -> None:
     assert choose() == first and path.read_text() == good
 
 
-def test_a_disk_that_cannot_be_written_costs_the_search(cache: Path) -> None:
+def test_tile_is_chosen_without_a_writable_cache(cache: Path) -> None:
     (cache / "tiles").write_text("no folder")
     assert choose() == choose() is not None

@@ -18,7 +18,7 @@ def ticking(*times: float) -> Callable[[], float]:
 
 
 @pytest.mark.parametrize(("worked", "passed", "seconds"), [(1.0, 2.0, 1.0), (1.0, 9.0, 3.0), (4.0, 4.0, 4.0)])
-def test_a_search_counts_what_it_works_until_it_starves(
+def test_search_counts_processor_time_and_at_least_a_third_of_wall_time(
     monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
 ) -> None:
     monkeypatch.setattr(limits, "perf_counter", ticking(10.0, 10.0 + passed))
@@ -34,7 +34,7 @@ def test_a_search_counts_what_it_works_until_it_starves(
         (0.0, 4.0, 4.0),  # it waited for a device
     ],
 )
-def test_a_sample_is_what_the_call_takes_of_a_core(
+def test_sample_is_processor_time_within_wall_time(
     monkeypatch: pytest.MonkeyPatch, worked: float, passed: float, seconds: float
 ) -> None:
     monkeypatch.setattr(measurement, "perf_counter", ticking(0.0, passed))

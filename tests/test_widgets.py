@@ -145,7 +145,7 @@ def test_previews_beyond_the_payload_are_sent_on_request(monkeypatch: pytest.Mon
         ({}, "unknown"),
     ],
 )
-def test_bad_use_is_said_and_changes_nothing(message: dict[str, Any], said: str) -> None:
+def test_wrong_messages_are_reported_and_change_nothing(message: dict[str, Any], said: str) -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)
     shown = {name: getattr(face, name) for name in ("history", "expression", "rules")}

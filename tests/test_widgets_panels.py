@@ -21,7 +21,7 @@ from tests.sessions_kit import by_hand
 from tests.widgets_kit import CONV, decoded, told, until
 
 
-def test_columns_say_what_the_search_says() -> None:
+def test_columns_equal_the_states_of_the_search() -> None:
     run = ee.search(CONV, target="Matmul", max_depth=2, strategy="paper")
     columns, parts = monitor.Columns(run), []
     since = merged = 0
@@ -149,7 +149,7 @@ def test_candidates_are_measured_with_the_original() -> None:
     assert face.bench["csv"].startswith("program,estimated_seconds,") and "<svg" in face.bench["svg"]
 
 
-def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_devices_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "missing_for_cuda", lambda: ("an NVIDIA driver (libcuda)",))
     session = ee.explore(CONV)
     by_hand(session)
@@ -183,7 +183,7 @@ def test_devices_are_those_that_are_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert "as recorded, not run here, far away" in face.bench["caption"]
 
 
-def test_a_run_alone_has_a_monitor() -> None:
+def test_search_without_a_session_has_a_monitor() -> None:
     session = ee.explore(CONV)
     einnet_widgets.Explorer(session)
     run = session.search(target="Matmul", max_depth=1)

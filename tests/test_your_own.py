@@ -64,7 +64,7 @@ def test_a_session_applies_and_certifies_it() -> None:
         ee.explore(POOLED).apply("max_outside", at="Y")
 
 
-def test_a_search_uses_it_and_finds_what_it_opens() -> None:
+def test_search_with_a_user_rule_finds_more_operators() -> None:
     def pools(rules: tuple[Rule[object], ...]) -> list[str]:
         run = ee.search(POOLED, max_depth=1, rules=rules).start().wait()
         assert all(certificate.ok for c in run.candidates for certificate in ee.check(c.derivation))
@@ -158,9 +158,7 @@ KEYWORDS, TAKEN = _swapped(("in", "class", "plain", "not a word")), _swapped(("a
 
 @pytest.mark.parametrize("rule", [KEYWORDS, TAKEN], ids=["keywords", "names of arguments"])
 @pytest.mark.parametrize("branches", [False, True])
-def test_parameters_are_called_whatever_their_rule_calls_them(
-    rule: Rule[object], branches: bool, tmp_path: Path
-) -> None:
+def test_rule_parameters_may_have_any_names(rule: Rule[object], branches: bool, tmp_path: Path) -> None:
     session = ee.explore(ee.ops.matmul(4, 5, 6), rules=(rule,))
     (match,) = rule.matches(session.program, (0,))
     session.apply(match)
@@ -204,7 +202,7 @@ def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> Non
     assert not check_file(path, rules=("max_outside",)).ok
 
 
-def test_a_wrong_rule_is_found_out() -> None:
+def test_wrong_rule_has_a_false_certificate() -> None:
     def wrong(scope: Scope, params: None = None) -> Scope:
         return replace(scope, reduce="min")
 

@@ -38,7 +38,7 @@ def models(tmp_path: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_it_goes_on_where_it_was(
+def test_interrupted_zoo_resumes(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
