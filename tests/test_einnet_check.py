@@ -34,6 +34,7 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,
+    COMMON_FACTOR,
     CONTRACTION_ORDER,
     DISTRIBUTIVITY,
     RECENTRING,
@@ -173,6 +174,7 @@ TIMES = "tensor A[{0}, {0}]\ntensor B[{0}, {0}]\nY[m:{0}, n:{0}] = {1}sum[k:{0}]
 BLOCKS = {"rows": "m", "between": "k", "columns": "n"}
 OUT: dict[str, Any] = {"direction": "out"}
 IN: dict[str, Any] = {"direction": "in", "part": 1}
+TERMS: dict[str, Any] = {"direction": "terms"}
 POLYNOMIALS = ", ".join(str(int(k == i + j)) for k in range(3) for i in range(2) for j in range(2))
 NEW: dict[str, tuple[str, Rule[object], tuple[int, ...], dict[str, Any]]] = {
     "out of a sum": (f"{REDUCED}Y[i:4] = sum[j:5] g[i]*A[i, j] / exp(g[i])", DISTRIBUTIVITY, (0,), OUT),
@@ -185,6 +187,11 @@ NEW: dict[str, tuple[str, Rule[object], tuple[int, ...], dict[str, Any]]] = {
     "into a minimum": (f"{REDUCED}Y[i:4] = g[i] + {{[i:4] min[j:5] A[i, j]*v[j]}}[i]", DISTRIBUTIVITY, (0,), IN),
     "into a maximum, in a function": (
         f"{REDUCED}Y[i:4] = tanh({{[i:4] g[i] + {{[i:4] max[j:5] A[i, j]}}[i]}}[i])", DISTRIBUTIVITY, (0, 0), IN
+    ),
+    "terms": (f"{REDUCED}Y[i:4] = sum[j:5] (A[i, j] - v[j])*(A[i, j] + g[i])", DISTRIBUTIVITY, (0,), TERMS),
+    "common factor": (
+        f"{REDUCED}Y[i:4] = {{[i:4] sum[j:5] A[i, j]*v[j]}}[i] + 2*A[i, 3]", COMMON_FACTOR, (0,),
+        {"terms": [0, 1], "factors": [0, 0]},
     ),
     **{
         f"{r} exchanged": (

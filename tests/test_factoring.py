@@ -12,7 +12,13 @@ import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.rules import EXPRESSION_EXTRACTION, TRAVERSAL_FACTORING, Derivation
+from einnet_explore.rules import (
+    COMMON_FACTOR,
+    DISTRIBUTIVITY,
+    EXPRESSION_EXTRACTION,
+    TRAVERSAL_FACTORING,
+    Derivation,
+)
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, refuses
@@ -224,3 +230,78 @@ def test_expression_extraction_is_the_inverse_of_fusion() -> None:
     refuses(EXPRESSION_EXTRACTION, start, (0,), "Y is an expression already")
     plain = parse("tensor A[4]\nY[i:4] = {[i:4] A[i] * 2}[i] + 1")
     refuses(EXPRESSION_EXTRACTION, plain, (0, 0), "the nested scope sums nothing")
+
+    summed = parse("tensor A[4]\ntensor x[4]\nY[z:1] = sum[i:4] x[i] * {[i:4] A[i] * A[i]}[i]")
+    assert check_rule(EXPRESSION_EXTRACTION, summed) == 1
+
+
+TENSORS = """tensor x[4, 5, 5] pad [0, 1, 1]
+tensor K[4, 4, 3, 3]
+tensor W[4, 4]
+tensor A[4, 2]
+tensor B[2, 4]
+tensor g[4]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        # One to one: x W + x (A B).
+        (
+            "{[f:4,h:5,w:5] sum[c:4] x[c,h,w]*W[c,f]}[f,h,w] + 2*{[f:4,h:5,w:5] sum[c:4,r:2] x[c,h,w]*A[c,r]*B[r,f]}"
+            "[f,h,w]",
+            "sum[c:4] x[c, h, w] * {[f:4, c:4] W[c, f] + 2 *",
+        ),
+        # The second term reads the centre of the first one's window.
+        (
+            "{[f:4,h:5,w:5] sum[c:4,r:3,s:3] x[c,h+r-1,w+s-1]*K[f,c,r,s]}[f,h,w]"
+            " + -1*{[f:4,h:5,w:5] sum[c:4] x[c,h,w]*W[f,c]}[f,h,w]",
+            "0 <= r-1 < 1, 0 <= s-1 < 1] W[f, c]",
+        ),
+        # A residual addition reads one channel.
+        ("{[f:4,h:5,w:5] sum[c:4] x[c,h,w]*W[f,c]}[f,h,w] + x[f,h,w]", "| 0 <= c-f < 1] 1}"),
+        # A factor without summations.
+        ("g[f]*x[f,h,w] + 3*g[f]*g[f]", "g[f] * {"),
+    ],
+)
+def test_common_factor_keeps_every_value(body: str, found: str) -> None:
+    start = parse(f"{TENSORS}Y[f:4, h:5, w:5] = {body}")
+    step = COMMON_FACTOR.match(start, (0,), terms=[0, 1], factors=[0, 0]).apply(start)
+    assert certify(step.before, step.after).kind == "proved"
+    agree(step.before, step.after)
+    assert found in ee.text(step.after)
+    check_rule(COMMON_FACTOR, start)
+
+
+@pytest.mark.parametrize(
+    ("body", "params", "why"),
+    [
+        ("sum[c:4] x[c,h,w]*W[f,c] + g[f]", {}, "the scope has summations"),
+        ("x[f,h,w] + {[f:4] sum[c:4] W[f,c]}[f]", {}, "have different sources"),
+        ("x[f,h,w] + x[f,h,w]*g[f]", {"terms": [0, 2]}, "terms 0 and 2: expected two of the 2 terms"),
+        ("x[f,h,w] + x[f,h,w]*g[f]", {"terms": [0, 0]}, "terms 0 and 0: expected two of the 2 terms"),
+        ("x[f,h,w] + x[f,h,w]*g[f]", {"factors": [0, 2]}, "factor 2: the term has 2"),
+        ("x[f,h,w] + x[f,w,h]*g[f]", {}, "are different elements"),
+        ("{[f:4,h:5] sum[u:3,v:3] x[f,h,u+v]*g[f]}[f,h] + x[f,h,w]", {}, "has no one solution for u, v"),
+        ("{[f:4,h:5,w:5] sum[r:2] x[f,h+r,w]*A[f,r]}[f,h,w] + x[f,h-1,w]", {}, "r = -1 ∈ [-1, -1] leaves [0, 2)"),
+        ("g[f] + x[f,h,w]", {"factors": [0]}, "expected two terms"),
+    ],
+)
+def test_common_factor_refuses(body: str, params: dict[str, list[int]], why: str) -> None:
+    start = parse(f"{TENSORS}Y[f:4, h:5, w:5] = {body}")
+    refuses(COMMON_FACTOR, start, (0,), why, **{"terms": [0, 1], "factors": [0, 0], **params})
+
+
+def test_terms_are_summed_on_their_own() -> None:
+    start = parse(f"{TENSORS}Y[f:4] = sum[c:4, r:2] (A[f,r] - g[c]) * (W[f,c] + 1)")
+    assert check_rule(DISTRIBUTIVITY, start) == 1
+    step = DISTRIBUTIVITY.match(start, (0,), direction="terms").apply(start)
+    assert certify(step.before, step.after).kind == "proved"
+    assert "4 * {[f:4] sum[r:2] A[f, r]}[f]" in ee.text(step.after)  # c is not read: its extent is a factor
+    for body, why in (
+        ("sum[c:4] W[f,c]", "1 terms: expected 2 to 16"),
+        ("max[c:4] W[f,c] + g[c]", "takes the max"),
+        ("W[f,f] + g[f]", "a sum of products already"),
+    ):
+        refuses(DISTRIBUTIVITY, parse(f"{TENSORS}Y[f:4] = {body}"), (0,), why, direction="terms")

@@ -106,7 +106,7 @@ def test_independent_factor_moves_into_a_sum() -> None:
         (
             "Y[i:4] = sum[j:5] g[i] * v[j]",
             {"direction": "up"},
-            "takes {direction: 'out'} or {direction: 'in', part}, found direction='up'",
+            "takes {direction: 'out'} or {direction: 'in', part} or {direction: 'terms'}, found direction='up'",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_refusal_states_why_no_contraction_order_is_proposed() -> None:
             f"Y[z:1] = sum[j:5] {' * '.join(['v[j]'] * (MAX_FACTORS + 1))}",
             f"orders of up to {MAX_FACTORS} are compared",
         ),
-        ("Y[z:1] = sum[j:5] v[j] * v[j] * v[j]", "the present order takes 5 multiplications, no other fewer"),
+        ("Y[z:1] = sum[j:5] v[j] * v[j] * v[j]", "the present order takes 10 multiplications, no other fewer"),
     ):
         assert why in explained(CONTRACTION_ORDER, made(text))
 
@@ -236,7 +236,7 @@ def test_the_cheapest_chain_is_the_classic_one(sizes: list[int]) -> None:
 
 
 def test_a_tree_needs_two_factors() -> None:
-    with pytest.raises(ValueError, match="1 factors: expected 2 to 8"):
+    with pytest.raises(ValueError, match="1 factors: expected 2 to 12"):
         cheapest_tree([frozenset()], frozenset())
 
 

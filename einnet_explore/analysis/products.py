@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
+from functools import cache, lru_cache
+from itertools import product, repeat
 from math import isfinite, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.indices import iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, Tensor, accesses, factors
+from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, Tensor, accesses, factors, terms
 from einnet_explore.support.errors import Refused
 
 
@@ -91,6 +91,28 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
     return tuple(out)
 
 
+MAX_POWER = 4
+"""Exponents up to which a power is a product of equal factors."""
+
+
+def multiply_out(body: Scalar) -> tuple[tuple[Scalar, ...], ...]:
+    """Return the terms of *body*, each as its factors, with products of sums multiplied out."""
+    match body:
+        case Apply("+", args):
+            return tuple(term for arg in args for term in multiply_out(arg))
+        case Apply("-", (a, b)):
+            return (*multiply_out(a), *((Const(-1), *term) for term in multiply_out(b)))
+        case Apply("neg", (a,)):
+            return tuple((Const(-1), *term) for term in multiply_out(a))
+        case Apply("*", args):
+            return tuple(sum(choice, ()) for choice in product(*map(multiply_out, args)))
+        case Apply("/", (a, b)) if a != Const(1):
+            return tuple((*term, Apply("/", (Const(1), b))) for term in multiply_out(a))
+        case Apply("pow", (a, Const(n))) if n in range(2, MAX_POWER + 1):
+            return tuple(sum(choice, ()) for choice in product(*repeat(multiply_out(a), int(n))))
+    return ((body,),)
+
+
 def has_finite_padding(body: Scalar) -> bool:
     """Whether no read of *body* has an infinite padding: 0 times infinity is no number."""
     return all(isfinite(access.source.value) for access in accesses(body))
@@ -116,11 +138,61 @@ def open_reduction(access: Access, reduce: str, used: Iterable[Iterator]) -> tup
     return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True))), inner.summations
 
 
+@dataclass(frozen=True, slots=True)
+class SummedProduct:
+    """A sum over a product: its factors (*parts*), its constant factors and its summations."""
+
+    parts: tuple[Scalar, ...]
+    constants: tuple[Const, ...]
+    summations: tuple[Iterator, ...]
+
+    @property
+    def reads(self) -> tuple[frozenset[Iterator], ...]:
+        """The iterators of each factor."""
+        return tuple(map(iterators_of, self.parts))
+
+    @property
+    def weights(self) -> frozenset[int]:
+        """The factors that read only weights."""
+        return frozenset(n for n, part in enumerate(self.parts) if reads_weights(part))
+
+
+def flatten_product(body: Scalar, used: Iterable[Iterator], summations: Iterable[Iterator] = ()) -> SummedProduct:
+    """Return the sum of *body* over *summations* with all sums that are its factors substituted.
+
+    The iterators of the sums are renamed so that they differ from *used*.
+    """
+    parts: list[Scalar] = []
+    constants: list[Const] = []
+    over, names = list(summations), [*used]
+
+    def collect(body: Scalar) -> None:
+        for factor in quotient_factors(body):
+            match factor:
+                case Const():
+                    constants.append(factor)
+                    continue
+                case Access():
+                    try:
+                        inner, inside = open_reduction(factor, "sum", (*names, *over))
+                    except Refused:
+                        pass
+                    else:
+                        if has_finite_padding(inner):
+                            over.extend(inside)
+                            collect(inner)
+                            continue
+            parts.append(factor)
+
+    collect(body)
+    return SummedProduct(tuple(parts), tuple(constants), tuple(over))
+
+
 Tree: TypeAlias = "int | tuple[Tree, Tree]"
 """A factor by its number, or two trees whose product is summed over what nothing else needs."""
 
-MAX_FACTORS = 8
-"""Factors up to which every tree is looked at: 3⁸ splits of subsets."""
+MAX_FACTORS = 12
+"""Factors up to which every tree is compared: 3ⁿ / 2 splits of subsets."""
 
 FactorReads: TypeAlias = "Sequence[frozenset[Iterator]]"
 
@@ -150,13 +222,56 @@ def reads_weights(body: Scalar) -> bool:
 
 
 def count_products(scope: Scope) -> int:
-    """Count the products of *scope* at run time: the points of its grid and of sums that it multiplies."""
+    """Count the products of *scope* at run time: those that it forms at each point of its grid, and its nested sums'.
+
+    An addition without a product counts like one.
+    """
     if reads_weights(scope.body):
         return 0
     moves = isinstance(scope.body, Access) and not scope.summations
-    here = 0 if moves else prod(x.extent for x in (*scope.traversals, *scope.summations))
-    inner = (f.source for f in quotient_factors(scope.body) if isinstance(f, Access))
-    return here + sum(count_products(s) for s in inner if isinstance(s, Scope) and s.summations)
+    here = 0 if moves else _points((*scope.traversals, *scope.summations)) * max(1, *_operations(scope.body))
+    return here + sum(count_products(a.source) for a in accesses(scope.body) if isinstance(a.source, Scope))
+
+
+def _operations(body: Scalar) -> tuple[int, int]:
+    """Return the numbers of products and of additions in *body*; products by constants count as none."""
+    if not isinstance(body, Apply):
+        return 0, 0
+    inside = [_operations(arg) for arg in body.args]
+    here = sum(not isinstance(arg, Const) for arg in body.args) - 1
+    products, additions = sum(a for a, _ in inside), sum(b for _, b in inside)
+    if body.op in ("+", "-"):
+        return products, additions + len(body.args) - 1
+    return products + max(0, here), additions
+
+
+def _points(iterators: Iterable[Iterator]) -> int:
+    return prod(x.extent for x in iterators)
+
+
+@lru_cache(1 << 12)
+def least_products(scope: Scope) -> int:
+    """Return the products of *scope* at run time if each sum of a product in it is computed in the cheapest order."""
+    if reads_weights(scope.body):
+        return 0
+    if scope.reduce != "sum" or (scope.domain and scope.summations):
+        return count_products(scope)
+    own = (*scope.traversals, *scope.summations)
+    found = [flatten_product(term, own, scope.summations) for term in terms(scope.body)]
+    kept = frozenset(scope.traversals)
+    return _points(scope.traversals) * (len(found) - 1) + sum(_least_of_term(each, kept) for each in found)
+
+
+def _least_of_term(term: SummedProduct, kept: frozenset[Iterator]) -> int:
+    inside = {a.source for part in term.parts for a in accesses(part) if isinstance(a.source, Scope)}
+    nested, reads, weights = sum(map(least_products, inside)), term.reads, term.weights
+    if not 2 <= len(term.parts) <= MAX_FACTORS:
+        sums = bool(term.summations) and not weights.issuperset(range(len(term.parts)))
+        points = _points(frozenset[Iterator]().union(*reads)) if sums else 0
+        return nested + points * max(1, len(term.parts) - 1)
+    leaves = (n for n in range(len(reads)) if n not in weights and reads[n] - open_iterators(reads, (n,), kept))
+    summed = sum(_points(reads[n]) for n in leaves)
+    return nested + summed + multiplications(cheapest_tree(reads, kept, weights), reads, kept, weights)
 
 
 def multiplications(
@@ -175,28 +290,48 @@ def _grid(tree: tuple[Tree, Tree], reads: FactorReads, kept: frozenset[Iterator]
 
 
 def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
-    """Return the tree with the fewest multiplications; of several, the first in the order of factors.
+    """Return the tree with the fewest multiplications, by dynamic programming over subsets of the factors.
 
-    Raises ValueError for fewer than two factors, or more than ``MAX_FACTORS``.
+    Subsets of factors and of iterators are the bits of integers.  Raises ValueError for fewer than two factors, or more
+    than ``MAX_FACTORS``.
     """
     count = len(reads)
     if not 2 <= count <= MAX_FACTORS:
         raise ValueError(f"{count} factors: expected 2 to {MAX_FACTORS}")
+    iterators = tuple(frozenset[Iterator]().union(*reads))
+    bit = {x: 1 << n for n, x in enumerate(iterators)}
+    always, every = sum(bit[x] for x in iterators if x in kept), (1 << count) - 1
+    read = [0] * (every + 1)
+    for chosen in range(1, every + 1):
+        low = chosen & -chosen
+        read[chosen] = read[chosen ^ low] | sum(bit[x] for x in reads[low.bit_length() - 1])
+    still = [read[chosen] & (read[every ^ chosen] | always) for chosen in range(every + 1)]
+    known = sum(1 << n for n in weights)
 
-    @lru_cache(maxsize=1 << MAX_FACTORS)
-    def best(chosen: frozenset[int]) -> tuple[int, str, Tree]:
-        if len(chosen) == 1:
-            (n,) = chosen
-            return 0, str(n), n
-        first, *others = sorted(chosen)
-        found = []
-        for size in range(len(others)):
-            for more in combinations(others, size):
-                one = frozenset((first, *more))
-                a, b = best(one), best(chosen - one)
-                tree = (a[2], b[2])
-                here = 0 if chosen <= weights else prod(x.extent for x in _grid(tree, reads, kept))
-                found.append((a[0] + b[0] + here, repr(tree), tree))
-        return min(found)
+    @cache
+    def points(grid: int) -> int:
+        return prod(x.extent for x in iterators if grid & bit[x])
 
-    return best(frozenset(range(count)))[2]
+    cost, first = [0] * (every + 1), [0] * (every + 1)
+    for chosen in range(1, every + 1):
+        low = chosen & -chosen
+        rest = part = chosen ^ low
+        if not rest:
+            continue
+        least = None
+        while part:
+            part = (part - 1) & rest
+            one, other = low | part, rest ^ part
+            inside = cost[one] + cost[other]
+            if least is None or inside < least:
+                total = inside + (points(still[one] | still[other]) if chosen & ~known else 0)
+                if least is None or total < least:
+                    least, first[chosen] = total, one
+        cost[chosen] = least or 0
+
+    def tree(chosen: int) -> Tree:
+        if not chosen & (chosen - 1):
+            return chosen.bit_length() - 1
+        return tree(first[chosen]), tree(chosen ^ first[chosen])
+
+    return tree(every)

@@ -35,7 +35,7 @@ from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.rules.sibling_merging import Siblings
-from einnet_explore.strategies.factoring import factorings, is_product, products_at_run_time
+from einnet_explore.strategies.factoring import factorings, is_multilinear, products_at_run_time
 from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 
 CHEAP_KINDS = ("elementwise", "activation", "layout")
@@ -213,17 +213,16 @@ def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
     """Return *last* and the nodes back from it whose results only the region reads, all of them sums of products."""
     outputs = {value.name for value in units.model.outputs}
 
-    def is_multilinear(n: int) -> bool:
-        return (
-            n in units.understood and all(map(is_product, units.understood[n])) and len(units.members[units.of[n]]) == 1
-        )
+    def may_join(n: int) -> bool:
+        understood = n in units.understood and all(map(is_multilinear, units.understood[n]))
+        return understood and len(units.members[units.of[n]]) == 1
 
-    region = {last} if is_multilinear(last) else set[int]()
+    region = {last} if may_join(last) else set[int]()
     waiting = list(region)
     while waiting:
         for source in sorted(units.before[waiting.pop()] - region):
             inside = units.after[source] <= region and outputs.isdisjoint(units.model.nodes[source].results)
-            if inside and is_multilinear(source):
+            if inside and may_join(source):
                 region.add(source)
                 waiting.append(source)
     return region

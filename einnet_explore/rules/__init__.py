@@ -8,6 +8,7 @@ from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
 from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
 from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
 from einnet_explore.rules.cancellation import CANCELLATION
+from einnet_explore.rules.common_factor import COMMON_FACTOR
 from einnet_explore.rules.contraction_order import CONTRACTION_ORDER
 from einnet_explore.rules.distributivity import DISTRIBUTIVITY
 from einnet_explore.rules.expression_fusion import EXPRESSION_EXTRACTION, EXPRESSION_FUSION, EXPRESSION_INLINING
@@ -49,6 +50,7 @@ FEWER_PRODUCTS: tuple[Rule[object], ...] = (BILINEAR_SUBSTITUTION,)
 
 IDENTITIES: tuple[Rule[object], ...] = (
     DISTRIBUTIVITY,
+    COMMON_FACTOR,
     SUMMATION_EXCHANGE,
     CONTRACTION_ORDER,
     TRAVERSAL_FACTORING,
@@ -62,8 +64,8 @@ IDENTITIES: tuple[Rule[object], ...] = (
 )
 """Rules that the search of one expression does not try.
 
-Factoring across expressions uses contraction order, traversal factoring and the rules that move something through a
-function (additivity and those after it); the others are applied on request only.
+Factoring across expressions uses distributivity, common factors, contraction order, traversal factoring and the rules
+that move something through a function (additivity and those after it); the others are applied on request only.
 """
 
 INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
@@ -105,6 +107,7 @@ __all__ = [
     "BOUNDARY_RELAXING",
     "BOUNDARY_TIGHTENING",
     "CANCELLATION",
+    "COMMON_FACTOR",
     "COMMON_SUBEXPRESSION",
     "CONTRACTION_ORDER",
     "DEAD_EQUATION",

@@ -18,22 +18,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from einnet_explore.analysis.canonical_keys import canonical_key
-from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import (
     MAX_FACTORS,
+    SummedProduct,
     Tree,
     cheapest_tree,
     count_products,
+    flatten_product,
     has_finite_padding,
     multiplications,
     open_iterators,
-    open_reduction,
-    quotient_factors,
-    reads_weights,
     summed_factors,
     tree_leaves,
 )
-from einnet_explore.ir import Access, Const, Iterator, Scalar, Scope, mul
+from einnet_explore.ir import Iterator, Scalar, Scope, mul
 from einnet_explore.rules.base import refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -45,24 +43,15 @@ class Order:
     tree: Tree
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """One sum: its factors (*parts*) and its constant factors."""
-
-    parts: tuple[Scalar, ...]
-    constants: tuple[Scalar, ...]
-    summations: tuple[Iterator, ...]
-
-
 def propose(scope: Scope) -> Iterable[Order]:
     """Propose the cheapest order if it is cheaper than the present one."""
     try:
         flat = _flat(scope)
-        reads, kept = _reads(flat), frozenset(scope.traversals)
-        tree = cheapest_tree(reads, kept, _weights(flat))
+        reads, kept = flat.reads, frozenset(scope.traversals)
+        tree = cheapest_tree(reads, kept, flat.weights)
     except ValueError:
         return
-    cheaper = multiplications(tree, reads, kept, _weights(flat)) < count_products(scope)
+    cheaper = multiplications(tree, reads, kept, flat.weights) < count_products(scope)
     if cheaper and canonical_key(_ordered(scope, flat, tree)) != canonical_key(scope):
         yield Order(tree)
 
@@ -81,59 +70,29 @@ def rewrite(scope: Scope, params: Order) -> Scope:
     return ordered
 
 
-def _ordered(scope: Scope, flat: _Flat, tree: Tree) -> Scope:
+def _ordered(scope: Scope, flat: SummedProduct, tree: Tree) -> Scope:
     """Return *scope* in the order of *tree*; a tree that sums nothing below its root gives one sum over all factors."""
     body, summed = _built(flat, tree, scope)
     left = tuple(y for y in flat.summations if y not in summed)
     return replace(scope, summations=left, body=mul(*flat.constants, body))
 
 
-def _flat(scope: Scope) -> _Flat:
+def _flat(scope: Scope) -> SummedProduct:
     """Return *scope* as one sum; raises Refused if it is none."""
     summed_factors(scope)
     if not scope.summations:
         raise Refused("the scope sums nothing, expected a plain sum of a product")
     if not has_finite_padding(scope.body):
         raise Refused("associativity needs finite paddings: 0 times infinity is undefined")
-    parts: list[Scalar] = []
-    constants: list[Scalar] = []
-    summations = list(scope.summations)
-
-    def collect(body: Scalar) -> None:
-        for factor in quotient_factors(body):
-            if isinstance(factor, Const):
-                constants.append(factor)
-                continue
-            if isinstance(factor, Access):
-                try:
-                    inner, over = open_reduction(factor, "sum", (*scope.traversals, *summations))
-                except Refused:
-                    pass
-                else:
-                    if has_finite_padding(inner):
-                        summations.extend(over)
-                        collect(inner)
-                        continue
-            parts.append(factor)
-
-    collect(scope.body)
-    if not parts:
+    flat = flatten_product(scope.body, scope.traversals, scope.summations)
+    if not flat.parts:
         raise Refused("the body is a constant")
-    return _Flat(tuple(parts), tuple(constants), tuple(summations))
+    return flat
 
 
-def _reads(flat: _Flat) -> tuple[frozenset[Iterator], ...]:
-    return tuple(map(iterators_of, flat.parts))
-
-
-def _weights(flat: _Flat) -> frozenset[int]:
-    """Return the factors that read only weights."""
-    return frozenset(n for n, part in enumerate(flat.parts) if reads_weights(part))
-
-
-def _built(flat: _Flat, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
+def _built(flat: SummedProduct, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
     """Return the body of the root of *tree*, and the iterators that are summed below it."""
-    reads, kept, own = _reads(flat), frozenset(scope.traversals), (*scope.traversals, *flat.summations)
+    reads, kept, own = flat.reads, frozenset(scope.traversals), (*scope.traversals, *flat.summations)
     summed: set[Iterator] = set()
 
     def part(tree: Tree) -> Scalar:

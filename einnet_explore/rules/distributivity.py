@@ -1,24 +1,31 @@
-r"""Distributivity: a factor that does not depend on a summation moves out of it, or back in.
+r"""Distributivity: a factor moves out of a sum or back in, and products of sums are multiplied out.
 
 .. math::
    \mathop{L}_{\vec x} \sum_{\vec y} g(\vec x)\, f(\vec x, \vec y)
-   \;\rightleftharpoons\;
+   &\;\rightleftharpoons\;
    \mathop{L}_{\vec x} g(\vec x) \cdot \Big\{ \mathop{L}_{\vec z} \sum_{\vec y} f \Big\}[\vec z]
+   \\
+   \mathop{L}_{\vec x} \sum_{\vec y} g\, (f_1 + f_2)
+   &\;\mapsto\;
+   \mathop{L}_{\vec x} \Big\{ \mathop{L}_{\vec x} \sum_{\vec y} g\, f_1 \Big\}[\vec x]
+   + \Big\{ \mathop{L}_{\vec x} \sum_{\vec y} g\, f_2 \Big\}[\vec x]
 
 A divisor counts as the factor 1/b, so :math:`\sum_y a/b = (\sum_y a)\,(1/b)`; under ``max`` and ``min``, terms replace
 factors, :math:`\max_y (g + f) = g + \max_y f`.  Outwards, the result has fewer products; inwards, two sums become one,
-which other rules may split differently.
+which other rules may split differently.  A term is summed over the iterators that it reads; each other summation
+multiplies it by its extent.  The inverse of the second law is the rule ``common_factor``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal
 
 from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.products import has_finite_padding, open_reduction, quotient_factors
-from einnet_explore.ir import Access, Scalar, Scope, add, mul, terms
+from einnet_explore.analysis.products import has_finite_padding, multiply_out, open_reduction, quotient_factors
+from einnet_explore.ir import Access, Const, Scalar, Scope, add, mul, terms
 from einnet_explore.rules.base import accepted, refusals_of, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -38,13 +45,23 @@ class Inwards:
     part: int
 
 
-Direction = Outwards | Inwards
+@dataclass(frozen=True, slots=True)
+class Termwise:
+    """Multiply all products of sums out, and sum each term on its own."""
+
+    direction: Literal["terms"] = "terms"
+
+
+Direction = Outwards | Inwards | Termwise
+
+MAX_TERMS = 16
+"""Terms up to which products of sums are multiplied out."""
 
 
 def propose(scope: Scope) -> Iterable[Direction]:
-    """Propose outwards if something can move, and inwards into every reduction that is a factor (or a term)."""
+    """Propose outwards if something can move, inwards into every reduction that is a factor (or a term), and terms."""
     count = max(len(quotient_factors(scope.body)), len(terms(scope.body)))
-    tried: list[Direction] = [Outwards(), *(Inwards(n) for n in range(count))]
+    tried: list[Direction] = [Outwards(), *(Inwards(n) for n in range(count)), Termwise()]
     for params in tried:
         if accepted(rewrite, scope, params):
             yield params
@@ -59,6 +76,8 @@ def rewrite(scope: Scope, params: Direction) -> Scope:
             return _out(scope)
         case Inwards(part=part):
             return _in(scope, part)
+        case Termwise():
+            return _termwise(scope)
 
 
 def _out(scope: Scope) -> Scope:
@@ -110,6 +129,31 @@ def _inner_reduction(parts: tuple[Scalar, ...], part: int) -> str:
         case Access(Scope(reduce=reduce)) if reduce in ("max", "min"):
             return reduce
     raise Refused(f"part {part} of the sum is no maximum or minimum: terms move only into these")
+
+
+def _termwise(scope: Scope) -> Scope:
+    if scope.domain:
+        raise Refused(f"the scope has a domain, where the sums of terms would be read: {scope.domain[0]!r}")
+    if scope.summations and scope.reduce != "sum":
+        raise Refused(f"the scope takes the {scope.reduce}, expected a sum")
+    found = multiply_out(scope.body)
+    if not 2 <= len(found) <= MAX_TERMS:
+        raise Refused(f"multiplied out, the body has {len(found)} terms: expected 2 to {MAX_TERMS}")
+    parts = add(*(_summed_term(scope, term) for term in found))
+    if parts == scope.body:
+        raise Refused("the body is a sum of products already")
+    return replace(scope, summations=(), reduce="sum", body=parts)
+
+
+def _summed_term(scope: Scope, term: tuple[Scalar, ...]) -> Scalar:
+    """Return the sum of the product *term* over the summations of *scope*, as a read of a scope of its own."""
+    constants = [factor for factor in term if isinstance(factor, Const)]
+    product = mul(*(factor for factor in term if not isinstance(factor, Const)))
+    read = iterators_of(product)
+    over = tuple(y for y in scope.summations if y in read)
+    times = Const(prod(y.extent for y in scope.summations if y not in read))
+    kept = tuple(x for x in scope.traversals if x in read)
+    return mul(times, *constants, Scope(kept, over, product)[kept] if over else product)
 
 
 def explain(scope: Scope) -> str:

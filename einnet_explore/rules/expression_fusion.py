@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
 from einnet_explore.analysis.equations import equation_number, readers, whole_equation
 from einnet_explore.ir import Access, Equation, Path, Program, map_tensors, tensors
@@ -133,7 +134,7 @@ def extract(program: Program, at: Path) -> Program:
        \mathop{L}_{\vec y} g(T'[\pi(\vec y)]) \;\circ\; T' = \mathop{L}_{\vec x} f
 
     Like any other expression, the new one can be searched, shared, or computed at compile time.  A nested scope that
-    sums nothing is refused: its reader computes each element where it reads it.
+    sums nothing is refused if its reader computes each element once, where it reads it.
     """
     equation = program.equations[at[0]]
     if len(at) == 1:
@@ -141,8 +142,10 @@ def extract(program: Program, at: Path) -> Program:
     if equation.via is not None:
         raise Refused(f"{equation.name} is instantiated already, by {equation.via.operator}")
     scope = program.scope_at(at)
-    if not scope.summations:
-        raise Refused("the nested scope sums nothing: its reader computes each element where it reads it")
+    reader = program.scope_at(at[:-1])
+    once = not reader.summations and prod(reader.shape) <= prod(scope.shape)
+    if not scope.summations and (once or isinstance(scope.body, Access)):
+        raise Refused("the nested scope sums nothing: its reader computes each element once, where it reads it")
     new = Equation(program.fresh("T"), scope)
     return program.replace_at(at, new.tensor, before=(new,))
 
@@ -151,5 +154,5 @@ EXPRESSION_EXTRACTION = place_rule(
     "expression_extraction",
     r"\mathop{L}_y g(\{\mathop{L}_x f\}[\pi]) \mapsto \mathop{L}_y g(T'[\pi]) \circ T' = \mathop{L}_x f",
     extract,
-    "its nested sum can be an expression",
+    "its nested scope can be an expression",
 )

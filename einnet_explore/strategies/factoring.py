@@ -18,23 +18,31 @@ programs: each of their expressions is searched like any other, and the costs co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.products import count_products, quotient_factors
-from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar
+from einnet_explore.analysis.products import count_products, multiply_out, reads_weights
+from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar, Scope, accesses
 from einnet_explore.rules import (
+    BOUNDARY_TIGHTENING,
+    COMMON_FACTOR,
     COMMON_SUBEXPRESSION,
     CONTRACTION_ORDER,
+    DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
     TRAVERSAL_FACTORING,
     Derivation,
     Match,
     Refused,
+    Rule,
 )
-from einnet_explore.rules.base import places
+from einnet_explore.rules.base import accepted, places
+from einnet_explore.rules.distributivity import Termwise
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
+
+MAX_SUBSTITUTIONS = 16
+"""Intermediates that are substituted, at most."""
 
 
 def factorings(program: Program) -> Iterable[Derivation]:
@@ -59,49 +67,85 @@ def products_at_run_time(program: Program) -> int:
 
 def _substituted(derivation: Derivation) -> Iterable[Derivation]:
     """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left."""
-    while (name := _next_intermediate(derivation.end)) is not None:
-        try:
-            derivation = substitute_intermediate(derivation, name)
-        except Refused:
+    refused = set[str]()
+    for _ in range(MAX_SUBSTITUTIONS):
+        while (name := _next_intermediate(derivation.end, refused)) is not None:
+            try:
+                derivation = normalised(substitute_intermediate(derivation, name))
+                break
+            except Refused:
+                refused.add(name)
+        else:
             return
-        for equation in derivation.end.equations:
-            derivation = merge_scopes(derivation, equation.name)
         yield derivation
 
 
-def _next_intermediate(program: Program) -> str | None:
-    """The last intermediate that can join the products of all its readers."""
+def _next_intermediate(program: Program, refused: Collection[str]) -> str | None:
+    """The last intermediate that can join the sums of products of all its readers."""
     for equation in reversed(program.equations):
         found = [program.equations[n] for n in readers(program, equation.name)]
-        if equation.name not in program.outputs and found and all(map(is_product, (equation, *found))):
+        inside = equation.name not in program.outputs and equation.name not in refused
+        if inside and found and all(map(is_multilinear, (equation, *found))):
             return equation.name
     return None
 
 
-def is_product(equation: Equation) -> bool:
-    """Whether *equation* is open, and a sum of a product of reads, constants and reciprocals, or such a product."""
+def is_multilinear(equation: Equation) -> bool:
+    """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights."""
     scope = equation.scope
     plain = scope.reduce == "sum" and not scope.domain and equation.via is None
-    return plain and all(map(_is_factor, quotient_factors(scope.body)))
+    return plain and all(_is_factor(factor) for term in multiply_out(scope.body) for factor in term)
 
 
 def _is_factor(factor: Scalar) -> bool:
     match factor:
         case Access() | Const() | Apply("/", (Const(), Access() | Const())):
             return True
-    return False
+    return reads_weights(factor)
+
+
+def normalised(derivation: Derivation) -> Derivation:
+    """Merge the scopes that sum nothing into their readers, and sum each term on its own, where it is not 0."""
+    while True:
+        derivation = _merged(derivation)
+        match = next(iter(_towards_normal_form(derivation.end)), None)
+        if match is None:
+            return derivation
+        derivation = derivation.then(match)
+
+
+def _merged(derivation: Derivation) -> Derivation:
+    for equation in derivation.end.equations:
+        derivation = merge_scopes(derivation, equation.name)
+    return derivation
+
+
+def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that sum terms on their own, or do not sum a nested scope's padding; innermost scopes first."""
+    for at, scope in reversed(list(places(program))):
+        if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
+            yield Match(DISTRIBUTIVITY, at, Termwise())
+        elif any(isinstance(a.source, Scope) and a.source.padding for a in accesses(scope.body)):
+            yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
 
 
 def factored(derivation: Derivation) -> Derivation:
-    """Apply the rules that factor, each where it first applies, until none does."""
-    while (match := next(iter(_matches(derivation.end)), None)) is not None:
+    """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
+    for rules in ((COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER), (EXPRESSION_EXTRACTION,)):
+        while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
+            derivation = derivation.then(match)
+    derivation = _merged(derivation)
+    while (match := next(iter(_shared(derivation.end)), None)) is not None:
         derivation = derivation.then(match)
     return derivation
 
 
-def _matches(program: Program) -> Iterable[Match[object]]:
-    for rule in (TRAVERSAL_FACTORING, CONTRACTION_ORDER, EXPRESSION_EXTRACTION):
+def _matches(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
+    for rule in rules:
         for at, _ in places(program):
             yield from rule.matches(program, at)
+
+
+def _shared(program: Program) -> Iterable[Match[object]]:
     for n in range(len(program.equations)):
         yield from COMMON_SUBEXPRESSION.matches(program, (n,))
