@@ -18,17 +18,17 @@ Every subprogram is convex, and so are all together: with each as one node the g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from itertools import combinations
+from itertools import combinations, permutations
 from math import prod
 
 import numpy as np
 
 from einnet_explore.analysis.counts import intensity
-from einnet_explore.ir import Equation, Program, tensors
+from einnet_explore.ir import Equation, Program, scopes, tensors
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX, NotUnderstood, assemble, express
 from einnet_explore.pipeline.subprogram import Subprogram, anonymize
@@ -201,12 +201,14 @@ MAX_PRODUCT_SHARE = 0.9
 
 
 def join_products(units: NodeGroups) -> None:
-    """Join the nodes of each multilinear region in which factoring across expressions leaves fewer products."""
+    """Join the nodes of each multilinear region that factoring across expressions replaces with fewer products."""
     for last in sorted(units.understood, reverse=True):
         region = _multilinear_region(units, last)
-        contracts = len(region) > 1 and any(units.kind(n) == "contraction" for n in region)
-        if contracts and has_fewer_products(units.program_of(region)):
-            units.join_all(region)
+        if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
+            owners = [n for n in sorted(region) for _ in units.understood[n]]
+            joined = {owners[number] for number in factored_equations(units.program_of(region))}
+            if any(units.kind(n) == "contraction" for n in joined):
+                units.join_all(joined)
 
 
 def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
@@ -229,10 +231,23 @@ def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
 
 
 @lru_cache(256)  # layers of one model are often equal
-def has_fewer_products(program: Program) -> bool:
-    """Whether factoring across the expressions of *program* leaves less than ``MAX_PRODUCT_SHARE`` of its products."""
-    before = products_at_run_time(program)
-    return any(products_at_run_time(found.end) < MAX_PRODUCT_SHARE * before for found in factorings(program))
+def factored_equations(program: Program) -> frozenset[int]:
+    """Return the numbers of the equations that factoring replaces, if few of their products are left.
+
+    Only sums count: element-wise work becomes part of the kernels around it without factoring.
+    """
+    joined: frozenset[int] = frozenset()
+    for found in factorings(program):
+        old, new = (set(one.equations) - set(other.equations) for one, other in permutations((program, found.end)))
+        if _summed_products(found.end, new) < MAX_PRODUCT_SHARE * _summed_products(program, old):
+            joined = frozenset(n for n, e in enumerate(program.equations) if e in old)
+    return joined
+
+
+def _summed_products(program: Program, equations: Collection[Equation]) -> int:
+    """Return the products that those of *equations* form that sum."""
+    sums = {e.name for e in equations if any(y.extent > 1 for _, s in scopes(e.scope) for y in s.summations)}
+    return products_at_run_time(program, sums)
 
 
 def join_siblings(units: NodeGroups) -> None:

@@ -59,10 +59,11 @@ def factorings(program: Program) -> Iterable[Derivation]:
             yield found
 
 
-def products_at_run_time(program: Program) -> int:
-    """The products that the equations of *program* form, weights not counted."""
+def products_at_run_time(program: Program, among: Collection[str] | None = None) -> int:
+    """The products that the equations of *program* (those called *among*) form, weights not counted."""
     constant = weight_only(program)
-    return sum(count_products(e.scope) for e in program.equations if e.name not in constant)
+    counted = (e for e in program.equations if e.name not in constant and (among is None or e.name in among))
+    return sum(count_products(e.scope) for e in counted)
 
 
 def _substituted(derivation: Derivation) -> Iterable[Derivation]:
