@@ -208,7 +208,17 @@ def join_products(units: NodeGroups) -> None:
             owners = [n for n in sorted(region) for _ in units.understood[n]]
             joined = {owners[number] for number in factored_equations(units.program_of(region))}
             if any(units.kind(n) == "contraction" for n in joined):
-                units.join_all(joined)
+                units.join_all(_without_front(units, joined))
+
+
+def _without_front(units: NodeGroups, nodes: set[int]) -> set[int]:
+    """Return *nodes* without scalings and shifts before the others: what computes their operands does these as well."""
+    left = set(nodes)
+    for n in sorted(nodes):
+        operands = [name for name in units.model.nodes[n].reads if name not in units.model.weights]
+        if units.kind(n) == "elementwise" and len(operands) == 1 and not units.before[n] & left:
+            left.remove(n)
+    return left
 
 
 def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
@@ -423,8 +433,9 @@ def _join_around_contractions(units: NodeGroups) -> None:
         frontier = sorted(units.after[n])
         while frontier:
             m = frontier.pop(0)
+            inside = units.of[m] == units.of[n] and units.kind(m) != "contraction"
             fits = units.free(m) and units.size(m) <= units.size(n) and _keeps_values_inside(m, n, units)
-            if fits and units.join(n, m):
+            if inside or (fits and units.join(n, m)):
                 frontier = sorted({*frontier, *units.after[m]})
 
 
