@@ -285,7 +285,7 @@ def test_common_factor_keeps_every_value(body: str, found: str) -> None:
         ("x[f,h,w] + x[f,w,h]*g[f]", {}, "are different elements"),
         ("{[f:4,h:5] sum[u:3,v:3] x[f,h,u+v]*g[f]}[f,h] + x[f,h,w]", {}, "has no one solution for u, v"),
         ("{[f:4,h:5,w:5] sum[r:2] x[f,h+r,w]*A[f,r]}[f,h,w] + x[f,h-1,w]", {}, "r = -1 ∈ [-1, -1] leaves [0, 2)"),
-        ("g[f] + x[f,h,w]", {"factors": [0]}, "expected two terms"),
+        ("g[f] + x[f,h,w]", {"factors": [0]}, "found 1 items, expected 2"),
     ],
 )
 def test_common_factor_refuses(body: str, params: dict[str, list[int]], why: str) -> None:
