@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 from onnx_building import build, integers, node, run, whole
 
 from benchmarks.zoo import KINDS
@@ -165,6 +166,74 @@ def test_attention_that_gives_more_or_is_newer_stays() -> None:
     sized = build([node("Attention", [*"qkv", "", "", "", "n"], ["y"])], dict.fromkeys("qkv", shape), ["y"],
                   {"n": np.array([3])}, opset=24, ir=11)  # fmt: skip
     assert refusal(sized) == "it has a cache"
+
+
+def agree_with_reference(proto: onnx.ModelProto, feed: dict[str, Any]) -> None:
+    """The expressions give what ONNX's reference evaluator computes, for operators that ONNX Runtime lacks."""
+    model = load_model(proto)
+    known = {model.identifiers[name]: a for name, a in {**feed, **model.weights}.items()}
+    program = whole(model)
+    found = evaluate(program, {t.name: known[t.name] for t in program.inputs}, np.float64)
+    for value, wanted in zip(model.outputs, ReferenceEvaluator(proto).run(None, feed), strict=True):
+        assert np.allclose(found[model.identifiers[value.name]], wanted, 1e-4, 1e-5)
+
+
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+def test_a_cumulative_sum(reverse: int, exclusive: int) -> None:
+    item = node("CumSum", ["x", "axis"], ["y"], reverse=reverse, exclusive=exclusive)
+    x = integers(np.random.default_rng(0), 2, 5, 3)
+    agree(build([item], {"x": x.shape}, ["y"], {"axis": np.array(-2)}), {"x": x})
+
+
+def test_a_gated_activation() -> None:
+    feed = {"a": normal(2, 3), "b": normal(3, 2).T}
+    proto = build(
+        [node("SwiGLU", ["a", "b"], ["y"], alpha=1.5)], {n: x.shape for n, x in feed.items()}, ["y"], opset=28
+    )
+    agree_with_reference(proto, feed)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("rotated", [0, 4])
+def test_a_rotary_embedding(interleaved: int, rotated: int) -> None:
+    half = (rotated or 8) // 2
+    more = {"interleaved": interleaved, "rotary_embedding_dim": rotated}
+    feed = {"x": normal(2, 3, 5, 8), "c": normal(2, 5, half), "s": normal(2, half, 5).swapaxes(1, 2)}
+    item = node("RotaryEmbedding", ["x", "c", "s"], ["y"], **more)
+    agree_with_reference(build([item], {n: x.shape for n, x in feed.items()}, ["y"], opset=23), feed)
+    places = np.array([[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]])
+    item = node("RotaryEmbedding", ["x", "c", "s", "p"], ["y"], num_heads=3, **more)
+    weights = {"c": normal(9, half), "s": normal(half, 9).T, "p": places}
+    agree_with_reference(build([item], {"x": (2, 5, 24)}, ["y"], weights, opset=23), {"x": normal(2, 5, 24)})
+
+
+@pytest.mark.parametrize(
+    ("rule", "decay"), [("linear", 0), ("gated", 1), ("gated", 3)], ids=["linear", "by head", "by channel"]
+)
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("outputs", [["y"], ["y", "state"]], ids=["output", "state"])
+def test_linear_attention(rule: str, decay: int, heads: int, past: bool, outputs: list[str]) -> None:
+    feed = {"q": normal(2, 5, heads * 3), "k": normal(2, 5, 6), "v": normal(2, 5, 8)}
+    feed |= {"p": normal(2, 2, 3, 4)} if past else {}
+    feed |= {"g": -abs(normal(2, 5, 2 * decay))} if decay else {}
+    reads = ["q", "k", "v", "p" if past else "", *(["g"] if decay else [])]
+    item = node("LinearAttention", reads if past or decay else reads[:3], ["y", "state"], q_num_heads=heads,
+                kv_num_heads=2, update_rule=rule)  # fmt: skip
+    agree_with_reference(build([item], {n: x.shape for n, x in feed.items()}, outputs, opset=27), feed)
+
+
+def test_a_delta_rule_stays() -> None:
+    shapes = {"q": (1, 5, 6), "k": (1, 5, 6), "v": (1, 5, 8), "b": (1, 5, 2)}
+    item = node("LinearAttention", ["q", "k", "v", "", "", "b"], ["y", "state"], q_num_heads=2, kv_num_heads=2,
+                update_rule="delta")  # fmt: skip
+    why = "update_rule is delta, neither linear nor gated: its state depends on products of its steps"
+    assert refusal(build([item], shapes, ["y"], opset=27)) == why
 
 
 def test_a_group_normalisation() -> None:

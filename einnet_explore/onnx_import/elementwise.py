@@ -134,6 +134,14 @@ def _gelu(call: NodeCall, x: Scalar) -> Scalar:
     return mul(Const(0.5), x, add(inner, Const(1)))
 
 
+def _swish(call: NodeCall, x: Scalar) -> Scalar:
+    return mul(x, fn("sigmoid", mul(Const(call.get("alpha", 1.0)), x)))
+
+
+def _swiglu(call: NodeCall) -> Iterable[Equation]:
+    yield from _operands(call, lambda args: mul(_swish(call, args[0]), args[1]))
+
+
 def _clip(call: NodeCall) -> Iterable[Equation]:
     """An omitted limit is the smallest or the largest finite number (as ONNX defines); an infinite limit is dropped."""
     xs = extent_iterators(call.out.shape)
@@ -216,9 +224,10 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator(
         "Swish",
         "activation",
-        _unary(lambda call, x: mul(x, fn("sigmoid", mul(Const(call.get("alpha", 1.0)), x)))),
+        _unary(_swish),
         attributes="alpha",
     ),
+    OnnxOperator("SwiGLU", "activation", _swiglu, attributes="alpha"),
 )
 """PRelu's slope is an ordinary operand; Max and Min are activations because they are not linear."""
 

@@ -143,11 +143,11 @@ def _gather(call: NodeCall, at: tuple[Index, ...]) -> Iterable[Index]:
     shape = call.shape(0)
     axis = call.axis(call.get("axis", 0), len(shape))
     wanted = call.constant(1, "indices").astype(np.int64)
-    found = _affine(np.where(wanted < 0, wanted + shape[axis], wanted), at[axis : axis + wanted.ndim])
+    found = affine_index(np.where(wanted < 0, wanted + shape[axis], wanted), at[axis : axis + wanted.ndim])
     return (*at[:axis], found, *at[axis + wanted.ndim :])
 
 
-def _affine(table: Array, places: tuple[Index, ...]) -> Index:
+def affine_index(table: Array, places: tuple[Index, ...]) -> Index:
     """Return the affine index of *places* with the values of *table*; refuse a table that is not affine."""
     if not table.size:
         raise Refused("it gathers no element")

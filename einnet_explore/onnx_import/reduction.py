@@ -13,10 +13,23 @@ from math import inf, prod
 from typing import Literal
 
 from einnet_explore.analysis.indices import is_inside_box
-from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Tensor,
+    add,
+    mul,
+)
 from einnet_explore.onnx_import.contraction import WINDOW_ATTRIBUTES, sliding_window
 from einnet_explore.onnx_import.elementwise import clamp_scalar, fn
-from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, access
+from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, access, extent_iterators
 
 Function = Callable[[Scalar], Scalar]
 
@@ -27,6 +40,24 @@ def reduction_scope(source: Tensor, axes: tuple[int, ...], reduce: str = "sum", 
     sums = {d: Iterator(f"r{d}", 0, source.shape[d]) for d in axes}
     at = [sums.get(d, Index() if d in axes else x) for d, x in enumerate(dims)]
     return Scope(tuple(dims), tuple(sums.values()), f(access(source, *at)), reduce)
+
+
+def prefix_sum(source: Tensor, axis: int, first: int = 0, step: int = -1) -> Scope:
+    """Return the sums of *source* along *axis*: a window over the whole extent, 0 beyond it.
+
+    The sum at a position begins *first* elements away and goes on by *step*: -1 to the start, 1 to the end.
+    """
+    xs = extent_iterators(source.shape)
+    r = Iterator("r", 0, source.shape[axis])
+    at = [x + (r + first) * step if d == axis else x for d, x in enumerate(xs)]
+    return Scope(xs, (r,), access(source, *at))
+
+
+def _cumulative_sum(call: NodeCall) -> Iterable[Equation]:
+    source = call.tensor(0)
+    axis = call.axis(int(call.constant(1, "axis").reshape(())), len(source.shape))
+    first, step = int(call.get("exclusive", 0)), 1 if call.get("reverse", 0) else -1
+    yield call.equation(prefix_sum(source, axis, first, step))
 
 
 def _reduce(name: str, f: Function = lambda x: x, g: Function | None = None) -> Express:
@@ -181,6 +212,7 @@ REDUCTIONS_ONNX: tuple[OnnxOperator, ...] = (
     OnnxOperator("ReduceSumSquare", "reduction", _reduce("sum", lambda x: mul(x, x)), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceLogSum", "reduction", _reduce("sum", g=lambda x: fn("log", x)), attributes=_AXES_ATTRIBUTES),
     OnnxOperator("ReduceLogSumExp", "reduction", _log_sum_exp, attributes=_AXES_ATTRIBUTES),
+    OnnxOperator("CumSum", "reduction", _cumulative_sum, attributes="exclusive reverse"),
     OnnxOperator("GlobalAveragePool", "reduction", _global_pool("mean")),
     OnnxOperator("GlobalMaxPool", "reduction", _global_pool("max")),
     OnnxOperator("MaxPool", "reduction", _max_pool, attributes=f"{WINDOW_ATTRIBUTES} ceil_mode storage_order"),

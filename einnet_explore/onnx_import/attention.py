@@ -1,0 +1,230 @@
+r"""ONNX's attention operators and position embeddings, as several equations each.
+
+Attention is two contractions with a softmax between them, for every head *h* of the batch:
+
+.. math::  S[i, j] = s \sum_d Q[i, d]\, K[j, d] + M[i, j], \quad P = \operatorname{softmax}_j S, \quad
+           Y[i, v] = \sum_j P[i, j]\, V[j, v]
+
+With grouped queries, several query heads read one key/value head; a mask excludes keys by :math:`-\infty`.
+
+Linear attention is written without its recurrence, as a masked product; with decay, :math:`L` is the sum of its
+logarithms up to a position:
+
+.. math::  Y[i, v] = s \sum_{j \le i} \Big( \sum_d Q[i, d]\, K[j, d]\, e^{L[i, d] - L[j, d]} \Big) V[j, v]
+
+Source: the ONNX operator reference (attention: operator sets 23 and 24; linear attention: 27; rotary embedding: 23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, sqrt
+
+import numpy as np
+
+from einnet_explore.ir import (
+    Access,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    IndexLike,
+    Iterator,
+    Scalar,
+    Scope,
+    add,
+    as_index,
+    mul,
+)
+from einnet_explore.onnx_import.elementwise import fn, select_by_mask
+from einnet_explore.onnx_import.layout import affine_index
+from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
+from einnet_explore.onnx_import.reduction import prefix_sum, reduction_scope
+from einnet_explore.support.errors import Refused
+
+_QUERY, _KEY, _VALUE, _MASK = range(4)
+
+
+def _attention(call: NodeCall) -> Iterable[Equation]:
+    _require_supported(call)
+    heads, key_heads = _heads(call, _QUERY), _heads(call, _KEY)
+    rows, columns = (call.shape(n)[-2] for n in (_QUERY, _KEY))
+    depth, width = _depth(call, _QUERY), _depth(call, _VALUE)
+    b, h = Iterator("b", 0, call.out.shape[0]), Iterator("h", 0, heads)
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, columns)
+    d, v = Iterator("d", 0, depth), Iterator("v", 0, width)
+    key_head = h if key_heads == heads else h * key_heads // heads
+    factors = _element(call, _QUERY, b, h, i, d), _element(call, _KEY, b, key_head, j, d)
+    yield (product := call.equation(Scope((b, h, i, j), (d,), mul(*factors)), "product"))
+    at = as_indices((b, h, i, j))
+    score = mul(Const(call.get("scale", 1 / sqrt(depth))), access(product.tensor, *at))
+    if cap := call.get("softcap", 0.0):
+        score = mul(Const(cap), fn("tanh", mul(Const(1 / cap), score)))
+    yield (scores := call.equation(Scope((b, h, i, j), (), _mask_scores(call, score, (b, h, i, j))), "scores"))
+    yield (largest := call.equation(reduction_scope(scores.tensor, (3,), "max"), "max"))
+    power = fn("exp", fn("-", access(scores.tensor, *at), broadcast(largest.tensor, at)))
+    yield (powers := call.equation(Scope((b, h, i, j), (), power), "exp"))
+    yield (total := call.equation(reduction_scope(powers.tensor, (3,)), "total"))
+    share = fn("/", broadcast(powers.tensor, at), broadcast(total.tensor, at))
+    yield (shares := call.equation(Scope((b, h, i, j), (), share), "shares"))
+    mixed = Scope((b, h, i, v), (j,), mul(access(shares.tensor, *at), _element(call, _VALUE, b, key_head, j, v)))
+    if len(call.out.shape) == 4:
+        yield call.equation(mixed)
+        return
+    yield (by_head := call.equation(mixed, "heads"))
+    x = Iterator("x", 0, heads * width)
+    yield call.equation(Scope((b, i, x), (), access(by_head.tensor, b, x // width, i, x % width)))
+
+
+def _require_supported(call: NodeCall) -> None:
+    """Refuse key/value caches, further outputs and a softmax in another precision."""
+    call.require_single_output()
+    if any(call.has(n) for n in range(_MASK + 1, len(call.node.inputs))):
+        raise Refused("it has a cache")
+    if call.get("softmax_precision", 1) != 1:
+        raise Refused("its softmax is in another precision")
+
+
+def _heads(call: NodeCall, n: int) -> int:
+    """Return the number of heads of input *n*: a dimension, or an attribute if heads share the last dimension."""
+    shape = call.shape(n)
+    heads = call.get("q_num_heads" if n == _QUERY else "kv_num_heads", 0)
+    return shape[1] if len(shape) == 4 else int(heads)
+
+
+def _depth(call: NodeCall, n: int) -> int:
+    shape = call.shape(n)
+    return shape[3] if len(shape) == 4 else shape[2] // _heads(call, n)
+
+
+def _element(call: NodeCall, n: int, b: IndexLike, h: IndexLike, place: Iterator, d: Iterator) -> Access:
+    if len(call.shape(n)) == 4:
+        return access(call.tensor(n), b, h, place, d)
+    (start,) = as_indices((h,))
+    return access(call.tensor(n), b, place, start * d.extent + d)
+
+
+def _mask_scores(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Scalar:
+    """Return *score* with -∞ where the mask excludes a key; refuse a mask that excludes every key of a row."""
+    at = as_indices(xs)
+    if call.has(_MASK):
+        mask = call.constant(_MASK, "attn_mask")
+        causal = np.tri(xs[2].extent, xs[3].extent, dtype=bool) if call.get("is_causal", 0) else True
+        allowed = (mask if mask.dtype == bool else mask > -inf) & causal
+        if mask.shape[-1] != xs[3].extent or not allowed.any(axis=-1).all():
+            raise Refused(f"its mask of shape {mask.shape} leaves some row none of the {xs[3].extent} keys")
+        score = (
+            select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.operand(_MASK, at))
+        )
+    if call.get("is_causal", 0):
+        score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))
+    return score
+
+
+_PAST, _DECAY = 3, 4
+
+
+def _linear_attention(call: NodeCall) -> Iterable[Equation]:
+    """Also compute the optional output: the state after the last position."""
+    rule = call.get("update_rule", "gated_delta")
+    if rule not in ("linear", "gated"):
+        raise Refused(f"update_rule is {rule}, neither linear nor gated: its state depends on products of its steps")
+    heads, key_heads = int(call.get("q_num_heads", 0)), int(call.get("kv_num_heads", 0))
+    (batch, length, channels), values = call.shape(_KEY), call.shape(_VALUE)[-1]
+    b, h, g = Iterator("b", 0, batch), Iterator("h", 0, heads), Iterator("h", 0, key_heads)
+    i, j = Iterator("i", 0, length), Iterator("j", 0, length)
+    d, v = Iterator("d", 0, channels // key_heads), Iterator("v", 0, values // key_heads)
+    key_head, last = as_index(h) * key_heads // heads, as_index(length - 1)
+    logs = None
+    if rule == "gated":
+        yield (total := call.equation(prefix_sum(call.tensor(_DECAY), 1), "decay"))
+        logs = total.tensor
+
+    def decay(head: IndexLike, to: IndexLike, since: IndexLike | None = None) -> tuple[Scalar, ...]:
+        """The factor of the state's change from the position *since* (None: from the start) to the position *to*."""
+        if logs is None:
+            return ()
+        channel = as_index(head) if logs.shape[-1] == key_heads else as_index(head) * d.extent + d
+        end = access(logs, b, to, channel)
+        return (fn("exp", end if since is None else fn("-", end, access(logs, b, since, channel))),)
+
+    def causal(share: Scalar) -> Scalar:
+        return fn("where", Compare("<=", as_index(j), as_index(i)), share, Const(0))
+
+    scale = Const(call.get("scale", 0.0) or 1 / sqrt(d.extent))
+    query = _element(call, _QUERY, b, h, i, d)
+    product = mul(scale, query, _element(call, _KEY, b, key_head, j, d))
+    if logs is not None and logs.shape[-1] != key_heads:  # a decay of each channel is part of the product
+        yield (
+            shares := call.equation(Scope((b, h, i, j), (d,), causal(mul(product, *decay(key_head, i, j)))), "shares")
+        )
+    else:
+        yield (scores := call.equation(Scope((b, h, i, j), (d,), product), "scores"))
+        share = mul(access(scores.tensor, b, h, i, j), *decay(key_head, i, j))
+        yield (shares := call.equation(Scope((b, h, i, j), (), causal(share)), "shares"))
+    mixed = mul(access(shares.tensor, b, h, i, j), _element(call, _VALUE, b, key_head, j, v))
+    yield (by_head := call.equation(Scope((b, h, i, v), (j,), mixed), "heads"))
+    x = Iterator("x", 0, heads * v.extent)
+    parts: list[Scalar] = [access(by_head.tensor, b, x // v.extent, i, x % v.extent)]
+    if call.has(_PAST):
+        before = mul(scale, query, *decay(key_head, i), access(call.tensor(_PAST), b, key_head, d, v))
+        yield (past := call.equation(Scope((b, h, i, v), (d,), before), "past"))
+        parts.append(access(past.tensor, b, x // v.extent, i, x % v.extent))
+    yield call.equation(Scope((b, i, x), (), add(*parts) if len(parts) > 1 else parts[0]))
+    if len(call.node.results) > 1:
+        update = mul(_element(call, _KEY, b, g, j, d), *decay(g, last, j), _element(call, _VALUE, b, g, j, v))
+        added = Scope((b, g, d, v), (j,), update)
+        if call.has(_PAST):
+            yield (new := call.equation(added, "update"))
+            old = access(call.tensor(_PAST), b, g, d, v)
+            kept = mul(*decay(g, last), old) if logs is not None else old
+            added = Scope((b, g, d, v), (), add(access(new.tensor, b, g, d, v), kept))
+        yield Equation(call.output(1).name, added)
+
+
+def _rotary_embedding(call: NodeCall) -> Iterable[Equation]:
+    """Y = cos·X ∓ sin·(the other element of its pair); elements from *rotary_embedding_dim* on are those of X."""
+    xs = extent_iterators(call.out.shape)
+    side_by_side = len(xs) == 3
+    b, place, *_ = xs if side_by_side else (xs[0], xs[2])
+    size = xs[-1].extent // int(call.get("num_heads", 0)) if side_by_side else xs[-1].extent
+    element = xs[-1] % size if side_by_side else as_index(xs[-1])
+    rotated = int(call.get("rotary_embedding_dim", 0)) or size
+    half = rotated // 2
+    if call.get("interleaved", 0):
+        pair, second, other = element // 2 % half, element % 2, element // 2 * 2 + 1 - element % 2
+        is_first = Compare("<=", second, Index())
+    else:
+        pair, other = element % half, (element + half) % rotated
+        is_first = Compare("<=", element, Index((), half - 1))
+    at = as_indices((b, place))
+    if call.has(3):
+        at = (affine_index(call.constant(3, "position_ids").astype(np.int64), at),)
+    cos, sin = access(call.tensor(1), *at, pair), access(call.tensor(2), *at, pair)
+    beside = access(call.tensor(0), *xs[:-1], xs[-1] // size * size + other)
+    turned = mul(sin, beside)
+    here = access(call.tensor(0), *xs)
+    body: Scalar = add(mul(cos, here), fn("where", is_first, mul(Const(-1), turned), turned))
+    if rotated < size:
+        body = fn("where", Compare("<=", element, Index((), rotated - 1)), body, here)
+    yield call.equation(Scope(xs, (), body))
+
+
+ATTENTION: tuple[OnnxOperator, ...] = (
+    OnnxOperator(
+        "Attention",
+        "reduction",
+        _attention,
+        attributes="is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision",
+    ),
+    OnnxOperator(
+        "LinearAttention",
+        "reduction",
+        _linear_attention,
+        attributes="chunk_size kv_num_heads q_num_heads scale update_rule",
+    ),
+    OnnxOperator(
+        "RotaryEmbedding", "elementwise", _rotary_embedding, attributes="interleaved num_heads rotary_embedding_dim"
+    ),
+)
+"""A computed mask is refused: for a row without keys ONNX defines the result 0, whereas a softmax is undefined."""
