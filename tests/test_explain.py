@@ -31,7 +31,7 @@ def split(program: Program) -> Program:
             "boundary_relaxing",
             MATMUL,
             "0",
-            "no nested scope has a domain, and no index asks for more of the summations",
+            "no nested scope has a domain, and no index needs a wider range of the summations",
         ),
         ("boundary_tightening", CONV, "0", "the support of c is [0, 3), r is [0, 3), s is [0, 3), the whole range"),
         ("eoperator_generation", CONV, "0", "intensity 14.0 FLOP/element is not below 4: this is compute-bound"),

@@ -491,7 +491,7 @@ def test_tiny_grid_is_estimated_as_slower_on_a_gpu() -> None:
 
     assert asked(32, 256, 56, 56, A100_TARGET).pays
     small = asked(32, 2, 512, 512, A100_TARGET)
-    assert small.blocks == 2 and not small.pays and "keep apart" in str(small)
+    assert small.blocks == 2 and not small.pays and "do not fuse" in str(small)
     assert asked(32, 2, 512, 512, CPU_CORE_TARGET).pays and asked(32, 256, 56, 56, CPU_CORE_TARGET).pays
     assert asked(1, 64, 7, 7, A100_TARGET).pays  # launches cost more than all the work
 

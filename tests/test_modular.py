@@ -101,7 +101,7 @@ def test_the_bound_is_the_degree_over_the_prime() -> None:
     case = CASES["convolution"]
     found = compare_modulo_prime(case, case, rounds=2)
     assert (found.degree, found.bound) == (2, (2 / PRIME) ** 2)
-    assert str(found).endswith(f"a wrong one passes with probability {(2 / PRIME) ** 2:.1e}, degree 2")
+    assert str(found).endswith(f"a difference is missed with probability {(2 / PRIME) ** 2:.1e}, degree 2")
     quotient = parse("tensor A[3, 4]\nS[i:3] = sum[j:4] 1/A[i, j]\nY[i:3] = A[i, 0]*S[i]")
     assert output_degree(quotient) == (1 + 3, 4, 0)
     assert output_degree(parse("tensor A[3]\nY[i:3] = exp(A[i]*A[i]) - pow(A[i], 4)")) == (7, 0, 0)

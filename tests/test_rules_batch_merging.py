@@ -172,5 +172,5 @@ def test_only_whole_equations_merge() -> None:
     refuses(BATCH_MERGING, nested, (0, 0), message, others=["R"])
     assert not list(BATCH_MERGING.matches(nested, (0, 0)))
     assert BATCH_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]
-    assert BATCH_MERGING.explain(nested, (0,)) == "no later equation than Q is element-wise"  # type: ignore[misc]
-    assert BATCH_MERGING.explain(nested, (1,)) == "no later equation than R sums anything"  # type: ignore[misc]
+    assert BATCH_MERGING.explain(nested, (0,)) == "no equation after Q is element-wise"  # type: ignore[misc]
+    assert BATCH_MERGING.explain(nested, (1,)) == "no equation after R has a summation"  # type: ignore[misc]

@@ -142,7 +142,7 @@ def test_refusals_of_other_expressions() -> None:
     refuses(EXPRESSION_SPLITTING, program, (2,), "R is run as eOperator: there is nothing to split", terms=[0])
     explain = EXPRESSION_SPLITTING.explain
     assert explain is not None
-    assert explain(program, (0,)).startswith("no index divides one of {m, k}, no operand is put together of parts")
+    assert explain(program, (0,)).startswith("no index divides one of {m, k}, no operand is a concatenation")
     assert explain(program, (1,)).startswith("no index divides one of {m}")
     assert explain(program, (1, 0)) == message
     assert explain(program, (2,)) == "R is run as eOperator: there is nothing to split"

@@ -281,7 +281,7 @@ def test_only_whole_equations_merge() -> None:
     refuses(SIBLING_MERGING, nested, (0, 0), message, others=["R"], tensor="X")
     assert not list(SIBLING_MERGING.matches(nested, (0, 0)))
     assert SIBLING_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]
-    assert SIBLING_MERGING.explain(nested, (0,)) == "no later equation multiplies by what Q reads: X, A"  # type: ignore[misc]
+    assert SIBLING_MERGING.explain(nested, (0,)) == "no later equation is a product with a tensor of Q: X, A"  # type: ignore[misc]
 
 
 def test_equations_that_stand_in_no_order_are_refused() -> None:

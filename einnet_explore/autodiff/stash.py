@@ -335,7 +335,7 @@ class Passes:
 
     def __repr__(self) -> str:
         names = ", ".join(s.name for s in self.stashes) or "nothing"
-        return f"<stash of {names}: {self.nbytes} bytes, {self.before} operations backward become {self.operations}>"
+        return f"<stash of {names}: {self.nbytes} bytes, {self.operations} of {self.before} operations remain>"
 
 
 def cse(forward: Program, backward: Program, memory: int | None = None) -> Passes:

@@ -107,7 +107,7 @@ def _summary(search: Run) -> str:
         refusals = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
         return "\n".join([head, f"no candidate was found{'; refusals:' if refusals else ''}", *refusals[:8]])
     kinds = _kinds(search)
-    head_row: list[object] = ["estimate", "ways", "steps", "eOperators", "certificate", "library operators"]
+    head_row: list[object] = ["estimate", "candidates", "steps", "eOperators", "certificate", "library operators"]
     rows = [_row(search, operators, candidates) for operators, candidates in kinds[:_TABLE_ROWS]]
     left = count_noun(len(kinds) - _TABLE_ROWS, "kind")
     more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > _TABLE_ROWS else []

@@ -67,8 +67,8 @@ def _format(passes: Passes, written: Callable[[Program], str] = text) -> str:
         [
             f"# forward\n{written(passes.forward).rstrip()}\n",
             f"# backward\n{written(passes.backward).rstrip()}\n",
-            f"{count_noun(passes.before, 'operation')} backward become {passes.operations}, "
-            f"{count_noun(passes.nbytes, 'byte')} stashed; {proofs}",
+            f"operations of the backward pass: {passes.before} before, {passes.operations} with the stash of "
+            f"{count_noun(passes.nbytes, 'byte')}; {proofs}",
             "",
             *((format_table(rows), "") if passes.stashes else ()),
             format_table(curve),

@@ -174,7 +174,9 @@ class ModularComparison:
         if self.differs is not None:
             name, at = self.differs
             return f"differs modulo {PRIME}: {name}{list(at)}"
-        chance = "no bound (maxima)" if self.bound is None else f"a wrong one passes with probability {self.bound:.1e}"
+        chance = (
+            "no bound (maxima)" if self.bound is None else f"a difference is missed with probability {self.bound:.1e}"
+        )
         how = ", with constants rounded to 12 digits" if self.rounded else ""
         elements = count_noun(self.elements, "element")
         return f"equal modulo {PRIME}{how}, {elements} compared; {chance}, degree {self.degree}"

@@ -196,8 +196,8 @@ def explain(program: Program, base: Equation, at: Path) -> str:
                     sorted(name for name, _ in _regions_read(program, base.scope) & _regions_read(program, other.scope))
                 )
                 reasons.append(f"{base.name} and {other.name} both read {both}: they are siblings")
-    done = "sums anything" if base.scope.summations else "is element-wise"
-    return "; ".join(reasons) or f"no later equation than {base.name} {done}"
+    kind = "has a summation" if base.scope.summations else "is element-wise"
+    return "; ".join(reasons) or f"no equation after {base.name} {kind}"
 
 
 BATCH_MERGING = Rule(

@@ -201,7 +201,8 @@ def explain(program: Program, at: Path) -> str:
         reasons += refusals_of(rewrite, program, at, Wider(ranges))
     extents = ", ".join(f"{x.name}:{x.extent}" for x in scope.summations) or "none"
     return (
-        "; ".join(reasons) or f"no nested scope has a domain, and no index asks for more of the summations ({extents})"
+        "; ".join(reasons)
+        or f"no nested scope has a domain, and no index needs a wider range of the summations ({extents})"
     )
 
 

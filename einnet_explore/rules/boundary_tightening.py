@@ -90,13 +90,13 @@ def explain(program: Program, at: Path) -> str:
     """Return why nothing can be removed: the support of every iterator is its range, or the body is unknown."""
     scope = program.scope_at(at)
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
-    kept = f"the traversals are the result's: {join_names(scope.traversals)}; " if len(at) == 1 else ""
+    kept = f"traversals of the result keep their ranges: {join_names(scope.traversals)}; " if len(at) == 1 else ""
     if constancy(scope.body) is None:
         return f"{kept}the body is not known to be constant anywhere"
     if not iterators:
         return f"{kept}nothing is summed"
     spans = ", ".join(f"{x.name} is [{x.lo}, {x.hi})" for x in iterators)
-    return f"{kept}no iterator is constant at its ends: the support of {spans}, the whole range"
+    return f"{kept}the body is constant at no end of a range: the support of {spans}, the whole range"
 
 
 BOUNDARY_TIGHTENING = Rule(

@@ -187,7 +187,7 @@ def explain(_: Program, equation: Equation, __: Path) -> str:
     if is_generated(equation) and equation.via is not None:
         return f"{equation.name} is run as {equation.via.operator}: there is nothing to split"
     every = join_names((*equation.scope.traversals, *equation.scope.summations))
-    return f"no index divides one of {every}, no operand is put together of parts, nobody reads only a part"
+    return f"no index divides one of {every}, no operand is a concatenation, no reader reads only a part"
 
 
 EXPRESSION_SPLITTING = Rule(

@@ -106,7 +106,10 @@ def explain(program: Program, base: Equation, at: Path) -> str:
         for tensor in _factors(program, other):
             if tensor in mine:
                 reasons += refusals_of(_merge, program, at, Siblings((other.name,), tensor))
-    return "; ".join(dict.fromkeys(reasons)) or f"no later equation multiplies by what {base.name} reads: {_read(base)}"
+    return (
+        "; ".join(dict.fromkeys(reasons))
+        or f"no later equation is a product with a tensor of {base.name}: {_read(base)}"
+    )
 
 
 SIBLING_MERGING = Rule(

@@ -18,6 +18,7 @@ from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedStep
 from einnet_explore.ir import Iterator, accesses
+from einnet_explore.support.wording import count_noun
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,10 @@ class FusionEstimate:
         return self.fused < self.apart
 
     def __str__(self) -> str:
-        said = "fuse" if self.pays else "keep apart"
-        return (
-            f"{self.target.name}: {self.blocks} blocks on {self.target.units} units, {self.fused * 1e6:.0f} µs fused, "
-            f"{self.apart * 1e6:.0f} µs apart: {said}"
-        )
+        said = "fuse" if self.pays else "do not fuse"
+        blocks, units = count_noun(self.blocks, "block"), count_noun(self.target.units, "unit")
+        times = f"{self.fused * 1e6:.0f} µs fused, {self.apart * 1e6:.0f} µs unfused"
+        return f"{self.target.name}: {blocks} on {units}, {times}: {said}"
 
 
 def estimate_fusion(flat: FusedLayout, target: FusionTarget, itemsize: int = 4) -> FusionEstimate:
