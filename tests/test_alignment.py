@@ -73,14 +73,14 @@ def test_renamed_shifted_and_windowed_readings_align(data: st.DataObject) -> Non
     assert agrees(first, first, same) and all(x == y and by == 0 for y, (x, by) in same.shift.items())
 
 
-def test_one_tap_of_a_larger_window() -> None:
+def test_single_tap_aligns_with_a_larger_window() -> None:
     h, w, r = Iterator("h", 0, 6), Iterator("w", 0, 6), Iterator("r", 0, 3)
     wide, narrow = Reading((h + r - 1,), frozenset({r})), Reading((as_index(w),), frozenset())
     assert align_readings(wide, narrow) == Alignment({w: (h, 0)}, {r: 1}, {})
     assert align_readings(narrow, wide) == Alignment({h: (w, 0)}, {}, {r: 1})
 
 
-def test_digits_align_as_wholes() -> None:
+def test_quotient_and_remainder_align_together() -> None:
     m, n = Iterator("m", 0, 20), Iterator("n", 0, 20)
     first, second = (Reading((x // 5, x % 5), frozenset()) for x in (m, n))
     assert align_readings(first, second).shift == {n: (m, 0)}

@@ -95,7 +95,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_kernels_of_every_template(name: str, rank: int) -> None:
+def test_kernels_of_every_template_are_correct(name: str, rank: int) -> None:
     check(scope_of(CASES[name]), rank)
 
 

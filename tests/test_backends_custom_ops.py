@@ -34,7 +34,7 @@ def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_memory_that_is_not_aligned(threads: int) -> None:
+def test_unaligned_inputs_and_outputs_are_computed_correctly(threads: int) -> None:
     """Inputs and outputs of the caller lie anywhere; 0, 4 and 60 bytes past a multiple of 64 are tried."""
     size = 50_000
     held = onnx_session(

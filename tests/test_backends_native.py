@@ -183,7 +183,7 @@ for threads in (1, 2):
 
 
 @needs_cc
-def test_two_threads_after_one() -> None:
+def test_pool_grows_from_one_thread_to_two() -> None:
     """A pool that was made for one thread would hold no more of them for as long as the process lives."""
     done = subprocess.run(
         [sys.executable, "-c", ONE_THEN_TWO],
@@ -219,7 +219,7 @@ def test_a_kernel_that_crashes_does_so_in_another_process(monkeypatch: pytest.Mo
 
 
 @needs_cc
-def test_the_exponential_of_every_size() -> None:
+def test_exponential_is_accurate_at_all_magnitudes() -> None:
     run = Elementwise(build_functor(scope_of("tensor A[8]\nY[i:8] = exp(A[i])")), "c")
     edges = np.array([0, 1, -1, 88.72283, 88.72284, 89, 200, -87.33655, -103.97208, -104, -200], np.float32)
     edges = np.concatenate([edges, np.nextafter(edges, np.float32(np.inf)), np.nextafter(edges, np.float32(-np.inf))])

@@ -127,7 +127,7 @@ def test_wrong_arguments_are_refused(load: Loader, arguments: Any, grid: Any, sa
         load(DOUBLE)(*arguments, grid=grid)
 
 
-def test_an_array_that_is_too_small() -> None:
+def test_array_smaller_than_declared_is_refused() -> None:
     sized = Kernel("sized", (Array("x", F32, 10),), ())
     with pytest.raises(BackendError, match="x has 9 elements, expected 10"):
         c_kernels.load_c_kernel(sized)(np.zeros(9, np.float32))

@@ -249,7 +249,7 @@ def test_bad_usage_is_refused_in_one_line_and_writes_nothing(
     assert files(tmp_path) == before
 
 
-def test_torch_that_is_not_installed(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_torch_is_reported(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("torch is installed here")
     assert "torch is not installed; expected" in refused(capsys, "bench", model, "--against", "torch")
@@ -271,7 +271,7 @@ WRITERS = [
 
 @pytest.mark.parametrize("argv", WRITERS, ids=lambda argv: f"{argv[0]} {argv[-2]}")
 @pytest.mark.parametrize("kind", ["no such folder", "a folder", "in a file"])
-def test_output_that_cannot_be_written(
+def test_unwritable_output_is_reported(
     kind: str,
     argv: list[str],
     case: str,
@@ -311,7 +311,7 @@ def test_system_error_while_reading_is_reported(
 @pytest.mark.parametrize(
     "error", [RuntimeError("the\ncompiler failed"), KeyError("h"), ZeroDivisionError(), TypeError()]
 )
-def test_mistake_of_ours_names_debug(
+def test_unexpected_error_is_one_line_that_names_debug(
     error: Exception, case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:

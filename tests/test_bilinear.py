@@ -60,7 +60,7 @@ def test_the_algorithm_of_every_size_is_exact(outputs: int, taps: int) -> None:
     check_bilinear(found, correlates)
 
 
-def test_the_tables_of_lavin_and_gray() -> None:
+def test_f_4_3_has_the_table_of_lavin_and_gray() -> None:
     """F(4,3) at 0, 1, -1, 2, -2: Lavin and Gray, equation 19 (rows may differ by sign on both sides)."""
     u = correlation(4, 3).u
     assert u[0] == tuple(map(Fraction, (4, 0, -5, 0, 1, 0)))
@@ -124,7 +124,7 @@ def _with_table(scope: Scope, table: Table) -> Scope:
 @given(
     outputs=st.integers(2, 13), taps=st.integers(2, 5), m=st.integers(1, 4), padded=st.booleans(), back=st.booleans()
 )
-def test_the_rule_keeps_every_integer(outputs: int, taps: int, m: int, padded: bool, back: bool) -> None:
+def test_bilinear_substitution_is_exact_on_integers(outputs: int, taps: int, m: int, padded: bool, back: bool) -> None:
     program = line(outputs, taps, padding=int(padded), backwards=back)
     after = first(program, outputs=m)
     rng = np.random.default_rng(outputs)
@@ -150,7 +150,7 @@ def test_filter_window_may_also_depend_on_residues_and_blocks(body: str) -> None
     assert certify(program, after).kind == "proved"
 
 
-def test_both_dimensions_of_a_window() -> None:
+def test_bilinear_substitution_applies_to_both_dimensions_of_a_window() -> None:
     program = ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3)
     rows = first(program, outputs=2)
     middle = next(n for n, e in enumerate(rows.equations) if e.name.startswith("M"))

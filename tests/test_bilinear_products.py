@@ -128,7 +128,7 @@ def test_blocks_of_batches_scaled_and_transposed() -> None:
     assert certify(before, after).kind == "proved"
 
 
-def test_twice_is_a_level_deeper() -> None:
+def test_strassen_applies_twice() -> None:
     before = parse(MATMUL.format(m=4, k=4, n=4))
     one = (
         BILINEAR_PRODUCT.match(before, (0,), algorithm="Strassen", rows="m", between="k", columns="n")

@@ -179,7 +179,9 @@ def test_views_are_affine_addresses() -> None:
         (["steps", 1, "certificate", "kind"], "sure", "$.steps[1].certificate: certificate: kind is 'sure'"),
     ],
 )
-def test_malformed_records(record: dict[str, Any], path: list[Any], value: object, message: str) -> None:
+def test_malformed_records_are_refused_with_their_path(
+    record: dict[str, Any], path: list[Any], value: object, message: str
+) -> None:
     at: Any = record
     for key in path[:-1]:
         at = at[key]
@@ -189,7 +191,7 @@ def test_malformed_records(record: dict[str, Any], path: list[Any], value: objec
     assert str(caught.value).startswith("R.json: ") and message in str(caught.value)
 
 
-def test_files_that_hold_no_record(tmp_path: Path) -> None:
+def test_files_without_a_record_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     for content, message in (
         (b"{", "$: expected JSON; at line 1 column 2: Expecting property name"),

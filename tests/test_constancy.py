@@ -36,7 +36,7 @@ def test_constants_of_polynomials_are_sound(scope: Scope) -> None:
 
 
 @given(st.data(), st.lists(iterators(), min_size=1, max_size=3, unique_by=lambda y: y.name), st.integers(-6, 6))
-def test_narrowed_is_necessary(data: st.DataObject, over: list[Iterator], lo: int) -> None:
+def test_confined_range_contains_all_points_of_the_bound(data: st.DataObject, over: list[Iterator], lo: int) -> None:
     bound = Bound(data.draw(indices(over)), lo, lo + data.draw(st.integers(0, 5)))
     for y in over:
         found = confined_range(bound, y)

@@ -20,7 +20,7 @@ def equation(text: str, via: str | None = None) -> Equation:
     return replace(last, via=Instance(via) if via else None)
 
 
-def test_work_of_a_matrix_product() -> None:
+def test_flops_and_bytes_of_a_matrix_product_are_counted() -> None:
     done = work(equation(MATMUL).scope)
     assert (done.flops, done.read_bytes, done.written_bytes) == (2 * 40 * 30 * 50, 4 * (1200 + 1500), 4 * 2000)
 
@@ -33,7 +33,7 @@ def test_a_transposed_convolution_counts_the_windows_only() -> None:
     assert work(equation(text).scope).flops == 2 * (16 * 16 * 3) * (2 * 2 * 5)
 
 
-def test_lanes_that_idle() -> None:
+def test_utilisation_counts_idle_vector_lanes() -> None:
     conv = """
     tensor A[20, 9] pad [0, 1]
     tensor K[21, 20, 3] weight

@@ -120,12 +120,12 @@ def test_gradients_of_random_programs_agree_with_differences(program: Program) -
 
 
 @given(ODD)
-def test_random_programs_at_ties(program: Program) -> None:
+def test_gradients_at_ties_agree_with_torch(program: Program) -> None:
     check_ties(program)
 
 
 @given(contractions())
-def test_random_contractions(program: Program) -> None:
+def test_gradients_of_random_windows_agree_with_differences(program: Program) -> None:
     """Windows, strides and padding on both sides: where points of the pre-image lie outside, and who says so."""
     check_random(program)
 
@@ -134,7 +134,7 @@ def test_random_contractions(program: Program) -> None:
 @LONG
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(contractions())
-def test_many_random_contractions(program: Program) -> None:
+def test_many_gradients_of_random_windows_agree_with_differences(program: Program) -> None:
     check_random(program)
 
 
@@ -142,7 +142,7 @@ def test_many_random_contractions(program: Program) -> None:
 @LONG
 @settings(max_examples=600, suppress_health_check=[HealthCheck.too_slow])
 @given(RANDOM)
-def test_many_random_programs(program: Program) -> None:
+def test_many_gradients_of_random_programs_agree_with_differences(program: Program) -> None:
     check_random(program)
 
 
@@ -150,12 +150,12 @@ def test_many_random_programs(program: Program) -> None:
 @LONG
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(ODD)
-def test_many_random_programs_at_ties(program: Program) -> None:
+def test_many_gradients_at_ties_agree_with_torch(program: Program) -> None:
     check_ties(program)
 
 
 @given(programs(polynomial=True, equations=2).filter(lambda p: p.inputs), st.integers(-3, 3), st.integers(-3, 3))
-def test_linear_in_the_output_gradient(program: Program, a: int, b: int) -> None:
+def test_gradients_are_linear_in_the_output_gradient(program: Program, a: int, b: int) -> None:
     # differentiate proves it by structure; this holds the proof to exact integers.
     try:
         gradient = differentiate(program)
@@ -240,7 +240,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_named_programs(name: str) -> None:
+def test_gradients_of_named_programs_agree_with_differences_and_torch(name: str) -> None:
     program = ee.parse(NAMED[name])
     inputs = reals(program, low=0.2)
     for gradient in (differentiate(program), ee.grad(program), ee.grad(program, inline=True)):

@@ -34,7 +34,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_the_tour_of_three_minutes(tmp_path: Path) -> None:
+def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "einnet-explore"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m einnet_explore "$@"\n')
@@ -157,7 +157,7 @@ def shown(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_defaults_that_help_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_actual_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The arguments load no library, so they cannot take these from where they stand."""
     said = {name: shown(name, monkeypatch, capsys) for name in ("derive", "optimize", "bench", "reproduce")}
     assert f"levels of the search (default: {Options().max_depth})" in said["derive"]
@@ -180,7 +180,7 @@ PAGES = ["README.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in sorted
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_of_pages_exist(page: str) -> None:
     source = ROOT / page
     words = re.sub(r"`[^`\n]*`", "", source.read_text(encoding="utf-8"))  # code may look like a link
     for target in re.findall(r"\]\(([^)#]+)\)", words):

@@ -396,7 +396,7 @@ BETWEEN = [
 
 
 @pytest.mark.parametrize(("before", "after"), [pair[1:] for pair in BETWEEN], ids=[pair[0] for pair in BETWEEN])
-def test_steps_between_expressions(before: str, after: str) -> None:
+def test_steps_between_expressions_are_proved_and_their_mutants_are_not(before: str, after: str) -> None:
     tensors = "tensor A[6, 4]\ntensor B[4]\ntensor C[4]\n"
     assert why(tensors + before, tensors + after) is None
     assert "Y" in before and why(tensors + after, tensors + before) is None
@@ -534,7 +534,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("after", "message"), WRONG)
-def test_texts_that_are_no_programs(after: str, message: str) -> None:
+def test_malformed_texts_are_refused(after: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Parser("tensor A[4]\ntensor B[4, 4]\n".replace("\ntensor B", " tensor B") + after).program()
 
@@ -618,7 +618,7 @@ SOLE = [
 
 
 @pytest.mark.parametrize(("program", "message"), SOLE)
-def test_equations_by_themselves(program: str, message: str | None) -> None:
+def test_calls_and_views_of_an_equation_are_checked(program: str, message: str | None) -> None:
     found = wrong(MATRICES + program)
     assert found is None if message is None else found is not None and message in found, found
 
@@ -673,7 +673,7 @@ def test_programs_that_do_not_compare() -> None:
         ({"steps": [{"rule": "expression_fusion", "at": "0", "after": "tensor"}]}, "$.steps[0].after:1:7"),
     ],
 )
-def test_files_that_are_no_records(change: dict[str, Any], message: str, tmp_path: Path, capsys: Any) -> None:
+def test_files_without_a_record_are_refused(change: dict[str, Any], message: str, tmp_path: Path, capsys: Any) -> None:
     from einnet_check.__main__ import main
 
     path = tmp_path / "r.json"

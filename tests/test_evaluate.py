@@ -114,7 +114,7 @@ def test_transposed_convolution_golden() -> None:
     ]  # fmt: skip
 
 
-def test_several_terms_of_nested_scopes() -> None:
+def test_body_with_terms_of_nested_scopes_equals_numpy() -> None:
     i, j, k = x("i", 3), x("j", 4), x("k", 5)
     a, b = Tensor("A", (3, 5)), Tensor("B", (5, 4))
     inner = Scope((i, j), (k,), mul(a[i, k], b[k, j]))

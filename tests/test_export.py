@@ -139,7 +139,7 @@ def test_every_scalar_function_is_exported_correctly(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
-def test_where_over_two_iterators(op: str) -> None:
+def test_where_over_two_iterators_is_exported_correctly(op: str) -> None:
     x, y = Iterator("x", -2, 3), Iterator("y", 0, 4)
     scope = Scope((x, y), (), Apply("where", (Compare(op, as_index(x), y - 1), Tensor("T", (4,))[y,], Const(-1))))
     agree(program(scope), exported(program(scope)), inputs_for(scope))

@@ -136,7 +136,7 @@ S[g:8, i:T, j:T] = sum[d:D] Q[i, D*g+d] * K[j, D*g+d]""",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_derivations(kind: str) -> None:
+def test_derivations_of_every_kind_are_proved_for_all_sizes(kind: str) -> None:
     text, target, means = KINDS[kind]
     derived = family(text).derive(target=target, limit=None, max_depth=2)
     assert derived.proof.kind == "proved", derived.proof

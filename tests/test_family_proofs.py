@@ -88,7 +88,7 @@ def _value(form: Form, values: dict[str, int]) -> int:
 
 @settings(max_examples=200)
 @given(st.lists(POLYNOMIALS, min_size=2, max_size=3), POLYNOMIALS, POLYNOMIALS, SIZES, st.randoms())
-def test_quotients_and_spans(
+def test_quotients_and_spans_of_symbolic_forms_are_correct(
     factors: list[SizePolynomial], const: SizePolynomial, d: SizePolynomial, sizes: dict[str, int], random: Random
 ) -> None:
     extents = (H.value, W.value, C.value)

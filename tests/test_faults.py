@@ -164,7 +164,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [4, 5, 6])
-def test_kills_while_times_are_stored(n: int) -> None:
+def test_kills_while_times_are_stored_lose_no_acknowledged_time(n: int) -> None:
     outcome = kills.item(0, n)
     assert outcome.findings == [] and outcome.counts["items: store"] == 1
 

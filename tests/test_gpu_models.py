@@ -197,7 +197,7 @@ def test_budget_is_respected_and_omitted_parts_are_named() -> None:
     assert max(budget.ends.values()) == pytest.approx(budget.began + 1e9)
 
 
-def test_an_entry_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_beyond_its_budget_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.gpu.budget.LEAST", 0.01)
     budget = Budget(0.0, runner.SAVED)
     budget.begin("compiled", 1)

@@ -166,7 +166,7 @@ def test_recordings_are_selected_by_device_and_threads(tmp_path: Path) -> None:
         device_cost(f"profile:{path}#H100")
 
 
-def test_profiles_that_do_not_serve(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_profiles_are_refused(conv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, foreign, empty, wrong = (tmp_path / f"{n}.sqlite" for n in ("broken", "foreign", "empty", "wrong"))
     broken.write_bytes(b"no database" * 100)
     with closing(sqlite3.connect(foreign)) as connection:
@@ -503,7 +503,7 @@ def test_results_of_the_same_bundle_only_are_resumed(tmp_path: Path) -> None:
         assert out.read_text() == held
 
 
-def test_figures_of_the_runner() -> None:
+def test_ratios_medians_and_errors_of_the_runner_are_correct() -> None:
     times = {"ours": [1.0, 2.0, 4.0], "other": [2.0, 5.0, 12.0]}
     assert runner.ratios(times, "ours") == {"other": 2.5}
     assert runner.summary([3.0, 1.0, 2.0])["seconds"] == 2.0

@@ -201,7 +201,7 @@ GOLDENS = [
 
 
 @pytest.mark.parametrize(("found", "expected"), GOLDENS, ids=map(str, range(len(GOLDENS))))
-def test_simplification_goldens(found: Index, expected: Index) -> None:
+def test_indices_simplify_to_the_expected_form(found: Index, expected: Index) -> None:
     assert found == expected
 
 

@@ -193,7 +193,7 @@ def test_non_contractions_have_no_tiled_kernel(name: str) -> None:
     assert tiled_contraction(scope) is None
 
 
-def test_arrays_that_do_not_fit() -> None:
+def test_arrays_of_other_shapes_or_strides_are_refused() -> None:
     scope = scope_of(CASES["product"])
     made = tiled_contraction(scope)
     assert made is not None
@@ -245,7 +245,7 @@ def test_traversals_of_a_plane_are_collapsed() -> None:
     assert [t.shape for t in found.operands] == [(6, 108), (21, 6, 7)]
 
 
-def test_phases_know_their_taps() -> None:
+def test_tile_of_phases_computes_only_the_taps_that_exist() -> None:
     found = match_sum_of_products(scope_of(CASES["four phases, one channel"]))
     assert found is not None
     assert found.periods == (4, 4)
@@ -307,7 +307,7 @@ def windows(draw: st.DrawFn) -> str:
 
 @given(windows())
 @settings(deadline=None)
-def test_forms_mean_their_scope(text: str) -> None:
+def test_recognised_sum_of_products_has_the_value_of_its_scope(text: str) -> None:
     scope = scope_of(text)
     arrays = arrays_of(scope)
     found = match_sum_of_products(scope)

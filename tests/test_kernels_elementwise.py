@@ -88,7 +88,7 @@ def test_emitted_kernel_is_unchanged(functor: Functor, dialect: str, snapshot: S
     assert emit(made, dialect) == snapshot
 
 
-def test_cast_text_is_the_documents() -> None:
+def test_cast_kernel_has_the_documented_statements() -> None:
     text = emit(aligned_kernel(CAST, 1003), "cuda")
     for part in ("__launch_bounds__(256, 2)", "__float22half2_rn(make_float2(", "i += (int)gridDim.x * 256", "j += 2"):
         assert part in text
@@ -121,7 +121,7 @@ def test_the_narrowest_rule_for_every_mix() -> None:
         assert all(pack * k.size <= 16 for k in mix)
 
 
-def test_every_mix_length_and_grid() -> None:
+def test_launch_covers_every_length_for_every_mix_of_types() -> None:
     small = Gpu(1, 256)
     for mix in MIXES:
         for n in range(1001):
@@ -130,7 +130,7 @@ def test_every_mix_length_and_grid() -> None:
             assert made.blocks == max(1, min(-(-made.packs // 256), 32)) and made.index == I32
 
 
-def test_every_mix_and_alignment() -> None:
+def test_unaligned_addresses_lead_to_packs_of_one_element() -> None:
     for mix in MIXES:
         pack = pack_size(mix)
         for offsets in itertools.product(range(17), repeat=len(mix)):
@@ -162,7 +162,7 @@ def test_64_bits_beyond_2_to_31() -> None:
     assert "long long" in emit(elementwise_host_kernel(ADD), "c")
 
 
-def test_plans_that_cannot_be() -> None:
+def test_impossible_launches_are_refused() -> None:
     for arguments in ((-1, (F32,), (0,)), (1, (F32,), ()), (1, (F32,), (0,), Gpu(0))):
         with pytest.raises(Refused, match=r"elements of 1 arrays at"):
             plan_launch(*arguments)  # type: ignore[arg-type]
@@ -406,7 +406,7 @@ def test_composed_functors_are_one_functor() -> None:
         (F64, (U64, I8), F64),
     ],
 )
-def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], computed: Type) -> None:
+def test_arithmetic_type_follows_from_the_operands(output: Type, given_kinds: tuple[Type, ...], computed: Type) -> None:
     operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
     assert Functor(operand_read("x0"), output, operands).computed == computed
 
@@ -420,13 +420,13 @@ def test_the_type_of_arithmetic(output: Type, given_kinds: tuple[Type, ...], com
         (I64, (U64, I8), "f makes int64 of uint64, int8: no integer type holds both"),
     ],
 )
-def test_mixes_without_a_common_type(output: Type, given_kinds: tuple[Type, ...], says: str) -> None:
+def test_mixes_of_types_that_lose_values_are_refused(output: Type, given_kinds: tuple[Type, ...], says: str) -> None:
     operands = tuple((f"x{k}", kind) for k, kind in enumerate(given_kinds))
     with pytest.raises(Refused, match=says):
         Functor(operand_read("x0"), output, operands, name="f")
 
 
-def test_functors_that_cannot_be() -> None:
+def test_malformed_functors_are_refused() -> None:
     i = Iterator("i", 0, 3)
     with pytest.raises(Refused, match="functor f reads z"):
         Functor(operand_read("z"), F32, (("x", F32),), name="f")
@@ -499,7 +499,7 @@ def test_tables_and_domains_are_not_element_wise() -> None:
 # ---- bad input ----------------------------------------------------------------------------------------------------
 
 
-def test_arrays_that_do_not_fit() -> None:
+def test_wrong_arrays_are_refused() -> None:
     x = np.zeros(8, np.float32)
     run = Elementwise(CAST, "c")
     with pytest.raises(BackendError, match=r"functor cast: 1 arrays of \[8\] elements into 7, expected 1"):

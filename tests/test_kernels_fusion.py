@@ -291,7 +291,7 @@ def test_cpu_kernels_beyond_one_chunk(program: Program) -> None:
 
 @needs_cc
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2)])
-def test_batch_norm_in_other_layouts(layout: tuple[int, ...]) -> None:
+def test_batch_norm_is_correct_in_every_layout(layout: tuple[int, ...]) -> None:
     program = batch_norm(4, 19, 5, 6)
     arrays = normal(program)
     order = tuple(np.argsort(layout))

@@ -70,7 +70,7 @@ R[n:32, x:224, y:224, co:64] = relu({[n:32, x:224, y:224, co:64] sum[ci:64, i:3,
 # --- the document's numbers ------------------------------------------------------------------------------------------
 
 
-def test_multiply_accumulates() -> None:
+def test_documented_number_of_multiply_accumulates_is_reproduced() -> None:
     assert RELU.products == 59_190_018_048
 
 
@@ -94,7 +94,7 @@ def test_best_first_visits_505_sizes_and_picks_the_documented_one() -> None:
     assert places == sorted(places)  # the order of the document's log
 
 
-def test_every_size_and_the_tie_break() -> None:
+def test_exhaustive_search_breaks_ties_by_reuse_then_memory() -> None:
     search = search_exhaustively(RELU, Hardware())
     assert (len(search.visited), sum(not c.rejected for c in search.visited), search.ties) == (69519, 51763, 1820)
     ties = [c for c in search.visited if c.score == 1]
@@ -180,7 +180,7 @@ def test_caches_hold_lines_without_bumps() -> None:
     assert tile_cost(RELU, CHOSEN, cached).sm == tile_cost(RELU, CHOSEN, cached).mr == 12288
 
 
-def test_a_processor_as_hardware() -> None:
+def test_cpu_is_described_as_hardware_of_the_cost_model() -> None:
     found = cpu_hardware(Machine(registers=32, lanes=16, l1=48 << 10), cores=2)
     assert (found.threads, found.width, found.memory, found.registers) == (1, 64, 49152, 2048)
     assert (found.groups, found.managed, found.goal) == (2, False, 2.0)
@@ -295,7 +295,7 @@ def test_kernels_are_exact_through_opencl(name: str, device: str) -> None:
 
 
 @needs_opencl
-def test_floats_through_opencl() -> None:
+def test_float_kernels_agree_with_evaluation_through_opencl() -> None:
     whole = parse(case("bias, residual and ReLU"))
     found = tile_contraction(whole, DEVICES["small"], kind=F32)
     rng = np.random.default_rng(1)

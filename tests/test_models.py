@@ -78,7 +78,7 @@ def test_activations_and_outputs_stay_in_range(name: str) -> None:
         assert np.abs(moved - found[key]).max() < 1e-5 * np.abs(moved).max(), "rounding inputs must not show"
 
 
-def test_resnet18_is_resnet18() -> None:
+def test_resnet18_has_the_published_layers_and_parameters() -> None:
     model = load_model(write("resnet18"))
     assert Counter(n.op for n in model.nodes) == {
         "Conv": 20, "BatchNormalization": 20, "Relu": 17, "Add": 8, "MaxPool": 1,

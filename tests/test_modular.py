@@ -65,7 +65,7 @@ def test_products_of_residues(m: int, k: int, n: int, seed: int, chunk: int) -> 
 
 
 @given(st.integers(0, PRIME - 1), st.integers(0, 50))
-def test_powers_and_fractions(a: int, n: int) -> None:
+def test_powers_and_fractions_have_the_right_residues(a: int, n: int) -> None:
     assert field_power(np.array([a]), n)[0] == pow(a, n, PRIME)
     assert residue_of(Fraction(a, n + 1)) * (n + 1) % PRIME == a % PRIME
     assert rounded_residue_of(1 / 3) * 3 % PRIME == 1 != residue_of(1 / 3) * 3 % PRIME

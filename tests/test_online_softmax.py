@@ -158,7 +158,7 @@ def test_bands_are_recognised_too() -> None:
     assert not found.nest.dense and found.total is not None
 
 
-def test_sums_that_are_not_normalised() -> None:
+def test_unnormalised_weighted_sums_are_recognised() -> None:
     start = attention(1, 5, 7, 3, 4)
     whole = start.equations
     names = {e.name: e for e in whole}

@@ -47,7 +47,7 @@ def found(item: onnx.NodeProto, opset: int, inputs: tuple[str, ...] = ("x",)) ->
         ("Relu", 10_000, ("x",), {"from_tomorrow": 1.5}, "from_tomorrow"),
     ],
 )
-def test_an_attribute_that_is_not_known(
+def test_unsupported_attribute_leaves_its_node_unchanged(
     op: str, opset: int, inputs: tuple[str, ...], attributes: dict[str, Any], why: str | None
 ) -> None:
     made = found(helper.make_node(op, list(inputs), ["y"], **attributes), opset, inputs)

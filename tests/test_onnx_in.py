@@ -29,7 +29,7 @@ def refused(model: Any, shapes: dict[str, tuple[int, ...]] | None = None) -> str
     return str(error.value)
 
 
-def test_shapes_weights_and_order(tmp_path: Path) -> None:
+def test_nodes_are_ordered_and_have_shapes_and_weights(tmp_path: Path) -> None:
     nodes = [node("Relu", ["c"], ["y"]), node("Conv", ["x", "w"], ["c"], "conv1")]
     path = tmp_path / "unordered.onnx"
     onnx.save(build(nodes, IMAGE, ["y"], {"w": W}), path)
@@ -196,7 +196,7 @@ def test_missing_external_data_is_reported(tmp_path: Path) -> None:
     assert refused(path).startswith(f"{path}: external data: found ")
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     whole = build(CONV, IMAGE, ["y"], {"w": W}).SerializeToString()
     absent, empty, text, cut = (tmp_path / f"{n}.onnx" for n in ("absent", "empty", "text", "cut"))
     empty.write_bytes(b"")
@@ -235,7 +235,7 @@ def test_graphs_without_nodes_or_outputs_are_refused() -> None:
     assert refused(build(CONV, IMAGE, [], {"w": W})) == "<model>: found a graph without outputs, expected at least one"
 
 
-def test_dynamic_shapes_left_open() -> None:
+def test_dynamic_shapes_without_sizes_are_refused() -> None:
     proto = build(CONV, {"x": ("N", 3, "H", None)}, ["y"], {"w": W})
     assert refused(proto) == (
         "<model>: found dynamic shapes: dimension 0 (N), 2 (H), 3 (unnamed) of x (--shape x=?,3,?,?); "
@@ -250,7 +250,7 @@ def test_an_unranked_input_is_open_until_given() -> None:
     assert load_model(proto, {"x": (2, 3)}).shape("y") == (2, 3)
 
 
-def test_shapes_that_cannot_be() -> None:
+def test_shapes_that_contradict_the_model_are_refused() -> None:
     proto = build(CONV, {"x": ("N", 3, "H", "W")}, ["y"], {"w": W})
     assert refused(proto, {"z": (1, 3, 8, 8)}) == "<model>: --shape z: found no such input, expected one of x"
     assert refused(proto, {"x": (1, 3, 8)}) == "<model>: --shape x=1,3,8: found 3 dimensions, expected 4"
@@ -283,7 +283,7 @@ def test_dimensions_of_size_zero_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("bad", "told"), [(np.nan, "NaN"), (np.inf, "an infinity"), (-np.inf, "an infinity")])
-def test_weights_that_are_no_numbers(bad: float, told: str) -> None:
+def test_nan_and_infinity_in_weights_are_refused(bad: float, told: str) -> None:
     w = W.copy()
     w[0, 0, 0, :2] = bad
     assert refused(build(CONV, IMAGE, ["y"], {"w": w})) == (
@@ -306,7 +306,7 @@ def test_cyclic_model_is_refused() -> None:
     )
 
 
-def test_a_disconnected_graph() -> None:
+def test_graph_with_missing_producers_is_refused() -> None:
     assert refused(build(CONV, IMAGE, ["z"], {"w": W})) == (
         "<model>: graph output z: found no node that computes it, expected one"
     )

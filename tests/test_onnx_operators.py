@@ -161,7 +161,7 @@ def test_slice_agrees_with_onnx_runtime(start: int, end: int, step: int) -> None
 
 
 @given(st.integers(2, 4), st.sampled_from(["DCR", "CRD"]))
-def test_depth_to_space_and_back(b: int, mode: str) -> None:
+def test_depth_to_space_and_its_inverse_agree_with_onnx_runtime(b: int, mode: str) -> None:
     x = np.arange(2 * b * b * 6, dtype=np.float32).reshape(1, 2 * b * b, 2, 3)
     nodes = [
         node("DepthToSpace", ["x"], ["d"], blocksize=b, mode=mode),

@@ -68,7 +68,7 @@ def test_tikz_draws_what_the_svg_draws(picture: Figure, found: Candidate) -> Non
 @pytest.mark.parametrize(
     ("ending", "begins"), [("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("tikz", b"\\begin{tikz")]
 )
-def test_the_ending_chooses_the_form(picture: Figure, ending: str, begins: bytes, tmp_path: Path) -> None:
+def test_suffix_of_the_file_determines_the_format(picture: Figure, ending: str, begins: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"graph.{ending}"
     picture.save(path)
     assert path.read_bytes().startswith(begins)

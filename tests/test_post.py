@@ -317,13 +317,13 @@ def test_assignments_are_optimal(data: st.DataObject) -> None:
     assert found.transforms == needed_transforms(modes[m] for modes, m in zip(operators, found.modes, strict=True))
 
 
-def test_problems_without_an_answer() -> None:
+def test_empty_and_infeasible_layout_problems_are_handled() -> None:
     assert assign_modes([], lambda _: 1.0) == LayoutAssignment((), frozenset(), 0.0)
     with pytest.raises(ValueError, match="operator 1 has no mode"):
         assign_modes([[Mode(1.0)], []], lambda _: 1.0)
 
 
-def test_views_cost_nothing_and_stay() -> None:
+def test_views_are_fused_into_their_readers() -> None:
     start = ee.parse("tensor x[6, 4]\nv[i:3, j:8] = x[2*i + j // 4, j % 4]\ny[i:3] = sum[j:8] v[i, j]\noutput y")
     assert kinds(instantiated(start).end) in ([EOPERATOR, EOPERATOR], [VIEW, EOPERATOR])
     assert kinds(sound(fuse_eoperators(instantiated(start))).end) == [EOPERATOR]

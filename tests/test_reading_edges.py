@@ -83,12 +83,12 @@ PLAIN = (
         ("HardSigmoid", {"alpha": -0.2, "beta": 0.3}),
     ],
 )
-def test_functions_of_one_number(op: str, attributes: dict[str, Any]) -> None:
+def test_unary_operators_agree_at_edges_of_their_domain(op: str, attributes: dict[str, Any]) -> None:
     of(op, NUMBERS, **attributes)
 
 
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "Pow"])
-def test_functions_of_two_numbers(op: str) -> None:
+def test_binary_operators_agree_at_edges_of_their_domain(op: str) -> None:
     a, b = (m.reshape(-1) for m in np.meshgrid(NUMBERS, NUMBERS))
     agree(build([node(op, ["a", "b"], ["y"])], {"a": a.shape, "b": b.shape}, ["y"]), {"a": a, "b": b})
 
@@ -127,19 +127,19 @@ def test_reductions_agree_at_edges_of_their_domain(op: str, axis: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "LpNormalization"])
-def test_normalisations_of_rows(op: str) -> None:
+def test_row_normalisations_agree_on_rows_with_infinities(op: str) -> None:
     of(op, ROWS, axis=1)
     of(op, np.ascontiguousarray(ROWS.T), axis=0)
     of(op, ROWS[:, :1], axis=1)
 
 
-def test_a_norm_by_magnitudes() -> None:
+def test_l1_normalisation_agrees_on_rows_with_infinities() -> None:
     of("LpNormalization", ROWS, p=1, axis=1)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-5])
 @pytest.mark.parametrize("op", ["Layer", "RMS", "Instance", "Group"])
-def test_normalisations_by_moments(op: str, epsilon: float) -> None:
+def test_normalisations_by_mean_and_variance_agree_on_constant_rows(op: str, epsilon: float) -> None:
     """Constant rows are 0/0 where epsilon is 0."""
     ones = np.ones(4, np.float32)
     match op:

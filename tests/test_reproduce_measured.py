@@ -189,7 +189,7 @@ def test_chart_draws_no_axes_for_missing_panels() -> None:
     assert drawn.svg.count('id="matplotlib.axis_') == 2 * 3
 
 
-def test_figures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charts_of_unknown_tables_and_without_matplotlib_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="table 'e9': expected one of e1, e2, e3"):
         draw_chart(ResultTable("e9", "", ("a",), ((1,),)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -105,7 +105,7 @@ def test_domains_and_paddings_of_results() -> None:
 
 
 @given(contractions(), st.integers(0, 99))
-def test_any_contraction_and_its_twin(program: Program, seed: int) -> None:
+def test_copies_of_any_contraction_become_a_batch(program: Program, seed: int) -> None:
     """Two copies of any contraction on tensors of their own make a batch."""
     here = text(program)
     there = here

@@ -45,7 +45,7 @@ def test_generated_kernel_has_the_kind_of_its_body(equation: str, kind: str) -> 
         ("T[y:1..3, x:4] = A[y, x]", 4, (4, 1)),
     ],
 )
-def test_views_between_equations(equation: str, offset: int, strides: tuple[int, ...]) -> None:
+def test_strided_re_indexings_become_views(equation: str, offset: int, strides: tuple[int, ...]) -> None:
     head = equation.split("[", maxsplit=1)[1].split("]", maxsplit=1)[0]
     names = ", ".join(part.split(":")[0] for part in head.split(","))
     text = f"tensor A[3, 4]\n{equation}\nY[{head}] = T[{names}] + 1"

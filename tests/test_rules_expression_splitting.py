@@ -77,7 +77,7 @@ def test_readers_of_slices_suggest_a_cut() -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "prod"])
-def test_summations_by_every_monoid(reduce: str) -> None:
+def test_summations_of_every_monoid_are_split(reduce: str) -> None:
     program = parse(f"tensor X[6, 5]\nQ[m:6] = {reduce}[k:5] X[m, k]")
     after = EXPRESSION_SPLITTING.match(program, (0,), iterator="k", cuts=[1, 3]).apply(program).after
     assert certify(program, after).ok
@@ -85,7 +85,7 @@ def test_summations_by_every_monoid(reduce: str) -> None:
 
 
 @given(contractions(), st.data())
-def test_any_cut_of_any_contraction(program: Program, data: st.DataObject) -> None:
+def test_any_cut_of_a_contraction_keeps_the_value(program: Program, data: st.DataObject) -> None:
     scope = program.equations[0].scope
     long = [x for x in (*scope.traversals, *scope.summations) if x.extent > 1]
     if long:
@@ -128,7 +128,7 @@ def test_wrong_cuts_are_refused(params: dict[str, object], message: str) -> None
     refuses(EXPRESSION_SPLITTING, program, (0,), message, **params)
 
 
-def test_refusals_of_other_expressions() -> None:
+def test_terms_under_a_maximum_and_instances_are_not_split() -> None:
     program = parse("""
         tensor X[6, 4]
         P[m:6] = max[k:4] (X[m, k] + X[5-m, k])

@@ -299,7 +299,7 @@ def test_recentring_refuses(body: str, params: dict[str, object], why: str) -> N
     refuses(RECENTRING, program, (0,), why, **params)
 
 
-def test_recentring_is_for_sums() -> None:
+def test_recentring_refuses_a_maximum() -> None:
     program = parse(SOFTMAX.replace("= sum", "= max"))
     refuses(RECENTRING, program, (0,), "takes the max, expected a plain sum", factor=0, within=["w"])
     assert "1 summations" in explained(RECENTRING, program)

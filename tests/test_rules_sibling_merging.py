@@ -41,7 +41,7 @@ QKV = parse("""
 """)
 
 
-def test_three_products_of_one_input() -> None:
+def test_three_products_of_one_input_become_one() -> None:
     after = merge(QKV)
     assert shapes(after) == {"K1": (4, 10), "M1": (6, 10), "Q": (6, 5), "K": (6, 2), "V": (6, 3)}
     assert [repr(e.scope.body) for e in after.equations[2:]] == ["M1[m, n]", "M1[m, n+5]", "M1[m, n+7]"]
@@ -55,7 +55,7 @@ def test_three_products_of_one_input() -> None:
     assert check_rule(SIBLING_MERGING, QKV) == 4
 
 
-def test_one_key_whatever_the_names() -> None:
+def test_merging_does_not_depend_on_names() -> None:
     renamed = parse(text(QKV).replace("[m, j]", "[m, i]").replace("[n, j]", "[n, i]").replace("j:4", "i:4"))
     assert program_key(merge(renamed)) == program_key(merge(QKV))
 
@@ -87,7 +87,7 @@ def siblings(one: str, other: str, k: str, j: str) -> Program:
         ((3, 3, (1, 1), 1), (3, 3, (0, 2), 1), (4, 4)),  # the same window elsewhere
     ],
 )
-def test_convolutions_of_one_image(
+def test_convolutions_of_one_image_have_one_window(
     first: tuple[int, int, tuple[int, int], int],
     second: tuple[int, int, tuple[int, int], int],
     window: tuple[int, ...],
@@ -106,7 +106,7 @@ def test_convolutions_of_one_image(
 
 
 @given(st.data())
-def test_windows_strides_and_sizes(data: st.DataObject) -> None:
+def test_any_two_convolutions_are_merged_or_refused_with_a_reason(data: st.DataObject) -> None:
     """Any two convolutions along one dimension with one stride: merged, or refused with a reason."""
     stride = data.draw(st.integers(1, 2))
     rows, heads = [], []
@@ -160,7 +160,7 @@ def test_index_may_have_a_summation_and_a_traversal_of_one_value(tensors: str, o
     merge(parse(f"{inputs}{one}\n{other}\noutput Y, Z"))
 
 
-def test_transposed_convolutions() -> None:
+def test_transposed_convolutions_of_one_input_become_one() -> None:
     program = parse("""
         tensor A[1, 3, 3]
         tensor K[3, 4, 2] weight pad [0, (4, 4), 0]

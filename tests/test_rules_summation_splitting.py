@@ -87,7 +87,7 @@ def scope_with_domain(pad: int) -> Program:
     return program(Scope((h,), (r, s), source[h - 1, r, s], domain=(Bound(as_index(h), 1, 3),), value=7))
 
 
-def test_the_domain_stays_outside() -> None:
+def test_domain_stays_with_the_outer_scope() -> None:
     start = scope_with_domain(1)
     after = SUMMATION_SPLITTING.match(start, (0,), outer=["r"]).apply(start).after
     assert after.scope_at((0,)).domain == start.scope_at((0,)).domain and after.scope_at((0,)).value == 7
@@ -137,7 +137,7 @@ def test_chain_is_reassociated(outer: str, after: str) -> None:
     ]
 
 
-def test_refusals_of_splitting_apart() -> None:
+def test_splitting_apart_is_refused_without_independent_factors() -> None:
     nothing = parse("tensor A[2, 3, 4]\nY[i:2] = sum[j:3, k:4] A[i, j, k] * A[i, j, k]")
     refuses(
         SUMMATION_SPLITTING,

@@ -171,7 +171,7 @@ def test_unknown_iterators_are_refused() -> None:
         module.rewrite(CONV.scope_at((0,)), stranger)
 
 
-def test_the_hull_of_an_image() -> None:
+def test_hull_and_number_of_points_of_an_image_are_computed() -> None:
     h, r = Iterator("h", 0, 7), Iterator("r", 0, 3)
     assert hull(("t",), (h + r - 1,)) == (Iterator("t", -1, 8),)
     assert bijection((h, r), ("r", "t"), (as_index(r), h + r - 1)).points == (21, 27)

@@ -204,7 +204,7 @@ def test_every_candidate_keeps_the_value():
         same_value(program, candidate)
 
 
-def test_a_larger_depth_reaches_no_less():
+def test_larger_depth_reaches_every_earlier_program():
     program = conv(4, 3, 2, 3)
     for strategy in ("paper", "best_first"):
         reached = []

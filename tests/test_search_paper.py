@@ -45,14 +45,14 @@ def grows(case: str, depth: int) -> None:
 
 
 @pytest.mark.parametrize(("case", "depth"), [(case, d) for case, most in LIMITS.items() for d in range(most)])
-def test_a_larger_depth_reaches_no_less(case, depth):
+def test_larger_depth_reaches_every_earlier_state(case, depth):
     grows(case, depth)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("case", "more"), [(case, more) for case in LIMITS for more in (0, 1)])
-def test_a_still_larger_depth_reaches_no_less(case, more):
+def test_still_larger_depth_reaches_every_earlier_state(case, more):
     grows(case, LIMITS[case] + more)
 
 

@@ -151,7 +151,7 @@ def test_session_is_saved_and_loaded(tmp_path: Path) -> None:
         Session.load(tmp_path / "none.json")
 
 
-def test_places_by_number_and_by_name() -> None:
+def test_paths_begin_with_a_number_or_an_equation_name() -> None:
     session = session_of()
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     assert session.path("Y.0") == session.path("0.0") == session.path((0, 0)) == (0, 0)
@@ -282,7 +282,7 @@ def test_a_certificate_shows_its_verdict() -> None:
     assert "✗ false" in wrong._repr_html_() and str(wrong.counterexample) in str(wrong)
 
 
-def test_tables_of_matches_and_refusals() -> None:
+def test_matches_and_refusals_are_displayed_as_tables() -> None:
     session = session_of()
     matches, refusals = session.rules("Y"), session.refusals("Y")
     assert matches[0].rule.name == "summation_splitting" and isinstance(matches, tuple)

@@ -90,7 +90,7 @@ def test_an_element_wise_equation_is_none_for_the_others() -> None:
 
 
 @pytest.mark.parametrize(("dialect", "said"), [("c", "void Y("), ("cuda", " Y("), ("opencl", "void Y(")])
-def test_reductions_inside_an_equation(dialect: str, said: str) -> None:
+def test_show_kernel_prints_fused_reductions(dialect: str, said: str) -> None:
     program = ee.parse("tensor X[4, 5]\nY[i:4, j:5] = exp(X[i, j]) / {[i:4] sum[j:5] exp(X[i, j])}[i]")
     (kernel,) = kernel_texts(program, dialect)
     assert said in kernel.text and "// stage 1" in kernel.text  # the sum, then what is divided by it

@@ -185,7 +185,7 @@ def test_everything_is_plain_text_inside() -> None:
         "tensor A[2] pad [(1, 3)] Y[i:6] = A[i-1]",
     ],
 )
-def test_reads_that_stay_inside(legal: str) -> None:
+def test_legal_reads_within_a_domain_are_parsed(legal: str) -> None:
     assert parse(text(parse(legal))) == parse(legal)
 
 

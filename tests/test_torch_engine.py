@@ -90,7 +90,7 @@ def single(op: str, reads: Sequence[str], attributes: dict[str, Any]) -> onnx.Mo
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_agrees_with_onnx_runtime(name: str) -> None:
+def test_operators_agree_with_onnx_runtime(name: str) -> None:
     proto = single(*SINGLE[name])
     model = load_model(proto)
     feeds = random_model_inputs(model)
@@ -100,7 +100,7 @@ def test_agrees_with_onnx_runtime(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_several_results_and_outputs() -> None:
+def test_nodes_with_several_results_agree_with_onnx_runtime() -> None:
     nodes = [
         node("Split", ["x", "sizes"], ["a", "b"], axis=1),
         node("Relu", ["a"], ["c"]),

@@ -59,7 +59,7 @@ def selecting(mask: Any, *shape: int) -> onnx.ModelProto:
 
 
 @given(small, small, st.integers(-4, 4), st.integers(-4, 4), st.booleans(), st.booleans(), seeds)
-def test_a_mask_that_is_a_band(
+def test_band_masks_agree_with_onnx_runtime(
     rows: int, columns: int, a: int, b: int, negated: bool, leading: bool, seed: int
 ) -> None:
     """Causal masks, windows and their complements."""
@@ -70,7 +70,7 @@ def test_a_mask_that_is_a_band(
 
 
 @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 6), st.booleans(), seeds)
-def test_a_mask_along_one_dimension(size: int, a: int, b: int, down: bool, seed: int) -> None:
+def test_masks_of_one_dimension_agree_with_onnx_runtime(size: int, a: int, b: int, down: bool, seed: int) -> None:
     """The padding at the end of a sequence, for keys or for queries."""
     place = np.arange(size)
     mask = (place >= min(a, b)) & (place <= max(a, b))
@@ -150,7 +150,7 @@ def test_attention_agrees_with_onnx_runtime(case: str) -> None:
         ({"softmax_precision": 10}, "its softmax is in another precision"),
     ],
 )
-def test_attention_that_stays(more: dict[str, Any], why: str) -> None:
+def test_unsupported_attention_is_unchanged(more: dict[str, Any], why: str) -> None:
     assert refusal(attending((1, 2, 4, 6), (1, 2, 4, 6), **more)) == why
 
 
@@ -236,7 +236,7 @@ def test_a_delta_rule_stays() -> None:
     assert refusal(build([item], shapes, ["y"], opset=27)) == why
 
 
-def test_a_group_normalisation() -> None:
+def test_group_normalisation_agrees_with_onnx_runtime() -> None:
     rng = np.random.default_rng(0)
     weights = {"s": integers(rng, 6), "b": integers(rng, 6)}
     nodes = [node("GroupNormalization", ["x", "s", "b"], ["g"], num_groups=2), node("Relu", ["g"], ["y"])]
@@ -334,7 +334,7 @@ def test_outputs_that_are_no_finite_reals() -> None:
     assert list(fast(**fast.random_inputs())["label"]) == ["cat", "dog"]
 
 
-def test_errors_of_outputs_that_differ() -> None:
+def test_errors_of_strings_bytes_and_infinities_are_defined() -> None:
     strings = {"y": np.array(["cat", "dog"], object)}
     assert largest_error(strings, {"y": np.array(["cat", "cow"], object)}) == np.inf
     bytes_ = {"y": np.array([3, 200], np.uint8)}, {"y": np.array([5, 200], np.uint8)}

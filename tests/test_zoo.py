@@ -88,7 +88,7 @@ def test_the_table_says_what_is_slower_and_when_the_machine_was_busy(tmp_path: P
     assert table([]).rows == () and "mean" not in table([]).note
 
 
-def test_spreads_are_of_rounds() -> None:
+def test_spread_is_that_of_ratios_by_round() -> None:
     assert spread([2.0, 4.0, 6.0, 8.0, 10.0], [2.0] * 5) == (1.5, 4.5)
     assert spread([3.0], [2.0]) == (1.5, 1.5)
 
