@@ -22,7 +22,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators

@@ -20,12 +20,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.blocks import lower_quartiles
 from benchmarks.merging import separable
-from einnet_explore.analysis.counts import intensity
+from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.runtime.epilogues import compile_measured
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search

@@ -15,6 +15,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
+from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
@@ -24,7 +25,6 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
-from einnet_explore.strategies.expression_searches import compute_bound
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import parse
 

@@ -35,7 +35,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     split_chain,
     tileable_chain,
 )
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program, Scope, Table, accesses, tensors
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators

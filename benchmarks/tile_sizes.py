@@ -12,7 +12,7 @@ import random
 
 import numpy as np
 
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tiling.cost import (
     Hardware,
     as_contraction,

@@ -26,7 +26,7 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     split_chain,
     tileable_chain,
 )
-from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Iterator, Program, Scope, Table, Tensor, accesses, tensors

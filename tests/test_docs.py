@@ -19,8 +19,7 @@ from einnet_explore.cli.arguments import command_parser
 from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Options
-from einnet_explore.syntax import TextError, parse, text
-from einnet_explore.syntax.trees import RESERVED
+from einnet_explore.syntax import RESERVED, TextError, parse, text
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

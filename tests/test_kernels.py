@@ -8,8 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.register_tiles import MAX_UNROLLED_PRODUCTS, best_tile, register_tiles
+from einnet_explore.codegen.register_tiles import (
+    MAX_UNROLLED_PRODUCTS,
+    Machine,
+    best_tile,
+    register_tiles,
+    this_machine,
+)
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_positions
 from einnet_explore.interpreter.evaluation import evaluate

@@ -36,8 +36,8 @@ from einnet_explore.codegen.language import (
     literal,
 )
 from einnet_explore.codegen.language.statements import all_statements
-from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.polyphase import regions_kernel
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors

@@ -21,7 +21,7 @@ from einnet_explore.analysis.online_softmax import (
     match_online_softmax,
     softmax_homomorphism,
 )
-from einnet_explore.codegen.machine import Machine, this_machine
+from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.codegen.rows.online import online_block, online_function
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate

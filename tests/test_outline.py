@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from rules_kit import walks
 
 import einnet_explore as ee
-from einnet_explore.analysis.outline import STEM, outline
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, mul, tensors
 from einnet_explore.rules import RULES
 from einnet_explore.rules.base import places
-from einnet_explore.strategies.moves import LEVELS_READ, Position, host_program, local_moves
+from einnet_explore.strategies.moves import LEVELS_READ, STEM, Position, host_program, local_moves, outline
 
 LOCAL = tuple(rule for rule in RULES if rule.local)
 

@@ -7,6 +7,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.checker import check_record
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
@@ -17,7 +18,7 @@ from einnet_explore.strategies.candidate import Candidate, replay, steps_to_json
 from einnet_explore.strategies.combination import MAX_CHOICES, limit_choices
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Reached
-from einnet_explore.strategies.expression_searches import compute_bound, standalone
+from einnet_explore.strategies.expression_searches import standalone
 from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.program_search import MAX_MEMBERS, ProgramSearch, search_program
 from einnet_explore.syntax import parse

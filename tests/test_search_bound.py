@@ -13,8 +13,7 @@ import einnet_explore as ee
 from einnet_explore.cost import CostModel, minimum_products, program_least
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
 from einnet_explore.rules import EXPRESSION_FUSION, RULES
-from einnet_explore.strategies.converging import lower_bound
-from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.engine import Search, lower_bound
 from einnet_explore.strategies.events import Found, Level, Pruned
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import parse

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.machine import Machine
-from einnet_explore.codegen.register_tiles import RegisterTile, best_tile, register_tiles
+from einnet_explore.codegen.register_tiles import Machine, RegisterTile, best_tile, register_tiles
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import generated

@@ -22,7 +22,7 @@ import tvm
 
 import einnet_explore as ee
 from einnet_evaluation import fused_programs as fusion
-from einnet_explore.codegen import machine, versions
+from einnet_explore.codegen import register_tiles, versions
 from einnet_explore.codegen.register_tiles import best_tile
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import Program, Scope, tensors
@@ -111,7 +111,7 @@ def _tiled(scope: Scope, threads: int) -> str:
 
 def _tile(scope: Callable[[], Scope]) -> str:
     found = match_sum_of_products(scope())
-    tile = found and best_tile(found, machine.Machine())
+    tile = found and best_tile(found, register_tiles.Machine())
     return repr(tile and astuple(tile.parameters))
 
 
@@ -125,13 +125,13 @@ def default_machine() -> Generator[None]:
     """The same processor everywhere; nothing is chosen or compiled before."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("EINNET_EXPLORE_CACHE", folder)
-        patch.setattr(machine, "cpu_flags", frozenset)
-        patch.setattr(machine, "_cache_bytes", lambda _: None)
-        machine.this_machine.cache_clear()
+        patch.setattr(register_tiles, "cpu_flags", frozenset)
+        patch.setattr(register_tiles, "_cache_bytes", lambda _: None)
+        register_tiles.this_machine.cache_clear()
         try:
             yield
         finally:
-            machine.this_machine.cache_clear()
+            register_tiles.this_machine.cache_clear()
 
 
 def digests(constant: str) -> dict[str, str]:
@@ -198,7 +198,7 @@ def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert store.get(key) is not None
         TuningHistory(store).record(1, "contest", "a")
         assert TuningHistory(store).get("contest", "a") == 1
-        assert choose_tile(made, found, machine.Machine()) is not None
+        assert choose_tile(made, found, register_tiles.Machine()) is not None
     finally:
         watching.clear()  # a hook cannot be removed
     assert opened == []

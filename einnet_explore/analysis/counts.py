@@ -14,6 +14,7 @@ every term; a copy `T` gathers each element once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from math import ceil, prod
 
@@ -24,6 +25,7 @@ from einnet_explore.ir import (
     Compare,
     Const,
     Equation,
+    Program,
     Scalar,
     Scope,
     Table,
@@ -53,6 +55,19 @@ def intensity(scope: Scope) -> float:
     """Return ``flops / elements``, or 0 without elements."""
     touched = elements(scope)
     return flops(scope) / touched if touched else 0.0
+
+
+COMPUTE_BOUND = 4
+"""FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
+
+
+def compute_bound(program: Program, fixed: Collection[str] = ()) -> tuple[int, ...]:
+    """Return the numbers of the equations worth a search: compute-bound, not instantiated and not *fixed*."""
+    return tuple(
+        n
+        for n, e in enumerate(program.equations)
+        if e.via is None and e.name not in fixed and intensity(e.scope) >= COMPUTE_BOUND
+    )
 
 
 ELEMENT_BYTES = 4

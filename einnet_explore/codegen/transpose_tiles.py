@@ -47,7 +47,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_index,
     tensor_name,
 )
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, tensors
 from einnet_explore.support.errors import Refused
 

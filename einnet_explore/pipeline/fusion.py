@@ -42,7 +42,7 @@ from einnet_explore.analysis.equations import (
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import (
     VIEW,
     Access,

@@ -13,21 +13,19 @@ from itertools import chain
 from math import inf, prod
 from time import perf_counter
 
-from einnet_explore.analysis.counts import ELEMENT_BYTES, intensity
+from einnet_explore.analysis.counts import COMPUTE_BOUND, ELEMENT_BYTES, compute_bound, intensity
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import allowed_rules
 from einnet_explore.pipeline.subprogram import Trial
 from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
-from einnet_explore.strategies.expression_searches import compute_bound
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.errors import BackendError, Refused

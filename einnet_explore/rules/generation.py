@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.counts import intensity, reads_once
+from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity, reads_once
 from einnet_explore.analysis.equations import instantiate_at
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import find_chain
@@ -20,9 +20,6 @@ from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.ir import VIEW, Access, EOperatorKind, Instance, Path, Program, Scope, accesses, scopes, show_path
 from einnet_explore.rules.base import Rule, place_rule
 from einnet_explore.support.errors import Refused
-
-COMPUTE_BOUND = 4
-"""FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
 
 BLOCKED = EOperatorKind.BLOCKED.instance
 

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import tvm
 
-from einnet_explore.codegen.machine import cpu_flags
+from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory, write_aside
 

@@ -14,8 +14,14 @@ import numpy as np
 import tvm_ffi
 
 from einnet_explore.codegen import versions
-from einnet_explore.codegen.machine import Machine, this_machine
-from einnet_explore.codegen.register_tiles import RegisterTile, TileParameters, best_tile, register_tiles
+from einnet_explore.codegen.register_tiles import (
+    Machine,
+    RegisterTile,
+    TileParameters,
+    best_tile,
+    register_tiles,
+    this_machine,
+)
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm.contraction import contraction_function
 from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_positions, plan_contraction

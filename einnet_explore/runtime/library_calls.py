@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 from einnet_explore.analysis.flattening import view_strides
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import VIEW, Tensor, accesses
 from einnet_explore.operators.operator import OnnxNode, onnx_node
 from einnet_explore.runtime.arrays import Array, fits_kernel

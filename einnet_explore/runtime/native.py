@@ -23,9 +23,9 @@ from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Var, emit, entry_name
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
-from einnet_explore.codegen.machine import this_machine
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity

@@ -24,8 +24,8 @@ from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, tileable_chain
 from einnet_explore.codegen.fused_tiling.kernel import chain_function
-from einnet_explore.codegen.machine import Machine, this_machine
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.register_tiles import Machine, this_machine
 from einnet_explore.codegen.rows.kernel import nest_function
 from einnet_explore.codegen.rows.online import is_one_pass_faster, online_function
 from einnet_explore.codegen.tvm.emission import lower_stages

@@ -7,15 +7,13 @@ together with those of the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.equations import constant_tensors
 from einnet_explore.ir import Equation, Instance, Program, map_tensors, tensors
 from einnet_explore.rules import Derivation
-from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, SearchEvent
 
@@ -76,15 +74,6 @@ class ExpressionSearch:
 def library_calls(program: Program) -> Calls:
     """The library calls of *program*, with their attributes."""
     return tuple(e.via for e in program.equations if e.via and e.via.is_library_call)
-
-
-def compute_bound(program: Program, fixed: Collection[str] = ()) -> tuple[int, ...]:
-    """Return the numbers of the equations worth a search: compute-bound, not instantiated and not *fixed*."""
-    return tuple(
-        n
-        for n, e in enumerate(program.equations)
-        if e.via is None and e.name not in fixed and intensity(e.scope) >= COMPUTE_BOUND
-    )
 
 
 def operands(program: Program, n: int) -> tuple[str, ...]:

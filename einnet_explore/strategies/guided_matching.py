@@ -5,7 +5,7 @@ Where several iterators of a scope stand for one of the operator's, a variable s
 .. math::  z = (a - lo_a)\,|b| + (b - lo_b)
 
 Every substitution lowers the expression distance; where none is left, the scope is matched.  A search matches at once
-instead (``strategies.converging``): matching joins the iterators of a group by strides, which gives the same operator
+instead (``strategies.engine``): matching joins the iterators of a group by strides, which gives the same operator
 with the same attributes without intermediate programs.
 """
 

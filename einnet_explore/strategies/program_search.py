@@ -20,6 +20,7 @@ from functools import lru_cache
 from itertools import islice
 
 from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.ir import Program
 from einnet_explore.rules import (
     BATCH_MERGING,
@@ -33,13 +34,11 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.strategies.combination import rank_choices
-from einnet_explore.strategies.converging import StateTable
-from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.engine import Search, StateTable
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, Reached, Searched, SearchEvent, State
 from einnet_explore.strategies.expression_searches import (
     ExpressionSearch,
     ExpressionVariant,
-    compute_bound,
     standalone,
 )
 from einnet_explore.strategies.factoring import factorings

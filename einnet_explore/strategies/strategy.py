@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import filter_windows, match_window, windows
 from einnet_explore.analysis.bilinear import correlation
-from einnet_explore.analysis.counts import intensity
+from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity
 from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.ir import Access, Index, Iterator, Path, Program, Remainder, Scope, Table, accesses, as_index
 from einnet_explore.operators.form import overlaps
@@ -47,7 +47,6 @@ from einnet_explore.rules.base import places
 from einnet_explore.rules.bilinear_substitution import OUTPUTS, RANK, Filter
 from einnet_explore.rules.boundary_relaxing import Wider
 from einnet_explore.rules.boundary_tightening import Tightening, phased
-from einnet_explore.rules.generation import COMPUTE_BOUND
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution

@@ -7,6 +7,7 @@ first operand may stand without parentheses at its own level.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from einnet_explore.ir import (
@@ -28,10 +29,16 @@ from einnet_explore.ir import (
     Tensor,
     tensors,
 )
-from einnet_explore.syntax.trees import RESERVED, is_word
 
 SUM, PRODUCT, UNARY = range(3)
 """How tightly the operators bind, loosest first."""
+
+RESERVED = frozenset(
+    ["tensor", "output", "weight", "pad", "value", "via", "where", "table", "inf", "sum", "max", "min", "prod"]
+)
+"""Words that name no tensor or equation unless they stand in double quotes."""
+
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 def text(it: Program | Equation | Scope | Scalar | Index) -> str:
@@ -180,6 +187,11 @@ def _attribute(value: Attribute) -> str:
             return str(int(value))
         case _:
             return f"({', '.join(map(str, value))}{',' if len(value) == 1 else ''})"
+
+
+def is_word(name: str) -> bool:
+    """Whether *name* is a word of letters, digits and underscores that does not start with a digit."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _name(name: str) -> str:

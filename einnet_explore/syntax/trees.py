@@ -202,16 +202,3 @@ def representable(value: float) -> bool:
 def child_trees(tree: Tree[Token]) -> list[Tree[Token]]:
     """Return the subtrees of *tree*, without its tokens."""
     return [child for child in tree.children if isinstance(child, Tree)]
-
-
-RESERVED = frozenset(
-    ["tensor", "output", "weight", "pad", "value", "via", "where", "table", "inf", "sum", "max", "min", "prod"]
-)
-"""Words that name no tensor or equation unless they stand in double quotes."""
-
-_NAME = re.compile(r"[^\W\d]\w*")
-
-
-def is_word(name: str) -> bool:
-    """Whether *name* is a word of letters, digits and underscores that does not start with a digit."""
-    return _NAME.fullmatch(name) is not None

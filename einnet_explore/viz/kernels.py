@@ -18,7 +18,7 @@ from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import Kernel, Type, emit, type_of
-from einnet_explore.codegen.machine import this_machine
+from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, accesses, map_accesses, tensors

@@ -19,7 +19,7 @@ from math import prod
 from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_chain
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, tensor_name
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows.frame import VectorTile
 from einnet_explore.ir import (
     Access,

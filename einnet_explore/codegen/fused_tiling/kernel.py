@@ -40,8 +40,8 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
 )
 from einnet_explore.codegen.language.dialects import TILE_SIDES, transpose_rows
 from einnet_explore.codegen.language.lowering import tensor_name
-from einnet_explore.codegen.machine import Machine
 from einnet_explore.codegen.preparation import expand_table
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows.frame import (
     VectorTile,
     load_vector,

@@ -20,7 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.row_nest import RowNest
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.emission import Environment, tvm_expression
 from einnet_explore.ir import Iterator, Scalar, Scope, Table, Tensor

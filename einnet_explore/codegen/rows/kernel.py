@@ -27,7 +27,7 @@ from einnet_explore.analysis.row_nest import (
     node_name,
     read_nodes,
 )
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows import frame
 from einnet_explore.codegen.rows.frame import (
     MAX_BLOCK_ROWS,

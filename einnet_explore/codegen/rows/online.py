@@ -21,7 +21,7 @@ from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows import frame
 from einnet_explore.codegen.rows.frame import (
     MAX_BLOCK_ROWS,

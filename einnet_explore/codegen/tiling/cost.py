@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from math import prod
 
 from einnet_explore.analysis.flattening import FlattenedScope, flatten_scope
-from einnet_explore.codegen.machine import Machine
+from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.sum_of_products import SUM_RESULT, normalize_ranges, split_epilogue
 from einnet_explore.codegen.tiling.shared_layout import (
     ThreadLayout,
