@@ -14,19 +14,19 @@ from einnet_check.record import RULES, Verdict, check, weakest_kind
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; raises ValueError where it says a thing twice, since readers differ in which they take."""
+    """Return a JSON object; raises ValueError for a name that occurs twice, since JSON readers treat it differently."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError(f"one object has a name twice, of {', '.join(found)}")
     return found
 
 
 def shown(text: str) -> str:
-    """*text* in one line, and nothing in it that moves a cursor: names in a record are whoever wrote it's."""
+    """Return *text* in one line without control characters, since a record may contain any names."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def main(arguments: list[str]) -> int:
-    """A line a step, and one that says it all."""
+    """Print one line for each step and one for the whole record; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m einnet_check", description="Prove every step of a record.")
     parser.add_argument("record", metavar="RECORD.json")
     parser.add_argument(

@@ -50,7 +50,7 @@ def around(scope: Scope) -> Scope:
 
 
 def terms_differ(before: Scope, after: Scope, box: Box, axioms: Axioms) -> str | None:
-    """As ``difference``, by their terms."""
+    """Compare two scopes by their terms; return the reason why they are not proved equal, None if they are."""
     kinds = sorted({kind(before), kind(after)} - {""}) or ["sum"]
     space = Space(box, lambda a, b: a == b or difference(a, b, a.reach, axioms) is None, axioms)
     CONTEXT.reset_operations()

@@ -28,13 +28,13 @@ Axioms: TypeAlias = "frozenset[str]"
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
 ROUNDED = "up to rounding of constants to 12 digits, without a bound on the error"
 NONE: Axioms = frozenset()
-"""What a proof may need besides, and says that it needs."""
+"""The axioms that a proof may need, and then names."""
 
 MOST, WORK = 3000, 2_000_000
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
 BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
 OVER = {"sum": "*", "max": "+", "min": "+"}
-"""What distributes over a reduction: max f + max g is max (f + g)."""
+"""The operation that distributes over a reduction: max f + max g is max (f + g)."""
 
 
 FLIPPED = {"max": "min", "min": "max"}
@@ -46,7 +46,7 @@ DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "
 
 
 class Beyond(ValueError):
-    """The theory does not reach this comparison; the message says why."""
+    """The comparison is beyond the theory of terms; the message gives the reason."""
 
 
 class Family(NamedTuple):
@@ -173,7 +173,7 @@ class Space:
         return {made: 1, "": 0}
 
     def holds(self, forms: Iterable[Form]) -> Rows | None:
-        """Those of *forms* that may be negative; None if one of them always is."""
+        """Return the *forms* that may be negative; None if one of them always is."""
         ends = [(form, *self.bounds(form)) for form in forms]
         return None if any(most < 0 for *_, most in ends) else tuple(form for form, least, _ in ends if least < 0)
 

@@ -108,8 +108,8 @@ def gpu_end_to_end_table(data: Mapping[str, Any]) -> ResultTable:
 
 E1_NOTE = (
     "Milliseconds: medians of interleaved rounds, everything as one CUDA graph; library: every part by cuDNN and "
-    "cuBLAS as the model has it; compiled ones were measured beside ours in rounds of their own. Published, A100: up "
-    "to 2.72 times the best rival, 1.52 on average."
+    "cuBLAS as the model has it; compiled engines were measured in turn with ours, in rounds of their own. Published, "
+    "A100: up to 2.72 times the best rival, 1.52 on average."
 )
 
 

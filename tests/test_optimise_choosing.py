@@ -118,7 +118,7 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined", "exported")})
     said = sound(searched(model(transposed())), tmp_path)
-    assert said["export"]["speedup"] > 0 and "beside the original" in said["export"]["why"]
+    assert said["export"]["speedup"] > 0 and "with the original" in said["export"]["why"]
 
     def refuse(*_: object) -> None:
         raise Refused("no such operator")
@@ -301,7 +301,7 @@ def test_file_has_only_derivations_that_are_faster_in_onnxruntime(monkeypatch: p
         return select_for_export(baseline, lambda n: plans[tuple(n)], groups, whole)
 
     assert told(1.2, (0,), (1,)).parts == (0, 1)
-    assert told(0.9, (0,), (1,)) == ExportSelection(4 / 3, "measured beside the original in ONNX Runtime", (1,))
+    assert told(0.9, (0,), (1,)) == ExportSelection(4 / 3, "measured in turn with the original in ONNX Runtime", (1,))
     lost = "no kept rewrite is faster in plain ONNX Runtime"
     assert told(None, (0,)) == ExportSelection(1.0, f"{lost} (untried): the file is the original")
     assert (

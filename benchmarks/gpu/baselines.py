@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None) -> Mapping[str, Make]:
-    """By name, for a case of *kind*; those of torch only where it is there."""
+    """Return the baselines for a case of *kind*, by name; those of torch only if it is installed."""
     match kind:
         case "cast":
             found: dict[str, Make] = {"cupy": lambda a, _: lambda: a["x"].astype(cp.float16)}
@@ -101,7 +101,7 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
 
 
 def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
-    """The same for a case of *kind* compiled by Inductor, tuned; nothing where torch is no baseline."""
+    """Return the baseline for a case of *kind* that Inductor compiles and tunes, if torch is a baseline of it."""
     if kind not in ("cast", "pointwise", "batch norm"):
         return {}
     call = _torch_call(kind, settings, torch)

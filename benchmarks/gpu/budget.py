@@ -51,7 +51,10 @@ class Budget:
 
     @contextmanager
     def entry(self, interrupting: bool = False) -> Iterable[float]:  # type: ignore[misc]
-        """When the entry should be done; with *interrupting* TimeOver is raised in it then, where signals are."""
+        """Yield the time by which the entry should be done; with *interrupting*, TimeOver is raised in it at that time.
+
+        Without timer signals (on Windows), it is not raised.
+        """
         now = perf_counter()
         seconds = max(LEAST, SLACK * (self.ends[self.kind] - now) / max(1, self.left))
         seconds = min(seconds, max(LEAST, self.began + self.limit - now))

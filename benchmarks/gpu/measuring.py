@@ -172,7 +172,7 @@ class Bench:
         exact = whole.composed(model, ways, dict.fromkeys(ways, "library"))
         held = _Held(self)
         if precision != "float32":
-            # What the others are held against; it is not timed.
+            # The reference of the others; it is not timed.
             held.plan("float32", exact, weights, [feeds], timed=False)
         for name, plan in plans.items():
             held.plan(name, plan, weights, [feeds])

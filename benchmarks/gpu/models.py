@@ -79,7 +79,7 @@ class Collected:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def add(self, label: str, model: Model) -> None:
-        """*model*, called *label*; one that no plan can be made of is left out, and ``left_out`` says why."""
+        """*model*, called *label*; a model without a plan is left out, and ``left_out`` has the reason."""
         self.note(label)
         try:
             parts, extra = parts_of(model)
@@ -236,7 +236,7 @@ def calls(program: Program) -> tuple[Equation, ...]:
 
 
 def derived(program: Program, first: Program, cost: Cost, seconds: float) -> Iterable[Program]:
-    """The derived forms of *program* that are worth measuring beside *first*, cheapest first."""
+    """The derived forms of *program* that are worth measuring in addition to *first*, cheapest first."""
     if not calls(first):
         return
     ranked = find_variants(program, cost, Settings(seconds=seconds)).variants

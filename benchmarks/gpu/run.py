@@ -30,7 +30,7 @@ PRECISIONS = ("float32", "tf32")
 
 
 def run(data: Path, out: Path, limit: float = 420.0) -> int:
-    """Do what is not yet in *out*, until *limit* seconds are over; the exit code says how it went.
+    """Measure everything that is not yet in *out*, for at most *limit* seconds; return the exit code.
 
     0: all is done and right; 1: something is wrong; 2: there is no GPU, said in one line; 3: some is left to do.
     """
@@ -100,7 +100,7 @@ def mark(precision: str) -> str:
 
 
 def unmarked(name: str) -> tuple[str, str]:
-    """The name, and the precision that its mark says."""
+    """Return the name without its mark, and the precision that the mark stands for."""
     for precision in PRECISIONS[1:]:
         if name.endswith(mark(precision)):
             return name.removesuffix(mark(precision)), precision

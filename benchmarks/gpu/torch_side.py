@@ -40,7 +40,7 @@ def module(torch: Any, told: Mapping[str, Any], weights: Mapping[str, Any], devi
 
 
 def variants(torch: Any, built: Any, feeds: list[Any]) -> dict[str, tuple[Any, list[Any]]]:
-    """By memory format: the module, and its inputs; channels last only where there are images."""
+    """Return the module and its inputs by memory format; channels last only for images."""
     import copy
 
     found = {"torch": (built, feeds)}

@@ -35,7 +35,7 @@ def plans(manifest: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def read(data: Path) -> dict[str, Any]:
-    """The manifest in the folder *data*, with the kernels' texts, which lie beside it, in its plans."""
+    """The manifest in the folder *data*, with the kernels' texts, which are files of that folder, in its plans."""
     manifest: dict[str, Any] = json.loads((data / "manifest.json").read_text())
     texts: dict[str, str] = {}
     for plan in plans(manifest):

@@ -98,7 +98,7 @@ def where(error: BaseException) -> str:
 
 
 def examine(drawn: Drawn, seed: int, n: int, folder: Path, outcome: Outcome, shown: str) -> None:
-    """All that is said of one graph."""
+    """Check one graph in every way: its expressions, its plan, its export."""
     try:
         model = load_model(drawn.model, drawn.shapes)
     except ModelError as error:

@@ -51,7 +51,7 @@ Y[n:1, h:6, w:6, f:4] = sum[c:4, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
 """
 
 TAKES: dict[str, float] = {}
-"""Seconds that each command takes when nobody kills it."""
+"""Seconds that each command takes if it is not killed."""
 
 
 def item(number: int, n: int) -> Outcome:
@@ -286,7 +286,7 @@ def two(rng: random.Random, folder: Path, outcome: Outcome) -> None:
 
 
 def whole(folder: Path, outcome: Outcome) -> None:
-    """All that ``optimize`` left is whole."""
+    """Check that all outputs of ``optimize`` are complete."""
     out = folder / "out"
     whole_json(out, outcome)
     for path in (out / "records").glob("*.json"):

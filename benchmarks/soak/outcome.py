@@ -21,5 +21,5 @@ class Outcome:
         self.findings.append(" ".join(f"{what}: {kind[:600]}".split()) + (f"\n{text}" if text else ""))
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the state file."""
+        """Return the content of a line of the state file."""
         return {"counts": dict(self.counts), "findings": self.findings}

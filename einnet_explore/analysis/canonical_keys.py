@@ -70,10 +70,9 @@ def canonical_key(scope: Scope) -> Hashable:
 
 
 def numbering(scope: Scope) -> dict[Iterator, int]:
-    """A number for every summation of *scope* that depends on nothing that its key leaves out.
+    """Number the summations of *scope* independently of their names and order.
 
-    That is on no name and no order of writing; summations that may be exchanged without changing the scope are
-    numbered in either way.
+    Summations that may be exchanged without changing the scope are numbered in either order.
     """
     body = _body(scope, ())
     fixed = {x: n for n, x in enumerate(scope.traversals)}
@@ -280,9 +279,9 @@ class _Graph:
 
     @cached_property
     def colours(self) -> list[int]:
-        """A number for every equation: what it is, whence it comes and what becomes of it, as far as refinement says.
+        """The colour of each equation, refined by the equations that it reads and by its readers.
 
-        An edge is what the reader is with this read marked.
+        The label of an edge is the code of the reader with this read marked.
         """
         marked = {
             (n, s): self.code(n, [int(s == other) for other in sources])

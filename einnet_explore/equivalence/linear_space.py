@@ -30,7 +30,7 @@ MAX_ORDERS = 24
 
 
 class Undecided(Exception):
-    """The comparison is beyond the theory of term relations; the message says why."""
+    """The comparison is beyond the theory of term relations; the message gives the reason."""
 
 
 class TermSpace:

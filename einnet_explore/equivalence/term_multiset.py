@@ -116,7 +116,7 @@ class _Naming:
         return frozenset([(self._integer(v), k) for v, k in form.items()])
 
     def _integer(self, v: str) -> Hashable:
-        """What *v* is: a summed integer its number, a quotient or an alias what it is a function of."""
+        """Return the identity of *v*: the number of a summed integer, the arguments of a quotient or an alias."""
         if v in self._summed:
             return self._numbers.setdefault(v, len(self._numbers))
         if v in self._space.quotients:

@@ -141,7 +141,7 @@ def is_at_least(kind: CertificateKind, required: CertificateKind) -> bool:
 def weakest_certificate(results: Sequence[Certificate]) -> Certificate:
     """Combine the certificates of parts: the whole is as certain as its least certain part."""
     if not results:
-        return Certificate("proved", "identical", detail="every equation means what it did")
+        return Certificate("proved", "identical", detail="every equation has the same value")
     kind = weakest_kind(c.kind for c in results)
     if kind not in PROOF_KINDS:
         weak = [c for c in results if c.kind == kind]

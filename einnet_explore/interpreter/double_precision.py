@@ -12,7 +12,7 @@ from einnet_explore.interpreter.running_error import BoundedValue, RunningErrors
 from einnet_explore.ir import SCALAR_FUNCTIONS, Const, Scalar
 
 SATURATED, SATURATED_ERROR = 1e-12, 1e-6
-"""Distance from 1 at which a bounded function tells nothing of its argument any more; its error is taken to be this."""
+"""Distance from 1 at which a bounded function no longer depends on its argument, and the error that is then assumed."""
 
 SMALLEST_PRECISE = 1e-290
 """Magnitude below which double precision loses digits."""

@@ -169,7 +169,7 @@ class Index(_Arithmetic):
                 yield from atom.numerator.divisions
 
     def lift(self, d: int) -> int:
-        """So many times *d* make this no less than 0, where division that truncates rounds down."""
+        """Return how many times *d* must be added so that the index is never negative, and truncation rounds down."""
         return max(0, -(self.bounds[0] // d))
 
     def evaluate(self, at: Callable[[Iterator], int]) -> int:

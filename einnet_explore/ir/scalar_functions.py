@@ -67,7 +67,7 @@ class ScalarFunction:
     is_increasing: bool = False
     """Increasing on all real numbers: it commutes with maxima and minima."""
     at_zero: float | None = None
-    """Its value at 0, if that is rational and no other field tells it: padding by 0 commutes with the function."""
+    """Its value at 0, if that is rational and no other field implies it: padding by 0 commutes with the function."""
     degree: Fraction | None = None
     """f(k·x, k·y) = k^degree · f(x, y) for every constant k > 0 (Euler's degree of homogeneity)."""
     homomorphism: tuple[str, str] | None = None

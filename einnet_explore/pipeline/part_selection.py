@@ -233,7 +233,7 @@ EXPORT_SELECTION_SECONDS = 30.0
 MIN_EXPORT_SPEEDUP = 1.0
 """Speedup that the file needs in ONNX Runtime: it must not be slower than the original."""
 
-MEASURED_IN_ONNXRUNTIME = "measured beside the original in ONNX Runtime"
+MEASURED_IN_ONNXRUNTIME = "measured in turn with the original in ONNX Runtime"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class MemoryLimit:
 
 
 MEMORY_LIMIT = MemoryLimit()
-"""This process's: memory is one thing, whoever takes it."""
+"""The limit of this process, shared by searches and measurements."""
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ def transpose_rows(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -
     side = len(rows)
 
     def pairs(a: V, b: V, part: int, within: int) -> tuple[V, V]:
-        """In every *within* lanes: the first, then the second halves of a's and b's, *part* lanes in turn."""
+        """Interleave *part* lanes of a and b in every *within* lanes: the first halves, then the second halves."""
         lanes = [(start, at) for start in range(0, side, within) for at in range(0, within // 2, part)]
         first, second = (
             [n + start + at + more for start, at in lanes for n in (0, side) for more in range(shift, shift + part)]

@@ -144,7 +144,7 @@ ExprLike: TypeAlias = "Expr | int | float"
 
 @node
 class Literal(Expr):
-    """A number of type *kind*; only floating types have infinities and NaN."""
+    """A constant of type *kind*; only floating types have infinities and NaN."""
 
     value: float | int | bool
     kind: Type
