@@ -199,7 +199,7 @@ def test_false_law_is_not_proved(before: str, after: str) -> None:
         (CANCELLATION, "Y[i:4] = a[i] * b[i] / b[i]", "no two finite terms are opposite", {}),
         (CANCELLATION, "Y[i:4] = inf + a[i] - inf", "no two finite terms are opposite", {}),
         (ADDITIVITY, "Y[i:4] = sum[j:5] A[i, j] * B[i, j]", "no factor of the body is a sum", {}),
-        (ADDITIVITY, "Y[i:4] = max[j:5] (A[i, j] + a[i])", "takes no sum", {}),
+        (ADDITIVITY, "Y[i:4] = max[j:5] (A[i, j] + a[i])", "reduces by max", {}),
         (PART_EXTRACTION, "Y[i:4] = relu(a[i])", "part 1 is a[i], expected a function", {"part": 1}),
         (PART_EXTRACTION, "Y[i:5] = where(i < 4, relu(a[i]), 0)", "under a condition only", {"part": 2}),
     ],

@@ -5,7 +5,7 @@ r"""Additivity: the sum of a sum is the sum of the sums, with products multiplie
    \;\mapsto\;
    \mathop{L}_{\vec x} \Big\{ \mathop{L} \sum_{\vec y} g\, f_1 \Big\} + \Big\{ \mathop{L} \sum_{\vec y} g\, f_2 \Big\}
 
-Each sum has the traversals that it depends on, so :math:`Q (K + b)^T` is :math:`Q K^T` and a column, and the shift of a
+Without a summation, a product with a sum is multiplied out.  Each sum has the traversals that it depends on, so :math:`Q (K + b)^T` is :math:`Q K^T` and a column, and the shift of a
 normalisation is a product of weights.
 """
 
@@ -23,16 +23,19 @@ from einnet_explore.support.errors import Refused
 def rewrite(program: Program, at: Path) -> Program:
     """Apply the law to the first factor that is a sum; refuses another reduction, a domain and infinite paddings."""
     scope = program.scope_at(at)
-    if not scope.summations or scope.reduce != "sum":
-        raise Refused("the scope takes no sum")
-    if scope.domain:
+    if scope.summations and scope.reduce != "sum":
+        raise Refused(f"the scope reduces by {scope.reduce}, expected a sum or no reduction")
+    if scope.summations and scope.domain:
         raise Refused(f"the scope has a domain, where the inner sums would be read: {scope.domain[0]!r}")
     if not has_finite_padding(scope.body):
         raise Refused("additivity needs finite paddings: 0 times infinity is undefined")
     parts = quotient_factors(scope.body)
     for n, part in enumerate(parts):
         if len(found := _terms(part)) > 1:
-            sums = (_summed(scope, mul(*parts[:n], term, *parts[n + 1 :])) for term in found)
+            if len(parts) == 1 and not scope.summations:
+                break
+            products = (mul(*parts[:n], term, *parts[n + 1 :]) for term in found)
+            sums = (_summed(scope, product) if scope.summations else product for product in products)
             return program.replace_at(at, replace(scope, summations=(), body=add(*sums)))
     raise Refused("no factor of the body is a sum of terms")
 

@@ -10,11 +10,15 @@ from typing import SupportsIndex, TypeAlias
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import (
+    ADDITIVITY,
     BATCH_MERGING,
+    CANCELLATION,
     CONTRACTION_ORDER,
     EXPRESSION_FUSION,
     EXPRESSION_SPLITTING,
+    MONOTONE_EXCHANGE,
     ONE_PASS_GENERATION,
+    POSITIVE_SCALING,
     REDUCTION_GENERATION,
     ROW_GENERATION,
     RULES,
@@ -35,11 +39,16 @@ BETWEEN: tuple[Rule[object], ...] = (
     ROW_GENERATION,
     ONE_PASS_GENERATION,
     REDUCTION_GENERATION,
+    ADDITIVITY,
+    MONOTONE_EXCHANGE,
+    CANCELLATION,
+    POSITIVE_SCALING,
 )
-"""Rules between expressions: those that merge and split them, factoring across them, and vertical fusion.
+"""Rules between expressions: those that merge and split them, factoring, laws of functions, and vertical fusion.
 
-The last two need expression fusion: contraction order factors (``strategies/factoring.py``), and the generation rules
-make kernels that compute their intermediates themselves (``strategies/vertical_fusion.py``).
+All but those that merge and split need expression fusion: contraction order factors (``strategies/factoring.py``), the
+laws of functions simplify (``strategies/simplification.py``), and the generation rules make kernels that compute their
+intermediates themselves (``strategies/vertical_fusion.py``).
 """
 
 

@@ -4,7 +4,8 @@
 
     Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
 
-Members are also the factorings of the program (``factoring.py``) and its vertical fusions (``vertical_fusion.py``).
+Members are also the factorings of the program (``factoring.py``), what laws of functions make of it
+(``simplification.py``), and its vertical fusions (``vertical_fusion.py``).
 Rules between expressions also apply to results of the searches: Fig. 3 and Fig. 15 merge matrix products that
 convolutions became.  Results are post-optimised: eOperators are fused and inverse layouts cancel (Fig. 11, Fig. 14).
 
@@ -43,6 +44,7 @@ from einnet_explore.strategies.expression_searches import (
 )
 from einnet_explore.strategies.factoring import factorings
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.simplification import FUNCTION_RULES, simplifications
 from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
 
 PostOptimisation = Callable[[Derivation], Derivation]
@@ -56,6 +58,9 @@ MERGES = (SIBLING_MERGING, BATCH_MERGING)
 
 MAX_FACTORINGS = 3
 """Factorings across expressions that become members, those with the fewest products."""
+
+MAX_SIMPLIFICATIONS = 2
+"""Simplifications across functions that become members, those with the least work."""
 
 MAX_FUSIONS = 6
 """Vertical fusions that become members, those with the least traffic."""
@@ -271,7 +276,7 @@ class ProgramSearch(StateTable):
 
 
 def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
-    """Return the factorings across expressions of *program* and the vertical fusions with the least traffic.
+    """Return the factorings and simplifications across expressions of *program*, and vertical fusions of least traffic.
 
     Nothing is derived without the rules for it among those between expressions, and from equations that are fixed.
     """
@@ -285,9 +290,11 @@ def _derived_across(
     program: Program, between: tuple[Rule[object], ...], rules: tuple[Rule[object], ...]
 ) -> tuple[Derivation, ...]:
     factored = tuple(factorings(program)) if CONTRACTION_ORDER in between else ()
+    laws = tuple(rule for rule in FUNCTION_RULES if rule in between)
+    simplified = tuple(simplifications(program, laws)) if laws else ()
     fusions = vertical_fusions(program, (*between, *rules))
     fused = sorted(fusions, key=lambda found: (traffic(found.end), len(found.end.equations)))
-    return (*factored[-MAX_FACTORINGS:], *fused[:MAX_FUSIONS])
+    return (*factored[-MAX_FACTORINGS:], *simplified[-MAX_SIMPLIFICATIONS:], *fused[:MAX_FUSIONS])
 
 
 def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
