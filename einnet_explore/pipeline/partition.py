@@ -163,7 +163,7 @@ def join_rows(units: NodeGroups) -> None:
     """Join two contractions and the nodes between them if all of it is work on rows."""
     for last in units.understood:
         if units.kind(last) == "contraction":
-            group = _nodes_between(units, last)
+            group = _without_siblings_layouts(units, _nodes_between(units, last))
             if sum(units.kind(n) == "contraction" for n in group) == 2 and fuses_into_one(units.program_of(group)):
                 units.join_all(group)
 
@@ -188,6 +188,32 @@ def _nodes_between(units: NodeGroups, last: int) -> set[int]:
                 group.add(source)
                 waiting.append(source)
     return group
+
+
+def _without_siblings_layouts(units: NodeGroups, group: set[int]) -> set[int]:
+    """Return *group* without re-indexings of the results of contractions that have siblings.
+
+    They stay with the siblings: parts of a merged product (the heads of Q, K and V) are re-indexed as they are cut.
+    """
+    front: set[int] = set()
+    for n in sorted(group):
+        if units.kind(n) == "layout" and units.before[n] & group <= front:
+            front.add(n)
+    return {n for n in group if n not in front or not _has_sibling(units, n)}
+
+
+def _has_sibling(units: NodeGroups, n: int) -> bool:
+    """Whether cheap nodes alone lead from a contraction to node *n*, and it merges with another of the same input."""
+    while units.kind(n) in CHEAP_KINDS and len(units.before[n]) == 1:
+        (n,) = units.before[n]
+    if units.kind(n) != "contraction":
+        return False
+    read = {name for name in units.model.nodes[n].reads if name not in units.model.weights}
+    others = (m for m in units.understood if m != n and units.kind(m) == "contraction")
+    return any(
+        not read.isdisjoint(units.model.nodes[m].reads) and are_mergeable(units.understood[n], units.understood[m])
+        for m in others
+    )
 
 
 def _is_complete(units: NodeGroups, group: set[int]) -> bool:
@@ -277,9 +303,11 @@ def join_siblings(units: NodeGroups) -> None:
 def are_mergeable(one: tuple[Equation, ...], other: tuple[Equation, ...]) -> bool:
     """Whether sibling merging accepts an equation of *one* with one of *other*, over a tensor that is no weight.
 
-    Equations that read one another's results are no siblings.
+    One may read results of the other, as a gate does, but not both of one another.
     """
-    if _reads_result_of(one, other) or _reads_result_of(other, one):
+    if _reads_result_of(one, other):
+        one, other = other, one
+    if _reads_result_of(one, other):
         return False
     program = assemble((*one, *other), tuple(e.name for e in (*one, *other)))
     weights = {t.name for t in program.inputs if t.weight}

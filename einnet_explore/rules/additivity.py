@@ -5,8 +5,9 @@ r"""Additivity: the sum of a sum is the sum of the sums, with products multiplie
    \;\mapsto\;
    \mathop{L}_{\vec x} \Big\{ \mathop{L} \sum_{\vec y} g\, f_1 \Big\} + \Big\{ \mathop{L} \sum_{\vec y} g\, f_2 \Big\}
 
-Without a summation, a product with a sum is multiplied out.  Each sum has the traversals that it depends on, so :math:`Q (K + b)^T` is :math:`Q K^T` and a column, and the shift of a
-normalisation is a product of weights.
+Without a summation, a product with a sum is multiplied out.  Each sum has the traversals that it depends on, so
+:math:`Q (K + b)^T` is :math:`Q K^T` and a column, and the shift of a normalisation is a product of weights.  Sums that
+are multiplied out may be larger than their product and cancel: the level is ``approximate``.
 """
 
 from __future__ import annotations
