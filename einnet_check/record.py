@@ -16,7 +16,7 @@ from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
 
 RULES = frozenset([
-    "additivity", "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
+    "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
     "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression",
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
     "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "monotone_exchange",

@@ -26,7 +26,6 @@ from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.tuning_context import LEVELS, OUT_OF_MEMORY, Level, OriginalOpener, ProgramCompiler
 from einnet_explore.rules import (
-    ADDITIVITY,
     BATCH_MERGING,
     BILINEAR_PRODUCT,
     BILINEAR_SUBSTITUTION,
@@ -64,7 +63,7 @@ REASSOCIATING = frozenset(
 APPROXIMATING = frozenset(
     rule.name
     for rule in (
-        BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION, HOMOMORPHISM, ADDITIVITY,
+        BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION, HOMOMORPHISM,
     )
 )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Derivation rules that need no table of operators, in the order of the paper's Table 1."""
 
-from einnet_explore.rules.additivity import ADDITIVITY
 from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
@@ -56,7 +55,6 @@ IDENTITIES: tuple[Rule[object], ...] = (
     TRAVERSAL_FACTORING,
     RECENTRING,
     BILINEAR_PRODUCT,
-    ADDITIVITY,
     HOMOMORPHISM,
     POSITIVE_SCALING,
     MONOTONE_EXCHANGE,
@@ -65,7 +63,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
 """Rules that the search of one expression does not try.
 
 Factoring across expressions uses distributivity, common factors, contraction order, traversal factoring and the rules
-that move something through a function (additivity and those after it); the others are applied on request only.
+that move something through a function; the others are applied on request only.
 """
 
 INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, BATCH_MERGING, EXPRESSION_FUSION)
@@ -98,7 +96,6 @@ def rule(name: str) -> Rule[object]:
 
 
 __all__ = [
-    "ADDITIVITY",
     "ALL_RULES",
     "BATCH_MERGING",
     "BILINEAR_PRODUCT",

@@ -10,7 +10,6 @@ from typing import SupportsIndex, TypeAlias
 from einnet_explore.ir import Program
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.rules import (
-    ADDITIVITY,
     BATCH_MERGING,
     CANCELLATION,
     CONTRACTION_ORDER,
@@ -39,7 +38,6 @@ BETWEEN: tuple[Rule[object], ...] = (
     ROW_GENERATION,
     ONE_PASS_GENERATION,
     REDUCTION_GENERATION,
-    ADDITIVITY,
     MONOTONE_EXCHANGE,
     CANCELLATION,
     POSITIVE_SCALING,

@@ -13,8 +13,8 @@ r"""Simplification across functions: terms and factors move through functions un
     for each scaled product: the scale moves into a weight of the product
 
 Work is operations at run time, those on weights alone not counted.  No law is special to softmax, to attention or to
-normalisations: additivity splits a product, monotone exchange moves a term out of a maximum, cancellation removes it,
-positive scaling moves a factor through relu, and part extraction multiplies it into the next weight.
+normalisations: distributivity splits a product, monotone exchange moves a term out of a maximum, cancellation removes
+it, positive scaling moves a factor through relu, and part extraction multiplies it into the next weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import quotient_factors, reads_weights
 from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Tensor, accesses, walk_scalar
 from einnet_explore.rules import (
-    ADDITIVITY,
     CANCELLATION,
     COMMON_SUBEXPRESSION,
     CONTRACTION_ORDER,
@@ -46,13 +45,13 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.rules.distributivity import Outwards
+from einnet_explore.rules.distributivity import Outwards, Termwise
 from einnet_explore.rules.part_extraction import Part, known_arguments
-from einnet_explore.strategies.factoring import is_product
+from einnet_explore.strategies.factoring import is_multilinear
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
-FUNCTION_RULES: tuple[Rule[object], ...] = (ADDITIVITY, MONOTONE_EXCHANGE, CANCELLATION, POSITIVE_SCALING)
+FUNCTION_RULES: tuple[Rule[object], ...] = (MONOTONE_EXCHANGE, CANCELLATION, POSITIVE_SCALING)
 """The laws that simplification uses; only those of them that are allowed are applied."""
 
 MAX_FOLLOWED = 6
@@ -154,8 +153,8 @@ def _laws(program: Program, names: set[str], rules: frozenset[Rule[object]]) -> 
                     yield from rule.matches(program, at)
             if POSITIVE_SCALING in rules:
                 yield from (m for m in POSITIVE_SCALING.matches(program, at) if m.params.direction == "apart")
-            if ADDITIVITY in rules and _is_linear(scope):
-                yield from ADDITIVITY.matches(program, at)
+            if rules and _is_linear(scope):
+                yield from (m for m in DISTRIBUTIVITY.matches(program, at) if isinstance(m.params, Termwise))
             is_sum = bool(scope.summations) and scope.reduce == "sum"
             if is_sum:
                 yield from _known_parts(program, at, scope)
@@ -292,7 +291,7 @@ def _scaled_read(part: Scalar) -> str | None:
 def _is_sole_product(program: Program, name: str) -> bool:
     """Whether *name* is a sum of products with a weight, and one equation alone reads it, once."""
     found = [e for e in program.equations if e.name == name]
-    if not found or name in program.outputs or not found[0].scope.summations or not is_product(found[0]):
+    if not found or name in program.outputs or not found[0].scope.summations or not is_multilinear(found[0]):
         return False
     reads = [a for n in readers(program, name) for a in accesses(program.equations[n].scope.body)]
     weighted = any(reads_weights(f) for f in quotient_factors(found[0].scope.body))
