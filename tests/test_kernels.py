@@ -20,7 +20,7 @@ from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.generated import tiled_contraction
+from einnet_explore.runtime.tvm_cpu import tiled_contraction
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 

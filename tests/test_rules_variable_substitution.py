@@ -4,7 +4,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from einnet_explore.analysis.bijection import bijection, hull
+from einnet_explore.analysis.regions import bijection, hull
 from einnet_explore.ir import Index, Iterator, Program, as_index
 from einnet_explore.rules import VARIABLE_SUBSTITUTION, Refused
 from einnet_explore.rules import variable_substitution as module

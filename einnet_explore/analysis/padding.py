@@ -37,9 +37,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from einnet_explore.analysis.bijection import show_point
 from einnet_explore.analysis.indices import fresh_name, holds_everywhere, substitute, substitute_domain, with_iterators
-from einnet_explore.analysis.regions import always_holds, find_violation, index_reach, never_holds
+from einnet_explore.analysis.regions import always_holds, find_violation, index_reach, never_holds, show_point
 from einnet_explore.ir import (
     REDUCTIONS,
     SCALAR_FUNCTIONS,

@@ -29,7 +29,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import gcd, prod
 
-from einnet_explore.analysis.bijection import bijection
 from einnet_explore.analysis.counts import is_transposed_for, reads_once
 from einnet_explore.analysis.equations import (
     constant_tensors,
@@ -41,6 +40,7 @@ from einnet_explore.analysis.equations import (
 )
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import Stage
+from einnet_explore.analysis.regions import bijection
 from einnet_explore.codegen.fused_tiling.block_sizes import tileable_chain
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import (

@@ -31,9 +31,9 @@ from typing import TypeAlias
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import find_equation, is_generated, map_reads, weight_only
 from einnet_explore.analysis.indices import fresh_name
+from einnet_explore.analysis.regions import Bijection, bijection
 from einnet_explore.codegen.preparation import address_step
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import (

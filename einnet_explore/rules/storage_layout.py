@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.bijection import Bijection, bijection
 from einnet_explore.analysis.equations import map_reads, tensor_names, whole_equation
 from einnet_explore.analysis.indices import substitute, substitute_domain
+from einnet_explore.analysis.regions import Bijection, bijection
 from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused

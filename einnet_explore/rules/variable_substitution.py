@@ -29,7 +29,6 @@ from einnet_explore.analysis.access_structure import (
     window_pieces,
     windows,
 )
-from einnet_explore.analysis.bijection import Bijection, bijection, hull
 from einnet_explore.analysis.indices import (
     fresh_name,
     iterator_by_name,
@@ -38,6 +37,7 @@ from einnet_explore.analysis.indices import (
     substitute,
     substitute_domain,
 )
+from einnet_explore.analysis.regions import Bijection, bijection, hull
 from einnet_explore.ir import Access, Index, Iterator, Scope, accesses, as_index
 from einnet_explore.rules.base import accepted, refusals_of, refusing, scope_rule
 from einnet_explore.support.errors import Refused

@@ -16,10 +16,9 @@ import numpy as np
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import Const, Equation, Iterator, Program, Scope, Tensor, add, mul
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import ProfileKey, profile_key
-from einnet_explore.runtime.tvm_cpu import compile_scope
+from einnet_explore.runtime.tvm_cpu import compile_scope, tiled_contraction
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import count_noun

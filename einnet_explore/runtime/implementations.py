@@ -15,12 +15,11 @@ from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Equation, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators import Operator
 from einnet_explore.runtime.arrays import Array, bind_function
-from einnet_explore.runtime.generated import TiledContraction
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
-from einnet_explore.runtime.tvm_cpu import TvmKernel, compile_scope
+from einnet_explore.runtime.tvm_cpu import TiledContraction, TvmKernel, compile_scope
 
 Call = Callable[[], object]
 

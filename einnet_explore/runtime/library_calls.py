@@ -19,7 +19,6 @@ from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import VIEW, Tensor, accesses
 from einnet_explore.operators.operator import OnnxNode, onnx_node
 from einnet_explore.runtime.arrays import Array, fits_kernel
-from einnet_explore.runtime.generated import tiled_contraction
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Implementation,
@@ -33,7 +32,7 @@ from einnet_explore.runtime.implementations import (
 from einnet_explore.runtime.matrix_products import bind_matrix_product, match_matrix_product
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
-from einnet_explore.runtime.tvm_cpu import kernel_kind, outperforms_tiles
+from einnet_explore.runtime.tvm_cpu import kernel_kind, outperforms_tiles, tiled_contraction
 
 
 @dataclass(frozen=True, eq=False)
