@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, BOUNDARY_TIGHTENING, RULES, Refused
-from einnet_explore.rules import boundary_tightening as module
+from einnet_explore.rules import boundaries as module
 from einnet_explore.rules.base import places
 from einnet_explore.syntax import parse
 from tests.rules_kit import Steps, assert_equal, check_rule, contractions, refuses, walks

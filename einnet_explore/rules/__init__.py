@@ -4,8 +4,7 @@ from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
 from einnet_explore.rules.bilinear_substitution import BILINEAR_SUBSTITUTION
-from einnet_explore.rules.boundary_relaxing import BOUNDARY_RELAXING
-from einnet_explore.rules.boundary_tightening import BOUNDARY_TIGHTENING
+from einnet_explore.rules.boundaries import BOUNDARY_RELAXING, BOUNDARY_TIGHTENING
 from einnet_explore.rules.cancellation import CANCELLATION
 from einnet_explore.rules.common_factor import COMMON_FACTOR
 from einnet_explore.rules.contraction_order import CONTRACTION_ORDER

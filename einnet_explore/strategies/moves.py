@@ -55,7 +55,7 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.rules.boundary_relaxing import Unbound
+from einnet_explore.rules.boundaries import Unbound
 from einnet_explore.rules.traversal_merging import Merging
 
 CACHE_ENTRIES = 1 << 15

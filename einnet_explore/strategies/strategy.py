@@ -45,8 +45,7 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import places
 from einnet_explore.rules.bilinear_substitution import OUTPUTS, RANK, Filter
-from einnet_explore.rules.boundary_relaxing import Wider
-from einnet_explore.rules.boundary_tightening import Tightening, phased
+from einnet_explore.rules.boundaries import Tightening, Wider, phased
 from einnet_explore.rules.summation_splitting import Splitting
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution

@@ -1,13 +1,4 @@
-r"""Boundary relaxing (EinNet Table 1; §4.1).
-
-.. math::
-   \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),
-   \qquad X \subset X',\ T \text{ constant on } X' \setminus X
-
-Three forms: a reader drops bounds of a nested scope's domain that no read violates, or outside which the scope equals
-its constant; a summation is extended over points where the body is the neutral element; a traversal of a nested scope
-is extended over part of its padding.
-"""
+"""Boundaries of ranges (EinNet Table 1; §4.1): relaxing widens them, tightening narrows them."""
 
 from __future__ import annotations
 
@@ -18,20 +9,26 @@ from itertools import count
 from typing import TypeAlias
 
 from einnet_explore.analysis.access_structure import padded_windows, residue_divisors, windows
-from einnet_explore.analysis.indices import substitute_domain
+from einnet_explore.analysis.indices import join_names, substitute_domain
 from einnet_explore.analysis.padding import (
+    SlidingWindow,
     change_ranges,
     check_tensor_reads,
     constancy,
+    copies_tensor,
     excess,
     fit_padding,
+    recentre_windows,
     reduced_constant,
+    sliding_windows,
+    tightest_ranges,
 )
 from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.ir import (
     REDUCTIONS,
     Access,
     Bound,
+    Index,
     Iterator,
     Path,
     Program,
@@ -43,6 +40,17 @@ from einnet_explore.ir import (
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
+
+Ranges: TypeAlias = tuple[tuple[Iterator, int, int], ...]
+"""Iterators with new half-open ranges."""
+
+
+def _check_may_change(scope: Scope, at: Path, x: Iterator) -> None:
+    """Raise Refused unless the range of *x* may change in *scope* at *at*."""
+    if x not in (*scope.traversals, *scope.summations):
+        raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
+    if len(at) == 1 and x in scope.traversals:
+        raise Refused(f"{x.name} is a traversal of the whole equation: its result keeps [{x.lo}, {x.hi})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +69,35 @@ class Unbound:
 class Wider:
     """Iterators of the scope with the larger half-open ranges that they get."""
 
-    ranges: tuple[tuple[Iterator, int, int], ...]
+    ranges: Ranges
 
 
 Relaxing: TypeAlias = Unbound | Wider
 
 
-def propose(program: Program, at: Path) -> Iterable[Relaxing]:
+def propose_relaxing(program: Program, at: Path) -> Iterable[Relaxing]:
     """Propose all redundant bounds of each nested scope; summations up to multiples that indices or windows need."""
     scope = program.scope_at(at)
     for n, access in enumerate(accesses(scope.body)):
         if isinstance(access.source, Scope) and access.source.domain:
             yield from _droppable(scope, n, access, access.source)
     for ranges in _wider_ranges(scope):
-        if accepted(rewrite, program, at, params := Wider(ranges)):
+        if accepted(relax, program, at, params := Wider(ranges)):
             yield params
 
 
-def rewrite(program: Program, at: Path, params: Relaxing) -> Program:
-    """Apply the law; refuses with the values that violate a bound, or with the added region that is not constant."""
+def relax(program: Program, at: Path, params: Relaxing) -> Program:
+    r"""Boundary relaxing (EinNet Table 1; §4.1).
+
+    .. math::
+       \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),
+       \qquad X \subset X',\ T \text{ constant on } X' \setminus X
+
+    Three forms: a reader drops bounds of a nested scope's domain that no read violates, or outside which the scope
+    equals its constant; a summation is extended over points where the body is the neutral element; a traversal of a
+    nested scope is extended over part of its padding.  Refusals show the values that violate a bound, or the added
+    region that is not constant.
+    """
     scope = program.scope_at(at)
     match params:
         case Unbound():
@@ -140,14 +158,11 @@ def check_redundant(scope: Scope, access: Access, inner: Scope, bound: Bound, va
     raise Refused(f"reads reach [{lo}, {hi}], outside {bound}")
 
 
-def _wider(scope: Scope, at: Path, ranges: tuple[tuple[Iterator, int, int], ...]) -> Scope:
+def _wider(scope: Scope, at: Path, ranges: Ranges) -> Scope:
     if not ranges:
         raise Refused("no range is given")
     for x, lo, hi in ranges:
-        if x not in (*scope.traversals, *scope.summations):
-            raise Refused(f"{x.name} ∈ [{x.lo}, {x.hi}) is no iterator of this scope")
-        if len(at) == 1 and x in scope.traversals:
-            raise Refused(f"{x.name} is a traversal of the whole equation: its result keeps [{x.lo}, {x.hi})")
+        _check_may_change(scope, at, x)
         if lo > x.lo or hi < x.hi or (lo, hi) == (x.lo, x.hi):
             raise Refused(f"[{lo}, {hi}) is not wider than {x.name} ∈ [{x.lo}, {x.hi})")
     with refusing():
@@ -165,7 +180,7 @@ def _droppable(scope: Scope, number: int, access: Access, inner: Scope) -> Itera
         yield Unbound(number, free, wrap=any(isinstance(sources[e.access], Tensor) for e in beyond))
 
 
-def _wider_ranges(scope: Scope) -> Iterable[tuple[tuple[Iterator, int, int], ...]]:
+def _wider_ranges(scope: Scope) -> Iterable[Ranges]:
     """Yield the ranges of summations that an index divides, and of windows for equal pieces: all at once, then each.
 
     Ranges for smaller pieces are only yielded all at once.
@@ -184,7 +199,7 @@ def _wider_ranges(scope: Scope) -> Iterable[tuple[tuple[Iterator, int, int], ...
             yield from ((each,) for each in wider)
 
 
-def explain(program: Program, at: Path) -> str:
+def _why_not_relaxed(program: Program, at: Path) -> str:
     """Return why no bound can be dropped and no range has to grow."""
     scope = program.scope_at(at)
     reasons: list[str] = []
@@ -198,7 +213,7 @@ def explain(program: Program, at: Path) -> str:
                 needed = [str(error)]
             reasons += [f"access {n}: {reason}" for reason in needed]
     for ranges in _wider_ranges(scope):
-        reasons += refusals_of(rewrite, program, at, Wider(ranges))
+        reasons += refusals_of(relax, program, at, Wider(ranges))
     extents = ", ".join(f"{x.name}:{x.extent}" for x in scope.summations) or "none"
     return (
         "; ".join(reasons)
@@ -210,8 +225,96 @@ BOUNDARY_RELAXING = Rule(
     "boundary_relaxing",
     r"\mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]),"
     r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
-    propose,
-    rewrite,
+    propose_relaxing,
+    relax,
     local=True,
-    explain=explain,
+    explain=_why_not_relaxed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tightening:
+    """*ranges*: iterators with their smaller ranges.  *window*: (h, base, n) where h = base - j for j in [0, n)."""
+
+    ranges: Ranges = ()
+    window: tuple[tuple[Iterator, Index, int], ...] = ()
+
+
+def propose_tightening(program: Program, at: Path) -> Iterable[Tightening]:
+    """Propose the tightest ranges together, then the shortest moving windows that need no copy of a tensor."""
+    scope = program.scope_at(at)
+    iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
+    if ranges := tightest_ranges(scope, iterators):
+        yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
+    if legal := tuple(window for window in sliding_windows(scope) if _copies(scope, (window,)) is False):
+        yield Tightening(window=legal)
+
+
+def phased(scope: Scope) -> Tightening | None:
+    """Return the shortest moving windows together if some read beyond a tensor without padding, else None.
+
+    ``propose_tightening`` leaves these out: the tensor is copied with padding, which only pays once the bases of the
+    windows no longer depend on residues of one traversal, i.e. once each phase of a transposed convolution is a filter.
+    """
+    windows = sliding_windows(scope)
+    return Tightening(window=windows) if windows and _copies(scope, windows) else None
+
+
+def _copies(scope: Scope, windows: tuple[SlidingWindow, ...]) -> bool | None:
+    """Whether moving *windows* copies a tensor with padding; None if they must not move."""
+    try:
+        return copies_tensor(scope, recentre_windows(scope, windows))
+    except ValueError:
+        return None
+
+
+def tighten(program: Program, at: Path, params: Tightening) -> Program:
+    r"""Boundary tightening (EinNet Table 1; §4.1).
+
+    .. math::
+       \mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),
+       \qquad X \subset X',\ f \text{ constant on } X' \setminus X
+
+    Constants come from padding.  Positions that are removed from a nested scope become its padding, so every read stays
+    legal.  The tightest ranges are chosen.  A summation may also shrink to a *window that moves* with other iterators,
+    if the body is neutral unless :math:`0 \le base(\vec x) - h < n`,
+
+    .. math::  \sum_{h} f(\vec x, h) \;\mapsto\; \sum_{j \in [0, n)} f(\vec x, base(\vec x) - j)
+
+    so the sum of an overlap-add has only the taps that reach one position.  Refusals show the region that is not
+    constant, or a term that a window misses.
+    """
+    scope = program.scope_at(at)
+    if not params.ranges and not params.window:
+        raise Refused("neither a range nor a window is given")
+    for x, lo, hi in params.ranges:
+        _check_may_change(scope, at, x)
+        if not x.lo <= lo < hi <= x.hi or (lo, hi) == (x.lo, x.hi):
+            raise Refused(f"[{lo}, {hi}) is not narrower than {x.name} ∈ [{x.lo}, {x.hi})")
+    with refusing():
+        scope = change_ranges(scope, {x: (lo, hi) for x, lo, hi in params.ranges})
+        return program.replace_at(at, recentre_windows(scope, params.window) if params.window else scope)
+
+
+def _why_not_tightened(program: Program, at: Path) -> str:
+    """Return why nothing can be removed: the support of every iterator is its range, or the body is unknown."""
+    scope = program.scope_at(at)
+    iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
+    kept = f"traversals of the result keep their ranges: {join_names(scope.traversals)}; " if len(at) == 1 else ""
+    if constancy(scope.body) is None:
+        return f"{kept}the body is not known to be constant anywhere"
+    if not iterators:
+        return f"{kept}nothing is summed"
+    spans = ", ".join(f"{x.name} is [{x.lo}, {x.hi})" for x in iterators)
+    return f"{kept}the body is constant at no end of a range: the support of {spans}, the whole range"
+
+
+BOUNDARY_TIGHTENING = Rule(
+    "boundary_tightening",
+    r"\mathop{L}_{\vec x}^{X'} f(T[\tau(\vec x)]) \;\mapsto\; \mathop{L}_{\vec x}^{X} f(T[\tau(\vec x)]),"
+    r"\qquad X \subset X',\ f \text{ constant on } X' \setminus X",
+    propose_tightening,
+    tighten,
+    local=True,
+    explain=_why_not_tightened,
 )
