@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
 from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.runtime import matrix_products, onnx_fragment
+from einnet_explore.runtime import onnx_fragment
 from einnet_explore.runtime.program import CompiledProgram, compile_program, set_blas_threads
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -134,7 +135,7 @@ def test_matrix_products_by_strides(name: str) -> None:
 )
 def test_other_scopes_are_no_matrix_products(text: str) -> None:
     program = parse(text)
-    assert matrix_products.match_matrix_product(program.equations[0].scope) is None
+    assert match_matrix_product(program.equations[0].scope) is None
     assert check(program).engines["Y"] == "tvm"
 
 

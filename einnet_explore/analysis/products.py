@@ -18,9 +18,22 @@ from itertools import product, repeat
 from math import isfinite, prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.indices import iterators_of, rename_iterators, substitute
+from einnet_explore.analysis.indices import is_inside_box, iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.ir import Access, Apply, Bound, Const, Iterator, Scalar, Scope, Tensor, accesses, factors, terms
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Const,
+    Equation,
+    Iterator,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    factors,
+    terms,
+)
 from einnet_explore.support.errors import Refused
 
 
@@ -55,6 +68,25 @@ class TensorContraction:
         m = tuple(x for x in scope.traversals if x in in_left and x not in in_right)
         n = tuple(x for x in scope.traversals if x in in_right and x not in in_left)
         return cls(scope, left, right, batch, m, n)
+
+
+def match_matrix_product(scope: Scope) -> TensorContraction | None:
+    """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
+        return None
+    reads = (product.left, product.right)
+    for access in reads:
+        if not isinstance(access.source, Tensor) or not all(i.affine for i in access.index):
+            return None
+        if not is_inside_box(access.index, access.source.box):
+            return None
+    in_a, in_b = map(iterators_of, reads)
+    if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
+        return None
+    # Without a traversal of one operand alone there is nothing to multiply: a kernel is better at elementwise work.
+    return product if product.m or product.n else None
 
 
 def summed_factors(scope: Scope) -> tuple[Scalar, ...]:
@@ -335,3 +367,17 @@ def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozen
         return tree(first[chosen]), tree(chosen ^ first[chosen])
 
     return tree(every)
+
+
+def is_multilinear(equation: Equation) -> bool:
+    """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights."""
+    scope = equation.scope
+    plain = scope.reduce == "sum" and not scope.domain and equation.via is None
+    return plain and all(_is_factor(factor) for term in multiply_out(scope.body) for factor in term)
+
+
+def _is_factor(factor: Scalar) -> bool:
+    match factor:
+        case Access() | Const() | Apply("/", (Const(), Access() | Const())):
+            return True
+    return reads_weights(factor)

@@ -58,9 +58,7 @@ from einnet_explore.pipeline.fusion import (
 )
 from einnet_explore.rules import STORAGE_LAYOUT, Derivation, Refused
 from einnet_explore.rules.storage_layout import Stored, map_index, with_layout
-from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.moves import merge_scopes
-from einnet_explore.support.errors import BackendError
 
 Transform: TypeAlias = "tuple[str, int, int]"
 """A tensor, the layout that it is made in, and one that it is read in."""
@@ -268,20 +266,6 @@ def _slowdown(scope: Scope, access: Access) -> float:
     moving = [x for x in scope.traversals if x.extent > 1]
     jumps = moving and abs(address_step(access, moving[-1])) > 1
     return (STRIDED_FACTOR if jumps else 1.0) * (1.0 if all(i.affine for i in access.index) else DIVIDED_FACTOR)
-
-
-def measured_price(
-    store: ProfileStore, threads: int, otherwise: Callable[[Equation], float]
-) -> Callable[[Equation], float]:
-    """Return a price function: seconds as stored, else measured; *otherwise* if an equation does not compile."""
-
-    def price(equation: Equation) -> float:
-        try:
-            return store.measured(equation, threads).seconds
-        except BackendError:
-            return otherwise(equation)
-
-    return price
 
 
 Price = Callable[[Equation], float]

@@ -17,12 +17,12 @@ from itertools import chain, islice
 from pathlib import Path
 
 from einnet_explore.cost import CostModel
-from einnet_explore.ir import Program
+from einnet_explore.ir import Equation, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed
-from einnet_explore.pipeline.layouts import estimate_equation, measured_price
+from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.numerics import ErrorReport, parse_level, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
@@ -210,8 +210,14 @@ class Optimiser:
     def assembler(self) -> Assembler:
         """The assembler of plans."""
         rough = partial(estimate_equation, model=self.implementations.model)
-        exact = measured_price(self.store, self.settings.threads, rough)
-        return Assembler(self.model, self.settings, rough, exact, self.store, self.history)
+        return Assembler(self.model, self.settings, rough, self._measured_price, self.store, self.history)
+
+    def _measured_price(self, equation: Equation) -> float:
+        """Return the seconds of *equation* as stored, else measured; an estimate if it does not compile."""
+        try:
+            return self.store.measured(equation, self.settings.threads).seconds
+        except BackendError:
+            return estimate_equation(equation, model=self.implementations.model)
 
     def prepare(self) -> None:
         """Partition the model, open and measure it; ``run`` and ``result`` do so too if it was not done."""

@@ -28,13 +28,14 @@ from math import prod
 import numpy as np
 
 from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity
+from einnet_explore.analysis.products import is_multilinear
 from einnet_explore.ir import Equation, Program, scopes, tensors
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX, NotUnderstood, assemble, express
 from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
-from einnet_explore.strategies.factoring import factorings, is_multilinear, products_at_run_time
+from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.strategies.vertical_fusion import generate_rest, vertical_fusions
 
 CHEAP_KINDS = ("elementwise", "activation", "layout")

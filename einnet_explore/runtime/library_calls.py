@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 
 from einnet_explore.analysis.flattening import view_strides
+from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.ir import VIEW, Tensor, accesses
 from einnet_explore.operators.operator import OnnxNode, onnx_node
@@ -29,7 +30,7 @@ from einnet_explore.runtime.implementations import (
     ViewCall,
     load_implementation,
 )
-from einnet_explore.runtime.matrix_products import bind_matrix_product, match_matrix_product
+from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.tvm_cpu import kernel_kind, outperforms_tiles, tiled_contraction

@@ -14,30 +14,9 @@ from types import EllipsisType
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.indices import is_inside_box, iterators_of
 from einnet_explore.analysis.products import TensorContraction
-from einnet_explore.ir import Access, Iterator, Scope, Tensor
+from einnet_explore.ir import Access, Iterator
 from einnet_explore.runtime.arrays import Array
-from einnet_explore.support.errors import Refused
-
-
-def match_matrix_product(scope: Scope) -> TensorContraction | None:
-    """*scope* as a matrix product; None if it reads padding, has a domain, or is no product of two affine reads."""
-    try:
-        product = TensorContraction.of(scope)
-    except Refused:
-        return None
-    reads = (product.left, product.right)
-    for access in reads:
-        if not isinstance(access.source, Tensor) or not all(i.affine for i in access.index):
-            return None
-        if not is_inside_box(access.index, access.source.box):
-            return None
-    in_a, in_b = map(iterators_of, reads)
-    if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
-        return None
-    # Without a traversal of one operand alone there is nothing to multiply: a kernel is better at elementwise work.
-    return product if product.m or product.n else None
 
 
 def matrices(product: TensorContraction, left: Array, right: Array, out: Array) -> tuple[Array, Array, Array] | None:

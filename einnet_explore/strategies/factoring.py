@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.products import count_products, multiply_out, reads_weights
-from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scalar, Scope, accesses
+from einnet_explore.analysis.products import count_products, is_multilinear
+from einnet_explore.ir import Program, Scope, accesses
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
@@ -89,20 +89,6 @@ def _next_intermediate(program: Program, refused: Collection[str]) -> str | None
         if inside and found and all(map(is_multilinear, (equation, *found))):
             return equation.name
     return None
-
-
-def is_multilinear(equation: Equation) -> bool:
-    """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights."""
-    scope = equation.scope
-    plain = scope.reduce == "sum" and not scope.domain and equation.via is None
-    return plain and all(_is_factor(factor) for term in multiply_out(scope.body) for factor in term)
-
-
-def _is_factor(factor: Scalar) -> bool:
-    match factor:
-        case Access() | Const() | Apply("/", (Const(), Access() | Const())):
-            return True
-    return reads_weights(factor)
 
 
 def normalised(derivation: Derivation) -> Derivation:

@@ -26,7 +26,7 @@ from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.counts import flops
 from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
 from einnet_explore.analysis.indices import iterators_of
-from einnet_explore.analysis.products import quotient_factors, reads_weights
+from einnet_explore.analysis.products import is_multilinear, quotient_factors, reads_weights
 from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Tensor, accesses, walk_scalar
 from einnet_explore.rules import (
     CANCELLATION,
@@ -47,7 +47,6 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import places
 from einnet_explore.rules.distributivity import Outwards, Termwise
 from einnet_explore.rules.part_extraction import Part, known_arguments
-from einnet_explore.strategies.factoring import is_multilinear
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 

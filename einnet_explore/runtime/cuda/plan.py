@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
@@ -29,7 +30,7 @@ from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.operators.operator import onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.gpu_emulation import gpu_launch
-from einnet_explore.runtime.matrix_products import match_matrix_product, matrices
+from einnet_explore.runtime.matrix_products import matrices
 from einnet_explore.support.errors import BackendError, Refused
 
 DTYPE = "float32"
