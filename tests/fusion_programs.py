@@ -87,7 +87,7 @@ def chains(draw: DrawFn) -> Program:
 
 
 def strided(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The same numbers at other addresses: steps of more than one, backwards, dimensions in another order."""
+    """Return equal arrays with other strides: steps above one, reversed, dimensions in another order."""
     if array.ndim == 0:
         return array.copy()
     order = rng.permutation(array.ndim)

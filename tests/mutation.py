@@ -121,7 +121,7 @@ def picked(most: int) -> Iterable[tuple[str, Step]]:
 
 
 def kind(told: str) -> str:
-    """What sort of change a mutant is: the names and numbers left out of what is told of it."""
+    """Return the kind of change of a mutant: its description without names and numbers."""
     sorts = (
         ("padding", r"padding \d"),
         ("offset", r"index \d [+-]1"),

@@ -49,7 +49,7 @@ def whole(model: Model) -> Program:
 
 
 def run(proto: onnx.ModelProto, feed: Mapping[str, Any], every: bool = False) -> dict[str, Any]:
-    """What ONNX Runtime computes, unoptimised; *every* value, or the outputs."""
+    """Return the results of ONNX Runtime without optimisations: *every* value, or the outputs."""
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     if every:

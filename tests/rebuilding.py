@@ -73,7 +73,7 @@ def drawn(random: Random) -> Program:
 
 
 def rebuilt(program: Program, random: Random) -> Program:
-    """What computes the same by other equations, under names that meant something else."""
+    """Return an equal program with other equations, under names that had another value before."""
     made = program
     for _ in range(random.randint(0, 4)):
         made = random.choice((put_in, taken_out, copied, moved, negated))(made, random)
@@ -317,7 +317,7 @@ def _inner(program: Program) -> list[Equation]:
 
 
 def _held(program: Program, n: int) -> list[Tensor]:
-    """What equation *n* may read."""
+    """Return the tensors that equation *n* may read."""
     return [*program.inputs, *(e.tensor for e in program.equations[:n])]
 
 

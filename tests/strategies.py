@@ -59,7 +59,7 @@ POINTS = 300
 
 @dataclass(frozen=True)
 class Kind:
-    """What may occur; the parameters of ``scopes_`` and ``programs``."""
+    """The parts that may occur in a drawn program: parameters of ``scopes_`` and ``programs``."""
 
     polynomial: bool = False
     depth: int = 2

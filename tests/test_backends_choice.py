@@ -108,7 +108,7 @@ def test_another_version_of_the_c_kernel_is_compared_again(tmp_path: Path, monke
     )
 
     def choices() -> list[tuple[str, list[bool]]]:
-        """What is taken, and which ways were run for it, twice."""
+        """Return the selected implementation and the implementations that were run for it, twice."""
         found = []
         for ways in ([Zeros("tvm"), Zeros(C_ENGINE)] for _ in range(2)):
             found.append((choose(ways, store).engine, [bool(way.bound) for way in ways]))

@@ -55,7 +55,7 @@ def test_unaligned_inputs_and_outputs_are_computed_correctly(threads: int) -> No
 
 
 def test_kernels_take_the_threads_of_their_session() -> None:
-    """The same kernel gives the same inside and outside of sessions, whichever asked for threads first."""
+    """A kernel has the same result inside and outside of a session, in either order of use."""
     scope = scope_of("tensor A[64, 3000]\nY[i:64, j:3000] = exp(A[i, j]) * 2")
     array = np.random.default_rng(0).standard_normal((64, 3000)).astype(np.float32)
     kernel = compile_scope(scope, threads=2)

@@ -252,7 +252,7 @@ def test_stored_times_of_c_kernels_are_valid_for_one_generator_version(
 
 
 def test_stored_times_of_templates_are_valid_for_one_version(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
-    """Of library operators too, and of programs of nothing else; an eOperator's key itself says the schedules'."""
+    """This includes programs of library operators only; the key of an eOperator has the version of the schedules."""
     library = parse("tensor A[8, 16]\ntensor B[16, 4]\nY[m:8, n:4] = sum[k:16] A[m, k] * B[k, n]")
     via = Instance("Matmul", (("m", 8), ("n", 4), ("k", 16)))
     library = replace(library, equations=(replace(library.equations[0], via=via),))
@@ -264,7 +264,7 @@ def test_stored_times_of_templates_are_valid_for_one_version(monkeypatch: pytest
         return {n: replace(profile_key(made.equations[0]), engine=n) for n in engines} | {"program": profile_key(made)}
 
     def lost(what: str, made: Program) -> set[str]:
-        """Which of its times another version of *what* loses."""
+        """Return the stored times that are invalid after a change of the version of *what*."""
         for key in keys(made).values():
             store.record(key, 1.0, "measured")
         assert None not in [store.get(key) for key in keys(made).values()]

@@ -99,7 +99,7 @@ def test_any_changed_entry_is_refused(outputs: int, taps: int) -> None:
 
 @pytest.mark.parametrize("entry", [(0, 0), (1, 2), (2, 1)])
 def test_the_certificate_finds_a_wrong_table(entry: tuple[int, int]) -> None:
-    """What the guard lets through by construction is proved again: a changed table is false."""
+    """The certificate does not rely on the guard: a changed table is false."""
     program = line(8, 3)
     after = first(program, outputs=2)
     data = next(e for e in after.equations if e.name.startswith("X"))

@@ -61,7 +61,7 @@ def convolution(n: int, c: int, f: int, h: int, w: int, p: int = 1) -> Program:
 
 
 def explained(program: Program) -> str:
-    """What the rule says of the first equation."""
+    """Return the rule's explanation for the first equation."""
     assert BLOCKED_GENERATION.explain is not None
     return BLOCKED_GENERATION.explain(program, (0,))
 
@@ -82,12 +82,12 @@ def in_blocks(program: Program, m: int = 2) -> Derivation:
 
 
 def run(scope: Scope, cuts: tuple[Cut, ...], arrays: dict[str, npt.NDArray[Any]], threads: int = 1) -> Any:
-    """What the kernel computes that is cut by *cuts*."""
+    """Run the kernel that is cut by *cuts*."""
     return run_parts(scope, (ChainPart(find_chain(scope), cuts),), arrays, threads)
 
 
 def run_parts(scope: Scope, parts: tuple[ChainPart, ...], arrays: dict[str, npt.NDArray[Any]], threads: int) -> Any:
-    """What the kernel of *parts* computes."""
+    """Run the kernel of *parts*."""
     names = tuple(dict.fromkeys(t.name for t in tensors(scope)))
     sizes = {name: arrays[name].size for name in names}
     made = kernel.chain_function(parts, sizes, threads, HERE)
@@ -165,7 +165,7 @@ def test_every_cut_gives_the_same(along: str, size: int, threads: int) -> None:
 
 @pytest.mark.parametrize(("threads", "f", "h"), [(2, 64, 7), (3, 48, 9), (5, 16, 11)])
 def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: int) -> None:
-    """What leads to the product, then the product: each by cuts of its own, that come out even or do not."""
+    """The part before the product and the part from it on have cuts of their own, which divide the ranges or do not."""
     program = convolution(2, 16, f, h, 10)
     scope = in_blocks(program).end.equations[-1].scope
     arrays = integers(program)
@@ -182,7 +182,7 @@ def test_parts_that_threads_share_keep_every_integer(threads: int, f: int, h: in
 
 @pytest.mark.parametrize(("period", "size"), [(16, 1), (16, 2), (48, 1)])
 def test_blocks_of_channels_keep_every_integer(period: int, size: int) -> None:
-    """Of one vector, of two so that the last block overlaps, and of all."""
+    """Blocks of one vector, of two (the last block then overlaps), and of all channels."""
     program = convolution(1, 16, 48, 5, 7)
     scope = in_blocks(program).end.equations[-1].scope
     found = find_chain(scope)
@@ -218,7 +218,7 @@ def test_small_weights_are_read_by_all_threads() -> None:
 
 
 def test_chain_is_divided_only_at_a_stage_with_one_reader() -> None:
-    """Not where what follows reads two stages of it."""
+    """A chain is not divided if the second part reads two stages of the first."""
     end = in_blocks(convolution(1, 16, 16, 9, 8)).end
     found = find_chain(end.equations[-1].scope)
     (way,) = split_chain(found)
@@ -413,7 +413,7 @@ def test_tiles_that_divide_the_rows_are_preferred() -> None:
 
 
 def test_long_columns_are_read_by_few_tiles_of_rows() -> None:
-    """They come from the second-level cache for every tile, so that fewer of them at a time keep up."""
+    """Long columns are read from the second-level cache for every tile, so tiles with more rows are preferred."""
     short, long = (choose_vector_tile(16, 32, depth, Machine()) for depth in (16, 4096))
     assert long.vectors < short.vectors and long.rows > short.rows
 
@@ -435,12 +435,12 @@ def test_weights_larger_than_the_caches_are_prefetched_and_read_once() -> None:
 
 
 def shapes(program: Program) -> set[tuple[int, ...]]:
-    """Of the tables that *program* reads."""
+    """Return the shapes of the tables that *program* reads."""
     return {a.source.shape for e in program.equations for a in accesses(e.scope.body) if isinstance(a.source, Table)}
 
 
 def filters(program: Program) -> list[Derivation]:
-    """What a search makes of *program* by filters of the residues of its windows, in each dimension."""
+    """Return the programs that search makes of *program* by filters of its windows' residues in each dimension."""
     rules = (BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, BILINEAR_SUBSTITUTION)
     found = []
     for matches, _ in best_first_moves(program, Restrictions(rules)):

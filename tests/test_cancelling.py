@@ -144,7 +144,7 @@ def test_bounds_of_remainders_hold_and_are_never_wider(
 
 
 def test_sets_are_those_of_their_conditions() -> None:
-    """What a scope's terms say as constraints, point by point."""
+    """The integer sets of a scope's terms contain exactly the points that satisfy the conditions."""
     text = "tensor A[9, 9]\nY[i:5, j:6] = {[a:4, b:7] sum[k:3] A[(a+k)//2, b%3]} pad [(1, 0), 0][(i+j)%4-1, (i+2*j)//3]"
     scope = parse(text).equations[0].scope
     space = TermSpace(scope.box, lambda a, b: a == b)

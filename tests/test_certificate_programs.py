@@ -344,7 +344,7 @@ POLYNOMIALS = 3
 
 
 class Stored:
-    """Where the results of a program are to be found: how an element of each is read.  One read may go wrong."""
+    """The place of a program's results: how an element of each is read.  One read may be wrong."""
 
     def __init__(self, wrong: int, how: int) -> None:
         self._patterns = {name: f"{name}[{{0}}, {{1}}]" for name in "abc"}

@@ -384,7 +384,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def interrupted(driver: str, *argv: str) -> tuple[str, str]:
-    """What *argv* prints when Ctrl-C comes right after the driver's first note."""
+    """Return the output of *argv* when Ctrl-C comes right after the driver's first note."""
     made = subprocess.Popen(
         [sys.executable, "-c", driver, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

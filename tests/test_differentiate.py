@@ -101,7 +101,7 @@ def check_random(program: Program) -> None:
 
 
 def check_ties(program: Program) -> None:
-    """On small integers maxima tie and kinks are met: the subgradients are those of autograd."""
+    """Compare subgradients with autograd's on small integers, where maxima tie and kinks are met."""
     inputs = {name: a.astype(float) for name, a in inputs_for(program).items()}
     if tame(program, inputs):
         against_torch(program, differentiate(program), inputs)

@@ -149,7 +149,7 @@ def test_the_keys_of_json_that_the_index_lists(tmp_path: Path, monkeypatch: pyte
 
 
 def shown(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What ``--help`` of *command* prints, on one line."""
+    """Return the output of ``--help`` of *command* on one line."""
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
         command_parser().parse_args([command, "--help"])

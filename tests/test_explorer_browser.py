@@ -291,7 +291,7 @@ def bright(page: Any) -> bool:
 
 
 def faults(page: Any) -> list[Any]:
-    """What axe-core finds that is serious."""
+    """Return the serious violations that axe-core finds."""
     found = page.evaluate(
         "async () => (await axe.run('.ein')).violations.filter(v => ['serious', 'critical'].includes(v.impact))"
         ".map(v => [v.id, v.nodes.map(n => n.html + ' ' + n.failureSummary)])"

@@ -58,7 +58,7 @@ int __tvm_ffi_main(void *self, const struct any *args, int n, struct any *result
 
 
 def linked(body: str) -> Callable[[object, Path], None]:
-    """What saves this instead of the kernel that was compiled."""
+    """Return a replacement of the function that saves kernels: it compiles *body* instead."""
 
     def save(_: object, path: Path) -> None:
         source = path.with_suffix(".c")
@@ -126,7 +126,7 @@ def test_original_is_kept_if_every_kernel_crashes(cache: Path, monkeypatch: pyte
 
 
 def limited(bytes_: int) -> Callable[[], None]:
-    """What a process does first so that no file of it gets larger: as if the disk were full."""
+    """Return a function that limits the size of a process's files, as if the disk were full."""
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

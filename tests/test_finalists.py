@@ -147,7 +147,7 @@ def test_variants_are_grouped_by_algorithm() -> None:
 
 
 def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:
-    """Of each algorithm what runs in blocks, too: some of these are no finalists."""
+    """Chains in blocks of each algorithm are included; some are no finalists."""
     program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
     rates = tuner.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)

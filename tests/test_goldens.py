@@ -147,7 +147,7 @@ def members(cls: type) -> dict[str, str]:
 
 
 def described(value: Any) -> Any:
-    """What a public name is, and how it is used."""
+    """Describe a public name and how it is used."""
     match value:
         case type():
             return {"kind": "class", "signature": signature(value), "members": members(value)}
@@ -395,7 +395,7 @@ def timeless(path: Path) -> str:
 
 
 def resaved(path: Path, to: Path) -> Any:
-    """What *path* holds after it was loaded and saved again."""
+    """Return the content of *path* after it was loaded and saved again."""
     loaded = ee.load(path)
     assert not isinstance(loaded, type(ee.ops.matmul(1, 1, 1)))
     loaded.save(to)

@@ -39,7 +39,7 @@ def column_major(flat: np.ndarray, offset: int, leading: int, rows: int, columns
 
 
 def blas(g: Gemm, held: dict[str, np.ndarray]) -> None:
-    """What ``gemmStridedBatchedEx`` is documented to do with the arguments that ``cupy`` hands over."""
+    """Emulate ``gemmStridedBatchedEx`` as documented, with the arguments that ``cupy`` passes."""
     (ta, tb), (m, n, k), a, b, c, batch = execution._gemm_arguments(g, {name: _Device(x) for name, x in held.items()})
     for t in range(batch):
         first, second, out = (

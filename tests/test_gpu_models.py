@@ -56,7 +56,7 @@ def held(kernels: Any) -> models.Collected:
 
 
 def computed(plan: Any, feeds: dict[str, Any], kernels: Any) -> dict[str, Any]:
-    """What *plan* computes, by NumPy's products, convolutions of torch, and its kernels as loops in C."""
+    """Run *plan* with NumPy's products, torch's convolutions, and kernels as loops in C."""
     torch = pytest.importorskip("torch")
     buffers = {n: np.full(shape, 77, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
 

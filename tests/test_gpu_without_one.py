@@ -1,7 +1,7 @@
-"""What is for GPUs, on a machine without one: plans, loaders' calls, profiles of other devices, the bundle.
+"""GPU code on a machine without a GPU: plans, calls of loaders, profiles of other devices, the bundle.
 
-Nothing here says how fast a GPU is.  Kernels of plans run on the CPU, from the text that is the CUDA text's twin, or as
-loops in C; that is a check of plans, and of nothing else.
+Nothing is measured.  Kernels of plans run on the CPU, as OpenCL text that corresponds to the CUDA text, or as loops in
+C.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def shown(buffers: dict[str, Any], view: View) -> Any:
 
 
 def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Kernel]) -> dict[str, Any]:
-    """What *plan* computes, by NumPy's products and its kernels as loops in C; convolutions by torch."""
+    """Run *plan* with NumPy's products, torch's convolutions, and kernels as loops in C."""
     buffers: dict[str, Any] = {}
     for name, shape in plan.buffers.items():
         # Nothing may count on fresh memory.

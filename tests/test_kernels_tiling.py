@@ -307,7 +307,7 @@ def test_float_kernels_agree_with_evaluation_through_opencl() -> None:
 
 
 def interpreted(found: TiledKernel, inputs: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """What the kernel computes, thread by thread; a race between barriers raises."""
+    """Interpret the kernel thread by thread; a race between barriers raises."""
     check_kernel(found.kernel)
     got = np.full(prod(shape), 77, np.int64)
     arrays = [inputs[t.name].ravel() for t in found.inputs] + [got]

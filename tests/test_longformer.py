@@ -69,7 +69,7 @@ def only(program: Program) -> Scope:
 
 
 def computed(scope: Scope, arrays: Mapping[str, np.ndarray], threads: int = 1) -> np.ndarray:
-    """What the kernel of rows makes of *arrays*; simpler schedules, which would take over unseen, are not asked."""
+    """Run the kernel of rows on *arrays*; other schedules are not used."""
     source = tvm_source(scope, threads=threads)
     assert source.template == "nest" and ("parallel" in source.text) == (threads > 1)
     kernel = load_tvm_kernel(source)

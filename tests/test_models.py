@@ -30,7 +30,7 @@ def digest(name: str, batch: int) -> str:
 
 
 def multiplications(model: Model) -> int:
-    """Of the convolutions, transposed convolutions and matrix products."""
+    """Count the multiplications of convolutions, transposed convolutions and matrix products."""
     total = 0
     for node in model.nodes:
         if node.op in ("Conv", "Gemm"):
@@ -46,7 +46,7 @@ def test_bytes_are_the_same_every_time(name: str) -> None:
 
 
 def computed_from_weights(proto: onnx.ModelProto) -> set[str]:
-    """What no input changes: masks, and parts of them."""
+    """Return the values that depend on no input, such as masks."""
     known = {w.name for w in proto.graph.initializer} | {""}
     for item in proto.graph.node:
         if known.issuperset(item.input):

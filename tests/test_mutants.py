@@ -67,7 +67,7 @@ def test_unmutated_steps_are_right_and_proved(case: str) -> None:
 
 
 def test_reference_evaluation_detects_wrong_views_calls_and_values() -> None:
-    """What the mutants are measured with says no where a view, a call or a value is wrong."""
+    """The reference that judges mutants detects a wrong view, call or value itself."""
     start = parse("tensor A[4, 3]\nY[i:3, j:4] = A[j, i]")
 
     def view(offset: int, strides: tuple[int, ...]) -> Program:

@@ -53,7 +53,7 @@ def executed(path: Path, folder: Path, until: str = "", **environment: str) -> A
 
 
 def shown(notebook: Any) -> dict[str, dict[str, Any]]:
-    """What each cell of code that shows something ends with, and the forms of what it shows."""
+    """Return the last output of each code cell that displays something, by format."""
     found: dict[str, dict[str, Any]] = {}
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

@@ -107,7 +107,7 @@ def test_larger_tiles_lose_more() -> None:
 
 
 def test_errors_of_a_convolution_and_of_strassen() -> None:
-    """What is reported of them: relative to the largest output, 64 channels, against double precision."""
+    """Errors are relative to the largest output, with 64 channels, compared with double precision."""
     rng = np.random.default_rng(0)
     found = {}
     for triple in TRIPLES:
@@ -393,7 +393,7 @@ def test_the_report_of_a_kept_convolution(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_equal_layers_have_figures_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """So has another checkpoint of one architecture; the same one again has what was measured."""
+    """Another checkpoint of one architecture has figures of its own too; the same one reuses stored figures."""
     measured: list[ErrorReport] = []
     nodes = [node("Conv", ["x", "w"], ["a"], pads=[1] * 4), node("Conv", ["a", "v"], ["y"], pads=[1] * 4)]
 

@@ -116,7 +116,7 @@ def test_broken_homomorphism_law_is_refused() -> None:
     law = softmax_homomorphism()
 
     def forgets(a: Triple, b: Triple) -> Triple:
-        """What was summed up relative to another maximum is added as it stands."""
+        """A wrong monoid: it adds sums relative to different maxima without rescaling."""
         return Triple(max(a.largest or 0, b.largest or 0), a.total + b.total, a.weighted + b.weighted)
 
     wrong = Monoid("forgetful", law.monoid.neutral, forgets)

@@ -22,7 +22,7 @@ X = (1, 2, 4, 6)
 
 
 def found(item: onnx.NodeProto, opset: int, inputs: tuple[str, ...] = ("x",)) -> Any:
-    """What *item* is read as in a model of operator set *opset*, whose converter is not asked."""
+    """Return the import of *item* in a model of operator set *opset*, without ONNX's converter."""
     model = load_model(
         build([node("Relu", [name], [f"r{name}"]) for name in dict.fromkeys(inputs)], dict.fromkeys(inputs, X), ["rx"])
     )
@@ -82,7 +82,7 @@ def test_definition_that_reads_an_undeclared_attribute_is_an_error() -> None:
 
 
 def test_known_attributes_are_those_of_the_onnx_definitions() -> None:
-    """In some operator set; ``steps`` and ``sizes`` are inputs that older sets never had as attributes."""
+    """In some operator set; ``steps`` and ``sizes`` are inputs that older sets lack as attributes."""
     declared: dict[str, set[str]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":

@@ -194,7 +194,7 @@ def test_a_part_that_cannot_be_opened_costs_no_other_where_others_search(monkeyp
 
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_remote_candidates_that_arrive_in_time_compete(interrupt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not is searched here; after an interrupt it is not."""
+    """Subprograms whose candidates are late are searched locally, except after an interrupt."""
     monkeypatch.setattr(contest_module, "NEGLIGIBLE_SHARE", 0.0)
     seconds: list[float] = []
 

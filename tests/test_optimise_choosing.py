@@ -132,7 +132,7 @@ def test_the_report_says_how_fast_the_export_is(tmp_path: Path, monkeypatch: pyt
 
 
 def again(first: Optimiser, **changed: object) -> Optimiser:
-    """What optimises the model of *first* once more: its contests are over, with other settings where *changed*."""
+    """Optimise the model of *first* once more with stored tuning results, with other settings if *changed*."""
     work = Optimiser(first.model, replace(first.settings, **changed), store=ProfileStore(first.store.path))
     work.parts = [*first.parts]
     return work

@@ -42,7 +42,7 @@ def node(op: str, name: str, inputs: str, outputs: str, **attributes: Any) -> on
 
 
 def whole(of: Model, feeds: Arrays) -> dict[str, Any]:
-    """What ONNX Runtime says about the model as it was read."""
+    """Return the outputs of ONNX Runtime for the model as read."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(of.original.SerializeToString(), options)

@@ -37,7 +37,7 @@ def tables(entry: Variant) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def found() -> list[Variant]:
-    """What a search to depth 2 with all its states finds."""
+    """Return the variants of a search to depth 2 that is not cut off."""
     return find_variants(transposed(), program_seconds, Settings(max_depth=2, states=600)).variants
 
 

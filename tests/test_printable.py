@@ -39,7 +39,7 @@ def luminance(rgb: tuple[float, ...]) -> float:
 
 
 def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """As the Web Content Accessibility Guidelines count it: 4.5 is enough for words of any size."""
+    """Return the contrast ratio of the Web Content Accessibility Guidelines: 4.5 is sufficient for text of any size."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

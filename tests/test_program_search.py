@@ -130,7 +130,7 @@ def test_equal_expressions_are_searched_once() -> None:
 
 
 def test_the_cheapest_combinations_are_candidates() -> None:
-    """Not the cheapest alone: the *combinations* cheapest, in order, found before a product is merged."""
+    """The *combinations* cheapest ones, in order, are found before a product is merged."""
     program = qkv(40, 24, 16)
     for count in (1, 3, 6):
         search = algorithm1(program, Options(max_depth=1, between=(EXPRESSION_SPLITTING,), combinations=count))

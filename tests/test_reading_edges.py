@@ -163,7 +163,7 @@ def test_batch_normalisation_agrees_for_extreme_variances(variance: float, epsil
 
 
 def test_mean_variance_normalisation_of_a_constant_channel_is_zero() -> None:
-    """As ONNX defines it; ONNX Runtime leaves out the 1e-9 that is added to the deviation, and says 0/0."""
+    """This is ONNX's definition; ONNX Runtime omits the 1e-9 that is added to the deviation, and returns 0/0."""
     item = node("MeanVarianceNormalization", ["x"], ["y"], axes=[2, 3])
     x = FINITE.reshape(-1, 1, 2, 2)
     proto = build([item], {"x": x.shape}, ["y"])
@@ -189,7 +189,7 @@ POOLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("window", POOLS, ids=str)
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
 def test_poolings_agree_on_windows_with_infinities(op: str, window: dict[str, Any]) -> None:
-    """Of windows without a number, NaN or -∞ throughout, ONNX Runtime's kernels say different things."""
+    """For windows of NaN or -∞ only, ONNX Runtime's kernels differ from one another."""
     x = np.concatenate([ROWS, ROWS[:, ::-1]], axis=1)[:, None]
     if op == "MaxPool":
         x = x[: len(ROWS) - 3]
@@ -209,7 +209,7 @@ SCALES = (1 / 7, 1 / 6, 1 / 5, 0.3, 1 / 3, 0.5, 1, 1.5, 2, 3, 5)
     "place", ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners", "half_pixel_symmetric"]
 )
 def test_understood_nearest_rounding_agrees_at_every_scale(place: str, rounding: str) -> None:
-    """Which of two is nearer may hang on the last digit of float32; then it stays."""
+    """If the nearest element depends on the last digit of float32, the node is unchanged."""
     understood = 0
     attributes = {"mode": "nearest", "coordinate_transformation_mode": place, "nearest_mode": rounding}
     for size in (1, 3, 5, 6, 9, 12, 15, 49):
@@ -261,7 +261,7 @@ def test_resizing_that_is_not_converted(op: str, opset: int, monkeypatch: pytest
 
 
 def test_transposed_convolution_with_two_shapes_is_unchanged() -> None:
-    """What ONNX's shape inference says is not what the operator computes."""
+    """ONNX's shape inference and the operator disagree on these shapes."""
     item = node("ConvTranspose", ["x", "k"], ["y"], auto_pad="SAME_UPPER", output_padding=[1], strides=[2])
     proto = build([item], {"x": (1, 1, 3)}, ["y"], {"k": np.ones((1, 1, 3), np.float32)})
     model = load_model(proto)

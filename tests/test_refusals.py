@@ -51,7 +51,7 @@ def no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(program: Program, store: TimeStore, threads: int = 1) -> str:
-    """What is chosen for the last equation of *program*, and gives what it should."""
+    """Return the implementation selected for the last equation of *program*, and check its result."""
     made = compile_program(program, threads, choose=implementation_choice.chooser(store))
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}

@@ -27,7 +27,7 @@ from einnet_explore.viz.tables import ResultTable
 
 
 def result(**milliseconds: float) -> dict[str, Any]:
-    """What ``benchmark`` says of engines that take so long."""
+    """Return the document of ``benchmark`` for engines with these times."""
     names = {"ours": OURS, "out": EXPORTED, "ort": ORT, "torch": TORCH}
     seconds = {names[k]: v / 1e3 for k, v in milliseconds.items()}
     ratios = {k: v / seconds[OURS] for k, v in seconds.items()}

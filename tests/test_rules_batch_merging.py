@@ -70,7 +70,7 @@ def test_neighbouring_parts_are_a_view() -> None:
 
 
 def test_a_common_operand_is_not_stacked() -> None:
-    """By hand: proposed are only those that share nothing, since the others are siblings."""
+    """Merging is requested here: only expressions without a common operand are proposed, since others are siblings."""
     program = parse(text(PRODUCTS).replace("Z[m, q]", "X[m, q]"))
     assert [m.to_json()["params"]["others"] for m in BATCH_MERGING.matches(program, (0,))] == [["R"]]
     after = merge(program, others=["Q"])

@@ -99,7 +99,7 @@ VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -3.25, 1e-30, -1e-30, 40.0,
 def test_law_keeps_values_of_all_signs_and_magnitudes(
     example: tuple[Rule[object], str, str], data: st.DataObject
 ) -> None:
-    """Where the start overflows (an exponential of a large number) its value is no number, and there is no law."""
+    """If the start overflows (an exponential of a large number), its value is no number and the law does not apply."""
     _, before, after = example
     start, end = parse(f"{TENSORS}{before}\noutput Y"), parse(f"{TENSORS}{after}\noutput Y")
     arrays = {}

@@ -16,7 +16,7 @@ from tests.rules_kit import assert_equal, check_rule, refuses
 
 
 def merge(program: Program, at: int = 0) -> Program:
-    """What the first proposal at equation *at* makes, proved and written."""
+    """Apply the first proposal at equation *at*; check its certificate and its text."""
     match = next(iter(SIBLING_MERGING.matches(program, (at,))))
     after = match.apply(program).after
     assert certify(program, after).kind == "proved"
@@ -285,7 +285,7 @@ def test_only_whole_equations_merge() -> None:
 
 
 def test_equations_that_stand_in_no_order_are_refused() -> None:
-    """Where a reader stands in front of what it reads, no order of the merged program is found."""
+    """If a reader precedes the equation that it reads, the merged program has no order."""
     program = parse(
         """
         tensor X[4, 4]

@@ -32,7 +32,7 @@ def test_it_keeps_the_value_of_contractions(program: Program) -> None:
 
 @given(contractions(), st.data())
 def test_any_phi_is_refused_or_right(program: Program, data: st.DataObject) -> None:
-    """Whatever a user writes as Φ, the law holds or is not applied."""
+    """For any Φ that a user writes, the law holds or is refused."""
     scope = program.scope_at((0,))
     group = data.draw(st.sampled_from((scope.traversals, scope.summations)))
     count = data.draw(st.integers(1, len(group) + 1))

@@ -87,7 +87,7 @@ def test_no_memory_for_a_first_run_is_no_fault_of_the_kernel(cache: Path) -> Non
 def test_an_interrupt_while_the_process_starts_leaves_no_answer_for_another_kernel(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was taken for that of the first kernel, and the first one's for that of the next."""
+    """Otherwise each kernel would get the answer of the kernel before it."""
     monkeypatch.setattr(trial, "_children", {})
 
     def interrupted(*_: Any) -> None:

@@ -91,7 +91,7 @@ def test_gathered_results_raise_and_settled_results_repeat_locally() -> None:
 
 
 def test_late_results_are_not_awaited() -> None:
-    """Nor does it go on beside what is done next; and what was done before an interrupt is not lost."""
+    """Late work does not continue during later work, and results from before an interrupt are kept."""
     with ProcessExecutor(1) as processes:
         assert processes.submit(abs, -1).result() == 1  # its process has begun
         futures = {
@@ -150,7 +150,7 @@ def test_without_dask_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_search_bounded_by_states_is_the_same_again() -> None:
-    """Also in another process, whose strings hash differently; seconds would cut it off elsewhere each time."""
+    """This includes another process with another hash seed; a limit in seconds would end it elsewhere each time."""
     code = (
         "import json, einnet_explore as ee\n"
         "from einnet_explore.session.run import run_search\n"

@@ -163,7 +163,7 @@ def test_conv5x5_becomes_a_conv3x3_with_four_times_the_channels():
 
 
 def states_until(run, reached):
-    """How many states there are when a candidate satisfies *reached*."""
+    """Return the number of states when a candidate satisfies *reached*."""
     for event in run:
         if isinstance(event, Found) and reached(run.candidates[-1]):
             return len(run.search.states)

@@ -55,7 +55,7 @@ def searched(case: str, strategy: str, bound: bool) -> tuple[Search, tuple[objec
 @pytest.mark.parametrize("strategy", LEVELS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_best_candidate_is_never_lost(case: str, strategy: str) -> None:
-    """Nor does a level look less good, or the run end elsewhere, and all that is found is found without the bound."""
+    """Levels and the end are unchanged too, and every candidate is also found without the bound."""
     whole, everything = searched(case, strategy, False)
     bounded, less = searched(case, strategy, True)
     assert bounded.best == whole.best

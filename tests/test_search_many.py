@@ -107,7 +107,7 @@ def test_errors_come_before_any_process_starts_or_from_the_search() -> None:
 @settings(max_examples=30)
 @given(any_program())
 def test_expressions_survive_pickling_without_their_caches(program: Program) -> None:
-    """Also those whose hashes and bounds were computed already: neither is carried along."""
+    """Cached hashes and bounds are not pickled."""
     hash(program)
     repr([i.bounds for e in program.equations for x in e.scope.traversals for i in [x + 1]])
     for back in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):

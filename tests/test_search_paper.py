@@ -128,7 +128,7 @@ def test_the_fingerprint_loses_no_state_and_no_candidate(case, depth):
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("case", LIMITS)
 def test_the_fingerprint_loses_nothing_one_step_deeper(case):
-    """Nor a state: what is proposed depends on nothing that a key leaves out."""
+    """No state is lost, because proposals depend only on properties that are part of the key."""
     assert reached(case, LIMITS[case] + 1, fingerprint=False) == reached(case, LIMITS[case] + 1)
 
 

@@ -65,7 +65,7 @@ def is_lean(derivation: Derivation) -> bool:
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_cheaper_is_lost(case):
-    """Whatever ``paper`` finds at a depth, ``best_first`` finds the same kinds of call for no more there."""
+    """For every candidate of ``paper`` at a depth, ``best_first`` has one with the same calls at no higher cost."""
     best = {}
     for derivation, seconds in candidates(case, "best_first"):
         key = names(derivation.end)
@@ -77,7 +77,7 @@ def test_nothing_cheaper_is_lost(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_best_first_finds_the_calls_of_candidates_without_waste(case):
-    """What computes nothing in vain is found with the same attributes."""
+    """Candidates that compute nothing in vain are found with the same attributes."""
     found = {calls(derivation.end) for derivation, _ in candidates(case, "best_first")}
     lean = [d for d, _ in candidates(case, "paper") if is_lean(d)]
     assert lean
@@ -169,7 +169,7 @@ UNTIDY = {
 
 @pytest.mark.parametrize("name", UNTIDY)
 def test_start_before_clean_ups_has_the_candidates_of_the_cleaned_start(name):
-    """So it is after steps by hand: whatever is found from what the clean-ups make of it is found from it, too."""
+    """A program after steps by hand has all candidates of the program that clean-ups make of it."""
     text, call = UNTIDY[name]
     start = ee.parse(text)
     before, tidy = clean(start)

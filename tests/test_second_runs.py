@@ -183,7 +183,7 @@ def parts(*gains: float) -> dict[int, TunedSubprogram]:
 
 
 def left_out(plans: Plans, gains: Sequence[float], groups: Sequence[Sequence[int]] = ()) -> dict[int, str]:
-    """What is left out of all parts, each a kind by itself unless *groups* says otherwise."""
+    """Return the parts that are removed; each is a kind of its own unless *groups* is given."""
     kinds = groups or [(n,) for n in range(len(gains))]
     return eliminate_unprofitable(baseline(), plans, kinds, parts(*gains), clock=plans.clock)
 
@@ -239,7 +239,7 @@ def test_elimination_skips_certain_parts_and_is_bounded() -> None:
 
 
 def trials(once: float, winners: int, contenders: int) -> list[tuple[int, ...]]:
-    """What is tried of a model that takes *once* seconds, of which each part brings a hundredth."""
+    """Return the trials of a model that takes *once* seconds, of which each part saves a hundredth."""
     plans = Plans(lambda kept: once * (1 - len(kept) / 100), number=1.0)
     groups, near = [(n,) for n in range(winners)], [(winners + n,) for n in range(contenders)]
     original = against(plans([]))

@@ -65,12 +65,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimiser:
 
 
 def result(work: Optimiser, budget: float | None = None) -> Selector:
-    """What makes the result of *work*, whose subprograms stand in the order of the model."""
+    """Return the selector of *work* with this *budget*."""
     return replace(work.selector(), budget=budget)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    """What always fails."""
+    """Return a function that always raises *error*."""
 
     def fail(*_: object, **__: object) -> Any:
         raise error
@@ -300,7 +300,7 @@ def old(opset: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("opset", [11, 13])
 def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is optimised as a plan; the file is the model as it is."""
+    """It is optimised as a plan; the written file is the original model."""
     held = model(old(opset))
     assert held.opset == opset
     with pytest.raises(Refused):
@@ -318,7 +318,7 @@ def test_a_model_that_the_converter_refuses(opset: int, tmp_path: Path, monkeypa
 def test_programs_beyond_the_operator_set_of_the_model_run_in_their_own_session(
     work: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ONNX Runtime refuses both in one session, each is run by itself."""
+    """If ONNX Runtime refuses both in one session, each runs in its own."""
     refused: list[object] = []
 
     def refuse(proto: Any, *rest: object, **more: object) -> Any:

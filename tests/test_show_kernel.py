@@ -32,7 +32,7 @@ def case(tmp_path: Path) -> str:
 
 @pytest.fixture
 def elements_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever other generators make of the rest."""
+    """Disable the generators of other kernels than element-wise ones."""
     monkeypatch.setattr(kernels, "kernel_texts", partial(kernel_texts, makers=(elementwise_kernel,)))
 
 

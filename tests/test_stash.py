@@ -129,7 +129,7 @@ def assert_same(forward: Program, backward: Program, passes: Passes) -> None:
 
 
 def every_plan(problem: StashProblem) -> Iterable[StashPlan]:
-    """What every set of candidates comes to."""
+    """Return the costs of every set of stashed candidates."""
     few = problem.candidates
     return map(problem.outcome, chain.from_iterable(combinations(few, n) for n in range(len(few) + 1)))
 

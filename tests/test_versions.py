@@ -68,7 +68,7 @@ SEARCHED = {
 
 
 def cases() -> dict[str, dict[str, Emit]]:
-    """What each version stands for, by representative cases."""
+    """Return representative cases for each version."""
     scopes = {name: partial(_last, program) for name, program in SCOPES.items()}
     fused = {name: partial(_in_one, program) for name, program in FUSED.items()}
     whole = {
@@ -122,7 +122,7 @@ def _search(program: Program) -> str:
 
 @contextmanager
 def default_machine() -> Generator[None]:
-    """The same processor everywhere; nothing is chosen or compiled before."""
+    """Use the same processor description on every machine, without earlier choices or compiled kernels."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("EINNET_EXPLORE_CACHE", folder)
         patch.setattr(register_tiles, "cpu_flags", frozenset)
@@ -140,7 +140,7 @@ def digests(constant: str) -> dict[str, str]:
 
 
 def changed(constant: str, recorded: dict[str, Any], found: dict[str, str]) -> str:
-    """What to do about digests that are not those *recorded*; empty where there is nothing to do."""
+    """Return the advice for digests that differ from the *recorded* ones; empty if none differ."""
     version, record = getattr(versions, constant), "then run `python -m tests.test_versions`"
     old = recorded["digests"]
     wrong = [name for name in old if name in found and old[name] != found[name]]
@@ -178,7 +178,7 @@ def test_every_version_is_guarded_and_part_of_all_versions(monkeypatch: pytest.M
 
 
 def test_no_key_reads_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So code may move, and be installed anywhere."""
+    """Code may therefore be moved and installed anywhere."""
     opened: list[str] = []
     package, watching = str(Path(ee.__file__).parent), [True]
 

@@ -16,7 +16,7 @@ from einnet_evaluation.engines import EXPORTED, ORT, OURS
 
 
 def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, Any]:
-    """What ``benchmark`` says of engines that take so many seconds."""
+    """Return the document of ``benchmark`` for engines with these times."""
     takes = {OURS: ours, EXPORTED: ort / 2, ORT: ort}
     return {
         "case": path,
