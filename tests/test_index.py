@@ -1,8 +1,12 @@
 """Index arithmetic: every simplification keeps the value, bounds hold, and equal functions are found equal."""
 
+import os
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.ir import Index, Iterator, Quotient, Remainder, as_index
+from einnet_explore.ir import Index, Iterator, Quotient, Remainder, Tensor, as_index
 from tests.pointwise import index_at, points
 
 i, j, k = Iterator("i", 0, 12), Iterator("j", 0, 5), Iterator("k", -3, 4)
@@ -247,9 +251,24 @@ def test_equal_indices_are_one_object() -> None:
     assert i + 1 is not i + 2
 
 
-def test_a_copied_node_is_hashed_anew() -> None:
-    index = (i + 2 * j) // 3
-    hash(index)
-    found = pickle.loads(pickle.dumps(index))
-    assert found == index and hash(found) == hash(index)
-    assert not hasattr(pickle.loads(pickle.dumps(i)), "_hash")
+def test_a_node_of_another_process_has_the_hash_of_this_one() -> None:
+    write = (
+        "import pickle, sys\n"
+        "from einnet_explore.ir import Iterator, Tensor\n"
+        "i, j = Iterator('i', 0, 12), Iterator('j', 0, 5)\n"
+        "sys.stdout.buffer.write(pickle.dumps((Tensor('A', (12,), weight=True), (i + 2 * j) // 3)))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", write], env={**os.environ, "PYTHONHASHSEED": "1"}, stdout=subprocess.PIPE, check=True
+    )
+    tensor, index = pickle.loads(there.stdout)
+    here = Tensor("A", (12,), weight=True)
+    assert (tensor, hash(tensor)) == (here, hash(here))
+    assert index is (i + 2 * j) // 3
+
+
+def test_nodes_are_frozen_and_of_one_class_if_equal() -> None:
+    with pytest.raises(FrozenInstanceError):
+        i.lo = 1  # type: ignore[misc]
+    assert Quotient(i + j, 2) != Remainder(i + j, 2)
+    assert replace(Tensor("A", (12,)), shape=(5,)) == Tensor("A", (5,)) != Tensor("A", (12,))
