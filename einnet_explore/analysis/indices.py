@@ -175,7 +175,7 @@ def substitute(body: Scalar, to: Mapping[Iterator, IndexLike]) -> Scalar:
 
 def substitute_index(index: Index, to: Mapping[Iterator, IndexLike]) -> Index:
     """Replace iterators in *index*; returns *index* itself if none of them occurs."""
-    return index.substitute(lambda x: to.get(x, x)) if any(x in to for x in index.iterators) else index
+    return index if to.keys().isdisjoint(index.iterators) else index.substitute(lambda x: to.get(x, x))
 
 
 def substitute_domain(domain: tuple[Bound, ...], to: Mapping[Iterator, IndexLike]) -> tuple[Bound, ...]:

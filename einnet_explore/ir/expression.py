@@ -171,6 +171,16 @@ class Apply(Node):
     op: str
     args: tuple[Scalar, ...]
 
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The accesses of the arguments, left to right."""
+        try:
+            return self._own  # type: ignore[attr-defined, no-any-return]
+        except AttributeError:
+            found = tuple([access for arg in self.args for access in accesses(arg)])
+            object.__setattr__(self, "_own", found)
+            return found
+
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
@@ -285,16 +295,15 @@ def walk_scalar(body: Scalar) -> Iterable[Scalar]:
             yield from walk_scalar(arg)
 
 
-def accesses(body: Scalar) -> Iterable[Access]:
-    """Yield the accesses of *body*, left to right; scopes that it reads are not entered."""
+def accesses(body: Scalar) -> tuple[Access, ...]:
+    """Return the accesses of *body*, left to right; scopes that it reads are not entered."""
     match body:
         case Access():
-            yield body
-        case Apply(args=args):
-            for arg in args:
-                yield from accesses(arg)
+            return (body,)
+        case Apply():
+            return body.accesses
         case Const() | Compare():
-            pass
+            return ()
 
 
 def map_accesses(body: Scalar, change: Callable[[Access], Scalar]) -> Scalar:

@@ -273,7 +273,7 @@ def fit_operator(
 def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, ...], iterators: Assignment) -> None:
     """Raise Refused unless every iterator is assigned once, within its group."""
     given = [x for xs in iterators.values() for x in xs]
-    if sorted(given, key=repr) != sorted(form.iterators, key=repr):
+    if len(given) != len(form.iterators) or set(given) != set(form.iterators):
         raise Refused(f"the iterator map gives {iterator_names(given)}; the scope has {iterator_names(form.iterators)}")
     for name, xs in iterators.items():
         if name not in operator.pattern.iterators:
@@ -284,9 +284,6 @@ def _check_assignment(form: ScopeForm, operator: Operator, operands: tuple[int, 
                 raise Refused(f"{x.name} is {have}, {name} of {operator.name} is {want}")
         if len(xs) > 1 and name not in operator.pattern.merged:
             raise Refused(f"{name} of {operator.name} takes one iterator, given {iterator_names(xs)}")
-
-
-MINUS = Polynomial((((), -1),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +311,7 @@ def solve(
     window of one tap is read at its traversal alone: where that stands with other iterators, elements are replicated.
     """
     pattern = operator.pattern
-    todo = [Equality(left + MINUS * right, 0, "{} == {}", (left, right)) for left, right in pattern.conditions]
+    todo = [Equality(zero, 0, "{} == {}", sides) for sides, zero in zip(pattern.conditions, pattern.zeros, strict=True)]
     out: dict[int, Access] = {}
     replicated: set[int] = set()
     for p, d in pattern.windows:

@@ -23,13 +23,13 @@ from functools import cached_property, lru_cache
 from einnet_explore.ir import REDUCTIONS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Polynomial:
     """Σ coefficient·(product of attributes), sorted by product."""
 
     terms: tuple[tuple[tuple[str, ...], int], ...] = ()
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Every attribute that occurs, once."""
         return tuple(dict.fromkeys(name for product, _ in self.terms for name in product))
@@ -79,6 +79,7 @@ class Polynomial:
 
 
 ONE = Polynomial((((), 1),))
+MINUS = Polynomial((((), -1),))
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,11 @@ class Pattern:
             for d, dimension in enumerate(operand.dimensions)
             if dimension.single is None
         )
+
+    @cached_property
+    def zeros(self) -> tuple[Polynomial, ...]:
+        """The difference of the sides of each condition."""
+        return tuple(left + MINUS * right for left, right in self.conditions)
 
     @cached_property
     def composite(self) -> str:
@@ -328,7 +334,7 @@ class _Reader:
         while self.tokens[self.at] in ("+", "-"):
             sign = self.take()
             term = self.product()
-            total = total + (term if sign == "+" else Polynomial((((), -1),)) * term)
+            total = total + (term if sign == "+" else MINUS * term)
         return total
 
     def product(self) -> Polynomial:
@@ -345,7 +351,7 @@ class _Reader:
             self.expect(")")
             return inner
         if token == "-":
-            return Polynomial((((), -1),)) * self.product()
+            return MINUS * self.product()
         if token.isdigit():
             return make_polynomial([((), int(token))])
         if re.fullmatch(r"\|?\w+\|?", token):

@@ -85,9 +85,9 @@ def derived_decode(program: Program, at: Path, params: Mapping[str, object]) -> 
     raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule(Generic[P_co]):
-    """An equation that rewrites its left side to its right side.
+    """An equation that rewrites its left side to its right side; each is a value of its own, as its functions are.
 
     ``rewrite`` is the law and its only guard: it raises ``Refused`` with the numbers that violate the guard.
     ``propose`` yields parameters worth trying, inferred from extents and coefficients; ``rewrite`` accepts all of them.
@@ -121,9 +121,6 @@ class Rule(Generic[P_co]):
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
         """Return the match with parameters in the JSON form that users write."""
         return Match(self, at, self.decode(program, at, params))
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # rules are keys of caches: the hash of all fields is slow
 
     def __repr__(self) -> str:
         return f"<Rule {self.name}>"

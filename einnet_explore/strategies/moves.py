@@ -30,8 +30,10 @@ from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.equations import equation_number
 from einnet_explore.ir import (
     Access,
+    Box,
     Equation,
     Iterator,
+    Padding,
     Path,
     Program,
     Scope,
@@ -130,16 +132,23 @@ def _hide(scope: Scope, levels: int, stubs: Mapping[Scope, Scope]) -> Scope:
 
 def _stub(scope: Scope, n: int) -> Scope:
     """Return *scope* with a read of the tensor ``?n`` as body."""
-    return with_body(scope, Access(Tensor(f"{STEM}{n}", ()), ()))
+    return with_body(scope, _hidden_body(n))
 
 
 def _lone_stub(scope: Scope, n: int) -> Scope:
     """Return the stub of the only nested scope: nothing is compared with it, so any names of iterators do."""
-    found = _stub(scope, n)
-    if scope.domain:
-        return found
-    box = tuple([Iterator(f"z{d}", x.lo, x.hi) for d, x in enumerate(scope.traversals)])
-    return Scope(box, (), found.body, "sum", (), scope.padding, scope.value)
+    return _stub(scope, n) if scope.domain else _unnamed_stub(scope.box, scope.padding, scope.value)
+
+
+@lru_cache(CACHE_ENTRIES, typed=True)  # 0 and 0.0 stay apart
+def _unnamed_stub(box: Box, padding: Padding, value: float) -> Scope:
+    traversals = tuple([Iterator(f"z{d}", lo, hi) for d, (lo, hi) in enumerate(box)])
+    return Scope(traversals, (), _hidden_body(0), padding=padding, value=value)
+
+
+@lru_cache(1 << 6)
+def _hidden_body(n: int) -> Access:
+    return Access(Tensor(f"{STEM}{n}", ()), ())
 
 
 Move: TypeAlias = "tuple[Match[object], Program]"

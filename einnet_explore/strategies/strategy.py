@@ -301,7 +301,10 @@ Strategy = Callable[[Program, Restrictions], Iterable[Moves]]
 
 def paper_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
     """Yield each legal match of each rule at each place as one move."""
-    return either(*(each(rule, at) for at, _ in allowed.places(program) for rule in allowed.rules))(((), program))
+    for at, scope in allowed.places(program):
+        for rule in allowed.rules:
+            for match, changed in rule_moves(rule, program, at, scope):
+                yield (match,), changed
 
 
 def best_first_moves(program: Program, allowed: Restrictions) -> Iterable[Moves]:
