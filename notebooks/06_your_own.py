@@ -20,7 +20,8 @@
 #
 # The maximum commutes with a non-decreasing function: $\max_s \varphi(f) = \varphi(\max_s f)$. Applied from left to
 # right, the rule evaluates $\varphi$ once instead of once for each $s$. It leaves a plain maximum, which may match a
-# library operator. The library has no such rule.
+# library operator. (The library has a more general rule, `monotone_exchange`, which the search of one expression does
+# not try.)
 #
 # A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
 # function that lists where to try it. (This rule has no parameters. Parameters are a dataclass, whose fields make up
@@ -80,8 +81,9 @@ session.formula()
 session.check()
 
 # %% [markdown]
-# The certificate is *exact*, not *proved*. The checker has no axiom that ReLU is non-decreasing, so it compared both
-# sides on random inputs. This is a test, not a proof.
+# The certificate is *proved*. The checker knows that ReLU is non-decreasing, but it knows nothing of our rule: it
+# compares the two programs. If a true law is beyond its theory, such as $\max(a, b) + \min(a, b) = a + b$, it compares
+# both sides on random inputs, and the certificate is *exact*: a test, not a proof.
 #
 # A session with your rule is saved and loaded like any other, provided that the reader has the rule. A reader without
 # the rule can still *check* the record (`einnet-explore check mine.json --rule max_outside`):
