@@ -4,9 +4,8 @@ r"""Cancellation: opposite terms of a sum vanish, and exponentials that are fact
    \mathop{L}_{\vec x} f(a + c - c) \mapsto \mathop{L}_{\vec x} f(a), \qquad
    \mathop{L}_{\vec x} \frac{a\, e^c}{b\, e^c} \mapsto \mathop{L}_{\vec x} \frac{a}{b}
 
-The terms have to be finite, since :math:`\infty - \infty` is no number: constants, paddings and results of equations
-that may be infinite are refused.  A factor has to be other than 0 everywhere, as
-:math:`e^c` is (:math:`e^c e^{-c} = 1`).
+The terms must be finite, since :math:`\infty - \infty` is no number: constants, paddings and results of equations that
+may be infinite are refused.  A factor must be nonzero everywhere, as :math:`e^c` is (:math:`e^c e^{-c} = 1`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generation: a scope becomes a kernel, an eOperator with a kind (EinNet §5.2).
 
-The scope is unchanged; the kind says how its kernel computes.  A whole equation is instantiated in place, and a nested
-scope first becomes a new equation.  The rules differ in the kind, and in the scopes that they accept.  All but
-``eoperator_generation``, the paper's rule, accept scopes that it refuses, since these sum inside or are compute-bound.
+The scope is unchanged; the kind names the way in which its kernel computes.  A whole equation is instantiated in place,
+and a nested scope first becomes a new equation.  The rules differ in the kind, and in the scopes that they accept.  The
+paper's rule, ``eoperator_generation``, refuses scopes that sum inside or are compute-bound; the others accept some.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ r"""Homomorphisms: a function of a combination is the combination of the functio
 .. math::
    f(a \circ b) = f(a) \bullet f(b): \qquad e^{a + b} = e^a\, e^b, \qquad |a\, b| = |a|\, |b|
 
-Which functions these are is said in ``ir/scalar_functions.py``.  The equations hold for all real numbers.  The
-exponential of a sum may be a number where that of a term overflows, so the rule is of the level ``approximate``; where
-a term is infinite, :math:`e^{a + b}` may be a number and :math:`e^a e^b` none: proofs name the axiom, and exclude it.
+``ir/scalar_functions.py`` lists these functions.  The equations hold for all real numbers.  The exponential of a sum
+may be a number where that of a term overflows, so the rule is of the level ``approximate``.  If a term is infinite,
+:math:`e^{a + b}` may be a number and :math:`e^a e^b` none; proofs exclude this case, and name the axiom.
 """
 
 from __future__ import annotations

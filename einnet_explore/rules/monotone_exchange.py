@@ -7,7 +7,7 @@ r"""Monotone exchange: a monotone function moves out of a maximum or minimum.
 
 for *f* that increases in its first argument on all real numbers: sums, products with a constant :math:`k > 0`, and the
 functions with ``is_increasing`` (``ir/scalar_functions.py``).  A function that decreases, as a product with
-:math:`k < 0`, exchanges maximum and minimum.  All functions move that can, the outermost first.
+:math:`k < 0`, exchanges maximum and minimum.  All functions that can move do, the outermost first.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ r"""Part extraction: a part of a body becomes an expression of its own.
    \mathop{L}_{\vec x} \sum_{\vec y} g(T'[\vec z]) \;\circ\; T' = \mathop{L}_{\vec z} h(T[\tau])
 
 where :math:`\vec z` are the iterators on which the part depends.  It is the inverse of expression fusion and traversal
-merging for parts that sum nothing; ``expression_extraction`` is that for nested sums.  Of a sum or a product some
-*arguments* may be extracted alone: a product of weights and constants is then computed beforehand.
+merging for parts without a summation; ``expression_extraction`` extracts nested sums.  Some *arguments* of a sum or a
+product may be extracted alone: a product of weights and constants is then computed beforehand.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ r"""Positive scaling: a constant factor k > 0 moves out of a function of degree 
    \mathrm{relu}(k x) = k\, \mathrm{relu}(x), \qquad |k x| = k\, |x|, \qquad \sqrt{k x} = \sqrt k \sqrt x, \qquad
    \max(k x, k y) = k \max(x, y)
 
-Which functions these are, and their degrees, is said in ``ir/scalar_functions.py``.  The equations hold for all real
-numbers; only products are rounded elsewhere.  Constants are divided only where the quotient is exact in binary.
+``ir/scalar_functions.py`` lists these functions and their degrees.  The equations hold for all real numbers; products
+are rounded at other places.  Constants are divided only if the quotient is exact in binary.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 r"""Converging derivation guided by the expression distance, step by step (EinNet §6.1, Table 2).
 
-Where several iterators of a scope stand for one of the operator's, a variable substitution joins two of them:
+If several iterators of a scope correspond to one iterator of the operator, a variable substitution joins two of them:
 
 .. math::  z = (a - lo_a)\,|b| + (b - lo_b)
 
-Every substitution lowers the expression distance; where none is left, the scope is matched.  A search matches at once
-instead (``strategies.engine``): matching joins the iterators of a group by strides, which gives the same operator
-with the same attributes without intermediate programs.
+Every substitution lowers the expression distance; if none is left, the scope is matched.  A search matches at once
+instead (``strategies.engine``): matching joins the iterators of a group by strides, with the same operator and
+attributes as result, and without intermediate programs.
 """
 
 from __future__ import annotations

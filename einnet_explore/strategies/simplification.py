@@ -12,9 +12,10 @@ r"""Simplification across functions: terms and factors move through functions un
         stop when less work is left than at the start; else go on with the readers that are element-wise now
     for each scaled product: the scale moves into a weight of the product
 
-Work is operations at run time, those on weights alone not counted.  No law is special to softmax, to attention or to
-normalisations: distributivity splits a product, monotone exchange moves a term out of a maximum, cancellation removes
-it, positive scaling moves a factor through relu, and part extraction multiplies it into the next weight.
+Work is the number of operations at run time, without those on weights alone.  No law is special to softmax, to
+attention or to normalisations: distributivity splits a product, monotone exchange moves a term out of a maximum,
+cancellation removes it, positive scaling moves a factor through relu, and part extraction multiplies it into the next
+weight.
 """
 
 from __future__ import annotations
