@@ -11,13 +11,14 @@ R. Pfeifer et al., 2014).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import product, repeat
+from itertools import product
 from math import isfinite, prod
 from typing import TypeAlias
 
+from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import is_inside_box, iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
@@ -31,7 +32,10 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     accesses,
+    add,
     factors,
+    map_accesses,
+    mul,
     terms,
 )
 from einnet_explore.support.errors import Refused
@@ -123,10 +127,6 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
     return tuple(out)
 
 
-MAX_POWER = 4
-"""Exponents up to which a power is a product of equal factors."""
-
-
 def multiply_out(body: Scalar) -> tuple[tuple[Scalar, ...], ...]:
     """Return the terms of *body*, each as its factors, with products of sums multiplied out."""
     match body:
@@ -140,8 +140,6 @@ def multiply_out(body: Scalar) -> tuple[tuple[Scalar, ...], ...]:
             return tuple(sum(choice, ()) for choice in product(*map(multiply_out, args)))
         case Apply("/", (a, b)) if a != Const(1):
             return tuple((*term, Apply("/", (Const(1), b))) for term in multiply_out(a))
-        case Apply("pow", (a, Const(n))) if n in range(2, MAX_POWER + 1):
-            return tuple(sum(choice, ()) for choice in product(*repeat(multiply_out(a), int(n))))
     return ((body,),)
 
 
@@ -175,7 +173,7 @@ class SummedProduct:
     """A sum over a product: its factors (*parts*), its constant factors and its summations."""
 
     parts: tuple[Scalar, ...]
-    constants: tuple[Const, ...]
+    constants: tuple[Scalar, ...]
     summations: tuple[Iterator, ...]
 
     @property
@@ -195,26 +193,22 @@ def flatten_product(body: Scalar, used: Iterable[Iterator], summations: Iterable
     The iterators of the sums are renamed so that they differ from *used*.
     """
     parts: list[Scalar] = []
-    constants: list[Const] = []
+    constants: list[Scalar] = []
     over, names = list(summations), [*used]
 
     def collect(body: Scalar) -> None:
         for factor in quotient_factors(body):
-            match factor:
-                case Const():
-                    constants.append(factor)
-                    continue
-                case Access():
-                    try:
-                        inner, inside = open_reduction(factor, "sum", (*names, *over))
-                    except Refused:
-                        pass
-                    else:
-                        if has_finite_padding(inner):
-                            over.extend(inside)
-                            collect(inner)
-                            continue
-            parts.append(factor)
+            if isinstance(factor, Access):
+                try:
+                    inner, inside = open_reduction(factor, "sum", (*names, *over))
+                except Refused:
+                    pass
+                else:
+                    if has_finite_padding(inner):
+                        over.extend(inside)
+                        collect(inner)
+                        continue
+            (constants if _is_constant(factor) else parts).append(factor)
 
     collect(body)
     return SummedProduct(tuple(parts), tuple(constants), tuple(over))
@@ -254,15 +248,23 @@ def reads_weights(body: Scalar) -> bool:
 
 
 def count_products(scope: Scope) -> int:
-    """Count the products of *scope* at run time: those that it forms at each point of its grid, and its nested sums'.
+    """Count the products of *scope* at run time: those that it forms at each point of its grid, and its nested scopes'.
 
-    An addition without a product counts like one.
+    An addition without a product counts like one; equal nested scopes count once.
     """
-    if reads_weights(scope.body):
-        return 0
-    moves = isinstance(scope.body, Access) and not scope.summations
-    here = 0 if moves else _points((*scope.traversals, *scope.summations)) * max(1, *_operations(scope.body))
-    return here + sum(count_products(a.source) for a in accesses(scope.body) if isinstance(a.source, Scope))
+    seen = set[Hashable]()
+
+    def count(scope: Scope) -> int:
+        key = canonical_key(scope)
+        if reads_weights(scope.body) or key in seen:
+            return 0
+        seen.add(key)
+        moves = isinstance(scope.body, Access) and not scope.summations
+        points = prod(x.extent for x in (*scope.traversals, *scope.summations))
+        here = 0 if moves else points * max(1, *_operations(scope.body))
+        return here + sum(count(a.source) for a in accesses(scope.body) if isinstance(a.source, Scope))
+
+    return count(scope)
 
 
 def _operations(body: Scalar) -> tuple[int, int]:
@@ -270,40 +272,74 @@ def _operations(body: Scalar) -> tuple[int, int]:
     if not isinstance(body, Apply):
         return 0, 0
     inside = [_operations(arg) for arg in body.args]
-    here = sum(not isinstance(arg, Const) for arg in body.args) - 1
+    varying = sum(not _is_constant(arg) for arg in body.args)
     products, additions = sum(a for a, _ in inside), sum(b for _, b in inside)
     if body.op in ("+", "-"):
         return products, additions + len(body.args) - 1
-    return products + max(0, here), additions
+    return products + max(0, varying - 1), additions
 
 
-def _points(iterators: Iterable[Iterator]) -> int:
-    return prod(x.extent for x in iterators)
+def _is_constant(body: Scalar) -> bool:
+    return not iterators_of(body) and not any(True for _ in accesses(body))
 
 
 @lru_cache(1 << 12)
 def least_products(scope: Scope) -> int:
     """Return the products of *scope* at run time if each sum of a product in it is computed in the cheapest order."""
-    if reads_weights(scope.body):
-        return 0
+    return count_products(_cheapest_order(scope))
+
+
+def _cheapest_order(scope: Scope) -> Scope:
     if scope.reduce != "sum" or (scope.domain and scope.summations):
-        return count_products(scope)
-    own = (*scope.traversals, *scope.summations)
-    found = [flatten_product(term, own, scope.summations) for term in terms(scope.body)]
-    kept = frozenset(scope.traversals)
-    return _points(scope.traversals) * (len(found) - 1) + sum(_least_of_term(each, kept) for each in found)
+        return scope
+    found = terms(scope.body)
+    ordered = []
+    for term in found:
+        flat = flatten_product(term, scope.traversals, scope.summations)
+        flat = replace(flat, parts=tuple(map_accesses(part, _nested_order) for part in flat.parts))
+        if 2 <= len(flat.parts) <= MAX_FACTORS:
+            tree = cheapest_tree(flat.reads, frozenset(scope.traversals), flat.weights)
+            body, summations = order_product(flat, tree, scope.traversals)
+        else:
+            body, summations = mul(*flat.constants, *flat.parts), flat.summations
+        if len(found) == 1:
+            return replace(scope, summations=summations, body=body)
+        kept = tuple(x for x in scope.traversals if x in iterators_of(body))
+        ordered.append(Scope(kept, summations, body)[kept] if summations else body)
+    return replace(scope, summations=(), body=add(*ordered))
 
 
-def _least_of_term(term: SummedProduct, kept: frozenset[Iterator]) -> int:
-    inside = {a.source for part in term.parts for a in accesses(part) if isinstance(a.source, Scope)}
-    nested, reads, weights = sum(map(least_products, inside)), term.reads, term.weights
-    if not 2 <= len(term.parts) <= MAX_FACTORS:
-        sums = bool(term.summations) and not weights.issuperset(range(len(term.parts)))
-        points = _points(frozenset[Iterator]().union(*reads)) if sums else 0
-        return nested + points * max(1, len(term.parts) - 1)
-    leaves = (n for n in range(len(reads)) if n not in weights and reads[n] - open_iterators(reads, (n,), kept))
-    summed = sum(_points(reads[n]) for n in leaves)
-    return nested + summed + multiplications(cheapest_tree(reads, kept, weights), reads, kept, weights)
+def _nested_order(access: Access) -> Access:
+    return replace(access, source=_cheapest_order(access.source)) if isinstance(access.source, Scope) else access
+
+
+def order_product(
+    flat: SummedProduct, tree: Tree, traversals: tuple[Iterator, ...]
+) -> tuple[Scalar, tuple[Iterator, ...]]:
+    """Return the product of *flat* in the order of *tree*, over *traversals*, and the summations that are left.
+
+    A node that sums, and one that has fewer points than the node above or only weights, is a scope of its own.
+    """
+    reads, kept, own = flat.reads, frozenset(traversals), (*traversals, *flat.summations)
+    weights, summed = flat.weights, set[Iterator]()
+
+    def node(tree: Tree, above: frozenset[Iterator], known: bool) -> Scalar:
+        leaves = tree_leaves(tree)
+        there = open_iterators(reads, leaves, kept)
+        read = frozenset[Iterator]().union(*(reads[n] for n in leaves))
+        here = weights.issuperset(leaves)
+        body = flat.parts[tree] if isinstance(tree, int) else product_of(tree, here)
+        gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
+        summed.update(gone)
+        apart = len(leaves) > 1 and (there < above or (here and not known))
+        over = tuple(x for x in own if x in there)
+        return Scope(over, gone, body)[over] if gone or apart else body
+
+    def product_of(tree: tuple[Tree, Tree], known: bool) -> Scalar:
+        return mul(*(node(part, _grid(tree, reads, kept), known) for part in tree))
+
+    body = flat.parts[tree] if isinstance(tree, int) else product_of(tree, weights.issuperset(tree_leaves(tree)))
+    return mul(*flat.constants, body), tuple(y for y in flat.summations if y not in summed)
 
 
 def multiplications(
@@ -324,8 +360,8 @@ def _grid(tree: tuple[Tree, Tree], reads: FactorReads, kept: frozenset[Iterator]
 def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozenset[int] = frozenset()) -> Tree:
     """Return the tree with the fewest multiplications, by dynamic programming over subsets of the factors.
 
-    Subsets of factors and of iterators are the bits of integers.  Raises ValueError for fewer than two factors, or more
-    than ``MAX_FACTORS``.
+    Of several, one with the fewest products of *weights*.  Subsets of factors and of iterators are bits.  Raises
+    ValueError for fewer than two factors, or more than ``MAX_FACTORS``.
     """
     count = len(reads)
     if not 2 <= count <= MAX_FACTORS:
@@ -339,6 +375,7 @@ def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozen
         read[chosen] = read[chosen ^ low] | sum(bit[x] for x in reads[low.bit_length() - 1])
     still = [read[chosen] & (read[every ^ chosen] | always) for chosen in range(every + 1)]
     known = sum(1 << n for n in weights)
+    shift = prod(x.extent for x in iterators).bit_length() + count  # products of weights count less than any other
 
     @cache
     def points(grid: int) -> int:
@@ -356,7 +393,8 @@ def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozen
             one, other = low | part, rest ^ part
             inside = cost[one] + cost[other]
             if least is None or inside < least:
-                total = inside + (points(still[one] | still[other]) if chosen & ~known else 0)
+                here = points(still[one] | still[other])
+                total = inside + (here << shift if chosen & ~known else here)
                 if least is None or total < least:
                     least, first[chosen] = total, one
         cost[chosen] = least or 0

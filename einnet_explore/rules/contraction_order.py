@@ -26,12 +26,11 @@ from einnet_explore.analysis.products import (
     count_products,
     flatten_product,
     has_finite_padding,
-    multiplications,
-    open_iterators,
+    order_product,
     summed_factors,
     tree_leaves,
 )
-from einnet_explore.ir import Iterator, Scalar, Scope, mul
+from einnet_explore.ir import Scope
 from einnet_explore.rules.base import refusing, scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -47,12 +46,11 @@ def propose(scope: Scope) -> Iterable[Order]:
     """Propose the cheapest order if it is cheaper than the present one."""
     try:
         flat = _flat(scope)
-        reads, kept = flat.reads, frozenset(scope.traversals)
-        tree = cheapest_tree(reads, kept, flat.weights)
+        tree = cheapest_tree(flat.reads, frozenset(scope.traversals), flat.weights)
     except ValueError:
         return
-    cheaper = multiplications(tree, reads, kept, flat.weights) < count_products(scope)
-    if cheaper and canonical_key(_ordered(scope, flat, tree)) != canonical_key(scope):
+    ordered = _ordered(scope, flat, tree)
+    if count_products(ordered) < count_products(scope):
         yield Order(tree)
 
 
@@ -72,9 +70,8 @@ def rewrite(scope: Scope, params: Order) -> Scope:
 
 def _ordered(scope: Scope, flat: SummedProduct, tree: Tree) -> Scope:
     """Return *scope* in the order of *tree*; a tree that sums nothing below its root gives one sum over all factors."""
-    body, summed = _built(flat, tree, scope)
-    left = tuple(y for y in flat.summations if y not in summed)
-    return replace(scope, summations=left, body=mul(*flat.constants, body))
+    body, left = order_product(flat, tree, scope.traversals)
+    return replace(scope, summations=left, body=body)
 
 
 def _flat(scope: Scope) -> SummedProduct:
@@ -88,27 +85,6 @@ def _flat(scope: Scope) -> SummedProduct:
     if not flat.parts:
         raise Refused("the body is a constant")
     return flat
-
-
-def _built(flat: SummedProduct, tree: Tree, scope: Scope) -> tuple[Scalar, frozenset[Iterator]]:
-    """Return the body of the root of *tree*, and the iterators that are summed below it."""
-    reads, kept, own = flat.reads, frozenset(scope.traversals), (*scope.traversals, *flat.summations)
-    summed: set[Iterator] = set()
-
-    def part(tree: Tree) -> Scalar:
-        body = flat.parts[tree] if isinstance(tree, int) else mul(part(tree[0]), part(tree[1]))
-        there = open_iterators(reads, tree_leaves(tree), kept)
-        read = frozenset[Iterator]().union(*(reads[n] for n in tree_leaves(tree)))
-        gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
-        if not gone:
-            return body
-        summed.update(gone)
-        over = tuple(x for x in own if x in there)
-        return Scope(over, gone, body)[over]
-
-    assert not isinstance(tree, int)
-    body = mul(part(tree[0]), part(tree[1]))
-    return body, frozenset(summed)
 
 
 def explain(scope: Scope) -> str:

@@ -1,0 +1,460 @@
+"""Programs in which linear algebra saves multiplications, as they occur in models, with the counts derived by hand.
+
+``COLLAPSIBLE`` maps a name to the text of a program and the smallest number of products at run time: weights are
+folded, and a point of an element-wise sum counts like a product.  ``NEAR_MISSES`` maps a name to two texts that look
+equal and are not.
+"""
+
+from itertools import pairwise
+
+N, K, F, R = 96, 80, 64, 8
+"""Rows, inputs, outputs and a low rank."""
+C, D, H = 16, 24, 12
+"""Channels read, channels written, and the height and width of images."""
+
+
+def made(tensors: str, *equations: str, output: str = "Y") -> str:
+    """The text of a program: ``W*[3, 4]`` declares a weight."""
+    declared = (
+        f"tensor {t.replace('*', '')}{' weight' if '*' in t else ''}" for t in (t.strip() for t in tensors.split(";"))
+    )
+    return "\n".join((*declared, *equations, f"output {output}"))
+
+
+def linear(result: str, source: str, weight: str, n: int, k: int, f: int) -> str:
+    """``result = source · weight``."""
+    return f"{result}[n:{n}, f:{f}] = sum[k:{k}] {source}[n, k] * {weight}[k, f]"
+
+
+def conv(result: str, source: str, weight: str, c: int, f: int, h: int, r: int = 3, pad: bool = True) -> str:
+    """A convolution of r × r with padding (or without it), h × h outputs."""
+    shift = f"-{r // 2}" if pad and r > 1 else ""
+    return (
+        f"{result}[f:{f}, h:{h}, w:{h}] = sum[c:{c}, r:{r}, s:{r}] {source}[c, h+r{shift}, w+s{shift}]"
+        f" * {weight}[f, c, r, s]"
+    )
+
+
+def chain(*sizes: int) -> str:
+    """A chain of matrices, multiplied from the left."""
+    lines, left = [], "A0"
+    for n in range(1, len(sizes) - 1):
+        lines.append(f"P{n}[i:{sizes[0]}, j:{sizes[n + 1]}] = sum[k:{sizes[n]}] {left}[i, k] * A{n}[k, j]")
+        left = f"P{n}"
+    return made("; ".join(f"A{n}[{a}, {b}]" for n, (a, b) in enumerate(pairwise(sizes))), *lines, output=left)
+
+
+IMAGE = f"x[{C}, {H}, {H}] pad [0, 1, 1]"
+POINTS = H * H
+
+COLLAPSIBLE: dict[str, tuple[str, int]] = {
+    # Sums after products
+    "row sums of a linear layer": (
+        made(
+            f"x[{N}, {K}]; W*[{F}, {K}]",
+            f"T[n:{N}, f:{F}] = sum[k:{K}] x[n, k] * W[f, k]",
+            f"Y[n:{N}] = sum[f:{F}] T[n, f]",
+        ),
+        N * K,
+    ),
+    "mean of a linear layer with bias": (
+        made(
+            f"x[{N}, {K}]; W*[{K}, {F}]; b*[{F}]",
+            linear("T", "x", "W", N, K, F),
+            f"B[n:{N}, f:{F}] = T[n, f] + b[f]",
+            f"Y[f:{F}] = sum[n:{N}] B[n, f] / {N}",
+        ),
+        N * K + K * F + F,
+    ),
+    "sum of embeddings, projected": (
+        made(
+            f"e[4, {N}, {K}]; W*[{K}, {F}]",
+            f"P[b:4, t:{N}, f:{F}] = sum[k:{K}] e[b, t, k] * W[k, f]",
+            f"Y[b:4, f:{F}] = sum[t:{N}] P[b, t, f]",
+        ),
+        4 * N * K + 4 * K * F,
+    ),
+    "2x2 pool after a 1x1 convolution": (
+        made(
+            f"x[{C}, {2 * H}, {2 * H}]; W*[{D}, {C}]",
+            f"T[f:{D}, h:{2 * H}, w:{2 * H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"Y[f:{D}, h:{H}, w:{H}] = sum[r:2, s:2] 0.25 * T[f, 2*h+r, 2*w+s]",
+        ),
+        4 * C * POINTS + D * C * POINTS,
+    ),
+    "mean of a 3x3 convolution": (
+        made(
+            f"{IMAGE}; W*[{D}, {C}, 3, 3]",
+            conv("T", "x", "W", C, D, H),
+            f"Y[f:{D}] = sum[h:{H}, w:{H}] T[f, h, w]",
+        ),
+        9 * C * POINTS + 9 * C * D,
+    ),
+    "channels of a convolution, summed": (
+        made(
+            f"{IMAGE}; W*[{D}, {C}, 3, 3]",
+            conv("T", "x", "W", C, D, H),
+            f"Y[h:{H}, w:{H}] = sum[f:{D}] T[f, h, w]",
+        ),
+        9 * C * POINTS,
+    ),
+    "pooled classifier": (
+        made(
+            f"x[{C}, {H}, {H}]; W*[{D}, {C}]; V*[10, {D}]",
+            f"T[f:{D}, h:{H}, w:{H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"M[f:{D}] = sum[h:{H}, w:{H}] T[f, h, w]",
+            f"Y[o:10] = sum[f:{D}] M[f] * V[o, f]",
+        ),
+        C * POINTS + 10 * C,
+    ),
+    "trace of a product": (
+        made(
+            f"A[{N}, {K}]; B[{K}, {N}]",
+            f"P[i:{N}, j:{N}] = sum[k:{K}] A[i, k] * B[k, j]",
+            f"Y[z:1] = sum[i:{N}] P[i, i]",
+        ),
+        N * K,
+    ),
+    "trace of a product of low rank": (
+        made(
+            f"A[{N}, {R}]; B[{R}, {N}]; C[{N}, {R}]; D[{R}, {N}]",
+            f"P[i:{N}, j:{N}] = sum[r:{R}] A[i, r] * B[r, j]",
+            f"Q[i:{N}, j:{N}] = sum[r:{R}] C[i, r] * D[r, j]",
+            f"Y[z:1] = sum[i:{N}, j:{N}] P[i, j] * Q[j, i]",
+        ),
+        2 * N * R * R + R * R,
+    ),
+    # Products in another order
+    "attention without softmax": (
+        made(
+            f"Q[2, {N}, {R}]; K[2, {N}, {R}]; V[2, {N}, {R}]",
+            f"S[b:2, i:{N}, j:{N}] = sum[k:{R}] Q[b, i, k] * K[b, j, k]",
+            f"Y[b:2, i:{N}, d:{R}] = sum[j:{N}] S[b, i, j] * V[b, j, d]",
+        ),
+        2 * 2 * N * R * R,
+    ),
+    "normaliser of linear attention": (
+        made(
+            f"Q[{N}, {R}]; K[{N}, {R}]",
+            f"S[i:{N}, j:{N}] = sum[k:{R}] Q[i, k] * K[j, k]",
+            f"Y[i:{N}] = sum[j:{N}] S[i, j]",
+        ),
+        2 * N * R,
+    ),
+    "pooled attention without softmax": (
+        made(
+            f"Q[{N}, {R}]; K[{N}, {R}]; V[{N}, {R}]",
+            f"S[i:{N}, j:{N}] = sum[k:{R}] Q[i, k] * K[j, k]",
+            f"T[i:{N}, d:{R}] = sum[j:{N}] S[i, j] * V[j, d]",
+            f"Y[d:{R}] = sum[i:{N}] T[i, d]",
+        ),
+        3 * N * R,
+    ),
+    "absorbed keys of latent attention": (
+        made(
+            f"x[1, {K}]; c[{N}, {R}]; Wq*[{K}, {K}]; Wk*[{R}, {K}]",
+            f"A[n:1, k:{K}] = sum[i:{K}] x[n, i] * Wq[i, k]",
+            f"B[m:{N}, k:{K}] = sum[i:{R}] c[m, i] * Wk[i, k]",
+            f"Y[n:1, m:{N}] = sum[k:{K}] A[n, k] * B[m, k]",
+        ),
+        K * R + N * R,
+    ),
+    "absorbed values of latent attention": (
+        made(
+            f"p[{N}]; c[{N}, {R}]; Wv*[{R}, {K}]; Wo*[{K}, {F}]",
+            f"V[m:{N}, k:{K}] = sum[i:{R}] c[m, i] * Wv[i, k]",
+            f"O[k:{K}] = sum[m:{N}] p[m] * V[m, k]",
+            f"Y[f:{F}] = sum[k:{K}] O[k] * Wo[k, f]",
+        ),
+        N * R + R * F,
+    ),
+    "state of one query": (
+        made(
+            f"q[{K}]; k[{N}, {K}]; v[{N}, {F}]",
+            f"S[i:{K}, j:{F}] = sum[t:{N}] k[t, i] * v[t, j]",
+            f"Y[j:{F}] = sum[i:{K}] q[i] * S[i, j]",
+        ),
+        N * K + N * F,
+    ),
+    "graph convolution": (
+        made(
+            f"A[{N}, {N}]; X[{N}, {R}]; W*[{R}, {F}]",
+            f"T[n:{N}, f:{F}] = sum[k:{R}] X[n, k] * W[k, f]",
+            f"Y[n:{N}, f:{F}] = sum[m:{N}] A[n, m] * T[m, f]",
+        ),
+        N * N * R + N * R * F,
+    ),
+    "two graph convolutions without activation": (
+        made(
+            f"A[{N}, {N}]; X[{N}, {K}]; W*[{K}, {F}]; V*[{F}, {R}]",
+            linear("T", "X", "W", N, K, F),
+            f"U[n:{N}, f:{F}] = sum[m:{N}] A[n, m] * T[m, f]",
+            linear("Z", "U", "V", N, F, R),
+            f"Y[n:{N}, f:{R}] = sum[m:{N}] A[n, m] * Z[m, f]",
+        ),
+        N * K * R + 2 * N * N * R,
+    ),
+    "factors of low rank": (
+        made(
+            f"x[{N}, {K}]; U[{K}, {R}]; V[{R}, {F}]",
+            f"W[k:{K}, f:{F}] = sum[r:{R}] U[k, r] * V[r, f]",
+            linear("Y", "x", "W", N, K, F),
+        ),
+        N * K * R + N * R * F,
+    ),
+    "wide layer without activation": (
+        made(
+            f"x[{N}, {F}]; W*[{F}, 256]; V*[256, {F}]",
+            linear("T", "x", "W", N, F, 256),
+            linear("Y", "T", "V", N, 256, F),
+        ),
+        N * F * F,
+    ),
+    "wide 1x1 convolution before a 3x3 one": (
+        made(
+            f"x[{C}, {H + 2}, {H + 2}]; W*[64, {C}]; V*[{D}, 64, 3, 3]",
+            f"T[f:64, h:{H + 2}, w:{H + 2}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            conv("Y", "T", "V", 64, D, H, pad=False),
+        ),
+        9 * C * D * POINTS,
+    ),
+    "chain of matrices": (chain(40, 90, 6, 70, 5, 60), 90 * 6 * 5 + 6 * 70 * 5 + 40 * 90 * 5 + 40 * 5 * 60),
+    "form of rank one": (
+        made(
+            f"A[{N}, {N}]; x[{N}]; y[{N}]",
+            f"P[i:{N}, j:{N}] = x[i] * y[j]",
+            f"Y[i:{N}] = sum[j:{N}, k:{N}] P[i, j] * A[j, k]",
+        ),
+        N * N + N + N,
+    ),
+    "Kronecker product": (
+        made(
+            f"A[{D}, {D}]; B[{C}, {C}]; x[{D}, {C}]",
+            f"M[i:{D}, k:{C}, j:{D}, l:{C}] = A[i, j] * B[k, l]",
+            f"Y[i:{D}, k:{C}] = sum[j:{D}, l:{C}] M[i, k, j, l] * x[j, l]",
+        ),
+        D * D * C + D * C * C,
+    ),
+    "tensor of low rank": (
+        made(
+            f"A[{K}, {R}]; B[{N}, {R}]; C[{F}, {R}]; x[{N}]; z[{F}]",
+            f"T[i:{K}, j:{N}, k:{F}] = sum[r:{R}] A[i, r] * B[j, r] * C[k, r]",
+            f"Y[i:{K}] = sum[j:{N}, k:{F}] T[i, j, k] * x[j] * z[k]",
+        ),
+        N * R + F * R + R + K * R,
+    ),
+    # Terms with a common factor
+    "LoRA": (
+        made(
+            f"x[{N}, {K}]; W*[{K}, {F}]; A*[{K}, {R}]; B*[{R}, {F}]",
+            linear("T", "x", "W", N, K, F),
+            linear("U", "x", "A", N, K, R),
+            linear("V", "U", "B", N, R, F),
+            f"Y[n:{N}, f:{F}] = T[n, f] + 0.5 * V[n, f]",
+        ),
+        N * K * F,
+    ),
+    "two adapters": (
+        made(
+            f"x[{N}, {K}]; W*[{K}, {F}]; A*[{K}, {R}]; B*[{R}, {F}]; P*[{K}, {R}]; Q*[{R}, {F}]",
+            linear("T", "x", "W", N, K, F),
+            linear("U", "x", "A", N, K, R),
+            linear("V", "U", "B", N, R, F),
+            linear("M", "x", "P", N, K, R),
+            linear("O", "M", "Q", N, R, F),
+            f"Y[n:{N}, f:{F}] = T[n, f] + V[n, f] - O[n, f]",
+        ),
+        N * K * F,
+    ),
+    "RepVGG": (
+        made(
+            f"x[{C}, {H}, {H}] pad [0, 1, 1]; V*[{C}, {C}, 3, 3]; W*[{C}, {C}]",
+            conv("T", "x", "V", C, C, H),
+            f"U[f:{C}, h:{H}, w:{H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"Y[f:{C}, h:{H}, w:{H}] = T[f, h, w] + U[f, h, w] + x[f, h, w]",
+        ),
+        9 * C * C * POINTS,
+    ),
+    "RepVGG with batch normalisations": (
+        made(
+            f"x[{C}, {H}, {H}] pad [0, 1, 1]; V*[{C}, {C}, 3, 3]; W*[{C}, {C}]; g*[{C}]; b*[{C}]; d*[{C}]; e*[{C}]",
+            conv("T", "x", "V", C, C, H),
+            f"U[f:{C}, h:{H}, w:{H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"A[f:{C}, h:{H}, w:{H}] = (T[f, h, w] - b[f]) * g[f]",
+            f"B[f:{C}, h:{H}, w:{H}] = U[f, h, w] * d[f] + e[f]",
+            f"Y[f:{C}, h:{H}, w:{H}] = A[f, h, w] + B[f, h, w]",
+        ),
+        9 * C * C * POINTS + C * POINTS,
+    ),
+    "3x3 and 5x5 convolutions, added": (
+        made(
+            f"x[{C}, {H}, {H}] pad [0, 2, 2]; V*[{D}, {C}, 3, 3]; W*[{D}, {C}, 5, 5]",
+            conv("T", "x", "V", C, D, H),
+            conv("U", "x", "W", C, D, H, 5),
+            f"Y[f:{D}, h:{H}, w:{H}] = T[f, h, w] + U[f, h, w]",
+        ),
+        25 * C * D * POINTS,
+    ),
+    "merged projections": (
+        made(
+            f"x[{N}, {K}]; W[{K}, {F}]; V[{K}, {F}]",
+            linear("T", "x", "W", N, K, F),
+            linear("U", "x", "V", N, K, F),
+            f"Y[n:{N}, f:{F}] = T[n, f] + U[n, f]",
+        ),
+        N * K * F + K * F,
+    ),
+    "one layer of two inputs, subtracted": (
+        made(
+            f"x[{N}, {K}]; y[{N}, {K}]; W*[{K}, {F}]",
+            linear("T", "x", "W", N, K, F),
+            linear("U", "y", "W", N, K, F),
+            f"Y[n:{N}, f:{F}] = T[n, f] - U[n, f]",
+        ),
+        N * K * F + N * K,
+    ),
+    "residual linear layers": (
+        made(
+            f"x[{N}, {K}]; W*[{K}, {K}]; V*[{K}, {F}]",
+            linear("T", "x", "W", N, K, K),
+            f"S[n:{N}, k:{K}] = x[n, k] + T[n, k]",
+            linear("Y", "S", "V", N, K, F),
+        ),
+        N * K * F,
+    ),
+    "graph convolution with self loops": (
+        made(
+            f"A[{N}, {N}]; X[{N}, {R}]; W*[{R}, {F}]",
+            f"T[n:{N}, f:{F}] = sum[k:{R}] X[n, k] * W[k, f]",
+            f"U[n:{N}, f:{F}] = sum[m:{N}] A[n, m] * T[m, f]",
+            f"Y[n:{N}, f:{F}] = U[n, f] + T[n, f]",
+        ),
+        N * N * R + N * R + N * R * F,
+    ),
+    "quadratic forms of two matrices": (
+        made(
+            f"x[{N}, {K}]; A*[{K}, {K}]; B*[{K}, {K}]",
+            f"S[n:{N}, j:{K}] = sum[i:{K}] x[n, i] * A[i, j]",
+            f"T[n:{N}, j:{K}] = sum[i:{K}] x[n, i] * B[i, j]",
+            f"Y[n:{N}] = sum[j:{K}] S[n, j] * x[n, j] + T[n, j] * x[n, j]",
+        ),
+        N * K * K + N * K,
+    ),
+    "mixture of layers": (
+        made(
+            f"g[4]; x[{N}, {K}]; W*[4, {K}, {F}]",
+            f"T[e:4, n:{N}, f:{F}] = sum[k:{K}] x[n, k] * W[e, k, f]",
+            f"Y[n:{N}, f:{F}] = sum[e:4] g[e] * T[e, n, f]",
+        ),
+        4 * K * F + N * K * F,
+    ),
+    # Values that do not depend on an index, or only on a quotient of it
+    "1x1 convolution of an upsampling": (
+        made(
+            f"x[{C}, {H}, {H}]; W*[{D}, {C}]",
+            f"U[c:{C}, h:{2 * H}, w:{2 * H}] = x[c, h//2, w//2]",
+            f"Y[f:{D}, h:{2 * H}, w:{2 * H}] = sum[c:{C}] U[c, h, w] * W[f, c]",
+        ),
+        C * D * POINTS,
+    ),
+    "1x1 convolution of an upsampling and a skip connection": (
+        made(
+            f"x[{C}, {H}, {H}]; y[{R}, {2 * H}, {2 * H}]; W*[{D}, {C + R}]",
+            f"U[c:{C}, h:{2 * H}, w:{2 * H}] = x[c, h//2, w//2]",
+            f"V[c:{C + R}, h:{2 * H}, w:{2 * H}] = {{[c:{C}, h:{2 * H}, w:{2 * H}] U[c, h, w]}} pad [(0, {R}), 0, 0]"
+            f"[c, h, w] + {{[c:{R}, h:{2 * H}, w:{2 * H}] y[c, h, w]}} pad [({C}, 0), 0, 0][c-{C}, h, w]",
+            f"Y[f:{D}, h:{2 * H}, w:{2 * H}] = sum[c:{C + R}] V[c, h, w] * W[f, c]",
+        ),
+        C * D * POINTS + 4 * R * D * POINTS + 4 * D * POINTS,
+    ),
+    "global feature beside local ones": (
+        made(
+            f"x[{N}, {K}]; g[{K}]; W*[{2 * K}, {F}]",
+            f"C[n:{N}, k:{2 * K}] = {{[n:{N}, k:{K}] x[n, k]}} pad [0, (0, {K})][n, k]"
+            f" + {{[n:{N}, k:{K}] g[k]}} pad [0, ({K}, 0)][n, k-{K}]",
+            linear("Y", "C", "W", N, 2 * K, F),
+        ),
+        N * K * F + K * F + N * F,
+    ),
+    "layer of pairs": (
+        made(
+            f"x[{N}, {K}]; y[{N}, {K}]; W*[{K}, {R}]",
+            f"P[i:{N}, j:{N}, k:{K}] = x[i, k] + y[j, k]",
+            f"Y[i:{N}, j:{N}, f:{R}] = sum[k:{K}] P[i, j, k] * W[k, f]",
+        ),
+        2 * N * K * R + N * N * R,
+    ),
+    "logits of graph attention": (
+        made(
+            f"h[{N}, {K}]; W*[{K}, {F}]; a*[{F}]; b*[{F}]",
+            linear("T", "h", "W", N, K, F),
+            f"P[i:{N}, j:{N}] = sum[f:{F}] T[i, f] * a[f] + T[j, f] * b[f]",
+            f"Y[i:{N}, j:{N}] = 0.5 * P[i, j]",
+        ),
+        2 * N * K + N * N,
+    ),
+    # Squares
+    "factorisation machine": (
+        made(
+            f"v[{N}, {R}]",
+            f"G[i:{N}, j:{N}] = sum[d:{R}] v[i, d] * v[j, d]",
+            f"Y[z:1] = sum[i:{N}, j:{N}] G[i, j]",
+        ),
+        N * R + R,
+    ),
+    "factorisation machine of features": (
+        made(
+            f"x[{N}]; v*[{N}, {R}]",
+            f"G[i:{N}, j:{N}] = sum[d:{R}] v[i, d] * v[j, d]",
+            f"S[z:1] = sum[i:{N}, j:{N}] G[i, j] * x[i] * x[j]",
+            f"D[z:1] = sum[i:{N}] G[i, i] * x[i] * x[i]",
+            "Y[z:1] = 0.5 * (S[z] - D[z])",
+        ),
+        N * R + R + 2 * N,
+    ),
+    "weighted sum of a Gram matrix": (
+        made(
+            f"X[{N}, {K}]; a[{N}]",
+            f"G[i:{N}, j:{N}] = sum[k:{K}] X[i, k] * X[j, k]",
+            f"Y[z:1] = sum[i:{N}, j:{N}] a[i] * a[j] * G[i, j]",
+        ),
+        N * K + K,
+    ),
+    "distances to all points": (
+        made(
+            f"x[{N}, {K}]; y[{F}, {K}]",
+            f"D[i:{N}, j:{F}, k:{K}] = x[i, k] - y[j, k]",
+            f"S[i:{N}, j:{F}] = sum[k:{K}] D[i, j, k] * D[i, j, k]",
+            f"Y[i:{N}] = sum[j:{F}] S[i, j]",
+        ),
+        2 * F * K + 2 * N * K + N,
+    ),
+    "sum of all distances": (
+        made(
+            f"x[{N}, {K}]",
+            f"D[i:{N}, j:{N}, k:{K}] = x[i, k] - x[j, k]",
+            f"S[i:{N}, j:{N}] = sum[k:{K}] D[i, j, k] * D[i, j, k]",
+            f"Y[z:1] = sum[i:{N}, j:{N}] S[i, j]",
+        ),
+        2 * N * K + 2 * K,
+    ),
+    # Signals and normalisations
+    "short-time Fourier transform and filter bank": (
+        made(
+            f"x[{K * 8 + 64}]; w*[64]; C*[64, 33]; M*[33, {R}]",
+            f"S[t:{K}, n:64] = x[8*t+n] * w[n]",
+            f"T[n:{K}, f:33] = sum[k:64] S[n, k] * C[k, f]",
+            linear("Y", "T", "M", K, 33, R),
+        ),
+        K * 64 * R,
+    ),
+    "layers around a batch normalisation": (
+        made(
+            f"x[{N}, {F}]; W*[{F}, 128]; s*[128]; t*[128]; V*[128, {F}]",
+            linear("T", "x", "W", N, F, 128),
+            f"B[n:{N}, k:128] = T[n, k] * s[k] + t[k]",
+            linear("Y", "B", "V", N, 128, F),
+        ),
+        N * F * F + N * F,
+    ),
+}
