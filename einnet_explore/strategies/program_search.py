@@ -144,14 +144,14 @@ class ProgramSearch(StateTable):
         self.ended = not self.complete and all(each.ended for each in self._searches.values())
 
     def _closure(self) -> Iterable[Reached]:
-        """The closure under merging, breadth first; factorings and fusions; every split of one of the expressions."""
+        """Factorings and fusions; the closure under merging, breadth first; every split of one of the expressions."""
         first = self.reached(0, (), self.start, 0, "start", None)
         self._seen.add(program_key(self.start))
         yield Reached(first)
-        yield from self._merged(first)
         for derivation in derive_across(self.start, self.options):
             matches = tuple(step.match for step in derivation.steps)
             yield from self._member(first, matches, derivation.end)
+        yield from self._merged(first)
         if EXPRESSION_SPLITTING in self.options.between:
             for match in islice(matches_between(self.start, (EXPRESSION_SPLITTING,)), MAX_MEMBERS):
                 yield from self._member(first, (match,), match.apply(self.start).after)
