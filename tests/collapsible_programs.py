@@ -458,3 +458,112 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
         N * F * F + N * F,
     ),
 }
+
+SHARED = """tensor x[5, 5] pad [1, 1]
+tensor y[5, 5]
+tensor A[5, 5]
+tensor B[5, 5]
+tensor K[5, 5, 3]
+tensor g[5]
+tensor h[5]
+"""
+
+NEAR_MISSES: dict[str, tuple[str, str]] = {
+    "sum over the wrong axis": (
+        "T[n:5, f:5] = sum[k:5] y[n, k] * A[f, k]\nY[n:5] = sum[f:5] T[n, f]",
+        "S[f:5] = sum[k:5] A[f, k]\nY[n:5] = sum[k:5] y[n, k] * S[k]",
+    ),
+    "mean without its scale": (
+        "T[n:5, f:5] = sum[k:5] y[n, k] * A[k, f]\nY[f:5] = sum[n:5] 0.2 * T[n, f]",
+        "S[k:5] = sum[n:5] y[n, k]\nY[f:5] = sum[k:5] S[k] * A[k, f]",
+    ),
+    "bias that is summed once instead of at every row": (
+        "T[n:5, f:5] = sum[k:5] y[n, k] * A[k, f]\nY[f:5] = sum[n:5] T[n, f] + g[f]",
+        "S[k:5] = sum[n:5] y[n, k]\nY[f:5] = sum[k:5] S[k] * A[k, f] + 0.2 * g[f]",
+    ),
+    "matrices in another order": (
+        "T[i:5, j:5] = sum[k:5] y[i, k] * A[k, j]\nY[i:5, j:5] = sum[k:5] T[i, k] * B[k, j]",
+        "T[i:5, j:5] = sum[k:5] B[i, k] * A[k, j]\nY[i:5, j:5] = sum[k:5] y[i, k] * T[k, j]",
+    ),
+    "keys that are not transposed": (
+        "S[i:5, j:5] = sum[k:5] y[i, k] * A[j, k]\nY[i:5, d:5] = sum[j:5] S[i, j] * B[j, d]",
+        "T[k:5, d:5] = sum[j:5] A[k, j] * B[j, d]\nY[i:5, d:5] = sum[k:5] y[i, k] * T[k, d]",
+    ),
+    "activation between two layers": (
+        "T[i:5, j:5] = relu({[i:5, j:5] sum[k:5] y[i, k] * A[k, j]}[i, j])\nY[i:5, j:5] = sum[k:5] T[i, k] * B[k, j]",
+        "T[i:5, j:5] = sum[k:5] A[i, k] * B[k, j]\nY[i:5, j:5] = relu({[i:5, j:5] sum[k:5] y[i, k] * T[k, j]}[i, j])",
+    ),
+    "maximum instead of a sum": (
+        "T[n:5, f:5] = sum[k:5] y[n, k] * A[f, k]\nY[n:5] = max[f:5] T[n, f]",
+        "S[k:5] = max[f:5] A[f, k]\nY[n:5] = sum[k:5] y[n, k] * S[k]",
+    ),
+    "window one place too far": (
+        "T[i:5, f:5] = sum[c:5, r:3] x[i+r-1, c] * K[f, c, r]\nY[f:5] = sum[i:5] T[i, f]",
+        "S[c:5, r:3] = sum[i:5] x[i+r-1, c]\nY[f:5] = sum[c:5, r:3] S[c, 2-r] * K[f, c, r]",
+    ),
+    "window without its padding": (
+        "T[i:5, f:5] = sum[c:5, r:3] x[i+r-1, c] * K[f, c, r]\nY[f:5] = sum[i:5] T[i, f]",
+        "S[c:5] = sum[i:5] x[i, c]\nY[f:5] = sum[c:5, r:3] S[c] * K[f, c, r]",
+    ),
+    "1x1 kernel added beside the centre": (
+        "T[i:5, f:5] = sum[c:5, r:3] x[i+r-1, c] * K[f, c, r]\nY[i:5, f:5] = T[i, f] + {[i:5, f:5] sum[c:5] x[i, c]"
+        " * A[f, c]}[i, f]",
+        "W[f:5, c:5, r:3] = K[f, c, r] + where(r == 0, A[f, c], 0)\n"
+        "Y[i:5, f:5] = sum[c:5, r:3] x[i+r-1, c] * W[f, c, r]",
+    ),
+    "residual added to the wrong channel": (
+        "Y[i:5, f:5] = {[i:5, f:5] sum[c:5] x[i, c] * A[f, c]}[i, f] + x[i, f]",
+        "W[f:5, c:5] = A[f, c] + where(c == 4-f, 1, 0)\nY[i:5, f:5] = sum[c:5] x[i, c] * W[f, c]",
+    ),
+    "LoRA without its scale": (
+        "T[i:5, f:5] = sum[k:5] y[i, k] * A[k, f]\nU[i:5, f:5] = sum[k:5] T[i, k] * B[k, f]\n"
+        "Y[i:5, f:5] = T[i, f] + 0.5 * U[i, f]",
+        "W[k:5, f:5] = A[k, f] + {[k:5, f:5] sum[r:5] A[k, r] * B[r, f]}[k, f]\n"
+        "Y[i:5, f:5] = sum[k:5] y[i, k] * W[k, f]",
+    ),
+    "difference with exchanged signs": (
+        "Y[i:5, f:5] = {[i:5, f:5] sum[k:5] y[i, k] * A[k, f]}[i, f] - {[i:5, f:5] sum[k:5] y[i, k] * B[k, f]}[i, f]",
+        "W[k:5, f:5] = B[k, f] - A[k, f]\nY[i:5, f:5] = sum[k:5] y[i, k] * W[k, f]",
+    ),
+    "concatenation in another order": (
+        "C[i:5, k:10] = {[i:5, k:5] y[i, k]} pad [0, (0, 5)][i, k] + {[i:5, k:5] A[i, k]} pad [0, (5, 0)][i, k-5]\n"
+        "Y[i:5] = sum[k:10] C[i, k] * {[k:10] g[k//2]}[k]",
+        "S[i:5] = sum[k:5] A[i, k] * g[k//2]\nY[i:5] = S[i] + {[i:5] sum[k:5] y[i, k] * g[(k+5)//2]}[i]",
+    ),
+    "concatenation cut one place too early": (
+        "C[i:5, k:10] = {[i:5, k:5] y[i, k]} pad [0, (0, 5)][i, k] + {[i:5, k:5] A[i, k]} pad [0, (5, 0)][i, k-5]\n"
+        "Y[i:5] = sum[k:10] C[i, k] * {[k:10] g[k//2]}[k]",
+        "S[i:5] = sum[k:4] y[i, k] * g[k//2]\nY[i:5] = S[i] + {[i:5] sum[k:5] A[i, k] * g[(k+5)//2]}[i]",
+    ),
+    "upsampling by rounding up": (
+        "Y[h:8, f:5] = sum[c:5] y[h//2, c] * A[f, c]",
+        "T[h:5, f:5] = sum[c:5] y[h, c] * A[f, c]\nY[h:8, f:5] = T[(h+1)//2, f]",
+    ),
+    "trace of another product": (
+        "P[i:5, j:5] = sum[k:5] A[i, k] * B[k, j]\nY[z:1] = sum[i:5] P[i, i]",
+        "Y[z:1] = sum[i:5, k:5] A[i, k] * B[i, k]",
+    ),
+    "square of a sum, and sum of squares": (
+        "G[i:5, j:5] = sum[d:5] y[i, d] * y[j, d]\nY[z:1] = sum[i:5, j:5] G[i, j]",
+        "Y[z:1] = sum[i:5, d:5] y[i, d] * y[i, d]",
+    ),
+    "distances without the mixed term's factor": (
+        "S[i:5, j:5] = sum[d:5] (y[i, d] - A[j, d]) * (y[i, d] - A[j, d])\nY[i:5] = sum[j:5] S[i, j]",
+        "T[d:5] = sum[j:5] A[j, d]\nY[i:5] = {[i:5] sum[d:5] 5 * y[i, d] * y[i, d] - y[i, d] * T[d]}[i]"
+        " + {[z:1] sum[j:5, d:5] A[j, d] * A[j, d]}[0]",
+    ),
+    "normaliser of another row": (
+        "S[i:5, j:5] = sum[k:5] y[i, k] * A[j, k]\nN[i:5] = sum[j:5] S[i, j]\n"
+        "Y[i:5, d:5] = sum[j:5] S[i, j] * B[j, d] / (1 + N[i] * N[i])",
+        "T[k:5, d:5] = sum[j:5] A[j, k] * B[j, d]\nN[i:5] = sum[j:5] {[i:5, j:5] sum[k:5] y[i, k] * A[j, k]}[i, j]\n"
+        "Y[i:5, d:5] = sum[k:5] y[i, k] * T[k, d] / (1 + N[d] * N[d])",
+    ),
+    "scale of a batch normalisation also on its shift": (
+        "Y[i:5, f:5] = {[i:5, f:5] sum[k:5] y[i, k] * A[k, f]}[i, f] * g[f] + h[f]",
+        "W[k:5, f:5] = A[k, f] * g[f]\nY[i:5, f:5] = {[i:5, f:5] sum[k:5] y[i, k] * W[k, f]}[i, f] + h[f] * g[f]",
+    ),
+    "gates of another expert": (
+        "Y[i:5, f:5] = sum[e:3] g[e] * {[e:3, i:5, f:5] sum[c:5] y[i, c] * K[f, c, e]}[e, i, f]",
+        "W[f:5, c:5] = sum[e:3] g[e+1] * K[f, c, e]\nY[i:5, f:5] = sum[c:5] y[i, c] * W[f, c]",
+    ),
+}
