@@ -19,7 +19,7 @@ from einnet_explore.autodiff.values import (
     lone_index,
     substitute_iterators,
 )
-from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.reads import illegal_reads
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -248,10 +248,10 @@ class PassWriter:
         for place in placements(use, self.available.domain):
             with self.available.within(place.domain):
                 scope = self._write_reduction(Scope(place.own, (), Const(0), domain=place.domain), place.use, position)
-            if (wrong := illegal_read(self.available.pad_reads(scope))) is None:
+            if not (wrong := tuple(illegal_reads(self.available.pad_reads(scope)))):
                 break
         else:
-            raise Refused(wrong)
+            raise Refused(wrong[0])
         name = next(n for k in range(1, len(self._used) + 2) if (n := f"sum{k}") not in self._used)
         self._used.add(name)
         self.lifted.append(Equation(name, scope))

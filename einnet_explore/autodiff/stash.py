@@ -52,7 +52,7 @@ from einnet_explore.autodiff.program_values import (
 )
 from einnet_explore.autodiff.values import SUM_FORMS, SumForm, Use, Value, Values
 from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.reads import reads_legally
 from einnet_explore.ir import Program, Scope
 from einnet_explore.support.errors import Refused
 
@@ -260,7 +260,7 @@ def analyse_passes(forward: Program, backward: Program, form: SumForm = "written
         nbytes = 0 if any(is_available(one, demand.value, demand.box) for one in free) else None
         if nbytes is None and own and number in made and made[number].holds(demand):
             found = _common(first, by, demand, own)
-            if found is not None and illegal_read(found.scope) is None:
+            if found is not None and reads_legally(found.scope):
                 common[number], nbytes = found, found.nbytes
         nodes[number] = ValueNode(own, tuple(use.value.number for use in reads_by_parts(demand.value)), nbytes)
     roots = tuple(dict.fromkeys(value.number for value in _values(second)))

@@ -13,7 +13,7 @@ from einnet_explore.checker.record import RULE_NAMES, RecordedStep, RecordError,
 from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
 from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
 from einnet_explore.equivalence.linear_space import Undecided
-from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.reads import illegal_reads
 from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
 from einnet_explore.ir import (
@@ -262,8 +262,7 @@ def _step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], 
 def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
     """Yield the illegal reads of *program*, then the instances that differ from their operators."""
     for equation in program.equations:
-        if (wrong := illegal_read(equation.scope)) is not None:
-            yield f"{equation.name}: {wrong}"
+        yield from (f"{equation.name}: {wrong}" for wrong in illegal_reads(equation.scope))
     yield from _instance_faults(program.equations, operators)
 
 

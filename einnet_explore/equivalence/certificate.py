@@ -29,7 +29,7 @@ from einnet_explore.equivalence.program_diff import (
     prove_scopes_equal,
     require_same_interface,
 )
-from einnet_explore.equivalence.reads import illegal_read
+from einnet_explore.equivalence.reads import illegal_reads
 from einnet_explore.equivalence.term_multiset import Witness
 from einnet_explore.equivalence.value_bounds import rounding_error
 from einnet_explore.equivalence.verdict import (
@@ -69,7 +69,7 @@ def certify(
         return Certificate("false", "structure", counterexample=str(wrong))
     known = set(before.equations)
     for number, equation in enumerate(after.equations):
-        if equation not in known and (found := illegal_read(equation.scope)) is not None:
+        for found in illegal_reads(equation.scope) if equation not in known else ():
             return Certificate("false", "illegal read", str(number), 0, f"{equation.name}: {found}")
     given = infinite_results((before.equations, after.equations))
     result = _compare_outputs(before, after, given, exact_elements, seed)
@@ -109,7 +109,7 @@ def _compare_equations(before: Program, after: Program, both: _AlignedPrograms) 
         if other is None or other.box != scope.box:
             continue
         if other != scope or not changed.isdisjoint(tensor_names(scope)):
-            found = both.compare(name, number, known, whole=name in before.outputs)
+            found = both.compare(name, number, known)
             if found is not None and not found.ok:
                 if name not in before.outputs:
                     continue
@@ -130,13 +130,14 @@ class _AlignedPrograms:
     def __init__(self, before: Program, after: Program, given: Assumptions, points: int | None, seed: int) -> None:
         self.change = 0.0
         self._given = given
+        self._outputs = before.outputs
         self._left, self._right = EquationDefinitions(before), EquationDefinitions(after)
         self._points, self._seed = points, seed
 
-    def compare(self, name: str, number: int, kept: Set[str], *, whole: bool) -> Certificate | None:
+    def compare(self, name: str, number: int, kept: Set[str]) -> Certificate | None:
         """Compare the definitions of *name* as functions of the tensors *kept*; None if they are identical.
 
-        Kept equations are inlined if that may help: all of them for an output (*whole*), else only those that one side
+        Kept equations are inlined if that may help: all of them for an output, else only those that one side
         does not read; readers that need more inline the result itself.
         """
         kept = frozenset(kept)
@@ -158,7 +159,7 @@ class _AlignedPrograms:
                 continue
             settled = _certify_by_evaluation(found, one, other, number, self._points, self._seed)
             free = kept & (mine | theirs)
-            if settled.ok or not whole or not free:
+            if settled.ok or name not in self._outputs or not free:
                 return settled
             # compare again with these equations inlined
             kept -= free

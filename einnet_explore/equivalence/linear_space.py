@@ -187,14 +187,24 @@ def _permute_traversals(scope: Scope, order: tuple[int, ...]) -> Scope:
     return replace(scope, traversals=tuple(scope.traversals[d] for d in order), padding=padding)
 
 
-def deciding_reduction(scope: Scope) -> str | None:
-    """Return the reduction of the first reducing scope at or below *scope*, which decides the comparison."""
-    if reduces(scope):
-        return scope.reduce
-    match scope.body:
-        case Access(Scope() as inner):
-            return deciding_reduction(inner)
-    return None
+def common_reduction(before: Scope, after: Scope) -> str:
+    """Return the reduction that decides the comparison of two scopes: that of the first reducing scope of each.
+
+    A scope that reduces nothing fits every reduction.  Raises Undecided for two reductions.
+    """
+    kinds = tuple(dict.fromkeys((*_first_reduction(before), *_first_reduction(after))))
+    if len(kinds) > 1:
+        raise Undecided(f"reductions {' and '.join(kinds)} have no common form")
+    return kinds[0] if kinds else "sum"
+
+
+def _first_reduction(scope: Scope) -> Iterable[str]:
+    """Yield the reduction of the first reducing scope at or below *scope*."""
+    match scope:
+        case Scope() if reduces(scope):
+            yield scope.reduce
+        case Scope(body=Access(Scope() as inner)):
+            yield from _first_reduction(inner)
 
 
 def reduces(scope: Scope) -> bool:

@@ -24,21 +24,25 @@ from einnet_explore.equivalence.term_relation import Term, condition_pieces
 from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, Scope, Tensor, accesses
 
 
-def illegal_read(scope: Scope) -> str | None:
-    """Return a read of *scope*, or of a nested scope, beyond its source's reach, with the numbers; None if all are
-    legal.
+def illegal_reads(scope: Scope) -> Iterable[str]:
+    """Yield the reads of *scope* and of nested scopes beyond their sources' reach, each with numbers of an example.
 
     A scope in which one iterator runs twice is illegal.
     """
     own = (*scope.traversals, *scope.summations)
     if len(set(own)) < len(own):
-        return f"an iterator runs twice in one scope, of {', '.join(x.name for x in own)}"
-    if not _surely_legal(scope) and (found := _find_illegal_read(scope)) is not None:
-        return found
+        yield f"an iterator runs twice in one scope, of {', '.join(x.name for x in own)}"
+        return
+    if not _surely_legal(scope):
+        yield from _reads_beyond_reach(scope)
     for access in accesses(scope.body):
-        if isinstance(access.source, Scope) and (found := illegal_read(access.source)) is not None:
-            return found
-    return None
+        if isinstance(access.source, Scope):
+            yield from illegal_reads(access.source)
+
+
+def reads_legally(scope: Scope) -> bool:
+    """Whether every read of *scope* and of nested scopes stays within its source's reach."""
+    return not any(illegal_reads(scope))
 
 
 def _surely_legal(scope: Scope) -> bool:
@@ -52,16 +56,17 @@ def _surely_legal(scope: Scope) -> bool:
     return True
 
 
-def _find_illegal_read(scope: Scope) -> str | None:
+def _reads_beyond_reach(scope: Scope) -> Iterable[str]:
     space = TermSpace(scope.box, lambda a, b: False)
     env, inside = scope_conditions(space, scope, space.point)
     if inside is None:
-        return None
+        return
     env, summed = with_summations(space, scope, env)
     for access, guards in guarded_accesses(space, scope.body, env, inside):
         name = access.source.name if isinstance(access.source, Tensor) else "a scope"
         if len(access.index) != len(access.source.shape):
-            return f"{name} has {len(access.source.shape)} dimensions and is read with {len(access.index)} indices"
+            yield f"{name} has {len(access.source.shape)} dimensions and is read with {len(access.index)} indices"
+            continue
         at = tuple(space.form(i, env) for i in access.index)
         for beyond in complement(space.within(at, access.source.reach)):
             own = (*scope.traversals, *scope.summations)
@@ -76,8 +81,7 @@ def _find_illegal_read(scope: Scope) -> str | None:
                 reads = ", ".join(str(i.evaluate(values.__getitem__)) for i in access.index)
                 reach = " × ".join(f"[{lo}, {hi})" for lo, hi in access.source.reach)
                 read = f"{name}[{', '.join(map(repr, access.index))}]"
-                return f"{read} at {at_text} reads [{reads}], outside its reach {reach}"
-    return None
+                yield f"{read} at {at_text} reads [{reads}], outside its reach {reach}"
 
 
 def guarded_accesses(

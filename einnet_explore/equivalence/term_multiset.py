@@ -26,7 +26,7 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.equivalence.commutation import order_factors
 from einnet_explore.equivalence.integer_sets import TermSets, bounded_context, lexical_minimum
-from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, deciding_reduction, form_value
+from einnet_explore.equivalence.linear_space import Form, TermSpace, Undecided, common_reduction, form_value
 from einnet_explore.equivalence.polynomial import cancel_exponentials, may_be_infinite
 from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
@@ -160,7 +160,7 @@ def term_difference(before: Scope, after: Scope, region: Box, given: Assumptions
     """
     inner = replace(given, exponential=False)
     space = TermSpace(region, lambda a, b: provably_equal(a, b, inner), given)
-    reduce = _common_reduction(deciding_reduction(before), deciding_reduction(after))
+    reduce = common_reduction(before, after)
     if reduce == "sum":
         sides = [terms_at(space, scope, space.point) for scope in (before, after)]
         if given.exponential:
@@ -188,13 +188,6 @@ def _cached_proof(before: Scope, after: Scope, given: Assumptions) -> bool:
         return term_difference(before, after, before.reach, given) is None
     except Undecided:
         return False
-
-
-def _common_reduction(before: str | None, after: str | None) -> str:
-    """Return the common reduction; a scope without a reduction fits both."""
-    if before and after and before != after:
-        raise Undecided(f"reductions {before} and {after} have no common form")
-    return before or after or "sum"
 
 
 class _Comparison:

@@ -24,7 +24,7 @@ import islpy as isl
 from einnet_explore.equivalence.assumptions import NO_ASSUMPTIONS, Assumptions
 from einnet_explore.equivalence.commutation import order_factors
 from einnet_explore.equivalence.integer_sets import bounded_context
-from einnet_explore.equivalence.linear_space import Form, Undecided, deciding_reduction, form_key
+from einnet_explore.equivalence.linear_space import Form, Undecided, common_reduction, form_key
 from einnet_explore.equivalence.polynomial import cancel_exponentials
 from einnet_explore.equivalence.term_relation import Term, reduced_terms_at, terms_at
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
@@ -252,10 +252,7 @@ class FamilyProver:
             return None
         inner = replace(given, exponential=False)
         space = ParametricSpace(self.ground, region, lambda a, b: self.same(a, b, inner), given)
-        kinds = {k for k in (deciding_reduction(before), deciding_reduction(after)) if k}
-        if len(kinds) > 1:
-            raise Undecided(f"reductions {' and '.join(sorted(kinds))} have no common form")
-        reduce = min(kinds, default="sum")
+        reduce = common_reduction(before, after)
         if reduce == "sum":
             sides = [terms_at(space, scope, space.point) for scope in (before, after)]
             if given.exponential:

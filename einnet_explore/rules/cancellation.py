@@ -64,16 +64,20 @@ class _Canceller:
         return kept
 
 
-def _signed_terms(body: Scalar, positive: bool = True) -> list[tuple[bool, Scalar]]:
+def _signed_terms(body: Scalar) -> list[tuple[bool, Scalar]]:
     """Return the terms of *body*, each with whether it is added."""
     match body:
         case Apply("+", args):
-            return [term for arg in args for term in _signed_terms(arg, positive)]
+            return [term for arg in args for term in _signed_terms(arg)]
         case Apply("-", (a, b)):
-            return [*_signed_terms(a, positive), *_signed_terms(b, not positive)]
+            return [*_signed_terms(a), *_opposite_terms(b)]
         case Apply("neg", (a,)):
-            return _signed_terms(a, not positive)
-    return [(positive, body)]
+            return _opposite_terms(a)
+    return [(True, body)]
+
+
+def _opposite_terms(body: Scalar) -> list[tuple[bool, Scalar]]:
+    return [(not positive, term) for positive, term in _signed_terms(body)]
 
 
 def _total(signed: Sequence[tuple[bool, Scalar]]) -> Scalar:

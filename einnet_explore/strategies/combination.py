@@ -80,21 +80,20 @@ def _edges(program: Program, numbers: Sequence[int]) -> Mapping[tuple[int, int],
     found: dict[tuple[int, int], int] = {}
     for b, n in enumerate(numbers):
         for operand, name in enumerate(operands(program, n)):
-            source: str | None = name
-            while source is not None and source in made and source not in place:
-                source = _pointwise_source(made[source].scope)
-            if source is not None and (a := place.get(source)) is not None and a != b:
+            source = name
+            while source in made and source not in place and len(own := _pointwise_sources(made[source].scope)) == 1:
+                source = own[0]
+            if (a := place.get(source)) is not None and a != b:
                 found.setdefault((a, b), operand)
     return found
 
 
-def _pointwise_source(scope: Scope) -> str | None:
-    """The tensor of the same box that *scope* reads at its own point only, if there is one."""
+def _pointwise_sources(scope: Scope) -> tuple[str, ...]:
+    """The tensors of the same box that *scope* reads at its own point only; none if it sums or has a domain."""
     if scope.summations or scope.domain:
-        return None
+        return ()
     read = {a.source.name: a for a in accesses(scope.body) if isinstance(a.source, Tensor)}
-    own = [name for name, a in read.items() if a.source.box == scope.box and _is_point(a, scope)]
-    return own[0] if len(own) == 1 else None
+    return tuple(name for name, a in read.items() if a.source.box == scope.box and _is_point(a, scope))
 
 
 def _is_point(access: Access, scope: Scope) -> bool:

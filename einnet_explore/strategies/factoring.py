@@ -70,25 +70,24 @@ def _substituted(derivation: Derivation) -> Iterable[Derivation]:
     """Yield *derivation* with one more multilinear intermediate substituted each time, until none is left."""
     refused = set[str]()
     for _ in range(MAX_SUBSTITUTIONS):
-        while (name := _next_intermediate(derivation.end, refused)) is not None:
-            try:
-                derivation = normalised(substitute_intermediate(derivation, name))
-                break
-            except Refused:
-                refused.add(name)
+        for name in _intermediates(derivation.end):
+            if name not in refused:
+                try:
+                    derivation = normalised(substitute_intermediate(derivation, name))
+                    break
+                except Refused:
+                    refused.add(name)
         else:
             return
         yield derivation
 
 
-def _next_intermediate(program: Program, refused: Collection[str]) -> str | None:
-    """The last intermediate that can join the sums of products of all its readers."""
+def _intermediates(program: Program) -> Iterable[str]:
+    """Yield the intermediates that can join the sums of products of all their readers, the last one first."""
     for equation in reversed(program.equations):
         found = [program.equations[n] for n in readers(program, equation.name)]
-        inside = equation.name not in program.outputs and equation.name not in refused
-        if inside and found and all(map(is_multilinear, (equation, *found))):
-            return equation.name
-    return None
+        if equation.name not in program.outputs and found and all(map(is_multilinear, (equation, *found))):
+            yield equation.name
 
 
 def normalised(derivation: Derivation) -> Derivation:
