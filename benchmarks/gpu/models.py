@@ -1,8 +1,8 @@
 """The evaluation models for a GPU, in parts; the GPU chooses among the variants of each part by measurement.
 
-A part is a subprogram of a model.  Its first way is the original by library operators (cuDNN, cuBLAS), the others are
-derived programs, found by a search that is ordered by a profile or by a device's rates.  Equal parts of all models and
-layers are one.  Weights are not in it: the runner makes some like them, the same for everything that is compared.
+A part is a subprogram of a model.  Its first variant is the original by library operators (cuDNN, cuBLAS), the others
+are derived programs, found by a search that is ordered by a profile or by a device's rates.  Equal parts of all models
+and layers are one.  The bundle has no weights: the runner makes similar ones, the same for everything that is compared.
 """
 
 from __future__ import annotations

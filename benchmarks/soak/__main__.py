@@ -1,4 +1,4 @@
-"""``python -m benchmarks.soak KIND``: see the package."""
+"""Run random tests of one kind for a long time: ``python -m benchmarks.soak KIND``; the package describes them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ KINDS = {
     "kills": (kills.item, 180.0),
     "verdicts": (verdicts.item, 120.0),
 }
-"""What does an item, and the seconds after which it counts as hanging."""
+"""The function that runs an item, and the seconds after which it counts as hanging."""
 
 
 def main() -> int:
-    """Exit code 1 where there is a finding."""
+    """Run the command; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--count", type=int, help="items; expressions come 50 an item (default: until --seconds)")
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--cluster", help="do items on the workers of this dask scheduler, --jobs of them at a time")
-    parser.add_argument("--only", type=int, help="this item alone, in this process, with its traceback")
-    parser.add_argument("--retry", action="store_true", help="do items with findings again")
-    parser.add_argument("--state", type=Path, default=cache_directory() / "soak")
+    parser.add_argument("--count", type=int, help="number of items (default: no limit); an item of expressions has 50")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time limit (default: none)")
+    parser.add_argument("--seed", type=int, default=0, help="seed from which the items are drawn (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of worker processes (default: 1)")
+    parser.add_argument("--cluster", help="run items on the workers of this dask scheduler, --jobs of them at a time")
+    parser.add_argument("--only", type=int, help="run only this item, in this process, and show its traceback")
+    parser.add_argument("--retry", action="store_true", help="run items with findings again")
+    parser.add_argument("--state", type=Path, default=cache_directory() / "soak", help="folder of finished items")
     given = parser.parse_args()
     work, limit = KINDS[given.kind]
     if given.only is not None:

@@ -1,13 +1,13 @@
 """Random programs against exact evaluation: text, keys, every rule, certificates, records, matching, kernels.
 
-An item draws 50 programs from ``tests/strategies.py`` and ``tests/rules_kit.py`` by its number.  Of each:
+An item draws 50 programs from ``tests/strategies.py`` and ``tests/rules_kit.py`` by its number.  For each:
 
-- its text is read again as the same program, and an alpha-equal program has its key;
-- one proposal of every rule, at a place of its own, keeps every value on random integers, is not called ``false``,
-  survives its JSON form; another rule is applied to what came out, and so on for a few steps;
-- the record of these steps is replayed, and checked by the checker.
+- its text is parsed to the same program, and an alpha-equal program has the same key;
+- one proposal of every rule, at a random scope, keeps every value on random integers, has no ``false`` certificate, and
+  survives its JSON form; another rule is applied to the result, and so on for a few steps;
+- the record of these steps is replayed to the same programs.
 
-One record in four is proved by the checker; one program in 25 is compiled, and its kernels are held against evaluation.
+The checker checks one record in four; one program in 25 is compiled, and its kernels are compared with evaluation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Random ONNX graphs: a grammar over the operators that are read, and some that are not.
 
-A graph grows node by node: an operator is proposed on values that exist, with whatever attributes come to mind, and is
-kept if ONNX itself accepts it: its checker for this operator set, and its shape inference.  So what is drawn is legal
-by ONNX's word, not by ours.  Shapes are small and odd; broadcasting, scalars, dynamic dimensions, unused outputs,
-values that are outputs and are read, and names with quotes, blanks and line breaks occur.
+A graph grows node by node: an operator is proposed on existing values with random attributes, and is kept if ONNX's
+checker for this operator set and ONNX's shape inference accept it.  Therefore ONNX decides which graphs are legal.
+Shapes are small and odd; broadcasting, scalars, dynamic dimensions, unused outputs, outputs that other nodes read, and
+names with quotes, blanks and line breaks occur.
 """
 
 from __future__ import annotations

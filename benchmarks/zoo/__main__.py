@@ -34,15 +34,17 @@ MEASURED = ["kept", "plan", "file", "largest error", "s"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo")
-    parser.add_argument("models", nargs="*", metavar="NAME|FILE.onnx", help="default: every kind there is")
-    parser.add_argument("--budget", type=float, default=60.0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write the files and do nothing else")
-    parser.add_argument("--read", action="store_true", help="only what is understood")
+    parser.add_argument("models", nargs="*", metavar="NAME|FILE.onnx", help="models to optimise (default: all)")
+    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="of each model (default: 60)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every engine (default: 1)")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="only write the models to files in this folder")
+    parser.add_argument("--read", action="store_true", help="only import the models and count the nodes in subprograms")
     parser.add_argument("--out", type=Path, metavar="DIR", help="measure, and write zoo.md, zoo.csv and zoo.json there")
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of --out")
-    parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS", help="of rounds a model, of --out")
-    parser.add_argument("--again", action="store_true", help="measure what DIR holds of an earlier run, too")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="with --out: rounds of measurement")
+    parser.add_argument(
+        "--limit", type=float, default=30.0, metavar="SECONDS", help="with --out: time for a model's rounds"
+    )
+    parser.add_argument("--again", action="store_true", help="with --out: repeat the measurements of an earlier run")
     asked = parser.parse_args(argv)
     if asked.out:
         lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit), asked.out)

@@ -1,7 +1,7 @@
 """Compare the zoo with ONNX Runtime, each engine in its own process: ``python -m benchmarks.zoo --out DIR``.
 
-Each model has ``--budget`` seconds of search and ``--limit`` seconds of rounds.  What was measured is in
-``DIR/zoo.json`` and is gone on with; after each model ``DIR/zoo.md`` and ``DIR/zoo.csv`` hold all of it.
+Each model has ``--budget`` seconds of search and ``--limit`` seconds of rounds.  ``DIR/zoo.json`` stores the
+measurements, so an interrupted run resumes; ``DIR/zoo.md`` and ``DIR/zoo.csv`` are written after each model.
 """
 
 from __future__ import annotations
