@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from math import isfinite, prod
 from typing import TypeAlias
@@ -369,15 +369,12 @@ def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozen
     iterators = tuple(frozenset[Iterator]().union(*reads))
     bit = {x: 1 << n for n, x in enumerate(iterators)}
     always, every = sum(bit[x] for x in iterators if x in kept), (1 << count) - 1
-    read = [0] * (every + 1)
-    for chosen in range(1, every + 1):
-        low = chosen & -chosen
-        read[chosen] = read[chosen ^ low] | sum(bit[x] for x in reads[low.bit_length() - 1])
+    read = _read_by_subsets([sum(bit[x] for x in found) for found in reads])
     still = [read[chosen] & (read[every ^ chosen] | always) for chosen in range(every + 1)]
     known = sum(1 << n for n in weights)
     shift = prod(x.extent for x in iterators).bit_length() + count  # products of weights count less than any other
 
-    @cache
+    @lru_cache(1 << 16)
     def points(grid: int) -> int:
         return prod(x.extent for x in iterators if grid & bit[x])
 
@@ -405,6 +402,14 @@ def cheapest_tree(reads: FactorReads, kept: frozenset[Iterator], weights: frozen
         return tree(first[chosen]), tree(chosen ^ first[chosen])
 
     return tree(every)
+
+
+def _read_by_subsets(reads: Sequence[int]) -> list[int]:
+    """Return, for every subset of the factors, the union of the sets of bits that they read."""
+    union = [0]
+    for bits in reads:
+        union += [found | bits for found in union]
+    return union
 
 
 def is_multilinear(equation: Equation) -> bool:

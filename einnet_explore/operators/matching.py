@@ -10,7 +10,7 @@ coefficients of matched iterators, the constant and the extent are equations for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, permutations, product
 from math import prod
@@ -80,28 +80,35 @@ def _windows(
     for j, index in enumerate(form.reads[operands[p]].index):
         if (after[0] == p and j <= after[1]) or not index.terms or not index.affine:
             continue
-        groups = [form.group(x, operands) for x in index.iterators]
-        if not {*groups} <= {operator.table.of(name) for name in own}:
-            walked = [name for name in own if name in operator.pattern.traversals]
-            for x, group in zip(index.iterators, groups, strict=True):
-                if len(walked) == 1 < len(own) and group == operator.table.of(walked[0]) and x not in done.values():
-                    new: Fixed = {**dict.fromkeys(own), **done, walked[0]: x}
-                    yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+        groups = {x: form.group(x, operands) for x in index.iterators}
+        if not {*groups.values()} <= {operator.table.of(name) for name in own}:
+            found = _one_tap(operator, own, groups, done)
+        elif len(index.terms) > 1 and not overlaps(index) and _constant(form.reads[operands[p]]):
             continue
-        if len(index.terms) > len(own):
-            continue
-        if len(index.terms) > 1 and not overlaps(index) and _constant(form.reads[operands[p]]):
-            continue
-        for chosen in permutations(own, len(index.terms)):
-            pairs = dict(zip(chosen, index.iterators, strict=True))
-            if not set(own) & set(operator.pattern.traversals) <= set(pairs):
-                continue
-            if all(
-                operator.table.of(name) == form.group(x, operands) and done.get(name, x) == x
-                for name, x in pairs.items()
-            ):
-                new = {**dict.fromkeys(own), **done, **pairs}
-                yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+        else:
+            found = _own_iterators(operator, own, groups, done)
+        for new in found:
+            yield from _windows(form, operator, operands, tuple(rest), new, (p, j))
+
+
+def _one_tap(operator: Operator, own: Sequence[str], groups: Mapping[Iterator, str], done: Fixed) -> Iterable[Fixed]:
+    """Yield the choices of an iterator of an index for the only traversal among the operator's *own*."""
+    walked = [name for name in own if name in operator.pattern.traversals]
+    for x, group in groups.items():
+        if len(walked) == 1 < len(own) and group == operator.table.of(walked[0]) and x not in done.values():
+            yield {**dict.fromkeys(own), **done, walked[0]: x}
+
+
+def _own_iterators(
+    operator: Operator, own: Sequence[str], groups: Mapping[Iterator, str], done: Fixed
+) -> Iterable[Fixed]:
+    """Yield the choices of the operator's *own* iterators, all its traversals among them, for those of an index."""
+    for chosen in permutations(own, len(groups)) if len(groups) <= len(own) else ():
+        pairs = dict(zip(chosen, groups, strict=True))
+        if set(own) & set(operator.pattern.traversals) <= set(pairs) and all(
+            operator.table.of(name) == groups[x] and done.get(name, x) == x for name, x in pairs.items()
+        ):
+            yield {**dict.fromkeys(own), **done, **pairs}
 
 
 def _constant(read: Access) -> bool:

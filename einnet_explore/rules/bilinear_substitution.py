@@ -92,11 +92,7 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     """Apply the law; refuses h and r that form no filter, and an algorithm with a wrong entry (the first is shown)."""
     scope = program.scope_at(at)
     h, r, algorithm = params.traversal, params.summation, params.algorithm
-    window = match_window(scope, h, r)
-    m, data, taps = algorithm.shape
-    if taps != r.extent or data != m + taps - 1:
-        raise Refused(f"{algorithm.name} is for {taps} taps and {data} data, {r.name} has {r.extent} taps")
-    check_bilinear(algorithm, correlates)
+    window, (m, data, _) = _checked_window(scope, params), algorithm.shape
     before: list[Equation] = []
     laid = keep_in_place(scope, window, h) if params.in_place else channels_last(scope, window)
     inner, window, turned_data = laid
@@ -130,6 +126,16 @@ def rewrite(program: Program, at: Path, params: Filter) -> Program:
     last = Equation(program.fresh("Z"), out)
     turned = replace(scope, summations=(), body=last.tensor[inner.traversals])
     return program.replace_at(at, turned, before=(*before, last))
+
+
+def _checked_window(scope: Scope, params: Filter) -> Window:
+    """Return the window that the filter reads; refuses an algorithm of another size, and one with a wrong entry."""
+    window = match_window(scope, params.traversal, params.summation)
+    (m, data, taps), r = params.algorithm.shape, params.summation
+    if taps != r.extent or data != m + taps - 1:
+        raise Refused(f"{params.algorithm.name} is for {taps} taps and {data} data, {r.name} has {r.extent} taps")
+    check_bilinear(params.algorithm, correlates)
+    return window
 
 
 def _windows(window: Window, m: int, t: Iterator) -> _Windows:

@@ -100,23 +100,12 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
         return instantiate_match(program, at, way)
 
-    def decode(_: Program, __: Path, params: Mapping[str, object]) -> MatchParams:
-        try:
-            return MatchParams(
-                str(params["operator"]),
-                as_integers(params["operands"]),
-                tuple((k, as_texts(v)) for k, v in as_object(params["iterators"]).items()),
-                tuple((k, _attribute(v)) for k, v in as_object(params.get("attributes", {})).items()),
-            )
-        except KeyError as missing:
-            raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
-
     def explain(program: Program, at: Path) -> str:
         if (via := program.equations[at[0]].via) is not None:
             return f"equation {program.equations[at[0]].name} is run by {via!r} already"
         return _why_unmatched(program.scope_at(at), operators)
 
-    return Rule("operator_matching", LAW, propose, rewrite, _encode, decode, explain=explain)
+    return Rule("operator_matching", LAW, propose, rewrite, _encode, _decode, explain=explain)
 
 
 def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
@@ -250,6 +239,18 @@ def _attribute(value: object) -> Attribute:
         case [*items]:
             return as_integers(items)
     raise ValueError(f"attribute {value!r}: expected a number, text or numbers")
+
+
+def _decode(_: Program, __: Path, params: Mapping[str, object]) -> MatchParams:
+    try:
+        return MatchParams(
+            str(params["operator"]),
+            as_integers(params["operands"]),
+            tuple((k, as_texts(v)) for k, v in as_object(params["iterators"]).items()),
+            tuple((k, _attribute(v)) for k, v in as_object(params.get("attributes", {})).items()),
+        )
+    except KeyError as missing:
+        raise ValueError(f"operator_matching needs {missing}: operator, operands, iterators, attributes") from None
 
 
 def _encode(params: MatchParams) -> dict[str, object]:

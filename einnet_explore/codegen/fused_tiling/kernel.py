@@ -244,61 +244,56 @@ def write_product(writer: BlockWriter, stage: BlockStage, product: StageProduct)
     whole, rest = divmod(product.count, tile.rows)
     ahead = -(-tile.vectors // max(1, whole)) if exceeds_cache(stage, product, writer.machine) else 0
     with ExitStack() as inside:
-        env = writer.loops((*product.batch, *others, across), {}, inside)
+        write = _ProductTiles(
+            writer, stage, product, writer.loops((*product.batch, *others, across), {}, inside), across
+        ).write
         if whole:
             with T.serial(whole) as down:
                 asked = [tirx.min(down * ahead + v, tile.vectors - 1) * lanes for v in range(ahead)]
-                _write_tile(writer, stage, product, tile, env, across, down * tile.rows, asked)
+                write(tile, down * tile.rows, asked)
         if rest:
             asked = [] if whole else [v * lanes for v in range(ahead)]
-            _write_tile(
-                writer, stage, product, VectorTile(rest, tile.vectors, lanes), env, across, whole * tile.rows, asked
-            )
+            write(VectorTile(rest, tile.vectors, lanes), whole * tile.rows, asked)
 
 
-def _write_tile(
-    writer: BlockWriter,
-    stage: BlockStage,
-    product: StageProduct,
-    tile: VectorTile,
-    env: dict[Iterator, TvmObject],
-    across: Iterator,
-    first: TvmObject,
-    asked: Sequence[TvmObject],
-) -> None:
-    begin = Iterator("@first", 0, product.count)
-    here = {**env, begin: first}
+@dataclass(frozen=True, slots=True)
+class _ProductTiles:
+    """The tiles of *product*, inside loops whose iterators have the values *env*; *across* numbers tiles of columns."""
 
-    def tile_index(index: Index, row: int, x: int) -> Index:
-        to = dict(zip(product.rows, _digits(begin + row, product.rows), strict=True))
-        to[stage.last] = as_index(across) * tile.width + x
-        return index.substitute(lambda y: to.get(y, y))
+    writer: BlockWriter
+    stage: BlockStage
+    product: StageProduct
+    env: dict[Iterator, TvmObject]
+    across: Iterator
 
-    def loop(body: Callable[[TvmObject], None]) -> None:
-        with ExitStack() as inside:
-            sums.update(writer.loops(stage.sums, {}, inside))
-            following = writer.at(tile_index(right.index[0], 0, 0), {**here, **sums, across: here[across] + 1})
-            for more in asked:
-                T.evaluate(prefetch_line(writer.memory[tensor_name(right.source)], following + more))
-            body(None)
+    def write(self, tile: VectorTile, first: TvmObject, asked: Sequence[TvmObject]) -> None:
+        """Write the *tile* whose first row is *first*; elements *asked* of the next tile of columns are prefetched."""
+        writer, left, right = self.writer, self.product.left, self.product.right
+        begin = Iterator("@first", 0, self.product.count)
+        here, sums = {**self.env, begin: first}, dict[Iterator, TvmObject]()
+        a, b = (writer.memory[tensor_name(access.source)] for access in (left, right))
 
-    sums: dict[Iterator, TvmObject] = {}
-    left, right = product.left, product.right
+        def at(index: Index, row: int, x: int, env: dict[Iterator, TvmObject]) -> TvmObject:
+            to = dict(zip(self.product.rows, _digits(begin + row, self.product.rows), strict=True))
+            to[self.stage.last] = as_index(self.across) * tile.width + x
+            return writer.at(index.substitute(lambda y: to.get(y, y)), {**here, **env})
 
-    def scalar(row: int, _: TvmObject) -> TvmObject:
-        return writer.memory[tensor_name(left.source)][writer.at(tile_index(left.index[0], row, 0), {**here, **sums})]
+        def loop(body: Callable[[TvmObject], None]) -> None:
+            with ExitStack() as inside:
+                sums.update(writer.loops(self.stage.sums, {}, inside))
+                following = at(right.index[0], 0, 0, {**sums, self.across: here[self.across] + 1})
+                for more in asked:
+                    T.evaluate(prefetch_line(b, following + more))
+                body(None)
 
-    def lane(_: TvmObject, x: int) -> TvmObject:
-        return load_vector(
-            writer.memory[tensor_name(right.source)],
-            writer.at(tile_index(right.index[0], 0, x), {**here, **sums}),
-            tile.lanes,
+        totals = multiply_tile(
+            tile,
+            loop,
+            lambda row, _: a[at(left.index[0], row, 0, sums)],
+            lambda _, x: load_vector(b, at(right.index[0], 0, x, sums), tile.lanes),
         )
-
-    totals = multiply_tile(tile, loop, scalar, lane)
-    store_tile(
-        tile, totals, writer.memory[stage.memory], lambda row, x: writer.at(tile_index(stage.place, row, x), here)
-    )
+        memory = writer.memory[self.stage.memory]
+        store_tile(tile, totals, memory, lambda row, x: at(self.stage.place, row, x, {}))
 
 
 def prefetch_line(buffer: TvmObject, at: TvmObject) -> TvmObject:
