@@ -12,7 +12,7 @@ def run_models(arguments: argparse.Namespace) -> int:
     """Print the names (``list``), or write one model with deterministic weights (``write``)."""
     if arguments.action == "list":
         rows = [[m.name, m.title, f"{m.size} {m.counts}" if m.counts else ""] for m in (*MODELS, *PARTS)]
-        print(format_table([["name", "what it is", "size"], *rows]))
+        print(format_table([["name", "description", "size"], *rows]))
         return OK
     check_writable(arguments.output)
     save_file(arguments.output, write(arguments.name, arguments.batch, arguments.size).SerializeToString())

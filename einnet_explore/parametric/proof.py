@@ -66,7 +66,7 @@ class StepVerdict:
     def __str__(self) -> str:
         match self.kind:
             case "proved":
-                return f"proved for all sizes ({', '.join(self.means) or 'at once'})" + (self.why and f", {self.why}")
+                return f"proved for all sizes ({', '.join(self.means) or 'identity'})" + (self.why and f", {self.why}")
             case "refuted":
                 return f"refuted at {', '.join(f'{p} = {n}' for p, n in self.sizes)}: {self.certificate}"
             case _:
@@ -100,7 +100,7 @@ def prove_legal(ground: FamilyParameters, schema: Schema) -> StepVerdict:
         _check_reads(ground, replace(schema, equations=()), schema, prover)
     except (Refused, Undecided) as why:
         return StepVerdict("unproved", why=str(why))
-    return StepVerdict("proved", tuple(sorted(prover.means)), "it reads nothing beyond its reach")
+    return StepVerdict("proved", tuple(sorted(prover.means)), "all its reads are legal")
 
 
 def _check_shapes(ground: FamilyParameters, before: Schema, after: Schema) -> None:
