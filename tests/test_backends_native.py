@@ -50,6 +50,7 @@ OVERLAP = parse(
     Y[c:3, y:10, x:12] = sum[h:5, w:6] T[c, h, y+1-2*h, x+1-2*w, w]
     """
 )
+MASKED = parse("tensor A[3, 8, 8]\nY[b:3, m:8, k:8] = where(k <= m, A[b, m, k], 1)")
 GATHERED = """
     tensor T[3, 4, 4, 20, 6] pad [0, 0, 0, 1, 1]
     Y[c:3, y:40, x:12] = T[c, (y+1)%2, (x+1)%2, (y+1)//2, (x+1)//2] + T[c, (y+1)%2+2, (x+1)%2, (y+1)//2-1, (x+1)//2]
@@ -137,7 +138,13 @@ def test_scopes_without_constant_regions_are_refused(text: str, why: str) -> Non
 @needs_cc
 @pytest.mark.parametrize(
     ("program", "threads"),
-    [(OVERLAP, 1), (parse(GATHERED), 2), (known.instance_norm(3, 2, 5, 7), 2), (known.layer_norm(5, 7), 1)],
+    [
+        (OVERLAP, 1),
+        (parse(GATHERED), 2),
+        (MASKED, 1),
+        (known.instance_norm(3, 2, 5, 7), 2),
+        (known.layer_norm(5, 7), 1),
+    ],
 )
 def test_c_kernels_compute_the_same_as_evaluation(
     program: Program, threads: int, monkeypatch: pytest.MonkeyPatch

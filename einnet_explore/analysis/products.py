@@ -25,6 +25,7 @@ from einnet_explore.ir import (
     Access,
     Apply,
     Bound,
+    Compare,
     Const,
     Equation,
     Iterator,
@@ -116,10 +117,18 @@ def split_factors(body: Scalar, moving: Collection[Iterator]) -> tuple[tuple[Sca
 
 
 def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
-    """Return the factors of *body*; a quotient a / b has the factors of a, and 1 / b."""
+    """Return the factors of *body*; a quotient a / b has the factors of a, and 1 / b.
+
+    What is 0 where a condition on indices fails has the factor [condition] and its own that are reads or constants.
+    """
     out: list[Scalar] = []
     for factor in factors(body):
         match factor:
+            case Apply("where", (Compare() as holds, part, Const(0))) if part != Const(1):
+                inside = quotient_factors(part)
+                moving = tuple(f for f in inside if isinstance(f, Access | Const))
+                left = tuple(f for f in inside if not isinstance(f, Access | Const))
+                out += [Apply("where", (holds, mul(*left), Const(0))), *moving]
             case Apply("/", (a, b)) if a != Const(1):
                 out += [*quotient_factors(a), Apply("/", (Const(1), b))]
             case _:
@@ -416,7 +425,8 @@ def is_multilinear(equation: Equation) -> bool:
     """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights."""
     scope = equation.scope
     plain = scope.reduce == "sum" and not scope.domain and equation.via is None
-    return plain and all(_is_factor(factor) for term in multiply_out(scope.body) for factor in term)
+    parts = (part for term in multiply_out(scope.body) for part in term)
+    return plain and all(_is_factor(factor) for part in parts for factor in quotient_factors(part))
 
 
 def _is_factor(factor: Scalar) -> bool:

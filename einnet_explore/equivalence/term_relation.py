@@ -325,6 +325,10 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
         case Apply("/", (a, b)) if a != Const(1):
             over = Apply("/", (Const(1), b))
             return _product((a, over), [_expand(space, a, env), _expand(space, over, env)])
+        case Apply("where", (Compare() as condition, a, b)):
+            yes, no = condition_pieces(space, condition, env)
+            chosen = ((yes, _expand(space, a, env)), (no, _expand(space, b, env)))
+            return [replace(t, where=(*rows, *t.where)) for side, found in chosen for rows in side for t in found]
     return _from_cases(scalar_cases(space, scalar, env))
 
 

@@ -22,6 +22,7 @@ from einnet_explore.rules.homomorphism import HOMOMORPHISM
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
+from einnet_explore.rules.prefix_splitting import PREFIX_SPLITTING
 from einnet_explore.rules.recentring import RECENTRING
 from einnet_explore.rules.redundant_equations import COMMON_SUBEXPRESSION, DEAD_EQUATION
 from einnet_explore.rules.sibling_merging import SIBLING_MERGING
@@ -52,6 +53,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
     SUMMATION_EXCHANGE,
     CONTRACTION_ORDER,
     TRAVERSAL_FACTORING,
+    PREFIX_SPLITTING,
     RECENTRING,
     BILINEAR_PRODUCT,
     HOMOMORPHISM,
@@ -122,6 +124,7 @@ __all__ = [
     "PART_EXTRACTION",
     "POSITIVE_SCALING",
     "POST_RULES",
+    "PREFIX_SPLITTING",
     "RECENTRING",
     "REDUCTION_GENERATION",
     "ROW_GENERATION",

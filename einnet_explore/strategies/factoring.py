@@ -8,6 +8,7 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 .. code-block:: text
 
     normal form: substitute each intermediate that is a sum of a product or moves elements (fusion, inlining)
+    blocks:      split a sum up to a position into whole blocks and the rest (prefix splitting)
     factoring:   eliminate the summations in the cheapest order (contraction order), compute what is read through a
                  quotient once (traversal factoring), make nested sums expressions of their own (expression
                  extraction), share equal ones (common subexpression)
@@ -19,10 +20,12 @@ programs: each of their expressions is searched like any other, and the costs co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from math import log
 
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.products import count_products, is_multilinear
-from einnet_explore.ir import Program, Scope, accesses
+from einnet_explore.analysis.indices import fresh_name
+from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
+from einnet_explore.ir import Apply, Compare, Program, Scope, accesses, as_index, walk_scalar
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
@@ -30,7 +33,10 @@ from einnet_explore.rules import (
     CONTRACTION_ORDER,
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
+    PART_EXTRACTION,
+    PREFIX_SPLITTING,
     TRAVERSAL_FACTORING,
+    VARIABLE_SUBSTITUTION,
     Derivation,
     Match,
     Refused,
@@ -38,8 +44,13 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.distributivity import Termwise
+from einnet_explore.rules.prefix_splitting import upper_end
+from einnet_explore.rules.variable_substitution import Substitution
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
+
+MAX_BLOCK_SIZES = 6
+"""Block sizes that are tried for a sum up to a position."""
 
 MAX_SUBSTITUTIONS = 16
 """Intermediates that are substituted, at most."""
@@ -53,10 +64,32 @@ def factorings(program: Program) -> Iterable[Derivation]:
     least = products_at_run_time(program)
     start = Derivation(program)
     for fused in (start, *_substituted(start)):
-        found = factored(fused)
-        if (count := products_at_run_time(found.end)) < least:
-            least = count
-            yield found
+        for normal in (fused, *_in_blocks(fused)):
+            found = factored(normal)
+            if (count := products_at_run_time(found.end)) < least:
+                least = count
+                yield found
+
+
+def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with a sum up to a position split into blocks, and the position into block and place.
+
+    The block sizes nearest to the square root of the extent are tried: they balance the sums over and in blocks.
+    """
+    for at, scope in places(derivation.end):
+        found = [match.params for match in PREFIX_SPLITTING.matches(derivation.end, at)]
+        for params in sorted(found, key=lambda p: abs(log(p.size**2 / p.summation.extent)))[:MAX_BLOCK_SIZES]:
+            position = upper_end(scope, params.summation)[0].single
+            if position is None or position.lo or position.extent % params.size:
+                yield normalised(derivation.then(Match(PREFIX_SPLITTING, at, params)))
+                continue
+            names = [x.name for x in (*scope.traversals, *scope.summations)]
+            block = fresh_name(position.name.upper(), names), position // params.size
+            place = fresh_name(position.name, (*names, block[0])), position % params.size
+            phi = (((block, place) if x == position else ((x.name, as_index(x)),)) for x in scope.traversals)
+            substitution = Substitution(tuple(entry for entries in phi for entry in entries))
+            divided = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution))
+            yield normalised(divided.then(Match(PREFIX_SPLITTING, (*at, 0), params)))
 
 
 def products_at_run_time(program: Program, among: Collection[str] | None = None) -> int:
@@ -121,9 +154,20 @@ def factored(derivation: Derivation) -> Derivation:
         while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
             derivation = derivation.then(match)
     derivation = _merged(derivation)
-    while (match := next(iter(_shared(derivation.end)), None)) is not None:
-        derivation = derivation.then(match)
+    for matches in (_conditions, _shared):
+        while (match := next(iter(matches(derivation.end)), None)) is not None:
+            derivation = derivation.then(match)
     return derivation
+
+
+def _conditions(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that make a tensor, known beforehand, of a condition that is a factor of a sum."""
+    for at, scope in places(program):
+        if scope.summations and len(quotient_factors(scope.body)) > 1:
+            for match in PART_EXTRACTION.matches(program, at):
+                part = tuple(walk_scalar(scope.body))[match.params.part]
+                if isinstance(part, Apply) and isinstance(part.args[0], Compare) and not tuple(accesses(part)):
+                    yield match
 
 
 def _matches(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:

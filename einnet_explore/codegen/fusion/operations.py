@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 
-from einnet_explore.analysis.indices import read_indices, with_iterators
+from einnet_explore.analysis.indices import compared_iterators, with_iterators
 from einnet_explore.ir import (
     SCALAR_FUNCTIONS,
     Access,
@@ -189,9 +189,7 @@ def composite_iterators(operation: FusedOperation) -> Collection[Iterator]:
     for access in operation.reads:
         plain = whole_dimensions(access)
         out.update(x for d, i in enumerate(access.index) if d not in plain for x in i.iterators)
-    reads = {i for a in operation.reads for i in a.index}
-    out.update(x for i in read_indices(scope.body) if i not in reads for x in i.iterators)
-    return out | {x for x in operation.axes if x.lo}
+    return out | {*compared_iterators(scope.body)} | {x for x in operation.axes if x.lo}
 
 
 MAX_FACTORS = 4

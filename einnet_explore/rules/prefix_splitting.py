@@ -1,0 +1,114 @@
+r"""Prefix splitting: a sum up to a position is a sum of whole blocks before it, and of the part of its own block.
+
+.. math::
+   \mathop{L}_{\vec x} \sum_s [s \le e(\vec x)]\, f(\vec x, s)
+   \;\mapsto\;
+   \mathop{L}_{\vec x}
+     \Big\{ \mathop{L}_{\vec x} \sum_{S\, r} [S < \lfloor e/g \rfloor]\, f(\vec x, g S + r) \Big\}[\vec x]
+     + \Big\{ \mathop{L}_{\vec x} \sum_r [r \le e \bmod g]\, f(\vec x, g \lfloor e/g \rfloor + r) \Big\}[\vec x]
+
+for blocks of g positions; :math:`[c]` is 1 where *c* holds, else 0.  The condition of the first sum does not depend on
+the position in a block, so the products of a block can be summed once for all later positions: the chunked form of
+linear attention and of state-space models (Y. Sun et al., 2023; T. Dao and A. Gu, 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from einnet_explore.analysis.indices import fresh_name, iterators_of, substitute
+from einnet_explore.analysis.products import quotient_factors, summed_factors
+from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, add, as_index, mul
+from einnet_explore.rules.base import accepted, scope_rule
+from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The summation that a condition bounds from above, and the number of its positions in a block."""
+
+    summation: Iterator
+    size: int
+
+
+def propose(scope: Scope) -> Iterable[Blocks]:
+    """Propose every block size that divides the extent of a summation, from the smallest."""
+    for s in scope.summations:
+        for size in range(2, s.extent // 2 + 1):
+            if s.extent % size == 0 and accepted(rewrite, scope, Blocks(s, size)):
+                yield Blocks(s, size)
+
+
+def rewrite(scope: Scope, params: Blocks) -> Scope:
+    """Apply the law; refuses a sum without such a condition, a position outside the range, and partial blocks."""
+    s, size = params.summation, params.size
+    if s not in scope.summations:
+        raise Refused(f"{s.name} is no summation")
+    if s.lo or size < 2 or s.extent % size or s.extent == size:
+        raise Refused(f"blocks of {size} do not divide {s.name} in [{s.lo}, {s.hi}) into two or more whole ones")
+    summed_factors(scope)
+    end, others = upper_end(scope, s)
+    first, last = end.bounds
+    if first < 0 or last >= s.hi:
+        raise Refused(f"{s.name} ends at {end!r} in [{first}, {last}], outside [0, {s.hi})")
+    kept = tuple(y for y in scope.summations if y != s)
+    names = [x.name for x in (*scope.traversals, *scope.summations)]
+    whole = Iterator(fresh_name(s.name.upper(), names), 0, s.extent // size)
+    inside = Iterator(fresh_name(s.name, (*names, whole.name)), 0, size)
+    before = mul(_holds(whole, end // size - 1), substitute(others, {s: whole * size + inside}))
+    within = mul(_holds(inside, end % size), substitute(others, {s: end // size * size + inside}))
+    parts = (((whole, inside, *kept), before), ((inside, *kept), within))
+    sums = (Scope(scope.traversals, over, body)[scope.traversals] for over, body in parts)
+    return replace(scope, summations=(), body=add(*sums))
+
+
+def _holds(x: Iterator, end: Index) -> Scalar:
+    return Apply("where", (Compare("<=", as_index(x), end), Const(1), Const(0)))
+
+
+def upper_end(scope: Scope, s: Iterator) -> tuple[Index, Scalar]:
+    """Return the last value of *s* that a condition in the body admits, and the body without the condition."""
+    found = quotient_factors(scope.body)
+    for n, factor in enumerate(found):
+        match factor:
+            case Apply("where", (Compare() as condition, Const(1), Const(0))):
+                slack = _slack(condition)
+                if slack is not None and slack.coefficient(s) == -1:
+                    end = slack + s
+                    if iterators_of(factor) - {s} <= set(scope.traversals) and s not in end.iterators:
+                        return end, mul(*found[:n], *found[n + 1 :])
+    raise Refused(f"no factor is 0 where {s.name} is greater than an index of the traversals")
+
+
+def _slack(condition: Compare) -> Index | None:
+    """Return the index that is at least 0 where *condition* holds, and nowhere else."""
+    left, right = condition.left, condition.right
+    match condition.op:
+        case "<=" | "<":
+            return right - left - (condition.op == "<")
+        case ">=" | ">":
+            return left - right - (condition.op == ">")
+    return None
+
+
+def explain(scope: Scope) -> str:
+    """Return why no sum is split."""
+    reasons = []
+    for s in scope.summations:
+        try:
+            upper_end(scope, s)
+        except Refused as why:
+            reasons.append(str(why))
+    return "; ".join(reasons) or "no block size divides the summation" if scope.summations else "the scope sums nothing"
+
+
+PREFIX_SPLITTING = scope_rule(
+    "prefix_splitting",
+    r"\mathop{L}_{\vec x} \sum_s [s \le e]\, f(s) \;\mapsto\; \mathop{L}_{\vec x}"
+    r" \Big\{ \mathop{L}_{\vec x} \sum_{S\, r} [S < \lfloor e/g \rfloor]\, f(g S + r) \Big\}[\vec x]"
+    r" + \Big\{ \mathop{L}_{\vec x} \sum_r [r \le e \bmod g]\, f(g \lfloor e/g \rfloor + r) \Big\}[\vec x]",
+    propose,
+    rewrite,
+    explain=explain,
+)
