@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from onnx_building import build, integers, node, run
 
 from einnet_evaluation.models import write
+from einnet_explore.analysis.equations import weight_only
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
+from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
+from einnet_explore.rules import SIBLING_MERGING, Derivation
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Options
 
 
 def operators(model: Model) -> list[list[str]]:
@@ -175,6 +182,78 @@ def test_queries_keys_and_values_are_one_subprogram() -> None:
     assert whole.inputs[0] == "x" and len(whole.outputs) == 3
     apart = operators(load_model(attention(("x", "z", "w"))))
     assert sorted(ops.count("MatMul") for ops in apart) == [1, 1, 1, 2]  # inputs of their own: nothing to share
+
+
+RNG = np.random.default_rng(0)
+
+
+def heads(rows: int, features: int, count: int) -> Model:
+    """Attention after three projections of one input, whose heads are cut by Reshape and Transpose."""
+    nodes, weights = [], {"shape": np.array([rows, count, features // count])}
+    for name, perm in (("q", [1, 0, 2]), ("k", [1, 2, 0]), ("v", [1, 0, 2])):
+        weights[f"w{name}"] = integers(RNG, features, features)
+        weights[f"b{name}"] = integers(RNG, features)
+        nodes += [
+            node("MatMul", ["x", f"w{name}"], [f"m{name}"]),
+            node("Add", [f"m{name}", f"b{name}"], [f"a{name}"]),
+            node("Reshape", [f"a{name}", "shape"], [f"r{name}"]),
+            node("Transpose", [f"r{name}"], [name], perm=perm),
+        ]
+    nodes += [
+        node("MatMul", ["q", "k"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("MatMul", ["p", "v"], ["y"]),
+    ]
+    return load_model(build(nodes, {"x": [rows, features]}, ["y"], weights), {})
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 4), (9, 12, 2)])
+def test_heads_of_queries_keys_and_values_stay_with_their_merged_product(sizes: tuple[int, int, int]) -> None:
+    """Parts of a merged product are cut, biased and transposed in one pass each; attention reads them as they are."""
+    model = heads(*sizes)
+    check(model)
+    projections, attention = operators(model)
+    assert Counter(projections) == dict.fromkeys(("MatMul", "Add", "Reshape", "Transpose"), 3)
+    assert attention == ["MatMul", "Softmax", "MatMul"]
+    program = partition(model).subprograms[0].program
+    (match,) = (m for m in SIBLING_MERGING.matches(program, (0,)) if len(m.params.others) == 2)
+    merged = Derivation(program).then(match)
+    search = Search(merged.end, lambda _: (1.0, ""), Options(max_depth=0, ahead=0))
+    found = next(event.state for event in search.run() if isinstance(event, Found))
+    derivation = fuse_eoperators(Derivation(program, (*merged.steps, *search.derivation(found.id).steps)))
+    assert {certify(step.before, step.after).kind for step in derivation.steps} == {"proved"}
+    computed = [e for e in derivation.end.equations if e.name not in weight_only(derivation.end)]
+    assert len(computed) == 4  # the product, and one pass for each of Q, K and V
+
+
+def test_single_projection_leaves_its_layouts_to_attention() -> None:
+    """Without a sibling nothing merges, and attention by rows reads through its re-indexings."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Transpose", ["m"], ["t"]),
+        node("MatMul", ["z", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("MatMul", ["p", "x"], ["y"]),
+    ]
+    model = load_model(build(nodes, {"x": [16, 8], "z": [16, 8]}, ["y"], {"w": integers(RNG, 8, 8)}), {})
+    check(model)
+    assert operators(model) == [["MatMul"], ["Transpose", "MatMul", "Softmax", "MatMul"]]
+
+
+def test_gate_and_up_projections_are_one_subprogram() -> None:
+    """The gate's group reads the other projection's result: they are siblings all the same."""
+    nodes = [
+        node("MatMul", ["x", "wg"], ["g"]),
+        node("Sigmoid", ["g"], ["s"]),
+        node("Mul", ["g", "s"], ["silu"]),
+        node("MatMul", ["x", "wu"], ["u"]),
+        node("Mul", ["silu", "u"], ["h"]),
+        node("MatMul", ["h", "wd"], ["y"]),
+    ]
+    weights = {"wg": integers(RNG, 6, 10), "wu": integers(RNG, 6, 10), "wd": integers(RNG, 10, 6)}
+    model = load_model(build(nodes, {"x": [5, 6]}, ["y"], weights), {})
+    check(model)
+    assert operators(model) == [["MatMul", "Sigmoid", "Mul", "MatMul", "Mul"], ["MatMul"]]
 
 
 def test_inception_convolutions_of_one_input_are_one_subprogram() -> None:
