@@ -12,7 +12,7 @@ from einnet_explore.rules import Derivation
 from einnet_explore.session.records import to_record
 from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.program_search import derive_across
-from einnet_explore.strategies.simplification import FUNCTION_RULES, simplifications, work
+from einnet_explore.strategies.simplification import FUNCTION_RULES, operations_left, simplifications
 from einnet_explore.syntax import parse
 
 
@@ -73,7 +73,7 @@ def test_bias_of_the_keys_vanishes_under_softmax(size: tuple[int, int, int], sco
     start = attention(*size, scores, "B[{j}, {k}] = K[j, k] + b[k]")
     end = last(start).end
     assert without_bias(end) and not without_bias(start)
-    assert work(end) <= work(start) - size[1] * size[2]
+    assert operations_left(end) <= operations_left(start) - size[1] * size[2]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -108,7 +108,7 @@ def test_scale_and_shift_of_a_normalisation_move_into_the_next_weight() -> None:
     assert not any(reads(e) & known for e in at_run_time)
     # The deviations are squared as they are: multiplied out, they would cancel.
     assert any(ee.text(end).count(f"* {e.name}[i, j]") for e in end.equations)
-    assert work(end) < 0.8 * work(start)
+    assert operations_left(end) < 0.8 * operations_left(start)
 
 
 CONVOLUTION = """tensor x[3, 10] pad [0, 1]
@@ -128,15 +128,17 @@ def test_scales_around_relu_move_into_the_weights() -> None:
     Y[g:6, h:10] = sum[f:4] Z[f, h] * U[g, f]
     output Y""")
     end = last(start).end
-    assert work(end) == work(start) - 2 * 40  # the scale and the constant, at every element
+    assert operations_left(end) == operations_left(start) - 2 * 40  # the scale and the constant, at every element
     one = parse(f"{CONVOLUTION}Y[f:4, h:10] = 2 * R[f, h]\noutput Y")
-    assert work(last(one).end) <= work(one) - 40
+    assert operations_left(last(one).end) <= operations_left(one) - 40
 
 
 def test_bias_and_relu_move_behind_a_maximum() -> None:
     start = parse(f"{CONVOLUTION}Y[f:4, h:5] = max[r:2] R[f, 2*h+r]\noutput Y")
     end = last(start).end
-    assert work(end) <= work(start) - 40 - 40  # the scale at 40 elements, shift and relu at 20 instead of 40
+    assert (
+        operations_left(end) <= operations_left(start) - 40 - 40
+    )  # the scale at 40 elements, shift and relu at 20 instead of 40
 
 
 @pytest.mark.parametrize(

@@ -332,22 +332,22 @@ def order_product(
     reads, kept, own = flat.reads, frozenset(traversals), (*traversals, *flat.summations)
     weights, summed = flat.weights, set[Iterator]()
 
-    def node(tree: Tree, above: frozenset[Iterator], known: bool) -> Scalar:
+    def node(tree: Tree, parent: tuple[Tree, Tree]) -> Scalar:
         leaves = tree_leaves(tree)
         there = open_iterators(reads, leaves, kept)
         read = frozenset[Iterator]().union(*(reads[n] for n in leaves))
-        here = weights.issuperset(leaves)
-        body = flat.parts[tree] if isinstance(tree, int) else product_of(tree, here)
+        body = product_of(tree)
         gone = tuple(y for y in flat.summations if y in read and y not in there and y not in summed)
         summed.update(gone)
-        apart = len(leaves) > 1 and (there < above or (here and not known))
+        first_known = weights.issuperset(leaves) and not weights.issuperset(tree_leaves(parent))
+        apart = len(leaves) > 1 and (there < _grid(parent, reads, kept) or first_known)
         over = tuple(x for x in own if x in there)
         return Scope(over, gone, body)[over] if gone or apart else body
 
-    def product_of(tree: tuple[Tree, Tree], known: bool) -> Scalar:
-        return mul(*(node(part, _grid(tree, reads, kept), known) for part in tree))
+    def product_of(tree: Tree) -> Scalar:
+        return flat.parts[tree] if isinstance(tree, int) else mul(*(node(part, tree) for part in tree))
 
-    body = flat.parts[tree] if isinstance(tree, int) else product_of(tree, weights.issuperset(tree_leaves(tree)))
+    body = product_of(tree)
     return mul(*flat.constants, body), tuple(y for y in flat.summations if y not in summed)
 
 

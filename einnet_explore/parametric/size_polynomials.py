@@ -9,6 +9,7 @@ further variable for each product of parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -195,11 +196,11 @@ def divide_with_remainder(a: Form, d: Form) -> tuple[Form, Form]:
     times, rest, left = Form({"": 0}), Form({"": 0}), drop_zeros(a)
     while any(left.values()):
         name, c = leading_monomial(left)
-        over = divide_monomial(name, lead)
-        if over is None or c // k == 0 or (name and c % k):
+        if not divides_monomial(lead, name) or c // k == 0 or (name and c % k):
             accumulate_form(rest, {name: c}, 1)
             left = drop_zeros({**left, name: 0})
             continue
+        over = divide_monomial(name, lead)
         accumulate_form(times, {over: c // k}, 1)
         for part, by in d.items():
             accumulate_form(
@@ -217,16 +218,23 @@ def leading_monomial(form: Form) -> tuple[str, int]:
 
 def _degree(name: str) -> tuple[int, tuple[str, ...]]:
     """Sort key of a monomial order, invariant under multiplication."""
-    parts = tuple(name.split("*")) if name else ()
+    parts = _symbols(name)
     return len(parts), parts
 
 
-def divide_monomial(name: str, lead: str) -> str | None:
-    """Divide the monomial *name* by *lead*; None if it does not divide."""
-    parts = name.split("*") if name else []
-    for symbol in lead.split("*") if lead else ():
-        if symbol not in parts:
-            return None
+def _symbols(name: str) -> tuple[str, ...]:
+    return tuple(name.split("*")) if name else ()
+
+
+def divides_monomial(lead: str, name: str) -> bool:
+    """Whether the monomial *name* is a multiple of *lead*."""
+    return Counter(_symbols(lead)) <= Counter(_symbols(name))
+
+
+def divide_monomial(name: str, lead: str) -> str:
+    """Divide the monomial *name* by *lead*; raises ValueError if *lead* does not divide it."""
+    parts = list(_symbols(name))
+    for symbol in _symbols(lead):
         parts.remove(symbol)
     return "*".join(parts)
 

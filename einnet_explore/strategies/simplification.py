@@ -69,7 +69,7 @@ def simplifications(program: Program, rules: Iterable[Rule[object]] = FUNCTION_R
         yield (derivation := found)
 
 
-def work(program: Program) -> int:
+def operations_left(program: Program) -> int:
     """Count the operations of *program* at run time, those of equations on weights alone left out."""
     constant = weight_only(program)
     return sum(flops(e.scope) for e in program.equations if e.name not in constant)
@@ -77,12 +77,12 @@ def work(program: Program) -> int:
 
 def _improved(derivation: Derivation, rules: frozenset[Rule[object]]) -> Iterable[Derivation]:
     """Yield *derivation* with less work left, by following each of its intermediates."""
-    most = work(derivation.end)
+    most = operations_left(derivation.end)
     for equation in derivation.end.equations:
         name = equation.name
         found = (_scale_into_weight(derivation, name), *_followed(derivation, name, rules))
         for each in (_with_laws(derivation, (name,), rules), *found):
-            if each is not None and work(each.end) < most:
+            if each is not None and operations_left(each.end) < most:
                 yield each
 
 

@@ -163,6 +163,21 @@ class _OnlineKernel(OnlineBlocks):
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
 
+_NO_SCORE = tirx.const(float("-inf"), "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredRow:
+    """Row *row* and its scores from *start* on: those of the columns from *begin* on, at *offset* in the row."""
+
+    row: TvmObject
+    start: TvmObject
+    begin: TvmObject
+    offset: TvmObject
+    most: TvmObject
+    """The maximum of each lane."""
+
+
 @dataclass
 class _OnlineBlock:
     """One block of rows: its triples, updated by each block of columns."""
@@ -250,42 +265,53 @@ class _OnlineBlock:
         start = T.bind(r * kernel.columns)
         most = T.alloc_buffer((lanes,))
         store_vector(most, tirx.Broadcast(tirx.const(LOWEST_SCORE, "float32"), lanes), 0, lanes)
-        offset = begin if nest.dense else T.bind(begin - row)
-        none = tirx.const(float("-inf"), "float32")
-
-        def score(c: TvmObject, whole: bool) -> None:
-            """Store the scores of one vector; unless it is *whole*, columns outside the row get −∞."""
-            with T.vectorized(lanes) as x:
-                at = c * lanes + x
-                place = offset + at
-                readers: dict[str, NodeReader] = {
-                    node_name(n): _element_reader(b, start + at) for n, b in self.scores.items()
-                }
-                readers |= {node_name(n): _element_reader(b, begin + at) for n, b in self.columns.items()}
-                inside = place if whole else tirx.max(tirx.min(place, nest.along.extent - 1), 0)
-                value = kernel.scalar(kernel.online.score, {**self.env, nest.row: row, nest.along: inside}, readers)
-                if not whole:
-                    value = tirx.Select(hide_condition(tirx.all(place >= 0, place < nest.along.extent)), value, none)
-                T.buffer_store(self.powers, value, [start + at])
-                T.buffer_store(most, tirx.max(most[x], self.powers[start + at]), [x])
-
+        line = _ScoredRow(row, start, begin, begin if nest.dense else T.bind(begin - row), most)
         with T.serial(kernel.columns // lanes) as c:
             if nest.dense and nest.along.extent % kernel.columns == 0:
-                score(c, True)
+                self._store_inner_scores(line, c)
             elif nest.along not in _read_iterators(kernel.online.score):  # then nothing is read beyond the row
-                score(c, False)
+                self._store_edge_scores(line, c)
             else:
-                place = offset + c * lanes
+                place = line.offset + c * lanes
                 with T.If(tirx.all(place >= 0, place + lanes <= nest.along.extent)):
                     with T.Then():
-                        score(c, True)
+                        self._store_inner_scores(line, c)
                     with T.Else(), T.If(tirx.all(place + lanes > 0, place < nest.along.extent)):
                         with T.Then():
-                            score(c, False)
+                            self._store_edge_scores(line, c)
                         with T.Else():
-                            store_vector(self.powers, tirx.Broadcast(none, lanes), start + c * lanes, lanes)
+                            store_vector(self.powers, tirx.Broadcast(_NO_SCORE, lanes), start + c * lanes, lanes)
         found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
+
+    def _store_inner_scores(self, line: _ScoredRow, c: TvmObject) -> None:
+        """Store the scores of vector *c* of *line*, whose columns are all inside the row."""
+        with T.vectorized(self.kernel.lanes) as x:
+            at = c * self.kernel.lanes + x
+            self._store_score(line, at, x, self._score(line, at, line.offset + at))
+
+    def _store_edge_scores(self, line: _ScoredRow, c: TvmObject) -> None:
+        """Store the scores of vector *c* of *line*, −∞ for columns outside the row."""
+        extent = self.kernel.nest.along.extent
+        with T.vectorized(self.kernel.lanes) as x:
+            at = c * self.kernel.lanes + x
+            place = line.offset + at
+            value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0))
+            value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _NO_SCORE)
+            self._store_score(line, at, x, value)
+
+    def _score(self, line: _ScoredRow, at: TvmObject, inside: TvmObject) -> TvmObject:
+        """Return the score at column *at* of the block, which is *inside* in the row."""
+        kernel, nest = self.kernel, self.kernel.nest
+        readers: dict[str, NodeReader] = {
+            node_name(n): _element_reader(b, line.start + at) for n, b in self.scores.items()
+        }
+        readers |= {node_name(n): _element_reader(b, line.begin + at) for n, b in self.columns.items()}
+        return kernel.scalar(kernel.online.score, {**self.env, nest.row: line.row, nest.along: inside}, readers)
+
+    def _store_score(self, line: _ScoredRow, at: TvmObject, x: TvmObject, value: TvmObject) -> None:
+        T.buffer_store(self.powers, value, [line.start + at])
+        T.buffer_store(line.most, tirx.max(line.most[x], self.powers[line.start + at]), [x])
 
     def _powers(self, r: TvmObject) -> None:
         """Store the exponentials of row *r* and add them to their sum."""
