@@ -228,7 +228,8 @@ outputs = fast(**fast.random_inputs())
 # - [Searching like a researcher](03_researcher.py); [a model in one cell](04_one_click.py); [your own rule and
 #   operator](06_your_own.py).
 # - The paper's figures, [drawn](05_figures.py). The paper's derivations: [one convolution](10_one_convolution.py),
-#   [several expressions](11_merging.py), [post-optimisation](12_post_optimisation.py).
+#   [several expressions](11_merging.py), [post-optimisation](12_post_optimisation.py), and beyond it [linear algebra across
+#   operators](13_across_operators.py).
 # - More: [tiles](20_flattening_and_tiles.py), [element-wise kernels](21_elementwise.py),
 #   [reductions](22_fused_reductions.py), [gradients](30_gradients_and_cse.py), [all sizes at
 #   once](31_for_all_sizes.py), [fewer multiplications](40_fewer_multiplications.py).
