@@ -49,7 +49,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
-    tensors,
+    accesses,
 )
 
 Names: TypeAlias = "tuple[tuple[str, int], ...]"
@@ -83,7 +83,9 @@ def numbering(scope: Scope) -> dict[Iterator, int]:
 
 @lru_cache(_REMEMBERED)
 def read_tensor_names(scope: Scope) -> frozenset[str]:
-    return frozenset(t.name for t in tensors(scope))
+    sources = {access.source for access in accesses(scope.body)}
+    own = {source.name for source in sources if isinstance(source, Tensor)}
+    return frozenset(own.union(*(read_tensor_names(source) for source in sources if isinstance(source, Scope))))
 
 
 @lru_cache(_REMEMBERED)

@@ -66,7 +66,7 @@ def find_collision(source: tuple[Iterator, ...], forward: Iterable[Index]) -> tu
     box = [*_box(first), *_box(second)]
     names = [*first.values(), *second.values()]
     where = " and ".join([*box, *same, f"({' or '.join(f'({b})' for b in before)})"])
-    point = _first_point(isl.Set(f"{{ [{', '.join(names)}] : {where} }}")) if source else ()
+    point = _first_point(f"{{ [{', '.join(names)}] : {where} }}") if source else ()
     half = len(source)
     return tuple(
         {x.name: v for x, v in zip(source, part, strict=True)} for part in (point[:half], point[half:]) if part
@@ -78,7 +78,8 @@ def find_violation(bound: Bound, domain: Domain = ()) -> Mapping[str, int]:
     names = _names((bound.index, *(b.index for b in domain)))
     text = _text(bound.index, names)
     outside = f"({text} < {bound.lo} or {text} >= {bound.hi})"
-    point = _first_point(_set(names, (*_conditions(names, domain), outside)))
+    conditions = " and ".join((*_conditions(names, domain), outside))
+    point = _first_point(f"{{ [{', '.join(names.values())}] : {conditions} }}")
     return {x.name: v for x, v in zip(names, point, strict=False)}
 
 
@@ -120,15 +121,14 @@ def _box(names: Mapping[Iterator, str]) -> tuple[str, ...]:
     return tuple(f"{x.lo} <= {name} < {x.hi}" for x, name in names.items())
 
 
-def _set(names: Mapping[Iterator, str], conditions: Iterable[str]) -> isl.Set:
-    return isl.Set(f"{{ [{', '.join(names.values())}] : {' and '.join(conditions)} }}")
-
-
-def _first_point(where: isl.Set) -> tuple[int, ...]:
-    if where.is_empty():
+@lru_cache(maxsize=1 << 14)
+def _first_point(where: str) -> tuple[int, ...]:
+    """Return the first point of the set *where*, in isl's notation; () if it is empty."""
+    points = isl.Set(where)
+    if points.is_empty():
         return ()
-    point = where.lexmin().sample_point()
-    count = where.dim(isl.dim_type.set)
+    point = points.lexmin().sample_point()
+    count = points.dim(isl.dim_type.set)
     return tuple(point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(count))
 
 

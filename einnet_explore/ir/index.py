@@ -144,7 +144,10 @@ class Index(_Arithmetic):
 
     def coefficient(self, x: Iterator) -> int:
         """The factor of *x* at the top level of the sum (0 if it does not occur there)."""
-        return next((k for atom, k in self.terms if atom == x), 0)
+        for atom, k in self.terms:
+            if atom == x:
+                return k
+        return 0
 
     @property
     def iterators(self) -> tuple[Iterator, ...]:
