@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
+from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Program
+from einnet_explore.ir import Iterator, Program
 from einnet_explore.rules import (
     COMMON_FACTOR,
     DISTRIBUTIVITY,
@@ -173,7 +174,7 @@ def test_program_without_gain_is_unchanged(text: str) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.integers(1, 6), min_size=4, max_size=9))
+@given(st.lists(st.integers(1, 40), min_size=4, max_size=11))
 def test_matrix_chain_gets_the_optimal_order(sizes: list[int]) -> None:
     """The recurrence over intervals is the oracle; the chain is written as one product after the other."""
     count = len(sizes) - 1
@@ -192,6 +193,44 @@ def test_matrix_chain_gets_the_optimal_order(sizes: list[int]) -> None:
             )
     found = [products_at_run_time(d.end) for d in factorings(start)]
     assert min([products_at_run_time(start), *found]) <= least[0, count - 1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_sum_of_a_product_gets_the_fewest_multiplications(data: st.DataObject) -> None:
+    """The oracle contracts pairs of tensors in every order, as ``opt_einsum`` does for its optimal path."""
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=3, max_size=6))
+    names = range(len(sizes))
+    operands = data.draw(st.lists(st.sets(st.sampled_from(names), min_size=1, max_size=3), min_size=3, max_size=6))
+    kept = frozenset(data.draw(st.sets(st.sampled_from(sorted(frozenset().union(*operands))), max_size=3)))
+
+    def points(indices: frozenset[int]) -> int:
+        return prod(sizes[n] for n in indices)
+
+    def fewest(left: tuple[frozenset[int], ...]) -> int:
+        left = tuple(read & (kept | frozenset().union(*left[:n], *left[n + 1 :])) for n, read in enumerate(left))
+        if len(left) == 1:
+            return 0
+        pairs = ((n, m) for n in range(len(left)) for m in range(n))
+        return min(
+            points(left[n] | left[m])
+            + fewest((*(read for k, read in enumerate(left) if k not in (n, m)), left[n] | left[m]))
+            for n, m in pairs
+        )
+
+    reads = tuple(frozenset(Iterator(f"i{n}", 0, sizes[n]) for n in read) for read in operands)
+    outputs = frozenset(Iterator(f"i{n}", 0, sizes[n]) for n in kept)
+    tree = cheapest_tree(reads, outputs)
+    assert sorted(tree_leaves(tree)) == list(range(len(reads)))
+    assert multiplications(tree, reads, outputs) <= fewest(tuple(map(frozenset, operands)))
+
+
+def test_order_of_twelve_factors_is_the_most_that_is_compared() -> None:
+    xs = [Iterator(f"x{n}", 0, 2 + 3 * n % 7) for n in range(MAX_FACTORS + 1)]
+    reads = [frozenset(pair) for pair in pairwise(xs)]
+    assert len(tree_leaves(cheapest_tree(reads, frozenset((xs[0], xs[-1]))))) == MAX_FACTORS
+    with pytest.raises(ValueError, match=f"{MAX_FACTORS + 1} factors: expected 2 to {MAX_FACTORS}"):
+        cheapest_tree([*reads, reads[0]], frozenset())
 
 
 # The rules
