@@ -42,7 +42,7 @@ from einnet_explore.strategies.expression_searches import (
     ExpressionVariant,
     standalone,
 )
-from einnet_explore.strategies.factoring import factorings
+from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.simplification import FUNCTION_RULES, simplifications
 from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
@@ -126,11 +126,15 @@ class ProgramSearch(StateTable):
         return len(self.states) + sum(len(each.search.states) for each in self._searches.values())
 
     def run(self) -> Iterable[SearchEvent]:
-        """Yield members of Q: the closure of the program, then round by round what searching and merging make of it."""
+        """Yield members of Q: the closure of the program, then round by round what searching and merging make of it.
+
+        Members with the fewest products are searched first: then fewer results of the others are post-optimised.
+        """
         members = list[State]()
         for event in self._closure():
             members.append(event.state)
             yield event
+        members.sort(key=lambda member: products_at_run_time(member.program))
         states = FIRST_STATES
         while True:
             states = states if self.most is None else min(states, self.most)
