@@ -21,13 +21,6 @@ TOLERANCE = 1.1
 
 MAX_SECONDS = 20
 
-QUICK = (
-    "LoRA", "RepVGG", "absorbed keys of latent attention", "distances to all points",
-    "global feature beside local ones", "graph convolution with self loops", "layers around a batch normalisation",
-    "logits of graph attention", "pooled classifier", "residual linear layers",
-)  # fmt: skip
-"""Programs that are also searched in the quick tests."""
-
 
 @pytest.mark.parametrize("name", COLLAPSIBLE)
 def test_factoring_reaches_the_count_derived_by_hand(name: str) -> None:
@@ -51,9 +44,7 @@ def searched(start: Program, least: int) -> Derivation | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in COLLAPSIBLE]
-)
+@pytest.mark.parametrize("name", COLLAPSIBLE)
 def test_search_reaches_the_count_derived_by_hand(name: str) -> None:
     text, least = COLLAPSIBLE[name]
     found = searched(parse(text), int(TOLERANCE * least))
