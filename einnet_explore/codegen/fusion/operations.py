@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
 
@@ -258,15 +259,17 @@ class AbstractSizes:
         return tuple(out)
 
 
+def _find_root(parent: dict[object, object], x: object) -> object:
+    while (up := parent.setdefault(x, x)) != x:
+        x = up
+    return x
+
+
 def abstract_sizes(inputs: Iterable[Tensor], found: tuple[FusedOperation, ...]) -> AbstractSizes:
     """Return the abstract sizes of the operations *found* over *inputs*."""
     parent: dict[object, object] = {}
     fixed: set[object] = set()
-
-    def root(x: object) -> object:
-        while (up := parent.setdefault(x, x)) != x:
-            x = up
-        return x
+    root = partial(_find_root, parent)
 
     def bind(operation: FusedOperation, name: str, d: int, x: Iterator) -> None:
         parent[root(x)] = root((name, d))

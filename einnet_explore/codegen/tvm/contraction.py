@@ -112,13 +112,14 @@ def multiply_add_step(
     out: list[TvmObject] = []
     positions = list(product(range(tile.rows), range(tile.vectors)))
     group = list(enumerate(context.plan.steps[n]))
+    other_env = env if context.plan.other is not None else {**env, **block}
     for _, run in groupby(group, key=lambda item: item[1].offset):
         these = list(run)
         if len(positions) <= len(these) * tile.slots:
             vectors = {p: context.let(out, _vector_operand(context, these[0][1], *p, env)) for p in positions}
             for (at, tap), j in product(these, range(tile.slots)):
                 scalars = {
-                    p: _other_operand(context, n, at, tap, j, p[1], env, block)
+                    p: _other_operand(context, n, at, tap, j, p[1], other_env)
                     for p in _distinct_positions(context, positions)
                 }
                 held = {p: context.let(out, value) for p, value in scalars.items()}
@@ -126,7 +127,7 @@ def multiply_add_step(
                     _accumulate(context, out, sums[tap.phase, *p, j], vectors[p], held[_shared_position(context, p)])
         else:
             others = {
-                (at, j, p): context.let(out, _other_operand(context, n, at, tap, j, p[1], env, block))
+                (at, j, p): context.let(out, _other_operand(context, n, at, tap, j, p[1], other_env))
                 for (at, tap), j, p in product(these, range(tile.slots), _distinct_positions(context, positions))
             }
             for p in positions:
@@ -171,7 +172,6 @@ def _other_operand(
     slot: int,
     vector: int,
     env: Environment,
-    block: Environment,
 ) -> TvmObject:
     """Return the other operand's value: a broadcast element, or a vector if it moves along the lanes too."""
     tile, layout = context.plan.tile, context.plan.other
@@ -181,7 +181,7 @@ def _other_operand(
         each = tile.vectors * tile.lanes if wide else 1
         place = tirx.const(region.start + (at * tile.slots + slot) * each + vector * tile.lanes * wide, "int32")
         for x, stride in region.strides.items():
-            place = place + block.get(x, env[x]) * stride
+            place = place + env[x] * stride
     else:
         found = affine_address(layout, context.plan.form.reads[tap.phase][1 - tile.vector], tap.known)
         extra = found[1].get(tile.slot, 0) * slot if tile.slot is not None else 0
