@@ -15,8 +15,9 @@ one place of the first, as a 1×1 convolution reads a 3×3 window's centre and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from math import prod
 
 from einnet_explore.analysis.canonical_keys import canonical_key
@@ -29,7 +30,21 @@ from einnet_explore.analysis.indices import (
     substitute_index,
 )
 from einnet_explore.analysis.products import SummedProduct, flatten_product, has_finite_padding, least_products
-from einnet_explore.ir import Access, Apply, Bound, Const, Index, Iterator, Scalar, Scope, add, as_index, mul, terms
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Bound,
+    Const,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    add,
+    as_index,
+    factors,
+    mul,
+    terms,
+)
 from einnet_explore.rules.base import scope_rule
 from einnet_explore.support.errors import Refused
 
@@ -46,30 +61,31 @@ class Common:
 
 
 def propose(scope: Scope) -> Iterable[Common]:
-    """Propose the common factor that leaves the fewest products, if these are fewer than before."""
+    """Propose the common factor of two terms that saves most products, if one saves any."""
     found = terms(scope.body)
     if len(found) < 2 or scope.summations or scope.domain or not has_finite_padding(scope.body):
         return
     flat = [flatten_product(term, scope.traversals) for term in found]
-    best: tuple[int, Common] | None = None
-    least = least_products(scope)
-    for i, one in enumerate(flat):
-        for j, other in enumerate(flat):
-            if i == j:
+    best: Common | None = None
+    most = 0
+    for i, j in combinations(range(len(found)), 2):
+        pair = replace(scope, body=add(found[i], found[j]))
+        for m, n in product(range(len(flat[i].parts)), range(len(flat[j].parts))):
+            if not _same_source(flat[i].parts[m], flat[j].parts[n]):
                 continue
-            for m, p in enumerate(one.parts):
-                for n, q in enumerate(other.parts):
-                    if not _same_source(p, q):
-                        continue
-                    params = Common((i, j), (m, n))
-                    try:
-                        count = least_products(rewrite(scope, params))
-                    except Refused:
-                        continue
-                    if count < least:
-                        least, best = count, (count, params)
+            for here, params in (
+                (Common((0, 1), (m, n)), Common((i, j), (m, n))),
+                (Common((1, 0), (n, m)), Common((j, i), (n, m))),
+            ):
+                try:
+                    joined = rewrite(pair, here)
+                except Refused:
+                    continue
+                if (saved := least_products(pair) - least_products(joined)) > most:
+                    most, best = saved, params
+                break
     if best is not None:
-        yield best[1]
+        yield best
 
 
 def _same_source(p: Scalar, q: Scalar) -> bool:
@@ -135,17 +151,29 @@ def _joined(scope: Scope, one: SummedProduct, other: SummedProduct, numbers: tup
     own = (*scope.traversals, *(y for y in one.summations if y in shared))
     left = tuple(y for y in one.summations if y not in shared)
     gone = tuple(y for y in other.summations if y not in place.to)
-    added = add(_side(one, ours, left, own, ()), _side(other, theirs, gone, own, place.bounds))
+    added = _with_like_terms(add(_side(one, ours, left, own, ()), _side(other, theirs, gone, own, place.bounds)), own)
     kept = tuple(x for x in own if x in iterators_of(added))
     return mul(*common, Scope(kept, (), added)[kept] if kept else added)
 
 
+def _with_like_terms(body: Scalar, own: tuple[Iterator, ...]) -> Scalar:
+    """Return *body*, whose iterators are *own*, with the coefficients of equal terms added."""
+    total: dict[Hashable, tuple[float, Scalar]] = {}
+    for term in terms(body):
+        constants = [factor.value for factor in factors(term) if isinstance(factor, Const)]
+        rest = mul(*(factor for factor in factors(term) if not isinstance(factor, Const)))
+        key = canonical_key(Scope(own, (), rest))
+        known, first = total.get(key, (0.0, rest))
+        total[key] = known + prod(constants), first
+    return add(*(mul(Const(k), rest) for k, rest in total.values()))
+
+
 def _side(
-    term: SummedProduct, factors: list[Scalar], over: tuple[Iterator, ...], own: tuple[Iterator, ...],
+    term: SummedProduct, parts: list[Scalar], over: tuple[Iterator, ...], own: tuple[Iterator, ...],
     bounds: tuple[Bound, ...],
 ) -> Scalar:  # fmt: skip
-    """Return the constants and *factors* of *term* summed over what is *left*, 0 where *bounds* are violated."""
-    product = _opened(mul(*factors), own)
+    """Return the constants and *parts* of *term* summed over what is *left*, 0 where *bounds* are violated."""
+    product = _opened(mul(*parts), own)
     limited = {x for bound in bounds for x in bound.index.iterators}
     if stray := limited.difference(own):
         raise Refused(f"the place of the factor depends on {min(x.name for x in stray)}, which is summed elsewhere")
