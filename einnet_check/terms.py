@@ -40,7 +40,7 @@ OVER = {"sum": "*", "max": "+", "min": "+"}
 FLIPPED = {"max": "min", "min": "max"}
 INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf"])
 """Increasing on all real numbers: max f(x) is f(max x)."""
-AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt"], Fraction(0))
+AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt", "abs"], Fraction(0))
 DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
 """f(k·x, k·y) is k^(degree/2) · f(x, y) for k > 0."""
 
