@@ -256,6 +256,23 @@ def test_gate_and_up_projections_are_one_subprogram() -> None:
     assert operators(model) == [["MatMul", "Sigmoid", "Mul", "MatMul", "Mul"], ["MatMul"]]
 
 
+def test_adapter_and_its_layer_are_one_subprogram_with_the_bias() -> None:
+    """x W + (x A) B + b: factoring replaces both branches and their sum, and the bias is the epilogue."""
+    rng = np.random.default_rng(0)
+    weights = {"W": integers(rng, 16, 12), "A": integers(rng, 16, 4), "B": integers(rng, 4, 12), "b": integers(rng, 12)}
+    nodes = [
+        node("MatMul", ["x", "W"], ["t"]),
+        node("MatMul", ["x", "A"], ["u"]),
+        node("MatMul", ["u", "B"], ["v"]),
+        node("Add", ["t", "v"], ["s"]),
+        node("Add", ["s", "b"], ["r"]),
+        node("Relu", ["r"], ["y"]),
+    ]
+    model = load_model(build(nodes, {"x": (24, 16)}, ["y"], weights))
+    assert operators(model) == [["MatMul", "MatMul", "MatMul", "Add", "Add", "Relu"]]
+    computes_what_the_model_does(model, {"x": rng.standard_normal((24, 16), np.float32)})
+
+
 def test_inception_convolutions_of_one_input_are_one_subprogram() -> None:
     weights = {name: np.ones((f, 3, r, r), np.float32) for name, f, r in (("k", 4, 1), ("j", 2, 3), ("i", 5, 5))}
     nodes = [

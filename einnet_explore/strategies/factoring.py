@@ -7,11 +7,11 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 
 .. code-block:: text
 
-    normal form: substitute each intermediate that is a sum of a product or moves elements (fusion, inlining)
-    blocks:      split a sum up to a position into whole blocks and the rest (prefix splitting)
-    factoring:   eliminate the summations in the cheapest order (contraction order), compute what is read through a
-                 quotient once (traversal factoring), make nested sums expressions of their own (expression
-                 extraction), share equal ones (common subexpression)
+    normal form: substitute each intermediate that is a sum of products or moves elements (fusion, inlining), multiply
+                 products of sums out and sum each term on its own (distributivity)
+    factoring:   add terms with a common factor first (common factor), eliminate the summations in the cheapest order
+                 (contraction order), compute what is read through a quotient once (traversal factoring), make nested
+                 scopes expressions of their own (expression extraction), share equal ones (common subexpression)
 
 Every step is a rule.  Products of weights alone are free, since they are computed beforehand.  The results are open
 programs: each of their expressions is searched like any other, and the costs compete with the start's.
