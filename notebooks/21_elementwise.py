@@ -27,6 +27,8 @@ from IPython.display import Code, Markdown
 from matplotlib.figure import Figure as Page
 
 import einnet_explore as ee
+from einnet_evaluation import gpu_emulation
+from einnet_evaluation.gpu_emulation import Elementwise
 from einnet_explore.codegen.elementwise import (
     A100,
     BLOCK_THREADS,
@@ -45,9 +47,7 @@ from einnet_explore.codegen.elementwise import (
 )
 from einnet_explore.codegen.language import F16, F32, F64, I8, emit
 from einnet_explore.ir import Apply
-from einnet_explore.runtime import gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.kernels import kernel_texts
 from einnet_explore.viz.tables import ResultTable

@@ -27,15 +27,16 @@
 import numpy as np
 
 import einnet_explore as ee
+from einnet_evaluation import gpu_emulation
 from einnet_evaluation.fused_programs import batch_norm, softmax
+from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import lay_out
+from einnet_explore.codegen.fusion.gpu import gpu_launch
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import emit
-from einnet_explore.runtime import gpu_emulation
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
-from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
 from einnet_explore.viz.graph_figures import draw_graph
 from einnet_explore.viz.kernels import stage_graph, stage_summary
 

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
+from einnet_evaluation.gpu_emulation import Elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.language import emit
 from einnet_explore.codegen.polyphase import regions_kernel
@@ -31,7 +32,6 @@ from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
 from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.runtime.implementations import BoundEquation, NativeCall
 from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import TimeStore, profile_key

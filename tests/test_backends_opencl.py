@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from einnet_evaluation import gpu_emulation
 from einnet_explore.codegen.language import (
     F32,
     F64,
@@ -23,7 +24,7 @@ from einnet_explore.codegen.language import (
     counted_loop,
     literal,
 )
-from einnet_explore.runtime import c_kernels, compiled, gpu_emulation
+from einnet_explore.runtime import c_kernels, compiled
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.support.errors import BackendError
 from tests import kernel_machine

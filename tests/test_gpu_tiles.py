@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from einnet_evaluation import gpu_emulation
 from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, emit, literal
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import square_thread_layout, thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.runtime import c_kernels, gpu_emulation
+from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.cuda.plan import GPU
 from einnet_explore.support.errors import BackendError, Refused

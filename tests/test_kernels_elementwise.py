@@ -15,6 +15,7 @@ from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
 import einnet_explore as ee
+from einnet_evaluation.gpu_emulation import Elementwise
 from einnet_explore.codegen.elementwise import (
     A100,
     BLOCK_THREADS,
@@ -40,7 +41,6 @@ from einnet_explore.codegen.language import BOOL, F16, F32, F64, I8, I16, I32, I
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
 from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.gpu_emulation import Elementwise
 from einnet_explore.support.errors import BackendError, Refused
 from tests import kernel_machine
 from tests.test_backends_opencl import needs_c, needs_nvrtc, needs_opencl, shifted

@@ -11,19 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
+from einnet_evaluation import gpu_emulation
+from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.cli import main
 from einnet_explore.codegen.fusion import fuse_program, resize_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS
 from einnet_explore.codegen.fusion.frame import lay_out
-from einnet_explore.codegen.fusion.gpu import address_type, gpu_blocks, gpu_kernel
+from einnet_explore.codegen.fusion.gpu import address_type, gpu_blocks, gpu_kernel, gpu_launch
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
 from einnet_explore.codegen.language import F32, I32, I64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.runtime import compiled, fused, gpu_emulation
+from einnet_explore.runtime import compiled, fused
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, bind_unfused, compare_with_unfused, split_operations
-from einnet_explore.runtime.gpu_emulation import gpu_launch, run_blocks
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.graph_figures import draw_graph

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
+from einnet_evaluation import gpu_emulation
 from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope, IteratorRow, flatten_scope
 from einnet_explore.cli import main
 from einnet_explore.codegen.language import F32, I32, I64, check_kernel, emit
@@ -30,7 +31,6 @@ from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import LocalLayout, local_layout, thread_layout
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, program, tensors
-from einnet_explore.runtime import gpu_emulation
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from einnet_explore.viz.kernels import kernel_texts, tile_figure, tiled_kernel

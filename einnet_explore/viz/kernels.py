@@ -13,7 +13,7 @@ from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out
-from einnet_explore.codegen.fusion.gpu import gpu_kernel
+from einnet_explore.codegen.fusion.gpu import gpu_kernel, gpu_launch
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
 from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
@@ -22,7 +22,6 @@ from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, accesses, map_accesses, tensors
-from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
 from einnet_explore.syntax.printer import scalar_text

@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy.typing as npt
+
+from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.fusion.frame import (
     EmissionState,
     FusedLayout,
     LoopBody,
     LoopWriter,
     join_values,
+    lay_out,
     slot_name,
     slot_sizes,
+    uncollapsed_layout,
 )
-from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
+from einnet_explore.codegen.fusion.operations import Shapes
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStage, FusedStep, check_served
 from einnet_explore.codegen.language import (
     I32,
     I64,
@@ -41,6 +47,7 @@ from einnet_explore.codegen.language import (
     Type,
     Var,
     cast,
+    type_of,
 )
 from einnet_explore.ir import Iterator
 
@@ -48,6 +55,22 @@ FUSED_THREADS = 256
 """Threads of a block; a power of two."""
 
 _THREAD = LaunchIndex("thread")
+
+
+def gpu_launch(
+    fused: FusedKernel,
+    shapes: Shapes,
+    dtype: npt.DTypeLike = "float32",
+    threads: int = FUSED_THREADS,
+) -> tuple[FusedLayout, Kernel]:
+    """Return the layout of *fused* for contiguous arrays of *shapes*, and its kernel; raises Refused for others."""
+    check_served(fused, shapes)
+    plain = uncollapsed_layout(fused, shapes)
+    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
+        o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
+    }
+    flat = lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
+    return flat, gpu_kernel(flat, type_of(dtype), threads)
 
 
 def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> Kernel:

@@ -1,7 +1,8 @@
 """A small kernel language of frozen values, printed as CUDA C, OpenCL C or C.
 
 A ``Kernel`` describes one thread of one block of a grid.  ``emit(kernel, dialect)`` returns its text and needs no
-device; ``runtime.gpu_emulation``, ``runtime.cuda.nvrtc`` and ``runtime.c_kernels`` compile and run it.
+device; ``runtime.cuda.nvrtc``, ``runtime.c_kernels`` and, for tests, ``einnet_evaluation.gpu_emulation`` compile and
+run it.
 """
 
 from einnet_explore.codegen.language.fission import fission_at_barriers

@@ -20,6 +20,7 @@ from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
+from einnet_explore.codegen.fusion.gpu import gpu_launch
 from einnet_explore.codegen.gpu_copies import copy_kernel
 from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement
@@ -29,7 +30,6 @@ from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, 
 from einnet_explore.operators import OPERATORS, Operator
 from einnet_explore.operators.operator import onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
-from einnet_explore.runtime.gpu_emulation import gpu_launch
 from einnet_explore.runtime.matrix_products import matrices
 from einnet_explore.support.errors import BackendError, Refused
 

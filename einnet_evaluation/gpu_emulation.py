@@ -21,9 +21,7 @@ from types import ModuleType
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.elementwise import (
     A100,
     Functor,
@@ -32,12 +30,11 @@ from einnet_explore.codegen.elementwise import (
     grid_stride_kernel,
     plan_launch,
 )
-from einnet_explore.codegen.fusion import check_served
-from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
-from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_kernel
+from einnet_explore.codegen.fusion.frame import FusedLayout, slot_name, slot_sizes
+from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_launch
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
-from einnet_explore.codegen.language import Kernel, Var, emit, entry_name, type_of
+from einnet_explore.codegen.language import Kernel, Var, emit, entry_name
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import Argument, CKernel, Grid, checked_arguments, load_c_kernel
 from einnet_explore.support.errors import BackendError, Refused
@@ -253,22 +250,6 @@ def _queue() -> OpenCLQueue:
 
 ENGINES = ("opencl", "c blocks")
 """``c blocks`` runs the GPU's kernel with its blocks and threads as loops: for tests, and to look at."""
-
-
-def gpu_launch(
-    fused: FusedKernel,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: npt.DTypeLike = "float32",
-    threads: int = FUSED_THREADS,
-) -> tuple[FusedLayout, Kernel]:
-    """The layout of *fused* for contiguous arrays of *shapes*, and its kernel; raises Refused for other shapes."""
-    check_served(fused, shapes)
-    plain = uncollapsed_layout(fused, shapes)
-    whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
-        o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
-    }
-    flat = lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
-    return flat, gpu_kernel(flat, type_of(dtype), threads)
 
 
 def run_blocks(
