@@ -144,8 +144,9 @@ def step(derivation: Derivation, match: Match[object], want: Any, inputs: Any, o
         return None
     certificate = certify(before, after)
     outcome.counts[f"certificate {certificate.kind}"] += 1
-    if not certificate.ok:
+    if certificate.kind == "false":
         outcome.found(f"{name}: a right step is called false", certificate, *shown, text(after))
+    if not certificate.ok:
         return None
     written = match.rule.encode(match.params)
     if match.rule.match(before, match.at, **written).apply(before).after != after:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -37,33 +38,24 @@ class Shared(type):
 
 _shared_node = lru_cache(SHARED_NODES, typed=True)(type.__call__)
 
-METHODS = """
-def __init__(self, {parameters}):
-    {assignments}
-    set__hash(self, hash(({values},)))
-    {post_init}
-def __eq__(self, other):
-    if self is other:
-        return True
-    return self.__class__ is other.__class__ and self._hash == other._hash and {same}
-"""
-"""Those of a frozen dataclass are slower: they set fields by name, and compare tuples of fields."""
-
 
 @dataclass_transform(frozen_default=True)
 def node(cls: type[T]) -> type[T]:
     """Make *cls* a frozen, slotted dataclass whose hash is computed when it is made."""
-    made: Any = dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)(cls)
-    own = fields(made)
-    scope = {f"set_{f.name}": getattr(made, f.name).__set__ for f in own} | {"set__hash": Node._hash.__set__}  # type: ignore[attr-defined]
-    scope |= {f"default_{f.name}": f.default for f in own if f.default is not MISSING}
-    text = METHODS.format(
-        parameters=", ".join(f.name if f.default is MISSING else f"{f.name}=default_{f.name}" for f in own),
-        assignments="; ".join(f"set_{f.name}(self, {f.name})" for f in own),
-        values=", ".join(f.name for f in own),
-        post_init="self.__post_init__()" if hasattr(made, "__post_init__") else "",
-        same=" and ".join(f"self.{f.name} == other.{f.name}" for f in own),
-    )
-    exec(text, scope)
-    made.__init__, made.__eq__, made.__hash__ = scope["__init__"], scope["__eq__"], Node.__hash__
+    values, set_hash = attrgetter(*cls.__annotations__), Node._hash.__set__  # type: ignore[attr-defined]
+    prepare = getattr(cls, "__post_init__", None)
+
+    def finish(self: Any) -> None:
+        set_hash(self, hash(values(self)))
+        if prepare is not None:
+            prepare(self)
+
+    def is_equal(self: Any, other: Any) -> bool:
+        if self is other:
+            return True
+        return self.__class__ is other.__class__ and self._hash == other._hash and values(self) == values(other)
+
+    cls.__post_init__ = finish  # type: ignore[attr-defined]
+    made: Any = dataclass(frozen=True, slots=True, repr=False, eq=False)(cls)
+    made.__eq__, made.__hash__ = is_equal, Node.__hash__
     return made  # type: ignore[no-any-return]
