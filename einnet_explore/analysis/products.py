@@ -119,7 +119,7 @@ def split_factors(body: Scalar, moving: Collection[Iterator]) -> tuple[tuple[Sca
 def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
     """Return the factors of *body*; a quotient a / b has the factors of a, and 1 / b.
 
-    What is 0 where a condition on indices fails has the factor [condition] and its own that are reads or constants.
+    If a condition on indices makes *body* 0, its reads and constants are factors beside the one with the condition.
     """
     out: list[Scalar] = []
     for factor in factors(body):

@@ -23,9 +23,8 @@ RULE_NAMES = (
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
     "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "monotone_exchange",
     "one_pass_generation", "operator_matching", "part_extraction", "positive_scaling", "prefix_splitting", "recentring",
-    "reduction_generation",
-    "row_generation", "sibling_merging", "storage_layout", "summation_exchange", "summation_splitting",
-    "traversal_factoring", "traversal_merging", "variable_substitution",
+    "reduction_generation", "row_generation", "sibling_merging", "storage_layout", "summation_exchange",
+    "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 )  # fmt: skip
 """The rules that a step may name, without their definitions."""
 

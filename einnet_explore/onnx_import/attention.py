@@ -201,10 +201,10 @@ def _rotary_embedding(call: NodeCall) -> Iterable[Equation]:
     if call.has(3):
         at = (affine_index(call.constant(3, "position_ids").astype(np.int64), at),)
     cos, sin = access(call.tensor(1), *at, pair), access(call.tensor(2), *at, pair)
-    beside = access(call.tensor(0), *xs[:-1], xs[-1] // size * size + other)
-    turned = mul(sin, beside)
+    partner = access(call.tensor(0), *xs[:-1], xs[-1] // size * size + other)
+    by_sine = mul(sin, partner)
     here = access(call.tensor(0), *xs)
-    body: Scalar = add(mul(cos, here), fn("where", is_first, mul(Const(-1), turned), turned))
+    body: Scalar = add(mul(cos, here), fn("where", is_first, mul(Const(-1), by_sine), by_sine))
     if rotated < size:
         body = fn("where", Compare("<=", element, Index((), rotated - 1)), body, here)
     yield call.equation(Scope(xs, (), body))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from einnet_explore.analysis.indices import fresh_name, iterators_of, substitute
 from einnet_explore.analysis.products import quotient_factors, summed_factors
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, add, as_index, mul
-from einnet_explore.rules.base import accepted, scope_rule
+from einnet_explore.rules.base import accepted, refusals_of, scope_rule
 from einnet_explore.support.errors import Refused
 
 
@@ -35,9 +35,9 @@ class Blocks:
 def propose(scope: Scope) -> Iterable[Blocks]:
     """Propose every block size that divides the extent of a summation, from the smallest."""
     for s in scope.summations:
-        for size in range(2, s.extent // 2 + 1):
-            if s.extent % size == 0 and accepted(rewrite, scope, Blocks(s, size)):
-                yield Blocks(s, size)
+        if accepted(upper_end, scope, s):
+            sizes = (Blocks(s, size) for size in range(2, s.extent // 2 + 1) if s.extent % size == 0)
+            yield from (params for params in sizes if accepted(rewrite, scope, params))
 
 
 def rewrite(scope: Scope, params: Blocks) -> Scope:
@@ -94,12 +94,7 @@ def _slack(condition: Compare) -> Index | None:
 
 def explain(scope: Scope) -> str:
     """Return why no sum is split."""
-    reasons = []
-    for s in scope.summations:
-        try:
-            upper_end(scope, s)
-        except Refused as why:
-            reasons.append(str(why))
+    reasons = [why for s in scope.summations for why in refusals_of(upper_end, scope, s)]
     return "; ".join(reasons) or "no block size divides the summation" if scope.summations else "the scope sums nothing"
 
 

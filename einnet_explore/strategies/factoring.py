@@ -23,9 +23,8 @@ from collections.abc import Collection, Iterable
 from math import log
 
 from einnet_explore.analysis.equations import readers, weight_only
-from einnet_explore.analysis.indices import fresh_name
 from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
-from einnet_explore.ir import Apply, Compare, Program, Scope, accesses, as_index, walk_scalar
+from einnet_explore.ir import Apply, Compare, Program, Scope, accesses, walk_scalar
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
@@ -45,7 +44,7 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.distributivity import Termwise
 from einnet_explore.rules.prefix_splitting import upper_end
-from einnet_explore.rules.variable_substitution import Substitution
+from einnet_explore.rules.variable_substitution import divide_traversal
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
@@ -83,11 +82,7 @@ def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
             if position is None or position.lo or position.extent % params.size:
                 yield normalised(derivation.then(Match(PREFIX_SPLITTING, at, params)))
                 continue
-            names = [x.name for x in (*scope.traversals, *scope.summations)]
-            block = fresh_name(position.name.upper(), names), position // params.size
-            place = fresh_name(position.name, (*names, block[0])), position % params.size
-            phi = (((block, place) if x == position else ((x.name, as_index(x)),)) for x in scope.traversals)
-            substitution = Substitution(tuple(entry for entries in phi for entry in entries))
+            substitution = divide_traversal(scope, position, params.size)
             divided = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution))
             yield normalised(divided.then(Match(PREFIX_SPLITTING, (*at, 0), params)))
 
