@@ -16,7 +16,7 @@ PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
 help:
 	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed to JupyterLab)'
 	@echo 'make test      make check, then the tests (PYTEST_ARGS=... are passed to pytest)'
-	@echo 'make test-all  make test, with the slow tests, those against torch, which it installs, and new random examples'
+	@echo 'make test-all  make test, with the slow tests, those against torch and other runtimes, which it installs, and new random examples'
 	@echo 'make check     formatting, lint, types and import layers'
 	@echo 'make bench     benchmarks of the engine: counts and timings'
 	@echo 'make pictures  redraw the pictures of the documentation (needs Chromium and Graphviz)'
@@ -52,9 +52,9 @@ lab: $(STAMP) $(TOUR).ipynb
 test: check
 	$(PYTEST) -m 'not slow'
 
-# Also installs torch (the extra `torch`, not locked), so that the tests that compare with it run; draws new examples.
+# Also installs torch and other runtimes (extras, not locked), so that the tests that compare with them run; draws new examples.
 test-all: check
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[torch]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[torch,rivals]'
 	$(PYTEST) --hypothesis-profile random
 
 check: $(STAMP)

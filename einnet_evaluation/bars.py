@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_BAR_COLOURS = (*COLOURS, "#e0a526", "#7f7f7f")
+_BAR_COLOURS = (*COLOURS, "#e0a526", "#7f7f7f", "#17a2a2", "#b07aa1")
 
 _MAX_BAR_HEIGHT = 4.0
 """Longer bars of Fig. 12 are cut off and labelled with their length."""

@@ -15,7 +15,8 @@ from statistics import median, quantiles
 from time import perf_counter, sleep
 from typing import Any, TypeAlias
 
-from einnet_evaluation.engines import DIRECT, NUMPY, ORT, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
+from einnet_evaluation.engines import DIRECT, EXPORTED, NUMPY, OURS, WARMUP_LIMIT_SECONDS, Task, check_engines
+from einnet_evaluation.rivals import ORT, RIVALS, installed
 from einnet_evaluation.workers import RemoteEngine, Worker
 from einnet_explore.pipeline.optimiser import check_device
 from einnet_explore.runtime.arrays import Arrays, largest_error
@@ -37,6 +38,9 @@ REFERENCES = (ORT, NUMPY, DIRECT)
 
 MIN_ROUNDS = 3
 """Minimum number of rounds when the time limit is exceeded."""
+
+MAX_RIVAL_ERROR = 1e-3
+"""Largest difference from the reference's outputs, relative to the largest output, of an engine that is measured."""
 
 
 def run_benchmark(
@@ -61,23 +65,25 @@ def run_benchmark(
     The result has for each engine the median, the interquartile range and the samples in seconds; ``ratios``: time
     relative to this engine's (median over the rounds); ``best``: the fastest of *against*, and ``speedup``, its ratio;
     ``max_rel_error``: deviation from the reference's outputs relative to the largest output; ``load`` of the machine;
-    ``refused``: the engines that cannot run the task, with reasons.  With *attribute*, ``attribution`` has the speedup
-    of each selected derivation: the time of the model without it over that of the model with all derivations.
+    ``refused``: the engines that are not installed, cannot run the task or return other outputs, with reasons.  With
+    *attribute*, ``attribution`` has the speedup of each selected derivation: the time of the model without it over that
+    of the model with all derivations.
 
-    Raises ValueError for an unknown engine or device, an engine that is not installed, a file that cannot be read, and
-    if this project's engine cannot run it.
+    Raises ValueError for an unknown engine or device, a file that cannot be read, and if this project's engine cannot
+    run it.
     """
     check_device(device)
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
     count = threads or len(os.sched_getaffinity(0))
-    names = check_engines(str(path), against)
+    rivals = check_engines(str(path), against)
+    names = (OURS, DIRECT if str(path).endswith(".ein") else EXPORTED, *installed(rivals))
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "OUT.onnx")
         tasks = [Task(str(path), name, count, dict(shapes), max_depth, budget, out, attribute) for name in names]
         found = measure_engines(dict(zip(names, tasks, strict=True)), OURS, rounds, limit)
     ratios = {name: found.ratio(name, OURS) for name in found.samples}
-    best = min((name for name in ratios if name in against), key=lambda name: ratios[name], default=None)
+    best = min((name for name in ratios if name in rivals), key=lambda name: ratios[name], default=None)
     return {
         "case": str(path),
         "device": device,
@@ -90,7 +96,7 @@ def run_benchmark(
         "best": best,
         "speedup": ratios[best] if best else None,
         "max_rel_error": dict(found.errors),
-        "refused": dict(found.refused),
+        "refused": {n: why for n in rivals if n in RIVALS and (why := RIVALS[n].why_missing())} | dict(found.refused),
         "attribution": list(found.details[OURS].get("attribution", ())),
     }
 
@@ -155,9 +161,11 @@ def measure_engines(
         reference = next((n for wanted in REFERENCES for n in engines if tasks[n].engine == wanted), needed)
         want = engines[reference].outputs
         errors = {name: largest_error(want, engine.outputs) for name, engine in engines.items()}
+        wrong = [n for n in engines if n != needed and tasks[n].engine in RIVALS and errors[n] > MAX_RIVAL_ERROR]
+        refused |= {n: f"its outputs differ from those of {reference} by {errors[n]:.1e} of the largest" for n in wrong}
         load = os.getloadavg()[0]
         samples, lost = measure_interleaved(
-            {n: engine.sample for n, engine in engines.items()}, rounds, limit, SETTLE_SECONDS, needed
+            {n: engine.sample for n, engine in engines.items() if n not in wrong}, rounds, limit, SETTLE_SECONDS, needed
         )
         refused |= lost
         errors = {name: errors[name] for name in samples}

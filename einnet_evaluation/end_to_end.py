@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,13 +11,14 @@ from statistics import geometric_mean
 from typing import Any
 
 from einnet_evaluation.bench import run_benchmark
-from einnet_evaluation.engines import COMPILED, EXPORTED, ORT, OURS, TORCH
+from einnet_evaluation.engines import EXPORTED, OURS
 from einnet_evaluation.models import MODELS, PARTS, write
 from einnet_evaluation.results_file import ResumableExperiment, busy_notes
+from einnet_evaluation.rivals import COMPILED, OPENVINO, ORT, RIVALS, TORCH, installed
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.tables import Cell, ResultTable
 
-ENGINES = (OURS, EXPORTED, ORT, TORCH, COMPILED)
+ENGINES = (OURS, EXPORTED, *RIVALS)
 """Engines in the order of the tables and the figure."""
 
 
@@ -47,7 +47,7 @@ class EndToEndEffort:
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
     batches: tuple[int, ...] = (1, 16)
     threads: tuple[int, ...] = (1, 2)
-    against: tuple[str, ...] = (ORT, TORCH, COMPILED)
+    against: tuple[str, ...] = tuple(RIVALS)
     rounds: int = 20
     limit: float = 60.0
     budget: float | None = None
@@ -63,8 +63,7 @@ class EndToEndEffort:
     @property
     def rivals(self) -> tuple[str, ...]:
         """The installed engines of *against*."""
-        there = importlib.util.find_spec("torch") is not None
-        return tuple(name for name in self.against if there or name not in (TORCH, COMPILED))
+        return installed(self.against)
 
 
 def known(names: Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +75,7 @@ def known(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-QUICK = EndToEndEffort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH), 7, 3.0, 4.0, False)
+QUICK = EndToEndEffort(("infogan", "fsrcnn"), (1,), (1,), (ORT, TORCH, OPENVINO), 7, 3.0, 4.0, False)
 
 
 class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
@@ -94,7 +93,7 @@ class EndToEndLab(ResumableExperiment[EndToEndEffort, Unit, Mapping[str, Any]]):
             path.write_bytes(write(key.model, key.batch, key.size).SerializeToString())
             return run_benchmark(
                 path,
-                against=effort.rivals,
+                against=effort.against,
                 threads=key.threads,
                 rounds=effort.rounds,
                 limit=effort.limit,
@@ -159,9 +158,10 @@ def _ratios(results: Mapping[Unit, Mapping[str, Any]], failures: Mapping[Unit, s
 
 NOTE = (
     "Milliseconds: medians of interleaved rounds, one process for each engine. Times ours: the median over the rounds "
-    "of each engine's time relative to ours. Speed-up: over the best of the rivals in the same rounds. "
+    "of each engine's time relative to ours. Speed-up: over the best of all rivals (best_rival) in the same rounds. "
     "out_onnx: ONNX Runtime on the exported file, which has only the rewrites that are faster in standard operators. "
-    "torch and torch.compile: the fastest of channels first or last, and of frozen weights or not. "
+    "torch and torch.compile: the fastest of channels first or last, and of frozen weights or not. All compute in "
+    "float32. Refused: rivals that are missing, do not convert the model or return other outputs. "
     "Published, A100: up to 2.72 times the best rival, 1.52 on average. Size: empty for the published size. "
     "ours_is: the summary of the optimisation, from its own samples: medians, and a lower bound of their ratio."
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -18,6 +17,7 @@ from einnet_evaluation.bench_cases import (
     tune_case,
     without_library_calls,
 )
+from einnet_evaluation.rivals import ORT, RIVALS
 from einnet_explore.codegen.versions import all_versions
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
@@ -26,7 +26,6 @@ from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.selection import selection_seconds
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import operator_digest
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO
@@ -36,11 +35,10 @@ from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import load_text
 
 OURS, EXPORTED, DIRECT = "einnet_explore", "onnxruntime on OUT.onnx", "direct"
-ORT, TORCH, COMPILED, NUMPY = "onnxruntime", "torch", "torch.compile", "numpy"
-GENERATED = "generated"
+NUMPY, GENERATED = "numpy", "generated"
 
-RIVALS = (ORT, TORCH, COMPILED, NUMPY)
-"""Engines to compare with; NumPy runs cases only."""
+ALL = "all"
+"""Stands for every engine to compare with."""
 
 WARMUP_LIMIT_SECONDS = 0.2
 """Longer calls have no warm-up run, since caches warm up within the call."""
@@ -94,16 +92,17 @@ class Engine:
 
 
 def check_engines(path: str, against: Sequence[str]) -> tuple[str, ...]:
-    """Return the engines for *path*, this project's first; raise ValueError for an unknown or unavailable engine."""
-    case = path.endswith(".ein")
+    """Return the names of the engines *against* for *path*; raise ValueError for an unknown engine.
+
+    ``ALL`` stands for every engine that runs such a file: NumPy runs cases only.
+    """
+    known = (*RIVALS, NUMPY) if path.endswith(".ein") else tuple(RIVALS)
     for name in against:
-        if name not in RIVALS:
-            raise ValueError(f"engine {name!r}: expected one of {', '.join(RIVALS)}")
-        if name == NUMPY and not case:
+        if name == NUMPY and name not in known:
             raise ValueError(f"engine {NUMPY}: found the model {path}, expected a case (.ein)")
-        if name in (TORCH, COMPILED) and importlib.util.find_spec("torch") is None:
-            raise ValueError(f"torch is not installed; expected it for the engine {name}: pip install torch")
-    return tuple(dict.fromkeys((OURS, DIRECT if case else EXPORTED, *against)))
+        if name not in (*known, ALL):
+            raise ValueError(f"engine {name!r}: expected one of {', '.join((*RIVALS, NUMPY, ALL))}")
+    return tuple(dict.fromkeys(one for name in against for one in (known if name == ALL else (name,))))
 
 
 def prepare(task: Task, feeds: Arrays | None = None) -> Engine:
@@ -126,26 +125,16 @@ def _of_model(task: Task, feeds: Arrays | None) -> Engine:
             details = {"attribution": [a.to_json() for a in brought]} if task.attribute else {}
             return Engine(lambda: fast.plan.run(given), given, fast.plan.run(given), fast.summary(), details)
         case "onnxruntime on OUT.onnx":
-            return _session(load_model(task.export), feeds, task.threads, "what was found, in standard operators")
-        case "torch" | "torch.compile":
-            model = load_model(task.path, task.shapes)
-            return _torch(model, feeds or random_model_inputs(model), task)
+            found = _in_runtime(load_model(task.export), feeds, replace(task, engine=ORT))
+            return replace(found, said="what was found, in standard operators")
         case _:
-            return _session(load_model(task.path, task.shapes), feeds, task.threads, "all graph optimisations")
+            return _in_runtime(load_model(task.path, task.shapes), feeds, task)
 
 
-def _session(model: Model, feeds: Arrays | None, threads: int, said: str) -> Engine:
-    plan = build_plan(model, {}, threads)
-    given = feeds or discriminating_inputs(model, plan)
-    return Engine(lambda: plan.run(given), given, plan.run(given), said)
-
-
-def _torch(model: Model, feeds: Arrays, task: Task) -> Engine:
-    # PyTorch is optional and slow to import.
-    from einnet_evaluation.torch_engine import torch_engine
-
-    made = torch_engine(model, feeds, task.threads, task.engine == COMPILED)
-    return Engine(made.call, feeds, made.call(), made.said)
+def _in_runtime(model: Model, feeds: Arrays | None, task: Task) -> Engine:
+    given = feeds or discriminating_inputs(model, build_plan(model, {}, task.threads))
+    made = RIVALS[task.engine].start(model, given, task.threads)
+    return Engine(made.call, given, made.call(), made.said)
 
 
 def _of_case(task: Task, feeds: Arrays | None) -> Engine:
@@ -207,11 +196,11 @@ def _written(task: Task, program: Program, given: Arrays) -> Engine:
     refusal = ""
     for form, model in standard_forms(program, constants, task.threads):
         try:
-            made = _session(model, inputs, task.threads, "") if task.engine == ORT else _torch(model, inputs, task)
+            made = _in_runtime(model, inputs, task)
         except Exception as error:  # engines' exceptions share no base, out-of-memory errors included
             refusal = str(error) or type(error).__name__
             continue
-        said = f"{describe_operators(form)}; {made.said}".removesuffix("; ")
+        said = f"{describe_operators(form)}; {made.said}"
         how = operator_digest(model, [node.name for node in model.nodes])
         engine = Engine(made.call, given, made.outputs, said, written=how)
         if best is None or (

@@ -8,7 +8,6 @@ paper's derivations target a GPU and need not be the fastest here: *kept* is the
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,8 +17,9 @@ from typing import Any
 
 from einnet_evaluation.bench import Measurements, measure_engines
 from einnet_evaluation.bench_cases import describe_operators
-from einnet_evaluation.engines import COMPILED, DIRECT, GENERATED, NUMPY, ORT, OURS, TORCH, Task
+from einnet_evaluation.engines import DIRECT, GENERATED, NUMPY, OURS, Task
 from einnet_evaluation.results_file import ResumableExperiment, busy_notes
+from einnet_evaluation.rivals import COMPILED, ORT, TORCH, installed
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.checker.record import RecordError
 from einnet_explore.cost import program_seconds, work
@@ -104,8 +104,7 @@ class OperatorEffort:
     @property
     def present(self) -> tuple[str, ...]:
         """The installed *backends*."""
-        there = importlib.util.find_spec("torch") is not None
-        return tuple(name for name in self.backends if there or name not in (TORCH, COMPILED))
+        return installed(self.backends)
 
 
 def operator_effort(quick: bool = False) -> OperatorEffort:

@@ -1,8 +1,7 @@
 """An ONNX model run by PyTorch, eagerly or compiled by Inductor, for benchmarks only.
 
-PyTorch is an optional extra: ``engines.check_engines`` says so where it is missing.  The model becomes a graph module
-whose weights are parameters; both memory formats (and, compiled, weights frozen or not) are tried, and the fastest is
-the engine.
+PyTorch is an optional extra.  The model becomes a graph module whose weights are parameters; both memory formats (and,
+compiled, weights frozen or not) are tried, and the fastest is the engine.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einnet_evaluation.library_runtimes import OpenModel
 from einnet_evaluation.torch_operators import step
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.runtime.arrays import Arrays
@@ -27,15 +26,7 @@ TRIAL_SECONDS = 0.3
 Call: TypeAlias = "Callable[[], Arrays]"
 
 
-@dataclass(frozen=True, slots=True)
-class TorchEngine:
-    """A call of a model in PyTorch, and its description."""
-
-    call: Call
-    said: str
-
-
-def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> TorchEngine:
+def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = False) -> OpenModel:
     """Return *model* on *feeds* in PyTorch: the fastest of its variants.
 
     Where Inductor fails (it needs a C++ compiler) for all of them the model is run eagerly, and ``said`` tells why.
@@ -62,13 +53,13 @@ def torch_engine(model: Model, feeds: Arrays, threads: int, compiled: bool = Fal
             failed.append(f"{name}: {type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
     if not tried:
         eager = torch_engine(model, feeds, threads)
-        return TorchEngine(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
+        return OpenModel(eager.call, f"run eagerly, {eager.said}: Inductor failed: {failed[0]}")
     best = next(iter(tried))
     if len(tried) > 1:
         times = time_calls(tried, rounds=5, min_seconds=TRIAL_SECONDS)
         best = min(tried, key=lambda name: times[name].low)
     how = f"torch {torch.__version__}, {'Inductor' if compiled else 'eager'}, {best}"
-    return TorchEngine(tried[best], "; ".join([how, *failed]))
+    return OpenModel(tried[best], "; ".join([how, *failed]))
 
 
 def _variants(torch: Any, model: Model, compiled: bool) -> Iterable[tuple[str, Any, bool]]:

@@ -252,7 +252,9 @@ def test_bad_usage_is_refused_in_one_line_and_writes_nothing(
 def test_missing_torch_is_reported(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("torch is installed here")
-    assert "torch is not installed; expected" in refused(capsys, "bench", model, "--against", "torch")
+    assert "found no Python package torch, expected it for the engine torch: pip install" in refused(
+        capsys, "bench", model, "--against", "torch"
+    )
 
 
 WRITERS = [

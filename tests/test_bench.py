@@ -8,10 +8,13 @@ import pytest
 from onnx_building import build, node
 from test_cli import CASE
 
-from einnet_evaluation import bench, engines, workers
-from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, NUMPY, ORT, OURS, TORCH, Engine, Task, prepare
+from einnet_evaluation import bench, engines, rivals, workers
+from einnet_evaluation.engines import DIRECT, EXPORTED, NUMPY, OURS, Engine, Task, prepare
+from einnet_evaluation.library_runtimes import OpenModel
+from einnet_evaluation.rivals import ORT, RIVALS, Rival
 from einnet_evaluation.workers import Worker
 from einnet_explore.cli import main
+from einnet_explore.onnx_import.model import Model
 from einnet_explore.runtime.arrays import Arrays
 
 
@@ -99,7 +102,8 @@ def test_bench_writes_json_or_a_table(case: str, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     assert [c["case"] for c in json.loads(said.out)["cases"]] == [case] and said.err == ""
     assert main(["bench", case, "--threads", "1", "--rounds", "2", "--budget", "1"]) == 0
-    assert "times ours" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "times ours" in shown and "times as fast as the best of all, onnxruntime" in shown
 
 
 def test_interrupted_the_command_keeps_what_was_measured(
@@ -198,7 +202,10 @@ def test_a_case_that_fails_loses_no_other(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"against": ("abacus",)}, "expected one of onnxruntime, torch, torch.compile, numpy"),
+        (
+            {"against": ("abacus",)},
+            "expected one of onnxruntime, torch, torch.compile, openvino, ncnn, mnn, ",
+        ),
         ({"device": "cuda"}, "no CUDA backend"),
         ({"rounds": 0}, "expected at least 1"),
     ],
@@ -213,11 +220,27 @@ def test_numpy_runs_cases_only(model: str) -> None:
         bench.run_benchmark(model, against=(NUMPY,))
 
 
-@pytest.mark.parametrize("name", [TORCH, COMPILED])
-def test_missing_torch_is_reported(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=f"torch is not installed; expected it for the engine {name}"):
-        bench.run_benchmark(model, against=(name,))
+@pytest.mark.usefixtures("here")
+def test_missing_rivals_are_reported_and_the_others_measured(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda _: None)
+    said = bench.run_benchmark(case, against=("all",), threads=1, rounds=1, max_depth=1, budget=1.0)
+    assert list(said["engines"]) == [OURS, DIRECT, ORT, NUMPY] and list(said["refused"]) == [*RIVALS][1:]
+    assert said["refused"]["ncnn"] == (
+        "found no Python package ncnn and pnnx, expected it for the engine ncnn: pip install 'einnet-explore[rivals]'"
+    )
+    assert said["refused"]["torch"].endswith("pip install 'einnet-explore[torch]'")
+
+
+@pytest.mark.usefixtures("here")
+def test_rival_with_other_outputs_is_excluded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(model: Model, feeds: Arrays, threads: int) -> OpenModel:
+        right = RIVALS[ORT].start(model, feeds, threads)
+        return OpenModel(lambda: {name: 2 * array for name, array in right.call().items()}, "twice as much")
+
+    monkeypatch.setitem(RIVALS, "mnn", Rival("mnn", (), "", doubled))
+    said = bench.run_benchmark(case, against=(ORT, "mnn"), threads=1, rounds=1, max_depth=1, budget=1.0)
+    assert said["refused"] == {"mnn": "its outputs differ from those of onnxruntime by 1.0e+00 of the largest"}
+    assert list(said["engines"]) == [OURS, DIRECT, ORT] == list(said["max_rel_error"]) and said["best"] == ORT
 
 
 def test_a_worker_passes_on_what_is_wrong_and_serves_on(tmp_path: Path, case: str) -> None:

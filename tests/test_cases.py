@@ -15,7 +15,8 @@ from einnet_evaluation.bench_cases import (
     split_inputs,
     standard_forms,
 )
-from einnet_evaluation.engines import DIRECT, ORT, OURS, Engine, Task, prepare
+from einnet_evaluation.engines import DIRECT, OURS, Engine, Task, prepare
+from einnet_evaluation.rivals import ORT
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import expressions as ops

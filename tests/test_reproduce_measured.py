@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from test_bench import Here
 
-from einnet_evaluation import bench, end_to_end, operator_cases
+from einnet_evaluation import bench, end_to_end, operator_cases, rivals
 from einnet_evaluation import operator_cases as operator_tables
-from einnet_evaluation.bars import draw_chart
+from einnet_evaluation.bars import _BAR_COLOURS, draw_chart
 from einnet_evaluation.end_to_end import Unit
-from einnet_evaluation.engines import COMPILED, DIRECT, EXPORTED, GENERATED, NUMPY, ORT, OURS, TORCH
+from einnet_evaluation.engines import DIRECT, EXPORTED, GENERATED, NUMPY, OURS
 from einnet_evaluation.models import MODELS
 from einnet_evaluation.operator_cases import AFTER, BEFORE, OperatorCase, OperatorComparison, derive, table3_cases
+from einnet_evaluation.rivals import COMPILED, ORT, TORCH
 from einnet_explore.cli import main
 from einnet_explore.operators import expressions as ops
 from einnet_explore.syntax import text
@@ -90,7 +91,7 @@ def test_units_are_ordered_by_cost_and_rivals_are_installed(monkeypatch: pytest.
     effort = end_to_end.EndToEndEffort(("a", "b"), (1, 16), (1, 2))
     assert [u.size for u in end_to_end.EndToEndEffort(("longformer", "gcn"), (16,), (1,)).units()] == [1000, None]
     assert [(u.model, u.batch, u.threads) for u in effort.units()][:3] == [("a", 1, 1), ("b", 1, 1), ("a", 1, 2)]
-    monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda _: None)
     assert effort.rivals == (ORT,)
     assert operator_cases.operator_effort().present == (ORT, GENERATED)
 
@@ -182,6 +183,10 @@ def test_chart_has_a_text_alternative_with_all_figures() -> None:
     assert "batch 1, 1 thread (time relative to ours)" in words and "batch 16, 2 threads" in words
     assert "infogan: ours 1, out_onnx 1.5, onnxruntime 2, torch 9; 2.00×" in words
     assert draw_chart(end_to_end.end_to_end_tables(RESULTS)[0]).svg == drawn.svg
+
+
+def test_every_engine_has_a_colour() -> None:
+    assert len({*_BAR_COLOURS}) >= len(end_to_end.ENGINES)
 
 
 def test_chart_draws_no_axes_for_missing_panels() -> None:

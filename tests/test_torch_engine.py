@@ -9,8 +9,9 @@ import pytest
 from onnx_building import build, node, run
 from onnx_building import integers as ints
 
-from einnet_evaluation.engines import COMPILED, TORCH, Task, prepare
+from einnet_evaluation.engines import Task, prepare
 from einnet_evaluation.models import write
+from einnet_evaluation.rivals import COMPILED, TORCH
 from einnet_evaluation.torch_engine import torch_engine
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.submodels import random_model_inputs

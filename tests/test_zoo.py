@@ -12,7 +12,8 @@ from onnx_building import build, node
 from benchmarks.zoo import measured
 from benchmarks.zoo.__main__ import main
 from benchmarks.zoo.measured import Effort, Lab, spread, table
-from einnet_evaluation.engines import EXPORTED, ORT, OURS
+from einnet_evaluation.engines import EXPORTED, OURS
+from einnet_evaluation.rivals import ORT, RIVALS
 
 
 def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, Any]:
@@ -23,7 +24,10 @@ def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, A
         "load": load,
         "engines": {name: {"seconds": s, "samples": [s, s, 2 * s, 2 * s]} for name, s in takes.items()},
         "ratios": {name: s / ours for name, s in takes.items()},
+        "best": ORT,
+        "speedup": ort / ours,
         "max_rel_error": dict.fromkeys(takes, 1e-6),
+        "refused": {"ncnn": "no layer"},
     }
 
 
@@ -45,7 +49,9 @@ def test_interrupted_zoo_resumes(
     stops = {"c"}
 
     def measure(path: Path, **options: Any) -> dict[str, Any]:
-        assert path.exists() and options == {"threads": 2, "rounds": 3, "budget": 4.0, "limit": 5.0}
+        assert path.exists() and options == {
+            "against": tuple(RIVALS), "threads": 2, "rounds": 3, "budget": 4.0, "limit": 5.0
+        }  # fmt: skip
         asked.append(path.stem)
         if path.stem in stops:
             raise KeyboardInterrupt
@@ -67,7 +73,9 @@ def test_interrupted_zoo_resumes(
     main([*command[:-3], models[2], "--again"])
     assert asked[4:] == ["c"]
     with (out / "zoo.csv").open() as file:
-        assert [(row["model"], row["times_faster"]) for row in csv.DictReader(file)] == [("a", "2.0"), ("c", "2.0")]
+        assert [(row["model"], row["speedup"], row["refused"]) for row in csv.DictReader(file)] == [
+            (name, "2.0", "ncnn: no layer") for name in "ac"
+        ]
     assert str(tmp_path) not in (out / "zoo.json").read_text()
     # Another model of that name is not the one that was measured.
     Path(models[0]).write_bytes(Path(models[1]).read_bytes())
@@ -81,8 +89,8 @@ def test_the_table_says_what_is_slower_and_when_the_machine_was_busy(tmp_path: P
         {"model": "slow", "title": "t", "result": result("", 1.0, 0.25, 1e3), "seconds": 3.0},
     ]
     sheet = table(made)
-    assert sheet.column("times_faster") == (4.0, 0.25) and sheet.column("file_times_faster") == (2.0, 2.0)
-    assert "Geometric mean over 2 models: 1.00; least 0.25, most 4.00; below 0.98: slow." in sheet.note
+    assert sheet.column("speedup") == (4.0, 0.25) and sheet.column("file_times_faster") == (2.0, 2.0)
+    assert "Geometric mean over the best of all, 2 models: 1.00; least 0.25, most 4.00; below 0.98: slow." in sheet.note
     assert "busy for 1 of 2 measurements: a load of up to 1000.0" in sheet.note
     assert "none." in table(made[:1]).note and "busy" not in table(made[:1]).note
     assert table([]).rows == () and "mean" not in table([]).note

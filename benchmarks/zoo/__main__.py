@@ -5,8 +5,8 @@
 subprograms and the reasons for the others; the kept, tuned and all subprograms; the speedup of the plan and of the
 written file over ONNX Runtime, interleaved; the largest error; and the wall time.
 
-``--out DIR`` measures the models with one process for each engine, writes tables there, and resumes after an interrupt
-(``measured.py``).
+``--out DIR`` measures the models and all rivals with one process for each engine, writes tables there, and resumes
+after an interrupt (``measured.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import onnx
 
 from benchmarks.zoo import KINDS
 from benchmarks.zoo.measured import Effort, Lab
+from einnet_evaluation.engines import check_engines
+from einnet_evaluation.rivals import RIVALS
 from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
@@ -44,10 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--limit", type=float, default=30.0, metavar="SECONDS", help="with --out: time for a model's rounds"
     )
+    parser.add_argument(
+        "--against", default=",".join(RIVALS), metavar="NAMES", help="with --out: rivals (default: %(default)s)"
+    )
     parser.add_argument("--again", action="store_true", help="with --out: repeat the measurements of an earlier run")
     asked = parser.parse_args(argv)
     if asked.out:
-        lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit), asked.out)
+        against = check_engines("", asked.against.split(","))
+        lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit, against), asked.out)
         print(lab.run(_asked(asked.models), asked.again).markdown())
         return
     if asked.write:

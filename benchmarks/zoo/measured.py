@@ -1,4 +1,4 @@
-"""Compare the zoo with ONNX Runtime, each engine in its own process: ``python -m benchmarks.zoo --out DIR``.
+"""Compare the zoo with all rivals, each engine in its own process: ``python -m benchmarks.zoo --out DIR``.
 
 Each model has ``--budget`` seconds of search and ``--limit`` seconds of rounds.  ``DIR/zoo.json`` stores the
 measurements, so an interrupted run resumes; ``DIR/zoo.md`` and ``DIR/zoo.csv`` are written after each model.
@@ -18,23 +18,25 @@ from typing import Any
 import onnx
 
 from einnet_evaluation.bench import run_benchmark
-from einnet_evaluation.engines import EXPORTED, ORT, OURS
+from einnet_evaluation.engines import EXPORTED, OURS
 from einnet_evaluation.results_file import ResultsFile, busy_notes
+from einnet_evaluation.rivals import ORT, RIVALS, installed
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.viz.tables import Cell, ResultTable
 
 SLOWER = 0.98
-"""A model that is below this times ONNX Runtime's speed is said to be slower: less is within the noise."""
+"""A model that is below this times the best rival's speed is said to be slower: less is within the noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Threads, seconds of search a model, rounds and seconds of them."""
+    """Threads, seconds of search a model, rounds and seconds of them, and the rivals."""
 
     threads: int = 1
     budget: float = 60.0
     rounds: int = 20
     limit: float = 30.0
+    against: tuple[str, ...] = tuple(RIVALS)
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Lab:
     def _kept(self) -> ResultsFile:
         effort = self.effort
         options = {name: getattr(effort, name) for name in ("threads", "budget", "rounds", "limit")}
-        return ResultsFile(self.out / "zoo.json", options)
+        return ResultsFile(self.out / "zoo.json", options | {"rivals": installed(effort.against)})
 
     def _measured(self, name: str, proto: onnx.ModelProto) -> dict[str, Any]:
         effort, began = self.effort, perf_counter()
@@ -75,7 +77,12 @@ class Lab:
             onnx.save(proto, path)
             try:
                 result = run_benchmark(
-                    path, threads=effort.threads, rounds=effort.rounds, budget=effort.budget, limit=effort.limit
+                    path,
+                    against=effort.against,
+                    threads=effort.threads,
+                    rounds=effort.rounds,
+                    budget=effort.budget,
+                    limit=effort.limit,
                 )
             except (ValueError, RuntimeError) as problem:
                 return {"refused": str(problem).replace(f"{folder}/", "")}
@@ -89,7 +96,7 @@ class Lab:
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> ResultTable:
-    """A row a model: medians, and the ratio of the rounds as median and quartiles."""
+    """A row a model: times relative to ours, and the ratio to the best rival as median and quartiles of the rounds."""
     rows: list[tuple[Cell, ...]] = []
     said: list[str] = []
     for one in results:
@@ -98,17 +105,24 @@ def table(results: Iterable[Mapping[str, Any]]) -> ResultTable:
             continue
         result = one["result"]
         engines, ratios = result["engines"], result["ratios"]
-        low, high = spread(engines[ORT]["samples"], engines[OURS]["samples"])
+        best = result["best"]
+        if best is None:
+            said.append(f"{one['model']} was run by no rival.")
+            continue
+        low, high = spread(engines[best]["samples"], engines[OURS]["samples"])
+        file = ratios[ORT] / ratios[EXPORTED] if {ORT, EXPORTED} <= ratios.keys() else None
         rows.append(
             (
-                one["model"], one["title"], engines[ORT]["seconds"] * 1e3, engines[OURS]["seconds"] * 1e3,
-                ratios[ORT], low, high, ratios[ORT] / ratios[EXPORTED] if EXPORTED in ratios else None,
+                one["model"], one["title"], engines[OURS]["seconds"] * 1e3, best, result["speedup"], low, high,
+                *(ratios.get(name) for name in RIVALS), file,
                 max(result["max_rel_error"].values()), round(result["load"], 1), round(one["seconds"]),
+                "; ".join(f"{name}: {why}" for name, why in result["refused"].items()) or None,
             )
         )  # fmt: skip
     head = (
-        "model", "what_it_is", "onnxruntime_ms", "ours_ms", "times_faster", "from", "to", "file_times_faster",
-        "max_rel_error", "load", "seconds",
+        "model", "what_it_is", "ours_ms", "best_rival", "speedup", "from", "to",
+        *(f"{name.replace('.', '_')}_times_ours" for name in RIVALS), "file_times_faster", "max_rel_error", "load",
+        "seconds", "refused",
     )  # fmt: skip
     return ResultTable(
         "zoo", "Models of the kinds that people bring", head, tuple(rows), " ".join([NOTE, *_sums(rows), *said])
@@ -116,8 +130,9 @@ def table(results: Iterable[Mapping[str, Any]]) -> ResultTable:
 
 
 NOTE = (
-    "Milliseconds: medians of interleaved rounds, one process an engine, ONNX Runtime with all optimisations. "
-    "Times faster: the median over the rounds, and its quartiles; of the file in standard operators, by medians. "
+    "Milliseconds: medians of interleaved rounds, one process an engine, all in float32. Speedup: over the best of all "
+    "rivals, the median over the rounds, and its quartiles (from, to). Times ours: each rival's time relative to ours. "
+    "File times faster: the file in standard operators over the original, both in ONNX Runtime. "
     "Seconds: all that a model took, search and measurement."
 )
 
@@ -134,7 +149,7 @@ def _sums(rows: list[tuple[Cell, ...]]) -> Iterable[str]:
     if found:
         slower = sorted(name for name, ratio in found.items() if ratio < SLOWER)
         yield (
-            f"Geometric mean over {len(found)} models: {geometric_mean(found.values()):.2f}; least "
+            f"Geometric mean over the best of all, {len(found)} models: {geometric_mean(found.values()):.2f}; least "
             f"{min(found.values()):.2f}, most {max(found.values()):.2f}; below {SLOWER}: {', '.join(slower) or 'none'}."
         )
-    yield from busy_notes([float(row[9]) for row in rows if isinstance(row[9], float)])
+    yield from busy_notes([float(row[-3]) for row in rows if isinstance(row[-3], float)])

@@ -328,7 +328,8 @@ def _bench_arguments(command: argparse.ArgumentParser) -> None:
         "--against",
         default="onnxruntime",
         metavar="NAMES",
-        help="engines to compare with, of onnxruntime,torch,torch.compile,numpy (default: %(default)s)",
+        help="engines to compare with, of onnxruntime,torch,torch.compile,openvino,ncnn,mnn,numpy, or all "
+        "(default: %(default)s)",
     )
     command.add_argument(
         "--budget",

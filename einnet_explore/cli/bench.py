@@ -9,6 +9,7 @@ from typing import Any
 
 from einnet_evaluation.bench import run_benchmark
 from einnet_evaluation.engines import check_engines
+from einnet_evaluation.rivals import RIVALS
 from einnet_explore.cli.output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -60,10 +61,15 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _benchmark(arguments: argparse.Namespace) -> Callable[[str], Mapping[str, Any]]:
-    """Return the measurement of one case; raises ValueError for an unknown or missing engine and for bad shapes."""
+    """Return the measurement of one case; raises ValueError for bad shapes and an unknown or missing engine.
+
+    With ``all``, missing engines are left out and reported.
+    """
     against = tuple(name.strip() for name in arguments.against.split(",") if name.strip())
     for case in arguments.cases:
         check_engines(case, against)
+    if missing := [why for name in against if name in RIVALS and (why := RIVALS[name].why_missing())]:
+        raise ValueError("; ".join(missing))
     return partial(
         run_benchmark,
         against=against,
@@ -85,4 +91,5 @@ def _table(result: Mapping[str, Any]) -> str:
             [name, format_seconds(engine["seconds"]), format_seconds(engine["iqr"]), ratio, error, engine["says"]]
         )
     refused = [f"{name}: not measured: {why}" for name, why in result["refused"].items()]
-    return "\n".join([head, format_table(rows), *refused, ""])
+    best = [f"{result['speedup']:.2f} times as fast as the best of all, {result['best']}"] if result["best"] else []
+    return "\n".join([head, format_table(rows), *best, *refused, ""])
