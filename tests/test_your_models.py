@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_building import build, integers, node, run, whole
 
-from benchmarks.zoo import KINDS
+from benchmarks.zoo import KINDS, exported
 from benchmarks.zoo.__main__ import understood
+from benchmarks.zoo.exported import EXPORTED
 from benchmarks.zoo.parts import Kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_export.export import rewrite_model
@@ -25,6 +26,9 @@ from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.runtime.arrays import differences, largest_error
 from einnet_explore.support.errors import Refused
+
+QUICK = ("light_squeezenet", "ocr_classifier")
+"""Real architectures that are read in a second."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "your-models.md"
 
@@ -347,6 +351,35 @@ def test_errors_of_strings_bytes_and_infinities_are_defined() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_the_page_says_what_is_understood_of_each_kind_of_model(kind: Kind) -> None:
-    model = load_model(kind.write())
+    check_page(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k.name in QUICK else pytest.mark.slow) for k in EXPORTED],
+    ids=lambda kind: kind.name,
+)
+def test_the_page_says_what_is_understood_of_each_real_architecture(kind: Kind) -> None:
+    check_page(kind)
+
+
+def test_missing_packages_of_real_architectures_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported.importlib.util, "find_spec", lambda _: None)
+    kinds = {kind.name: kind for kind in EXPORTED}
+    with pytest.raises(
+        ValueError, match=r"no Python package torch, expected it for BertModel: pip install '\.\[zoo\]'"
+    ):
+        kinds["bert"].write()
+    with pytest.raises(ValueError, match=r"no Python package onnx, expected it for .*light_vgg19"):
+        kinds["light_vgg19"].write()
+
+
+def check_page(kind: Kind) -> None:
+    """Compare the row of the page with what the importer says; skip if a package is missing."""
+    try:
+        proto = kind.write()
+    except ValueError as missing:
+        pytest.skip(str(missing))
+    model = load_model(proto)
     found = understood(model, partition(model))
     assert f"| {kind.name} | {kind.title} | {' | '.join(found)} |" in PAGE.read_text(encoding="utf-8")

@@ -5,8 +5,9 @@
 subprograms and the reasons for the others; the kept, tuned and all subprograms; the speedup of the plan and of the
 written file over ONNX Runtime, interleaved; the largest error; and the wall time.
 
-``--out DIR`` measures the models and all rivals with one process for each engine, writes tables there, and resumes
-after an interrupt (``measured.py``).
+``--exported`` takes real architectures with random weights instead of the small models (``exported.py``; most need the
+extra ``zoo``).  ``--out DIR`` measures the models and all rivals with one process for each engine, writes tables there,
+and resumes after an interrupt (``measured.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from time import perf_counter
 import onnx
 
 from benchmarks.zoo import KINDS
+from benchmarks.zoo.exported import EXPORTED
 from benchmarks.zoo.measured import Effort, Lab
 from einnet_evaluation.engines import check_engines
 from einnet_evaluation.rivals import RIVALS
-from einnet_explore.cli.output import format_table
+from einnet_explore.cli.output import format_table, say
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.optimised import Optimised
@@ -36,9 +38,12 @@ MEASURED = ["kept", "plan", "file", "largest error", "s"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, a row as soon as it is known."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo")
-    parser.add_argument("models", nargs="*", metavar="NAME|FILE.onnx", help="models to optimise (default: all)")
+    parser.add_argument(
+        "models", nargs="*", metavar="NAME|FILE.onnx", help="models to optimise (default: all small ones)"
+    )
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="of each model (default: 60)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every engine (default: 1)")
+    parser.add_argument("--exported", action="store_true", help="real architectures instead of the small models")
     parser.add_argument("--write", type=Path, metavar="DIR", help="only write the models to files in this folder")
     parser.add_argument("--read", action="store_true", help="only import the models and count the nodes in subprograms")
     parser.add_argument("--out", type=Path, metavar="DIR", help="measure, and write zoo.md, zoo.csv and zoo.json there")
@@ -51,15 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--again", action="store_true", help="with --out: repeat the measurements of an earlier run")
     asked = parser.parse_args(argv)
+    names = asked.models or [kind.name for kind in (EXPORTED if asked.exported else KINDS)]
     if asked.out:
         against = check_engines("", asked.against.split(","))
         lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit, against), asked.out)
-        print(lab.run(_asked(asked.models), asked.again).markdown())
+        print(lab.run(_asked(names), asked.again).markdown())
         return
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
     rows = [READ if asked.read else READ + MEASURED]
-    for name, title, proto in _asked(asked.models):
+    for name, title, proto in _asked(names):
         if asked.write:
             onnx.save(proto, asked.write / f"{name}.onnx")
             continue
@@ -78,10 +84,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _asked(names: Sequence[str]) -> Iterable[tuple[str, str, onnx.ModelProto]]:
     """Name, title and model of each of *names*; a name may be a file's."""
-    known = {kind.name: kind for kind in KINDS}
-    for name in names or known:
+    known = {kind.name: kind for kind in (*KINDS, *EXPORTED)}
+    for name in names:
         if name in known:
-            yield name, known[name].title, known[name].write()
+            try:
+                proto = known[name].write()
+            except ValueError as missing:
+                say(f"{name}: left out: {missing}")
+                continue
+            yield name, known[name].title, proto
         else:
             yield Path(name).stem, "", onnx.load(name)
 
