@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.blocks import lower_quartiles
 from benchmarks.merging import separable
-from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity
+from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
@@ -52,7 +52,7 @@ def in_groups(program: Program, names: Collection[str]) -> Derivation:
 
 def run_by(start: Derivation) -> Derivation:
     """Match or generate every equation of *start* unchanged, then fuse."""
-    fixed = frozenset(e.name for e in start.end.equations if intensity(e.scope) < COMPUTE_BOUND)
+    fixed = frozenset(e.name for e in start.end.equations if not is_compute_bound(e.scope))
     search = Search(start.end, program_seconds, Options(max_depth=0, fixed=fixed, rules=(*RULES, *FEWER_PRODUCTS)))
     found = min((e for e in search.run() if isinstance(e, Found)), key=lambda e: e.seconds)
     for step in search.derivation(found.state.id).steps:

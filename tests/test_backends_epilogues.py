@@ -8,9 +8,12 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.analysis.equations import constant_tensors as known_at_compile_time
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
 from einnet_explore.operators import OPERATORS
+from einnet_explore.pipeline.fusion import fuse_eoperators
+from einnet_explore.rules import Derivation
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, epilogue_pairs, fuse_epilogues
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
@@ -163,3 +166,30 @@ def test_no_kernel_is_compiled_for_both_where_the_contraction_alone_is_slower(
 def test_constants_are_not_fused() -> None:
     program = case(REST["bias and relu"])
     assert fuse_epilogues(program, {"X", "K", "b"}, 1, TimeStore(Path("unused"))) == program
+
+
+ACTIVATIONS = {
+    "hard-swish": "A[n, f, h, w] * minimum(relu(3 + A[n, f, h, w]), 6) / 6",
+    "SiLU": "A[n, f, h, w] / (1 + exp(-A[n, f, h, w]))",
+    "GELU": "A[n, f, h, w] * 0.5 * (1 + erf(A[n, f, h, w] * 0.7071))",
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_normalisation_and_activation_are_one_epilogue(name: str, tmp_path: Path) -> None:
+    program = case(f"""
+        A[n:1, f:3, h:8, w:16] = T[n, f, h, w] * b[f] + b[f]
+        Y[n:1, f:3, h:8, w:16] = {ACTIVATIONS[name]}
+        output Y""")
+    fused = fuse_eoperators(Derivation(program))
+    assert [e.name for e in fused.end.equations] == ["T", "Y"]
+    assert {certify(step.before, step.after).kind for step in fused.steps} == {"proved"}
+    inputs, constants = numbers(program)
+    expected = evaluate(program, {**inputs, **constants}, np.float64, outputs_only=True)["Y"]
+    (pair,) = epilogue_pairs(fused.end)
+    store = TimeStore(tmp_path / "profiles.sqlite")
+    for engine, seconds in (("tiled", 1e-9), ("tvm", 1.0), ("c", 1.0), (UNFUSED_PAIR, 1.0)):
+        store.record(replace(profile_key(pair.both, constant=constants), engine=engine), seconds, "measured")
+    compiled = compile_measured(fused.end, 1, constants, store)
+    assert compiled.engines == {"Y": "tiled"}
+    np.testing.assert_allclose(compiled.run(inputs)["Y"], expected, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.analysis.canonical_keys import program_key
-from einnet_explore.analysis.counts import intensity
+from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
 from einnet_explore.onnx_import.load import load_model
@@ -38,7 +38,7 @@ def instantiated(program: Program) -> Derivation:
     """Every compute-bound equation run by a library operator, the others as eOperators, nothing derived."""
     derivation = Derivation(program)
     while (n := next((n for n, e in enumerate(derivation.end.equations) if e.via is None), None)) is not None:
-        heavy = intensity(derivation.end.equations[n].scope) >= 4
+        heavy = is_compute_bound(derivation.end.equations[n].scope)
         rule = matching_rule(ee.OPERATORS) if heavy else EOPERATOR_GENERATION
         derivation = derivation.then(next(iter(rule.matches(derivation.end, (n,)))))
     return derivation

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 
+from einnet_explore.analysis.counts import compute_bound, intensity, is_compute_bound
 from einnet_explore.analysis.flattening import flat_address, row_major_strides, view_strides
-from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program, accesses
+from einnet_explore.ir import EOPERATOR, VIEW, EOperatorKind, Instance, Program, accesses
 from einnet_explore.rules import EOPERATOR_GENERATION
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal, check_rule, refuses
@@ -91,6 +92,13 @@ def test_compute_bound_and_repeated_scopes_are_refused() -> None:
     copy = parse("tensor A[4]\nY[x:4] = A[x] + 1")
     done = EOPERATOR_GENERATION.match(copy, (0,)).apply(copy).after
     refuses(EOPERATOR_GENERATION, done, (0,), "Y is instantiated already, by eOperator")
+
+
+def test_a_formula_without_a_sum_is_generated_at_any_intensity() -> None:
+    formula = parse("tensor A[64]\nY[x:64] = " + " + ".join(f"tanh({n} * A[x])" for n in range(2, 12)))
+    assert intensity(formula.scope_at((0,))) > 4 and not is_compute_bound(formula.scope_at((0,)))
+    after = EOPERATOR_GENERATION.match(formula, (0,)).apply(formula).after
+    assert after.equations[0].via == EOperatorKind.ELEMENTWISE.instance and compute_bound(formula) == ()
 
 
 def test_an_epilogue_of_a_sum_is_one_kernel() -> None:

@@ -2,7 +2,8 @@ r"""Counts of a scope, independent of any device: arithmetic operations, element
 
 .. math::  \text{intensity} = \frac{\text{FLOPs}}{\text{tensor elements read and written}}
 
-Source: EinNet §5.2: below an intensity of 4 an expression is bound by memory and becomes an eOperator.
+Source: EinNet §5.2: below an intensity of 4 an expression is bound by memory and becomes an eOperator; so is a formula
+without a sum at any intensity.
 
 ``is_transposed_for`` finds tensors that are worth a transposed copy:
 
@@ -61,12 +62,20 @@ COMPUTE_BOUND = 4
 """FLOPs an element from which the paper calls an expression compute-bound (§5.2)."""
 
 
+def is_compute_bound(scope: Scope) -> bool:
+    """Return whether *scope* sums and has an intensity of ``COMPUTE_BOUND`` or more.
+
+    Without a sum, a longer formula does no more with an element that is in a register: memory bounds it at any length.
+    """
+    return any(inner.summations for _, inner in scopes(scope)) and intensity(scope) >= COMPUTE_BOUND
+
+
 def compute_bound(program: Program, fixed: Collection[str] = ()) -> tuple[int, ...]:
     """Return the numbers of the equations worth a search: compute-bound, not instantiated and not *fixed*."""
     return tuple(
         n
         for n, e in enumerate(program.equations)
-        if e.via is None and e.name not in fixed and intensity(e.scope) >= COMPUTE_BOUND
+        if e.via is None and e.name not in fixed and is_compute_bound(e.scope)
     )
 
 

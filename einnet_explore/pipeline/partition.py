@@ -27,7 +27,7 @@ from math import prod
 
 import numpy as np
 
-from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity
+from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.analysis.products import is_multilinear
 from einnet_explore.ir import Equation, Program, scopes, tensors
 from einnet_explore.onnx_import.model import Model, ModelNode
@@ -173,7 +173,7 @@ def join_rows(units: NodeGroups) -> None:
 def fuses_into_one(program: Program) -> bool:
     """Whether vertical fusion leaves one compute-bound kernel and nothing open."""
     finished = (done for fused in vertical_fusions(program) if (done := generate_rest(fused)) is not None)
-    return any(sum(intensity(e.scope) >= COMPUTE_BOUND for e in done.end.equations) == 1 for done in finished)
+    return any(sum(is_compute_bound(e.scope) for e in done.end.equations) == 1 for done in finished)
 
 
 def _nodes_between(units: NodeGroups, last: int) -> set[int]:

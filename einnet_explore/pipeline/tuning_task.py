@@ -13,7 +13,7 @@ from itertools import chain
 from math import inf, prod
 from time import perf_counter
 
-from einnet_explore.analysis.counts import COMPUTE_BOUND, ELEMENT_BYTES, compute_bound, intensity
+from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
 from einnet_explore.ir import EOperatorKind, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import allowed_rules
@@ -83,7 +83,7 @@ def search_subprogram(
     rules, between = (allowed_rules(known, settings.numerics) for known in (EVERY_RULE, BETWEEN))
     options = Options(max_depth=settings.max_depth, rules=rules, between=between)
     made = search_program(program, cost, options, fuse_eoperators, settings.states)
-    heavy = {e.name for e in program.equations if intensity(e.scope) >= COMPUTE_BOUND}
+    heavy = {e.name for e in program.equations if is_compute_bound(e.scope)}
     if isinstance(made, Search) and heavy:
         fixed = frozenset(e.name for e in program.equations if e.name not in heavy)
         made = Search(program, cost, replace(options, fixed=fixed))

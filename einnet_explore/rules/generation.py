@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity, reads_once
+from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity, is_compute_bound, reads_once
 from einnet_explore.analysis.equations import instantiate_at
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import find_chain
@@ -50,11 +50,11 @@ def _eoperator(program: Program, at: Path) -> Instance:
     .. math::
        \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
-    A reduction of single elements is generated at any intensity, since it has no product that a library would compute
-    faster.  Scopes inside it must be plain re-indexings, which the kernel computes in place, or each element must be
-    read at most once: other summations inside would be repeated for every read.  A scope that only reorders its
-    tensor's elements, as strides can express, needs no kernel: it is a ``View``.  An output is a view only if its
-    strides are row-major, because the caller sees an array.
+    A formula without a sum and a reduction of single elements are generated at any intensity, since they have no
+    product that a library would compute faster.  Scopes inside it must be plain re-indexings, which the kernel computes
+    in place, or each element must be read at most once: other summations inside would be repeated for every read.  A
+    scope that only reorders its tensor's elements, as strides can express, needs no kernel: it is a ``View``.  An
+    output is a view only if its strides are row-major, because the caller sees an array.
     """
     scope = program.scope_at(at)
     if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
@@ -65,9 +65,9 @@ def _eoperator(program: Program, at: Path) -> Instance:
     match view_strides(scope):
         case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
-    measured = intensity(scope)
-    if measured >= COMPUTE_BOUND and any(not isinstance(inner.body, Access) for _, inner in scopes(scope)):
-        raise Refused(f"intensity {measured:.1f} FLOP/element is not below {COMPUTE_BOUND}: this is compute-bound")
+    if is_compute_bound(scope) and any(not isinstance(inner.body, Access) for _, inner in scopes(scope)):
+        measured = f"intensity {intensity(scope):.1f} FLOP/element"
+        raise Refused(f"{measured} is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance
 
 
