@@ -132,6 +132,26 @@ def test_contiguous_iterators_merge() -> None:
     assert list(VARIABLE_SUBSTITUTION.matches(apart, (0,))) == []
 
 
+def test_proposals_do_not_depend_on_names() -> None:
+    """Residues of ``z1`` and ``z2`` are also taken together, although both are named after ``z``."""
+    upsampled = (
+        "tensor A[2, 2]\ntensor B[6, 6]\nY[{0}:4, {1}:4] = sum[h:2, w:2] A[h, w] * B[{0} - 2*h + 2, {1} - 2*w + 2]"
+    )
+    found = []
+    for names in (("x", "y"), ("z1", "z2"), ("z2", "z")):
+        scope = parse(upsampled.format(*names)).scope_at((0,))
+        found.append([tuple(i.single is None for _, i in p.phi) for p in module.propose(scope)])
+    assert found[0] == found[1] == found[2]
+    assert (True,) * 4 in found[0]
+
+
+@pytest.mark.parametrize("names", ["nx", "xn", "ab", "ba"])
+def test_iterators_of_one_value_do_not_prevent_an_inverse(names: str) -> None:
+    one, several, last = Iterator(names[0], 0, 1), Iterator(names[1], 0, 2), Iterator("z", 0, 3)
+    phi = bijection((one, several, last), ("t",), (3 * one + 3 * several + last,))
+    assert phi.points == (6, 6)
+
+
 def test_moving_elements_proposes_nothing() -> None:
     program = parse("tensor A[4, 4]\nY[x:4, y:4] = A[y, x]")
     assert list(VARIABLE_SUBSTITUTION.matches(program, (0,))) == []

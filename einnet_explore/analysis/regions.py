@@ -276,16 +276,24 @@ def _move_known_right(left: Index, right: Index, known: Mapping[Atom, Index]) ->
 
 
 def _read_digits(terms: IndexTerms, total: Index) -> dict[Atom, Index] | None:
-    """Solve ``Σ kᵢ·aᵢ = total`` for the atoms, if every coefficient exceeds the reach of the smaller ones."""
-    ordered = sorted(terms, key=lambda t: -abs(t[1]))
+    """Solve ``Σ kᵢ·aᵢ = total`` for the atoms, if every coefficient exceeds the reach of the smaller ones.
+
+    Atoms of one value are constants.
+    """
+    out: dict[Atom, Index] = {}
+    for atom, k in terms:
+        lo, hi = as_index(atom).bounds
+        if lo == hi:
+            out[atom] = Index((), lo)
+            total = total - lo * k
+    ordered = sorted((t for t in terms if t[0] not in out), key=lambda t: -abs(t[1]))
     spans = [as_index(a).bounds for a, _ in ordered]
     below = list(accumulate(((hi - lo) * abs(k) for (_, k), (lo, hi) in zip(ordered[::-1], spans[::-1], strict=True))))
-    below = [0, *below[:-1]][::-1]
+    below = [0, *below][: len(ordered)][::-1]
     if any(abs(k) <= b for (_, k), b in zip(ordered, below, strict=True)):
         return None
     for (_, k), (lo, hi) in zip(ordered, spans, strict=True):
         total = total - (lo if k > 0 else hi) * k
-    out: dict[Atom, Index] = {}
     for n, ((atom, k), (lo, hi)) in enumerate(zip(ordered, spans, strict=True)):
         digit = total // abs(k)
         out[atom] = lo + digit if k > 0 else hi - digit

@@ -124,7 +124,7 @@ def _candidates(scope: Scope, group: tuple[Iterator, ...]) -> Iterable[Substitut
         for replacements in _together(_skews(scope)):
             yield _by_role(scope, Substitution(_phi(group, replacements)))
     if not moves:
-        first, *smaller = (tuple(_residue(scope, x, d) for x, d in divisors) for divisors in _divisors(scope, group))
+        first, *smaller = (_residues(scope, divisors) for divisors in _divisors(scope, group))
         pairs = pairwise(group) if traversed else permutations(group, 2)
         runs = ((_run(scope, chain),) for chain in contiguous_groups(scope, pairs))
         for replacements in (*_together(first), *smaller, *runs):
@@ -168,11 +168,20 @@ def _phi(group: tuple[Iterator, ...], replacements: Iterable[Replacement]) -> tu
     return tuple(entry for x in group for entry in at.get(x, () if x in gone else ((x.name, as_index(x)),)))
 
 
-def _residue(scope: Scope, x: Iterator, d: int) -> Replacement:
-    """Return x ↦ (x mod d, x / d), counted from the start of its range; the residue varies slower, as a batch does."""
-    low, high = _fresh(scope, x.name, 2)
-    start = as_index(x) if x.lo % d == 0 else x - x.lo
-    return (x,), ((low, start % d), (high, start // d))
+def _residues(scope: Scope, divisors: tuple[tuple[Iterator, int], ...]) -> tuple[Replacement, ...]:
+    """Return x ↦ (x mod d, x / d) for each x and d, counted from the start of the range of x.
+
+    The residue varies slower, as a batch does.  Different iterators get different new names.
+    """
+    used = [x.name for x in (*scope.traversals, *scope.summations)]
+    names: dict[Iterator, tuple[str, str]] = {}
+    for x, _ in divisors:
+        if x not in names:
+            low = fresh_name(x.name, used)
+            names[x] = low, fresh_name(x.name, (*used, low))
+            used += names[x]
+    starts = ((x, d, as_index(x) if x.lo % d == 0 else x - x.lo) for x, d in divisors)
+    return tuple(((x,), ((names[x][0], start % d), (names[x][1], start // d))) for x, d, start in starts)
 
 
 def _run(scope: Scope, chain: tuple[Iterator, ...]) -> Replacement:
