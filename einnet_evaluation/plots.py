@@ -84,6 +84,8 @@ def _growth(axes: Axes, sheet: ResultTable) -> None:
             said = name if converging else f"{name}, no converging"
             points = ((r["max_depth"], r["seconds"]) for r in mine if r["complete"])
             _line(axes, points, said, linestyle=style, marker=marker, color=colour)
+            counts = ((r["max_depth"], r["count_seconds"]) for r in mine if converging)
+            _line(axes, counts, f"{name}, count", linestyle="-.", marker=".", color=colour)
             published = ((r["max_depth"], r["published_seconds"]) for r in mine)
             look = {"linestyle": ":", "marker": "x", "color": colour, "alpha": FAINT}
             _line(axes, published, f"{name}, artifact", **look)

@@ -1,7 +1,8 @@
 """The searches behind the paper's figures, by our engine: Fig. 17 (``e4``), Fig. 18 (``e5``), Fig. 19 (``e6``).
 
-The strategy is ``paper``, on one thread.  Counts are deterministic; times are of this machine, so tables compare the
-growth of times with the published growth.  Every search has a time limit; ``complete`` says whether it finished.
+The strategy is ``paper``, on one thread.  Each search runs within a time limit and is timed; times are of this machine,
+so tables compare their growth with the published growth.  Its states and candidates are also counted without running it
+(``einnet_evaluation/state_counts.py``), which reaches greater depths; where a search was completed, both must agree.
 
 A level-by-level search to MaxDepth d contains the searches to all smaller depths, and the depth of every event is
 known, so one run has the counts, times and costs of every smaller MaxDepth.
@@ -19,6 +20,7 @@ from time import perf_counter, process_time
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from einnet_evaluation.cases import CASES, Case
+from einnet_evaluation.state_counts import LevelCount, StateCount
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import EOPERATOR, VIEW, Attribute, Program
 from einnet_explore.operators import find_operators
@@ -42,19 +44,25 @@ Priced: TypeAlias = "tuple[float, Program]"
 
 CHEAPEST_COUNT = 3
 
+Flags: TypeAlias = "tuple[bool, bool]"
+WITH, UNPRUNED, UNGUIDED = (True, True), (False, True), (True, False)
+"""(fingerprint, converging derivation): both, without fingerprint, without converging derivation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
     """Results of a search to MaxDepth *depth*.
 
-    *seconds* are processor time; *states* counts the programs that moves reached, *kept* the expanded ones; *cheapest*
-    are the estimates and programs of the ``CHEAPEST_COUNT`` cheapest candidates with different library calls,
-    *original* those of the original operator; *found*: a candidate calls the target; *complete*: the search finished
-    the depth within its time limit.
+    *seconds* are processor time, None if the states were counted and the search was not completed; *count_seconds* are
+    those of counting, if they were counted.  *states* counts the programs that moves reached, *kept* the expanded ones;
+    *cheapest* are the estimates and programs of the ``CHEAPEST_COUNT`` cheapest candidates with different library
+    calls, *original* those of the original operator; *found*: a candidate calls the target; *complete*: the search
+    finished the depth within its time limit, or its states were counted.
     """
 
     depth: int
-    seconds: float = 0.0
+    seconds: float | None = 0.0
+    count_seconds: float | None = None
     states: int = 0
     kept: int = 0
     candidates: int = 0
@@ -109,7 +117,7 @@ def depth_of(event: SearchEvent, states: list[State]) -> int:
 
 
 def _with(level: Depth, event: SearchEvent, seconds: float, case: Case) -> Depth:
-    level = replace(level, seconds=level.seconds + seconds)
+    level = replace(level, seconds=(level.seconds or 0.0) + seconds)
     match event:
         case Level():
             return replace(level, complete=True)
@@ -139,7 +147,8 @@ def _summed(levels: Iterable[Depth]) -> Iterable[Depth]:
         else:
             total = Depth(
                 level.depth,
-                total.seconds + level.seconds,
+                _sum(total.seconds, level.seconds),
+                _sum(total.count_seconds, level.count_seconds),
                 total.states + level.states,
                 total.kept + level.kept,
                 total.candidates + level.candidates,
@@ -149,6 +158,59 @@ def _summed(levels: Iterable[Depth]) -> Iterable[Depth]:
                 total.complete and level.complete,
             )
         yield total
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def count_depths(case: Case, max_depth: int, limit: float) -> dict[Flags, tuple[Depth, ...]]:
+    """Count the searches of *case* to *max_depth* by (fingerprint, converging), for at most *limit* seconds.
+
+    Depths that were not completed have no entry.
+    """
+    gc.set_threshold(50_000, 20, 20)
+    levels = tuple(StateCount(case.make(), find_operators(case.targets), program_seconds).levels(max_depth, limit))
+    return {
+        flags: tuple(_summed(_counted(level, case, *flags) for level in levels)) for flags in (WITH, UNGUIDED, UNPRUNED)
+    }
+
+
+def _counted(level: LevelCount, case: Case, fingerprint: bool, converging: bool) -> Depth:
+    found, ways = (level.candidates, level.ways) if converging else (level.near, level.near_ways)
+    originals = (one for one in found if case.original in (name for name, _ in _calls(one[1])))
+    return Depth(
+        level.depth,
+        None,
+        sum(level.seconds),
+        level.reached + level.pruned + ways,
+        level.reached if fingerprint else level.paths,
+        len(found),
+        _cheapest(found),
+        min(originals, key=_price, default=None) if level.depth == 0 else None,
+        any(is_target(program, case) for _, program in found),
+        complete=True,
+    )
+
+
+def join_depths(counted: tuple[Depth, ...], searched: tuple[Depth, ...]) -> tuple[Depth, ...]:
+    """Return *counted* with the seconds of *searched*, and the depths that only the search has.
+
+    Raises RuntimeError if they differ in the states or candidates of a depth that both completed.
+    """
+    joined = list(counted)
+    for depth in searched:
+        if depth.depth >= len(joined):
+            joined.append(depth)
+        elif depth.complete:
+            here = joined[depth.depth]
+            if (here.kept, here.candidates, here.found) != (depth.kept, depth.candidates, depth.found):
+                raise RuntimeError(
+                    f"MaxDepth {depth.depth}: counted {here.kept} states and {here.candidates} candidates, the search "
+                    f"has {depth.kept} and {depth.candidates}"
+                )
+            joined[depth.depth] = replace(here, seconds=depth.seconds)
+    return tuple(joined)
 
 
 def _cheapest(priced: Iterable[Priced]) -> tuple[Priced, ...]:
@@ -174,6 +236,11 @@ def is_target(program: Program, case: Case) -> bool:
         name == case.wanted and case.attributes.items() <= dict(attributes).items()
         for name, attributes in _calls(program)
     )
+
+
+def count_case(name: str, max_depth: int, limit: float) -> dict[Flags, tuple[Depth, ...]]:
+    """Run ``count_depths`` of the case *name*; its arguments can be pickled."""
+    return count_depths(CASES[name], max_depth, limit)
 
 
 def search_case(name: str, max_depth: int, limit: float, fingerprint: bool, converging: bool) -> tuple[Depth, ...]:
@@ -218,28 +285,30 @@ def _serve(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...], kw
 
 Variant: TypeAlias = "tuple[str, bool, bool]"
 
-WITH, UNPRUNED, UNGUIDED = (True, True), (False, True), (True, False)
-"""(fingerprint, converging derivation): both, without fingerprint, without converging derivation."""
-
 
 @dataclass(frozen=True, slots=True)
 class SearchEffort:
-    """MaxDepth, time limit of each search, and whether the cheapest candidates are measured."""
+    """MaxDepth, time limits of each search and of each count, and whether the cheapest candidates are measured."""
 
-    max_depth: int = 6
+    max_depth: int = 7
     limit: float = 60.0
+    count_limit: float = 3600.0
     measure: bool = True
 
 
-QUICK = SearchEffort(3, 3.0, False)
+QUICK = SearchEffort(3, 3.0, 3.0, measure=False)
 
 
 @dataclass(slots=True)
 class SearchLab:
-    """Searches shared by several figures, each run once in its own process; *note* is called before each."""
+    """Searches shared by several figures, each run once in its own process; *note* is called before each.
+
+    The searches of a case share a count.
+    """
 
     effort: SearchEffort
     note: Callable[[str], object] = lambda _: None
+    counts: dict[str, dict[Flags, tuple[Depth, ...]]] = field(default_factory=dict)
     results: dict[Variant, tuple[Depth, ...]] = field(default_factory=dict)
 
     def run(self, variants: Iterable[Variant]) -> None:
@@ -247,11 +316,16 @@ class SearchLab:
         for variant in variants:
             if variant not in self.results:
                 name, fingerprint, converging = variant
+                if name not in self.counts:
+                    self.note(f"{name}: count")
+                    effort = self.effort
+                    self.counts[name] = run_in_process(count_case, name, effort.max_depth, effort.count_limit)
                 off = [w for w, on in (("no fingerprint", fingerprint), ("no converging", converging)) if not on]
                 self.note(" ".join([name, *off]))
-                self.results[variant] = run_in_process(
+                searched = run_in_process(
                     search_case, name, self.effort.max_depth, self.effort.limit, fingerprint, converging
                 )
+                self.results[variant] = join_depths(self.counts[name][fingerprint, converging], searched)
 
 
 def needed(experiment: str) -> tuple[Variant, ...]:

@@ -1,4 +1,4 @@
-"""``reproduce e4 e5 e6``: counts of a level, contents of tables, and complete files."""
+"""``reproduce e4 e5 e6``: levels of a search, contents of tables, and complete files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_work_in_another_process_returns_equal_results_and_errors():
 
 @pytest.fixture(scope="module")
 def lab() -> SearchLab:
-    made = SearchLab(SearchEffort(2, 20, False))
+    made = SearchLab(SearchEffort(2, 20, 20, False))
     made.run(v for e in ("e4", "e5", "e6") for v in needed(e) if v[0] in ("G2BMM", "Conv5x5"))
     return made
 
@@ -137,7 +137,7 @@ def test_table_e5_has_growth_and_steps_next_to_published_ones(lab):
     assert artifact[7]["published_times_per_depth"] == pytest.approx((0.287 / 0.022) ** (1 / 3))
     assert artifact[7]["complete"] is False and artifact[7]["states"] is None
     ours = [r for r in rows if r["case"] == "Conv5x5" and r["converging"] and r["complete"]]
-    assert [r["states"] for r in ours] == [20, 115]
+    assert [r["states"] for r in ours] == [20, 121]
     said = {(row[0], row[2]): row[3] for row in steps.rows}
     assert said["G2BMM", True] == 1 and said["Conv5x5", True] == "> 2"
 
@@ -203,13 +203,14 @@ def test_bad_experiments_and_places_are_one_line(tmp_path: Path, capsys: pytest.
 
 
 def test_an_interruption_keeps_the_searches_that_are_done(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "einnet_explore", "reproduce", "e4", "--max-depth", "9", "--limit-seconds", "1"]
+    argv = [sys.executable, "-m", "einnet_explore", "reproduce", "e4", "--max-depth", "9", "--limit-seconds", "1",
+            "--count-seconds", "1"]  # fmt: skip
     with subprocess.Popen(
         [*argv, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as p:
         assert p.stderr is not None
-        assert p.stderr.readline() == "ConvTranspose\n"
-        assert p.stderr.readline() == "G2BMM\n"
+        for said in ("ConvTranspose: count", "ConvTranspose", "G2BMM: count", "G2BMM"):
+            assert p.stderr.readline() == f"{said}\n"
         time.sleep(0.2)
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=30)
@@ -227,5 +228,8 @@ def test_quick_takes_less_than_a_minute(tmp_path: Path) -> None:
     began = time.perf_counter()
     assert main(["reproduce", "e4", "e5", "e6", "--quick", "--out", str(tmp_path)]) == 0
     assert time.perf_counter() - began < 60
-    assert len(needed("e5")) + len(needed("e6")) - len(CASES) == 3 * len(CASES) and QUICK.limit * 3 * len(CASES) < 45
+    assert (
+        len(needed("e5")) + len(needed("e6")) - len(CASES) == 3 * len(CASES)
+        and (QUICK.limit * 3 + QUICK.count_limit) * len(CASES) < 50
+    )
     assert {p.suffix for p in tmp_path.iterdir()} == {".csv", ".md", ".svg"}

@@ -354,7 +354,13 @@ def _reproduce_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help="smaller depths and limits: less than a minute")
     command.add_argument("--out", metavar="DIR", help="write CSV, Markdown and SVG files to this folder")
     command.add_argument(
-        "--max-depth", type=parse_count, metavar="N", help="e4 to e6: levels of the searches (default: 6)"
+        "--max-depth", type=parse_count, metavar="N", help="e4 to e6: levels of the searches (default: 7)"
+    )
+    command.add_argument(
+        "--count-seconds",
+        type=parse_seconds,
+        metavar="S",
+        help="e4 to e6: time limit of counting the states of a case (default: 3600)",
     )
     command.add_argument(
         "--limit-seconds",

@@ -18,7 +18,8 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.tables import ResultTable
 
 _OPTION_READERS = {
-    "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6", "threads": "e1 e2 e3",
+    "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6",
+    "count_seconds": "e4 e5 e6", "threads": "e1 e2 e3",
     "model": "e1", "batch": "e1", "again": "e1 e2 e3", "results": "--device cuda",
 }  # fmt: skip
 """The experiments that read each option."""
@@ -83,7 +84,12 @@ def _searches(
     """``e4`` to ``e6``, which share their searches."""
     mine = [name for name in wanted if name in ("e4", "e5", "e6")]
     base = QUICK if arguments.quick else SearchEffort()
-    effort = SearchEffort(arguments.max_depth or base.max_depth, arguments.limit_seconds or base.limit, base.measure)
+    effort = SearchEffort(
+        arguments.max_depth or base.max_depth,
+        arguments.limit_seconds or base.limit,
+        arguments.count_seconds or base.count_limit,
+        base.measure,
+    )
     lab = SearchLab(effort, say)
     for name in mine:
         tables[name] = lambda all_, name=name: search_tables(name, lab.results, measure=effort.measure and all_)  # type: ignore[misc]

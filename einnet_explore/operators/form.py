@@ -211,6 +211,15 @@ def own_iterators(scope: Scope) -> tuple[Iterator, ...]:
 
 def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
     """Return the form of *scope*; raises Refused unless it differs from *operator* in iterators only."""
+    check_body(scope, operator)
+    return windowed_form(scope) if operator.pattern.windows else read_form(scope)
+
+
+def check_body(scope: Scope, operator: Operator) -> None:
+    """Raise Refused if the body or the reduction of *scope* differ from those of *operator*.
+
+    The bodies of nested scopes are not read.
+    """
     pattern, body = operator.pattern, read_body(scope)
     if len(body.reads) != len(pattern.operands):
         raise Refused(f"{operator.name} has {len(pattern.operands)} operands, the body reads {len(body.reads)}")
@@ -222,7 +231,6 @@ def comparable_form(scope: Scope, operator: Operator) -> ScopeForm:
         raise Refused(f"{operator.name} reduces over {', '.join(pattern.summations)}, the scope over nothing")
     if pattern.summations and scope.reduce != pattern.reduce:
         raise Refused(f"{operator.name} reduces by {pattern.reduce}, the scope by {scope.reduce}")
-    return windowed_form(scope) if pattern.windows else read_form(scope)
 
 
 def tensor_maps(form: ScopeForm, pattern: Pattern) -> Iterable[tuple[int, ...]]:

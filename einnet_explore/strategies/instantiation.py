@@ -110,12 +110,13 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
 
 def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
     """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
-    found = [d for _, scope in places(program) if (d := _scope_distance(scope, operators)) is not None]
+    found = [d for _, scope in places(program) if (d := scope_distance(scope, operators)) is not None]
     return min(found, default=None)
 
 
 @lru_cache(maxsize=65_536)
-def _scope_distance(scope: Scope, operators: tuple[Operator, ...]) -> int | None:
+def scope_distance(scope: Scope, operators: tuple[Operator, ...]) -> int | None:
+    """The smallest expression distance from *scope* itself to an operator; None if none is comparable."""
     return min((d for operator in operators if (d := _distance(scope, operator)) is not None), default=None)
 
 

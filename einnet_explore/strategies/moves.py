@@ -75,15 +75,14 @@ class Outline:
 
     def fill(self, scope: Scope) -> Scope:
         """*scope*, made from the outline, with the hidden bodies in place; its paddings and values stay."""
-        body = scope.body
-        if isinstance(body, Access) and isinstance(body.source, Tensor) and body.source.name.startswith(STEM):
-            full = self.hidden[int(body.source.name[len(STEM) :])]
+        if (number := stub_number(scope)) is not None:
+            full = self.hidden[number]
             if scope.padding == full.padding and scope.value == full.value:
                 return full
             return Scope(
                 full.traversals, full.summations, full.body, full.reduce, full.domain, scope.padding, scope.value
             )
-        return with_body(scope, map_accesses(body, self._fill_access))
+        return with_body(scope, map_accesses(scope.body, self._fill_access))
 
     def _fill_access(self, access: Access) -> Access:
         source = access.source
@@ -105,8 +104,8 @@ def outline(scope: Scope, levels: int) -> Outline:
         found = dict.fromkeys(sorted(found, key=lambda source: keys[source]))
     if not found:
         return Outline(scope, ())
-    stub = _lone_stub if len(found) == 1 else _stub
-    stubs = {source: stub(source, n) for n, source in enumerate(found)}
+    make = stub if len(found) == 1 else _named_stub
+    stubs = {source: make(source, n) for n, source in enumerate(found)}
     return Outline(_hide(scope, levels, stubs), tuple(found))
 
 
@@ -130,20 +129,28 @@ def _hide(scope: Scope, levels: int, stubs: Mapping[Scope, Scope]) -> Scope:
     return with_body(scope, map_accesses(scope.body, swap))
 
 
-def _stub(scope: Scope, n: int) -> Scope:
+def _named_stub(scope: Scope, n: int) -> Scope:
     """Return *scope* with a read of the tensor ``?n`` as body."""
     return with_body(scope, _hidden_body(n))
 
 
-def _lone_stub(scope: Scope, n: int) -> Scope:
-    """Return the stub of the only nested scope: nothing is compared with it, so any names of iterators do."""
-    return _stub(scope, n) if scope.domain else _unnamed_stub(scope.box, scope.padding, scope.value)
+def stub(scope: Scope, n: int) -> Scope:
+    """Return stub *n* of a nested scope that is compared with no other: any names of iterators do."""
+    return _named_stub(scope, n) if scope.domain else _unnamed_stub(scope.box, scope.padding, scope.value, n)
+
+
+def stub_number(scope: Scope) -> int | None:
+    """Return the number of a stub; None if *scope* is none."""
+    match scope.body:
+        case Access(Tensor(name)) if name.startswith(STEM):
+            return int(name[len(STEM) :])
+    return None
 
 
 @lru_cache(CACHE_ENTRIES, typed=True)  # 0 and 0.0 stay apart
-def _unnamed_stub(box: Box, padding: Padding, value: float) -> Scope:
+def _unnamed_stub(box: Box, padding: Padding, value: float, n: int) -> Scope:
     traversals = tuple([Iterator(f"z{d}", lo, hi) for d, (lo, hi) in enumerate(box)])
-    return Scope(traversals, (), _hidden_body(0), padding=padding, value=value)
+    return Scope(traversals, (), _hidden_body(n), padding=padding, value=value)
 
 
 @lru_cache(1 << 6)
@@ -228,13 +235,14 @@ def rule_moves(rule: Rule[object], program: Program, at: Path, scope: Scope) -> 
 def local_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
     """Return the parameters that a local *rule* proposes for *scope* at *position*, and the rewritten scopes."""
     if (levels := LEVELS_READ.get(rule)) is None or not (outlined := outline(scope, levels)).hidden:
-        return _computed_moves(rule, scope, position)
-    shared = _computed_moves(rule, outlined.scope, position)
+        return computed_moves(rule, scope, position)
+    shared = computed_moves(rule, outlined.scope, position)
     return LazySequence(lambda: ((params, outlined.fill(new)) for params, new in shared))
 
 
 @lru_cache(CACHE_ENTRIES)
-def _computed_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
+def computed_moves(rule: Rule[object], scope: Scope, position: Position) -> LocalMoves:
+    """Return ``local_moves`` of a scope that is an outline already."""
     program, at = host_program(scope, position)
     return LazySequence(lambda: ((p, rule.rewrite(program, at, p).scope_at(at)) for p in rule.propose(program, at)))
 
@@ -291,6 +299,14 @@ def _find_clean_up(
     scope: Scope, position: Position, sources: Sources, allowed: frozenset[Rule[object]]
 ) -> CleanUp | None:
     """Return the next clean-up of *scope* itself and its result; scopes that re-index *sources* are merged."""
+    found = find_joint_clean_up(scope, position, sources, allowed)
+    return find_tightening(scope, position, allowed) if found is None else found
+
+
+def find_joint_clean_up(
+    scope: Scope, position: Position, sources: Sources, allowed: frozenset[Rule[object]]
+) -> CleanUp | None:
+    """Return the next clean-up that changes *scope* and a scope that it reads, and its result."""
     read = list(accesses(scope.body))
     if BOUNDARY_RELAXING in allowed and any(isinstance(a.source, Scope) and a.source.domain for a in read):
         for params, new in local_moves(BOUNDARY_RELAXING, scope, position):
@@ -300,6 +316,11 @@ def _find_clean_up(
         for params, new in local_moves(TRAVERSAL_MERGING, scope, position):
             if isinstance(params, Merging) and _is_reindexing(read[params.access], sources):
                 return TRAVERSAL_MERGING, params, new
+    return None
+
+
+def find_tightening(scope: Scope, position: Position, allowed: frozenset[Rule[object]]) -> CleanUp | None:
+    """Return the first removal of a constant part of *scope*, and its result."""
     tightened = local_moves(BOUNDARY_TIGHTENING, scope, position) if BOUNDARY_TIGHTENING in allowed else ()
     for params, new in tightened:
         return BOUNDARY_TIGHTENING, params, new
