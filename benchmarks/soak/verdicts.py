@@ -1,10 +1,16 @@
-"""Pairs of programs, equal or with one mutation, whose verdicts are compared with evaluation to 300 digits.
+"""Pairs of programs, equal or with one mutation, whose verdicts are compared with evaluation.
 
-An item draws 50 pairs: element-wise functions of two tensors, with constants of all magnitudes and signs.  The second
-program applies one true or false identity at a random place: a dropped ``relu`` or ``abs``, a cancelled root or
-quotient, a changed constant, function or summand, an equal form.  The verdicts of ``certify``, the record checker,
-``einnet_check`` and ``--modular`` are compared.  A pair that is called ``proved`` or ``exact`` and differs at some
-input, of any sign and magnitude, is a finding; so is a ``rounded`` pair that differs by more than its bound.
+An item draws 50 pairs.  Half are element-wise functions of two tensors, with constants of all magnitudes and signs; the
+second program applies one true or false identity at a random place: a dropped ``relu`` or ``abs``, a cancelled root or
+quotient, a changed constant, function or summand, an equal form.  They are evaluated to 300 digits.
+
+The other half are sums, products and maxima with windows, strides, domains and padding.  The second program is the
+first, or the result of a rule, mostly with one change of an index, range, bound, sum, factor or padding
+(``tests/certificate_steps.py``).  They are evaluated on random integers.
+
+The verdicts of ``certify``, the record checker, ``einnet_check`` and ``--modular`` are compared.  A pair that is called
+``proved`` or ``exact`` and differs at some input, of any sign and magnitude, is a finding; so is a ``rounded`` pair
+that differs by more than its bound.
 """
 
 from __future__ import annotations
@@ -12,17 +18,31 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from decimal import Decimal, DecimalException, Overflow, Underflow, localcontext
+from itertools import islice
 from typing import TypeAlias
 
+import numpy as np
+from hypothesis import strategies as st
+
 import einnet_check
+from benchmarks.soak.expressions import drawn
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.checker import check_record
 from einnet_explore.equivalence.certificate import certify
+from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
 from einnet_explore.interpreter.modular import compare_modulo_prime
 from einnet_explore.ir import Program
-from einnet_explore.syntax import parse
+from einnet_explore.rules import RULES
+from einnet_explore.rules.base import places
+from einnet_explore.syntax import parse, text
+from tests.certificate_steps import mutants, reread
+from tests.rules_kit import contractions
+from tests.strategies import programs
 
 PAIRS = 50
+ATTEMPTS = 8
+"""Mutants that are tried until one is legal."""
+LOCAL_RULES = tuple(rule for rule in RULES if rule.local)
 POINTS = 120
 DIGITS = 300
 CONSTANTS = ("0.5", "2", "3", "-1", "0.000001", "1000", "123456", "0.99999", "10000000000")
@@ -35,12 +55,75 @@ def item(number: int, n: int) -> Outcome:
     """Item *n* of seed *number*."""
     outcome = Outcome()
     rng = random.Random(f"{number}:{n}")
-    for _ in range(PAIRS):
+    for _ in range(PAIRS // 2):
         before = draw(rng, rng.randint(1, 4))
         after = mutate(before, rng)
         if after != before:
             examine(before, after, rng, outcome)
+    for program in drawn(st.one_of(contractions(), programs(polynomial=True)), PAIRS // 2, rng.getrandbits(60)):
+        examine_programs(program, change(program, rng), rng, outcome)
     return outcome
+
+
+def change(program: Program, rng: random.Random) -> Program:
+    """Return *program* or the result of a rule, mostly with one mutation."""
+    steps = [
+        match for at, _ in places(program) for rule in LOCAL_RULES for match in islice(rule.matches(program, at), 2)
+    ]
+    if steps and rng.random() < 0.5:
+        program = rng.choice(steps).apply(program).after
+    wrong = [changed for _, changed in mutants(program)] if rng.random() < 0.8 else []
+    rng.shuffle(wrong)
+    legal = (mutant for mutant in map(reread, wrong[:ATTEMPTS]) if is_legal(mutant))
+    return next(legal, program)
+
+
+def is_legal(program: Program) -> bool:
+    """Return whether the text of *program* is accepted: a mutant may read beyond its tensors."""
+    try:
+        parse(text(program))
+    except ValueError:
+        return False
+    return True
+
+
+def examine_programs(before: Program, after: Program, rng: random.Random, outcome: Outcome) -> None:
+    """Compare the verdicts of all checkers on a pair with evaluation on integers."""
+    texts = [text(program) for program in (before, after)]
+    verdicts = verdicts_of(texts, before, after, certify(before, after).kind)
+    equal = are_equal(before, after, rng.getrandbits(30))
+    for name, kind in verdicts.items():
+        claims = kind in ("proved", "rounded", "exact")
+        said = "equal" if equal else "different"
+        outcome.counts[f"programs: {name}: {kind}" + (f", {said}" if claims else "")] += 1
+        if claims and not equal and (name, kind) != ("modular", "rounded"):
+            outcome.found(f"a pair that differs is called {kind} by {name}", "", *texts)
+
+
+def are_equal(before: Program, after: Program, seed: int) -> bool:
+    """Return whether both have the same outputs on a few random integer inputs."""
+    generator = np.random.default_rng(seed)
+    for _ in range(4):
+        inputs = {t.name: generator.integers(-99, 100, t.shape) for t in before.inputs}
+        try:
+            left, right = (evaluate(program, inputs, outputs_only=True) for program in (before, after))
+        except (IllegalRead, ValueError):
+            return False
+        if left.keys() != right.keys() or not all(np.array_equal(left[name], right[name]) for name in left):
+            return False
+    return True
+
+
+def verdicts_of(texts: list[str], before: Program, after: Program, certified: str) -> dict[str, str]:
+    """Return the verdict of each checker on two programs with these *texts*; *certified* is that of ``certify``."""
+    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": texts[1]}
+    record = {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": [step]}
+    return {
+        "certify": certified,
+        "check": check_record(record).kind,
+        "einnet_check": einnet_check.certificate(record)["kind"],
+        "modular": _modular_verdict(before, after),
+    }
 
 
 def draw(rng: random.Random, depth: int) -> Expression:
@@ -224,18 +307,12 @@ def difference(before: Expression, after: Expression, rng: random.Random, error:
 def examine(before: Expression, after: Expression, rng: random.Random, outcome: Outcome) -> None:
     """Compare the verdicts of all checkers on a pair with evaluation."""
     texts = [f"tensor A[4]\ntensor B[4]\nY[i:4] = {text_of(e)}\nZ[i:4] = A[i] + B[i]\n" for e in (before, after)]
-    if parse(texts[0]) == parse(texts[1]):  # reading folds constants in double precision
+    pair = parse(texts[0]), parse(texts[1])
+    if pair[0] == pair[1]:  # reading folds constants in double precision
         outcome.counts["read as one program"] += 1
         return
-    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": texts[1]}
-    record = {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": [step]}
-    found = certify(*map(parse, texts))
-    verdicts = {
-        "certify": found.kind,
-        "check": check_record(record).kind,
-        "einnet_check": einnet_check.certificate(record)["kind"],
-        "modular": _modular_verdict(*map(parse, texts)),
-    }
+    found = certify(*pair)
+    verdicts = verdicts_of(texts, *pair, found.kind)
     claims = {name: kind for name, kind in verdicts.items() if kind in ("proved", "rounded", "exact")}
     differs = difference(before, after, rng, found.error) if claims else None
     for name, kind in verdicts.items():
