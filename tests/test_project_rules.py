@@ -72,7 +72,8 @@ def test_lock_file_has_versions_and_no_addresses() -> None:
 
 
 def test_lock_file_covers_declared_dependencies() -> None:
-    aside = [r for extra in ("cuda", "torch") for r in PROJECT["optional-dependencies"][extra]]  # not part of `all`
+    extras = PROJECT["optional-dependencies"]
+    aside = [r for extra in ("cuda", "rivals", "torch", "zoo") for r in extras[extra]]  # not part of `all`
     unlocked = {canonical(requirement) for requirement in aside} | {"einnet-explore"}
     assert declared() - unlocked <= {canonical(line) for line in LOCK}
 
