@@ -72,7 +72,7 @@ class Outline:
 
     @property
     def may_merge(self) -> bool:
-        """Whether a clean-up may change this scope and its reader."""
+        """True if a clean-up may change this scope and its reader."""
         return bool(self.scope.domain) or (not self.scope.summations and isinstance(self.scope.body, Access))
 
 

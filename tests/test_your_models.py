@@ -360,7 +360,12 @@ def test_the_page_says_what_is_understood_of_each_kind_of_model(kind: Kind) -> N
     ids=lambda kind: kind.name,
 )
 def test_the_page_says_what_is_understood_of_each_real_architecture(kind: Kind) -> None:
-    check_page(kind)
+    try:
+        check_page(kind)
+    except ValueError as refusal:
+        if "found no Python package" not in str(refusal):
+            raise
+        pytest.skip(str(refusal))
 
 
 def test_missing_packages_of_real_architectures_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,11 +380,7 @@ def test_missing_packages_of_real_architectures_are_reported(monkeypatch: pytest
 
 
 def check_page(kind: Kind) -> None:
-    """Compare the row of the page with what the importer says; skip if a package is missing."""
-    try:
-        proto = kind.write()
-    except ValueError as missing:
-        pytest.skip(str(missing))
-    model = load_model(proto)
+    """Compare the row of the page with what the importer says."""
+    model = load_model(kind.write())
     found = understood(model, partition(model))
     assert f"| {kind.name} | {kind.title} | {' | '.join(found)} |" in PAGE.read_text(encoding="utf-8")
