@@ -21,7 +21,7 @@ import einnet_explore as ee
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.rules import Derivation
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.engine import Search

@@ -15,7 +15,8 @@ import numpy as np
 
 from einnet_explore.cost import work
 from einnet_explore.ir import Equation, Tensor, tensors
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation
 from einnet_explore.runtime.library_calls import implementations_of

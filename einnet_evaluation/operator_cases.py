@@ -26,7 +26,7 @@ from einnet_explore.cost import program_seconds, work
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Program
 from einnet_explore.operators import expressions as ops
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR

@@ -23,7 +23,7 @@ from einnet_evaluation.cases import CASES, Case
 from einnet_evaluation.state_counts import LevelCount, StateCount
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import EOPERATOR, VIEW, Attribute, Program
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import (
     Found,

@@ -21,8 +21,8 @@ from typing import TypeAlias
 from einnet_evaluation.scope_graph import ScopeGraph
 from einnet_explore.analysis.canonical_keys import canonical_key, program_key
 from einnet_explore.ir import Access, Equation, Instance, Program, Scope, Tensor, map_tensors, tensors
-from einnet_explore.operators import Operator
 from einnet_explore.operators.form import check_body
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import EOPERATOR_GENERATION
 from einnet_explore.rules.base import accepted
 from einnet_explore.strategies.instantiation import matching_rule, scope_distance

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from einnet_explore.cost import program_seconds
     from einnet_explore.equivalence.certificate import Certificate, certify
     from einnet_explore.interpreter.evaluation import evaluate
-    from einnet_explore.operators import OPERATORS, Operator
     from einnet_explore.operators import expressions as ops
+    from einnet_explore.operators.library import OPERATORS
+    from einnet_explore.operators.operator import Operator
     from einnet_explore.parametric.family import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
@@ -76,7 +77,8 @@ _HOMES = {
     "einnet_explore.equivalence.certificate": ("Certificate", "certify"),
     "einnet_explore.interpreter.evaluation": ("evaluate",),
     "einnet_explore.analysis.canonical_keys": ("program_key",),
-    "einnet_explore.operators": ("OPERATORS", "Operator"),
+    "einnet_explore.operators.library": ("OPERATORS",),
+    "einnet_explore.operators.operator": ("Operator",),
     "einnet_explore.parametric.family": ("family", "load_family"),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),

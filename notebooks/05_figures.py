@@ -31,7 +31,7 @@ from pathlib import Path
 
 import einnet_explore as ee
 from einnet_explore.ir import scopes
-from einnet_explore.operators import expression_distance
+from einnet_explore.operators.form import expression_distance
 from einnet_explore.operators.library import MATMUL
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.session.comparison import mapping_table

@@ -13,11 +13,12 @@ import numpy as np
 from certificate_steps import mutants, reread
 
 import einnet_explore as ee
-from einnet_explore.checker import require_instance
+from einnet_explore.checker.replay import require_instance
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, accesses
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Step
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.options import Options

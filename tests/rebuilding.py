@@ -12,7 +12,8 @@ from certificate_steps import reread, scope_mutants
 
 from einnet_explore.analysis.equations import map_reads, tensor_names
 from einnet_explore.analysis.indices import substitute
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import (
     Access,
     Apply,

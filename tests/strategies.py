@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from einnet_explore.ir import (
-    FUNCTIONS,
     REDUCTIONS,
     Access,
     Apply,
@@ -48,6 +47,7 @@ from einnet_explore.ir import (
     program,
     tensors,
 )
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 EXACT = ("relu", "abs", "maximum", "minimum", "where")
 """The scalar functions that map integers to integers."""

@@ -10,7 +10,7 @@ import pytest
 
 from einnet_explore.codegen import versions
 from einnet_explore.ir import Equation, program, tensors
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation

@@ -11,7 +11,7 @@ from einnet_explore.analysis.equations import constant_tensors as known_at_compi
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Tensor
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime import implementation_choice

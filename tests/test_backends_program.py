@@ -10,7 +10,8 @@ import pytest
 from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program, tensors
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import onnx_fragment
 from einnet_explore.runtime.program import CompiledProgram, compile_program, set_blas_threads
 from einnet_explore.support.errors import BackendError

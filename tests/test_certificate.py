@@ -18,7 +18,8 @@ from einnet_explore.equivalence.linear_space import MAX_NAMES, Undecided
 from einnet_explore.equivalence.reads import illegal_reads, reads_legally
 from einnet_explore.equivalence.sampling import compare_on_samples, grid_points, interpret_reals, slice_scope
 from einnet_explore.equivalence.term_multiset import term_difference
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import Apply, Bound, Const, Index, Iterator, Program, Scope, Tensor, add, as_index, mul, program
 from einnet_explore.syntax import parse
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from einnet_explore.cost import CPU_DEFAULT, CostModel, cpu_default, program_seconds, work
 from einnet_explore.cost.model import utilisation
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Instance, Program
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.syntax import parse
 from tests.strategies import programs
 

@@ -29,7 +29,8 @@ from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import MOST, ROUNDED, Beyond, Space, simple
 from einnet_check.text import Parser
 from einnet_evaluation import cases
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import Program
 from einnet_explore.rules import (
     ALL_RULES,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import (
     Apply,
     Bound,

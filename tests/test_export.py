@@ -17,7 +17,6 @@ from strategies import inputs_for, programs, scopes_
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     EOPERATOR,
-    FUNCTIONS,
     VIEW,
     Access,
     Apply,
@@ -33,6 +32,7 @@ from einnet_explore.ir import (
     program,
     tensors,
 )
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 from einnet_explore.onnx_export.export import (
     EXPORT_OPSET,
     FUNCTION_DOMAIN,
@@ -44,7 +44,7 @@ from einnet_explore.onnx_export.export import (
     rewrite_model,
     to_onnx,
 )
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.support.errors import Refused
 
 LARGEST_EXACT = 1 << 24

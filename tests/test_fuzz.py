@@ -19,7 +19,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Apply, Program
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline.assembly import WeightFolder
 from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import Optimiser

@@ -7,7 +7,10 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
-from einnet_explore.operators import OPERATORS, Operator, expression_distance, find_operators, match_operator
+from einnet_explore.operators.form import expression_distance
+from einnet_explore.operators.library import OPERATORS, find_operators
+from einnet_explore.operators.matching import match_operator
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import places
 from einnet_explore.strategies.guided_matching import guided_matching
 from einnet_explore.support.errors import Refused

@@ -17,7 +17,7 @@ from einnet_explore.ir import Access, Program, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline import assembly, layouts
 from einnet_explore.pipeline.assembly import Assembler, Piece, WeightFolder, join_adjacent, join_programs
 from einnet_explore.pipeline.layouts import estimate_equation

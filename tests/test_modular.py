@@ -15,7 +15,8 @@ from mutation import CASES, right, steps
 from einnet_explore.cli import main
 from einnet_explore.interpreter import modular
 from einnet_explore.interpreter import modular as field
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.interpreter.modular import (
     PRIME,
     compare_modulo_prime,

@@ -16,7 +16,8 @@ import einnet_explore as ee
 from einnet_explore.analysis.bilinear import Bilinear, correlation, karatsuba, laderman, nest_algorithms, strassen
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.program_diff import inline_equations
-from einnet_explore.interpreter.evaluation import IllegalRead, evaluate
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.interpreter.running_error import (
     bilinear_error_bound,
     bilinear_growth,

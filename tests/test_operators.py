@@ -12,8 +12,9 @@ from onnx import TensorProto, helper
 
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import VIEW, Equation, Instance, Iterator, Scope, Tensor, tensors
-from einnet_explore.operators import OPERATORS, Operator, check_canonical, expressions
-from einnet_explore.operators.operator import Attributes
+from einnet_explore.operators import expressions
+from einnet_explore.operators.library import OPERATORS, check_canonical
+from einnet_explore.operators.operator import Attributes, Operator
 from einnet_explore.operators.pattern import parse_pattern
 from einnet_explore.support.errors import Refused
 

@@ -25,14 +25,11 @@ from einnet_explore.ir import (
     mul,
     program,
 )
-from einnet_explore.operators import (
-    OPERATORS,
-    Operator,
-    check_canonical,
-    expression_distance,
-    expressions,
-    match_operator,
-)
+from einnet_explore.operators import expressions
+from einnet_explore.operators.form import expression_distance
+from einnet_explore.operators.library import OPERATORS, check_canonical
+from einnet_explore.operators.matching import match_operator
+from einnet_explore.operators.operator import Operator
 from einnet_explore.strategies.instantiation import matching_rule, nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse

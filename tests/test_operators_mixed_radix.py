@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from einnet_explore.analysis.padding import excess
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Tensor, as_index, mul, program
-from einnet_explore.operators import OPERATORS, match_operator
 from einnet_explore.operators.form import overlaps, split_digits
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.matching import match_operator
 from einnet_explore.support.errors import Refused
 
 

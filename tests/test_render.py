@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from einnet_explore.ir import (
-    FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -27,6 +26,7 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 from einnet_explore.syntax import align, latex, parse, parse_index, parse_scope, text
 from einnet_explore.syntax.computation_graph import dot
 from tests.strategies import inputs_for, programs, scopes_

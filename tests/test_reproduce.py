@@ -28,7 +28,7 @@ from einnet_evaluation.searches import (
     search_depths,
 )
 from einnet_explore.cli import main
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Reached
 from einnet_explore.strategies.options import Options

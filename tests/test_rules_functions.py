@@ -17,7 +17,8 @@ import einnet_check
 import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import SCALAR_FUNCTIONS, Program
+from einnet_explore.ir import Program
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules import (
     CANCELLATION,
     DISTRIBUTIVITY,

@@ -12,7 +12,8 @@ from einnet_explore.codegen.language.dialects import CUDA, OPENCL, C, Dialect
 from einnet_explore.codegen.language.values import F32
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.running_error import running_error
-from einnet_explore.ir import FUNCTIONS, SCALAR_FUNCTIONS, Apply, Iterator, Program, ScalarFunction, Scope, Tensor
+from einnet_explore.ir import Apply, Iterator, Program, Scope, Tensor
+from einnet_explore.ir.scalar_functions import FUNCTIONS, SCALAR_FUNCTIONS, ScalarFunction
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE
 from einnet_explore.onnx_import.operator_table import operators_by_name
 from einnet_explore.runtime import compiled

@@ -13,7 +13,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_evaluation.cases import CASES
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Level, Reached
 from einnet_explore.strategies.options import Options

@@ -8,7 +8,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.ir import EOPERATOR, VIEW, Program
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import BOUNDARY_RELAXING, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Level, Reached

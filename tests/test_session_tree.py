@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import einnet_explore as ee
 from einnet_explore.checker.record import RecordError
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.session import candidate_benchmark as measuring
 from einnet_explore.session import session as sessions
 from einnet_explore.session.candidate_benchmark import bench

@@ -13,7 +13,7 @@ from einnet_evaluation.searches import UNGUIDED, UNPRUNED, WITH, Depth, count_de
 from einnet_evaluation.state_counts import StateCount
 from einnet_explore.analysis.canonical_keys import canonical_key, program_key
 from einnet_explore.ir import Program
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.rules import RULES, Refused
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found

@@ -24,11 +24,11 @@ from hypothesis.strategies import SearchStrategy
 
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.analysis.canonical_keys import canonical_key, program_key
-from einnet_explore.checker import check_record
+from einnet_explore.checker.replay import check_record
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.runtime.program import compile_program

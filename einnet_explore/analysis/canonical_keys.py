@@ -33,7 +33,6 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from einnet_explore.ir import (
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -51,6 +50,7 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Names: TypeAlias = "tuple[tuple[str, int], ...]"
 """The tensors made by equations that a scope reads, and their canonical positions."""

@@ -41,7 +41,6 @@ from einnet_explore.analysis.indices import fresh_name, holds_everywhere, substi
 from einnet_explore.analysis.regions import always_holds, find_violation, index_reach, never_holds, show_point
 from einnet_explore.ir import (
     REDUCTIONS,
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -59,6 +58,7 @@ from einnet_explore.ir import (
     map_accesses,
     padded,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 

@@ -43,7 +43,6 @@ from einnet_explore.analysis.padding import excess, fit_padding
 from einnet_explore.analysis.regions import always_holds, index_reach
 from einnet_explore.autodiff.scalar_derivatives import Partial
 from einnet_explore.ir import (
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -63,6 +62,7 @@ from einnet_explore.ir import (
     map_accesses,
     mul,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True)

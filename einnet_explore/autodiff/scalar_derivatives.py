@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from einnet_explore.ir import FUNCTIONS, SCALAR_FUNCTIONS, Access, Apply, Compare, Const, Scalar, add, mul, terms
+from einnet_explore.ir import Access, Apply, Compare, Const, Scalar, add, mul, terms
+from einnet_explore.ir.scalar_functions import FUNCTIONS, SCALAR_FUNCTIONS
 
 Condition = tuple[Compare, bool]
 """A comparison, and whether it has to hold (or fail)."""

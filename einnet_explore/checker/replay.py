@@ -28,7 +28,8 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
 )
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.support.errors import Refused
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.checker import RULE_NAMES, check_record, load_json, read_record
+from einnet_explore.checker.record import RULE_NAMES, load_json, read_record
+from einnet_explore.checker.replay import check_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
 from einnet_explore.equivalence.verdict import is_at_least
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 
 
 def run_check(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ from einnet_explore.analysis.bilinear import select_entry
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, substitute
 from einnet_explore.ir import (
-    REAL_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -39,6 +38,7 @@ from einnet_explore.ir import (
     factors,
     map_accesses,
 )
+from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
 
 MAX_UNROLLED_READS = 64
 """Reads of a sum that is unrolled, at most."""

@@ -41,7 +41,8 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.support.errors import Refused
 
 

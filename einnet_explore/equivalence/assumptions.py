@@ -17,7 +17,8 @@ from functools import lru_cache
 from math import inf, isfinite, nextafter
 
 from einnet_explore.interpreter.numbers import Number, simplest_fraction
-from einnet_explore.ir import ASSUMED_FINITE, Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
+from einnet_explore.ir import Access, Apply, Const, Equation, Scalar, Scope, Table, Tensor, accesses
+from einnet_explore.ir.scalar_functions import ASSUMED_FINITE
 
 EXPONENTIAL_AXIOM = "with the axiom exp(a + b) = exp(a) exp(b)"
 """The text of a proof that uses the exponential's functional equation."""

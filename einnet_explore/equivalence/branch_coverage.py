@@ -19,7 +19,8 @@ import numpy as np
 from einnet_explore.equivalence.value_bounds import value_range
 from einnet_explore.interpreter.evaluation import DerivedNumbers, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Array, Value
-from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, Scope, scopes, walk_scalar
+from einnet_explore.ir import Apply, Const, Scalar, Scope, scopes, walk_scalar
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Kink: TypeAlias = "tuple[str, tuple[Scalar, ...]]"
 """A piecewise function and its arguments."""

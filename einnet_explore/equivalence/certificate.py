@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import tensor_names
-from einnet_explore.equivalence import sampling
 from einnet_explore.equivalence.assumptions import Assumptions, infinite_results, join_axioms
 from einnet_explore.equivalence.program_diff import (
     EquationDefinitions,
@@ -30,6 +29,7 @@ from einnet_explore.equivalence.program_diff import (
     require_same_interface,
 )
 from einnet_explore.equivalence.reads import illegal_reads
+from einnet_explore.equivalence.sampling import compare_on_samples
 from einnet_explore.equivalence.term_multiset import Witness
 from einnet_explore.equivalence.value_bounds import rounding_error
 from einnet_explore.equivalence.verdict import (
@@ -184,7 +184,7 @@ def _certify_by_evaluation(
     if points is None:
         return Certificate("unknown", "term relation", str(number), 0, str(why), UNDECIDED_TEXT)
     hints = (why.element, tuple(at for _, at in why.term)) if isinstance(why, Witness) else (None, ())
-    sample = sampling.compare_on_samples(before, after, points, seed, *hints)
+    sample = compare_on_samples(before, after, points, seed, *hints)
     if sample.error is not None:
         return Certificate("false", "evaluation", str(number), sample.elements, sample.error, str(why))
     if sample.differs is not None:

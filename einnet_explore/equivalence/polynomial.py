@@ -11,7 +11,7 @@ from typing import TypeAlias
 from einnet_explore.equivalence.assumptions import Rounding
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided, form_key
 from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
-from einnet_explore.ir import ASSUMED_FINITE, SCALAR_FUNCTIONS, ScalarFunction
+from einnet_explore.ir.scalar_functions import ASSUMED_FINITE, SCALAR_FUNCTIONS, ScalarFunction
 
 Monomial: TypeAlias = "tuple[Number, tuple[Factor, ...]]"
 Polynomial: TypeAlias = "tuple[Monomial, ...]"

@@ -41,11 +41,11 @@ from einnet_explore.equivalence.real_samples import (
     tensors_of,
 )
 from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION
-from einnet_explore.interpreter.evaluation import Evaluation, IllegalRead, NumberDomain
+from einnet_explore.interpreter.evaluation import Evaluation, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Array, RealNumbers
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.interpreter.running_error import BoundedValue, evaluate_with_errors
 from einnet_explore.ir import (
-    REAL_FUNCTIONS,
     Access,
     Apply,
     Box,
@@ -62,6 +62,7 @@ from einnet_explore.ir import (
     scopes,
     walk_scalar,
 )
+from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
 
 MAX_REAL_POINTS = 1 << 20
 """Grid points of one evaluation with error bounds."""

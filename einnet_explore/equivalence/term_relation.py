@@ -48,19 +48,8 @@ from einnet_explore.equivalence.polynomial import (
     polynomial_skeleton,
 )
 from einnet_explore.interpreter.numbers import Number
-from einnet_explore.ir import (
-    REDUCTIONS,
-    Access,
-    Apply,
-    Compare,
-    Const,
-    Iterator,
-    Scalar,
-    Scope,
-    Table,
-    Tensor,
-    monotonicity,
-)
+from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.ir.scalar_functions import monotonicity
 from einnet_explore.support.errors import Refused
 
 Case: TypeAlias = "tuple[tuple[Form, ...], Polynomial]"

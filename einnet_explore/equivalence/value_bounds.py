@@ -19,7 +19,8 @@ from functools import reduce
 from math import inf, isfinite, isnan, nextafter, prod
 from typing import NamedTuple, TypeAlias
 
-from einnet_explore.ir import SCALAR_FUNCTIONS, Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Interval: TypeAlias = "tuple[float, float]"
 

@@ -9,7 +9,8 @@ import numpy as np
 from einnet_explore.interpreter.evaluation import DerivedNumbers
 from einnet_explore.interpreter.exact_arrays import Array, Part, Value
 from einnet_explore.interpreter.running_error import BoundedValue, RunningErrors
-from einnet_explore.ir import SCALAR_FUNCTIONS, Const, Scalar
+from einnet_explore.ir import Const, Scalar
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 SATURATED, SATURATED_ERROR = 1e-12, 1e-6
 """Distance from 1 at which a bounded function no longer depends on its argument, and the error that is then assumed."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.interpreter import exact_arrays
 from einnet_explore.interpreter.exact_arrays import Array, Part, RealNumbers, Value
-from einnet_explore.interpreter.grid import Grid, IllegalRead, branch_masks, gather_reads, inside_domain
+from einnet_explore.interpreter.grid import Grid, branch_masks, gather_reads, inside_domain
 from einnet_explore.ir import (
     JOINS,
     REDUCTIONS,
@@ -36,8 +36,6 @@ from einnet_explore.ir import (
     Table,
     Tensor,
 )
-
-__all__ = ["DerivedNumbers", "Evaluation", "IllegalRead", "NumberDomain", "evaluate"]
 
 
 class NumberDomain(Protocol):

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from einnet_explore.ir import SCALAR_FUNCTIONS, Scalar, Scope, Table
+from einnet_explore.ir import Scalar, Scope, Table
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Array: TypeAlias = "npt.NDArray[Any]"
 

@@ -45,7 +45,8 @@ from einnet_explore.interpreter.exact_arrays import (
     contract_factors,
     sum_over,
 )
-from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, ScalarFunction, Scope, Table
+from einnet_explore.ir import Apply, Const, Scalar, Scope, Table
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 UNIT_ROUNDOFF = 2.0**-24
 """The unit roundoff of single precision."""

@@ -48,26 +48,12 @@ from einnet_explore.ir.program import (
     tensors,
     with_body,
 )
-from einnet_explore.ir.scalar_functions import (
-    ASSUMED_FINITE,
-    ERF,
-    FUNCTIONS,
-    REAL_FUNCTIONS,
-    SCALAR_FUNCTIONS,
-    ScalarFunction,
-    monotonicity,
-)
 
 __all__ = [
-    "ASSUMED_FINITE",
     "COMPARISONS",
     "EOPERATOR",
-    "ERF",
-    "FUNCTIONS",
     "JOINS",
-    "REAL_FUNCTIONS",
     "REDUCTIONS",
-    "SCALAR_FUNCTIONS",
     "VIEW",
     "Access",
     "Apply",
@@ -89,7 +75,6 @@ __all__ = [
     "Quotient",
     "Remainder",
     "Scalar",
-    "ScalarFunction",
     "Scope",
     "Table",
     "Tensor",
@@ -102,7 +87,6 @@ __all__ = [
     "is_zero",
     "map_accesses",
     "map_tensors",
-    "monotonicity",
     "mul",
     "padded",
     "program",

@@ -32,8 +32,8 @@ from einnet_explore.onnx_import.model import (
     topological_order,
 )
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
-from einnet_explore.operators import OPERATORS, OnnxNode, Operator
-from einnet_explore.operators.operator import onnx_node
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.support.errors import Refused
 
 FUNCTION_DOMAIN = "einnet_explore"

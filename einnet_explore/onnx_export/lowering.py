@@ -26,7 +26,6 @@ from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen.preparation import prepare
 from einnet_explore.ir import (
     REDUCTIONS,
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -42,6 +41,7 @@ from einnet_explore.ir import (
     accesses,
     as_index,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.onnx_export import banded
 from einnet_explore.onnx_export.value_grid import (
     GridValue,

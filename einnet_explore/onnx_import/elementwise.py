@@ -18,20 +18,8 @@ from math import inf, pi, sqrt
 
 import numpy as np
 
-from einnet_explore.ir import (
-    ERF,
-    FUNCTIONS,
-    SCALAR_FUNCTIONS,
-    Apply,
-    Compare,
-    Const,
-    Equation,
-    Index,
-    Scalar,
-    Scope,
-    add,
-    mul,
-)
+from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.ir.scalar_functions import ERF, FUNCTIONS, SCALAR_FUNCTIONS
 from einnet_explore.onnx_import.model import Array
 from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
 from einnet_explore.support.errors import Refused

@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from einnet_explore.ir import FUNCTIONS, REDUCTIONS
+from einnet_explore.ir import REDUCTIONS
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"

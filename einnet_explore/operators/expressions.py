@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from einnet_explore.ir import (
-    FUNCTIONS,
     REDUCTIONS,
     Access,
     Apply,
@@ -27,6 +26,7 @@ from einnet_explore.ir import (
     mul,
     program,
 )
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 Pair: TypeAlias = "int | tuple[int, int]"
 Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | None"

@@ -24,7 +24,7 @@ from itertools import combinations_with_replacement, cycle, permutations, produc
 from math import comb, factorial, prod
 
 from einnet_explore.ir import Path, Program, read_path
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.schema import Schema, split_integers, with_integers
 from einnet_explore.parametric.size_polynomials import Monomial, SizePolynomial, polynomial_value, sum_of_monomials

@@ -36,7 +36,8 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.parametric.comparison import Difference, FamilyProver
 from einnet_explore.parametric.decision import find_solution, solution_text
 from einnet_explore.parametric.parameters import FamilyParameters, polynomial_form

@@ -57,7 +57,7 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import (
     BLOCKED_GENERATION,
     COMMON_SUBEXPRESSION,

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from einnet_explore.equivalence.assumptions import Assumptions, infinite_results
-from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Path, Program, Scalar, add, factors, mul
+from einnet_explore.ir import Apply, Const, Path, Program, Scalar, add, factors, mul
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules.base import place_rule
 from einnet_explore.support.errors import Refused
 

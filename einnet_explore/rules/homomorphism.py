@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Scalar, add, factors, mul, terms
+from einnet_explore.ir import Apply, Scalar, add, factors, mul, terms
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules.base import function_rule
 from einnet_explore.support.errors import Refused
 

@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import has_finite_padding
-from einnet_explore.ir import Apply, Iterator, Path, Program, Scalar, Scope, add, monotonicity, mul
+from einnet_explore.ir import Apply, Iterator, Path, Program, Scalar, Scope, add, mul
+from einnet_explore.ir.scalar_functions import monotonicity
 from einnet_explore.rules.base import place_rule
 from einnet_explore.support.errors import Refused
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from fractions import Fraction
 from math import inf, isfinite
 
-from einnet_explore.ir import SCALAR_FUNCTIONS, Apply, Const, Scalar, factors, mul
+from einnet_explore.ir import Apply, Const, Scalar, factors, mul
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules.base import function_rule
 from einnet_explore.support.errors import Refused
 

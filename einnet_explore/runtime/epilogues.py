@@ -37,7 +37,8 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import Array, aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation, TiledCall

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
 from einnet_explore.ir import Equation, Program, tensors
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.implementations import (

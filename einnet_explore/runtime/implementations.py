@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction
 from einnet_explore.ir import Equation, Scope, Tensor, accesses, map_tensors, tensors
-from einnet_explore.operators import Operator
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime.arrays import Array, bind_function
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.native import NativeSource

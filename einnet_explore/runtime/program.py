@@ -20,7 +20,8 @@ import onnxruntime
 
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.ir import Equation, Program, Scope, tensors
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
 from einnet_explore.runtime.implementations import BoundEquation, Implementation, ViewCall
 from einnet_explore.runtime.library_calls import (

@@ -11,7 +11,8 @@ from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
 from einnet_explore.session.records import SESSION_FORMAT, SESSION_SUFFIX, from_record
 from einnet_explore.session.run import Run, run_searches

@@ -14,8 +14,10 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Access, Path, Program, Scope, Tensor, accesses, map_accesses, show_path
-from einnet_explore.operators import OPERATORS, Operator, expression_distance, match_operator
-from einnet_explore.operators.form import ExpressionDistance
+from einnet_explore.operators.form import ExpressionDistance, expression_distance
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.matching import match_operator
+from einnet_explore.operators.operator import Operator
 from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.ir import Path, Program, read_path, show_path
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import Derivation, Refused, Rule
 from einnet_explore.strategies.engine import MIN_IMPROVEMENT, Search
 from einnet_explore.strategies.events import MatchRefused, Pruned

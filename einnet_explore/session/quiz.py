@@ -15,7 +15,7 @@ from math import prod
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, scopes, show_path
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule, Step
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.explanations import refusal_reason

@@ -15,7 +15,8 @@ from os import PathLike
 
 from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
 from einnet_explore.equivalence.certificate import Certificate, compose_certificates
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule

@@ -21,7 +21,8 @@ from typing import Self, TypeAlias, TypeVar
 
 from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
-from einnet_explore.operators import OPERATORS, Operator, find_operators
+from einnet_explore.operators.library import OPERATORS, find_operators
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate

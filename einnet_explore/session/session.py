@@ -17,7 +17,8 @@ from einnet_explore.checker.record import load_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify, certify_chain
 from einnet_explore.ir import Path, Program, read_path, show_path
-from einnet_explore.operators import OPERATORS, Operator, find_operators
+from einnet_explore.operators.library import OPERATORS, find_operators
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.session import records

@@ -8,7 +8,7 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import Equation, Program
-from einnet_explore.operators import OPERATORS
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Refused
 from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule

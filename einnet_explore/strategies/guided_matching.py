@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from itertools import islice, pairwise
 
 from einnet_explore.ir import Iterator, Path, Program, Scope
-from einnet_explore.operators import Operator, expression_distance
-from einnet_explore.operators.form import read_form
+from einnet_explore.operators.form import expression_distance, read_form
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import TRAVERSAL_MERGING, VARIABLE_SUBSTITUTION, Derivation, Match
 from einnet_explore.rules.traversal_merging import Merging
 from einnet_explore.rules.variable_substitution import Substitution, join_iterators

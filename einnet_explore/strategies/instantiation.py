@@ -31,15 +31,10 @@ from einnet_explore.ir import (
     Tensor,
     mul,
 )
-from einnet_explore.operators import (
-    Layout,
-    Operator,
-    OperatorMatch,
-    expression_distance,
-    fit_operator,
-    match_operator,
-    own_iterators,
-)
+from einnet_explore.operators.form import expression_distance, own_iterators
+from einnet_explore.operators.layout import Layout
+from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import Rule, places
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_integers, as_object, as_texts

@@ -8,7 +8,8 @@ from operator import index
 from typing import SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
-from einnet_explore.operators import OPERATORS, Operator
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import (
     BATCH_MERGING,
     CANCELLATION,

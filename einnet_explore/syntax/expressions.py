@@ -16,7 +16,6 @@ from math import prod
 from lark import Token, Tree
 
 from einnet_explore.ir import (
-    FUNCTIONS,
     Access,
     Apply,
     Bound,
@@ -33,6 +32,7 @@ from einnet_explore.ir import (
     as_index,
     mul,
 )
+from einnet_explore.ir.scalar_functions import FUNCTIONS
 from einnet_explore.syntax.trees import (
     SyntaxNode,
     child_trees,

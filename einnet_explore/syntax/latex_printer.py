@@ -22,7 +22,6 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from einnet_explore.ir import (
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Atom,
@@ -43,6 +42,7 @@ from einnet_explore.ir import (
     Tensor,
     show_path,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 _SPECIAL = {
     "\\": r"\backslash ",

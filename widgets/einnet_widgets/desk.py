@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from einnet_explore.operators import find_operators
+from einnet_explore.operators.library import find_operators
 from einnet_explore.session.session import Session
 from einnet_explore.viz.views import show
 from einnet_widgets import describe

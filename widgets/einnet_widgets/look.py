@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.ir import Path, Program, read_path, scopes, show_path
-from einnet_explore.operators import Operator, find_operators
+from einnet_explore.operators.library import find_operators
+from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.syntax import latex, text

@@ -20,7 +20,6 @@ from math import isclose, isfinite, prod, sqrt
 
 from einnet_explore.analysis.indices import compared_iterators, with_iterators
 from einnet_explore.ir import (
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -36,6 +35,7 @@ from einnet_explore.ir import (
     map_accesses,
     walk_scalar,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TypeVar
 
 from einnet_explore.codegen.language.values import F32, F64, Type
-from einnet_explore.ir import SCALAR_FUNCTIONS
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 V = TypeVar("V")

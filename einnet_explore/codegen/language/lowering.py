@@ -26,7 +26,6 @@ from einnet_explore.codegen.language.values import (
 )
 from einnet_explore.ir import (
     JOINS,
-    REAL_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -41,6 +40,7 @@ from einnet_explore.ir import (
     Tensor,
     map_accesses,
 )
+from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 IteratorValues: TypeAlias = Mapping[Iterator, Expr]

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.ir import FUNCTIONS, REAL_FUNCTIONS
 from einnet_explore.ir.node import Node, node
+from einnet_explore.ir.scalar_functions import FUNCTIONS, REAL_FUNCTIONS
 from einnet_explore.support.errors import Refused
 
 

@@ -22,7 +22,6 @@ from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
     REDUCTIONS,
-    SCALAR_FUNCTIONS,
     Access,
     Apply,
     Compare,
@@ -37,6 +36,7 @@ from einnet_explore.ir import (
     Tensor,
     tensors,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 
 @dataclass(frozen=True)

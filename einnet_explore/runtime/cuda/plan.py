@@ -27,8 +27,8 @@ from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrit
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
-from einnet_explore.operators import OPERATORS, Operator
-from einnet_explore.operators.operator import onnx_node
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.matrix_products import matrices
 from einnet_explore.support.errors import BackendError, Refused
