@@ -3,7 +3,11 @@ r"""Samples of real functions: inputs of all magnitudes, many in one evaluation,
 A sample is evidence only for the operands on which it depends.  In :math:`e^{10^{10} a} + b` the second operand is lost
 to rounding or overflow at almost all inputs.  Therefore each operand of a sum is left out in turn, and each constant is
 changed a little; agreement counts if, for every such mutant, some decisive sample differs from the original.  The last
-digits of a constant make no difference: constants with many digits must occur on both sides.
+digits of a constant make no difference: constants with many digits must occur on both sides.  Functions are left out as
+well, since :math:`\tanh x` is :math:`x` to the last digit where `x` is small.
+
+A pole is reached by few inputs.  Each partial function is therefore replaced by a total one; some sample must be
+undefined in both programs because of this function alone: the mutant is defined there.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.equivalence.value_bounds import value_range
+from einnet_explore.equivalence.value_bounds import is_positive, value_range
 from einnet_explore.interpreter.double_precision import SMALLEST_PRECISE
 from einnet_explore.interpreter.exact_arrays import Array
 from einnet_explore.interpreter.running_error import BoundedValue
@@ -34,6 +38,7 @@ from einnet_explore.ir import (
     tensors,
     walk_scalar,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 RELATIVE_CHANGE = 1e-7
 """The change of a constant that samples must tell."""
@@ -98,6 +103,33 @@ def change_constant(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
     match scalar:
         case Const(value) if value and isfinite(value):
             yield f"the digits of {value:g}", Const(value * (1 + RELATIVE_CHANGE))
+
+
+def drop_functions(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield the argument of a function that has no kink."""
+    match scalar:
+        case Apply(op, (arg,)) if op != "neg" and not SCALAR_FUNCTIONS[op].has_kink:
+            yield f"the function in {scalar!r}", arg
+
+
+def drop_poles(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield the first argument of a function that is undefined at some of its arguments, for example a numerator."""
+    if isinstance(scalar, Apply) and _may_be_undefined(scalar):
+        yield f"the pole of {scalar!r}", scalar.args[0]
+
+
+def _may_be_undefined(scalar: Apply) -> bool:
+    match scalar:
+        case Apply("/", (_, b)):
+            return not isinstance(b, Const) and value_range(b)[1] >= 0 and not is_positive(b)
+        case Apply("pow", (a, b)):
+            whole = isinstance(b, Const) and b.value == int(b.value)
+            return (value_range(b)[0] < 0 and not is_positive(a)) or (not whole and value_range(a)[0] < 0)
+        case Apply("sqrt", (a,)):
+            return value_range(a)[0] < 0
+        case Apply(op, (a, *_)):
+            return SCALAR_FUNCTIONS[op].has_pole and not is_positive(a)
+    return False
 
 
 def mutants(scope: Scope, change: Change) -> Iterable[Mutant]:

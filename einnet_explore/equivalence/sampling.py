@@ -35,7 +35,9 @@ from einnet_explore.equivalence.real_samples import (
     compare_bounded,
     constants_of,
     draw_inputs,
+    drop_functions,
     drop_operands,
+    drop_poles,
     is_precise,
     mutants,
     tensors_of,
@@ -148,14 +150,16 @@ class _Samples:
         self.real_sides: tuple[Sides, Sides] = (set(), set())
         self.precise_constants = tuple({abs(c) for c in constants_of(scope) if is_precise(c)} for scope in self.pair)
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
+        self.poles: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self._require(drop_operands)
         self.points = sum(map(grid_points, self.pair))
         self.constants = np.array(sorted({c for scope in self.pair for c in constants_of(scope)}))
 
-    def _require(self, change: Change) -> None:
-        """Require that samples depend on what *change* changes."""
+    def _require(self, *changes: Change) -> None:
+        """Require that samples depend on what *changes* change."""
         for scope, unseen in zip(self.pair, self.unseen, strict=True):
-            unseen.update(islice(mutants(scope, change), MAX_MUTANTS + 1))
+            for change in changes:
+                unseen.update(islice(mutants(scope, change), MAX_MUTANTS + 1))
 
     @property
     def elements(self) -> int:
@@ -173,7 +177,7 @@ class _Samples:
             return "a value is undefined in one program, and not known in the other"
         if self.has_reals and (odd := set.symmetric_difference(*self.precise_constants)):
             return f"{min(odd):.17g} occurs on one side only, and samples cannot tell its last digits"
-        unseen = sorted(text for mutants in self.unseen for text, _ in mutants)
+        unseen = sorted(text for mutants in (*self.unseen, *self.poles) for text, _ in mutants)
         return f"no sample depends on {unseen[0]}" if unseen else ""
 
     def integers(self, budget: int, indices: tuple[tuple[int, ...], ...]) -> Difference | None:
@@ -227,9 +231,11 @@ class _Samples:
         """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
         if not self.holds_for_all_functions:
-            self._require(change_constant)
+            self._require(change_constant, drop_functions)
+            for scope, poles in zip(self.pair, self.poles, strict=True):
+                poles.update(islice(mutants(scope, drop_poles), MAX_MUTANTS + 1))
         for _ in range(ELEMENTS):
-            if not self.gap() or sum(map(len, self.unseen)) > MAX_MUTANTS:
+            if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
                 break
             window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in self.pair[0].box))
             pair = (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))
@@ -246,6 +252,8 @@ class _Samples:
                 total.update(side for side, samples in sides.items() if np.any(samples & decisive))
             for own, unseen in zip(batch.values, self.unseen, strict=True):
                 unseen -= {m for m in unseen if batch.tells(own, slice_scope(m[1], window), decisive)}
+            for poles in self.poles:
+                poles -= {m for m in poles if batch.is_undefined_without(slice_scope(m[1], window))}
         return None
 
     def _slices(self, budget: int, random: np.random.Generator, n: int) -> tuple[Box, tuple[Scope, Scope]]:
@@ -322,6 +330,12 @@ class _Batch:
         """Whether a *decisive* sample of the original, of value *own*, differs from the *mutant*."""
         agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, batch_samples(mutant, self.count)))
         return bool(np.any(decisive & ~agree.reshape(self.count, -1).any(axis=1)))
+
+    def is_undefined_without(self, mutant: Scope) -> bool:
+        """Whether a sample is certainly undefined on both sides, but not in *mutant*, which has one pole less."""
+        undefined = [np.isnan(value) & np.isfinite(error) for value, error in self.values]
+        value, error = self._evaluate(DOUBLE_PRECISION, batch_samples(mutant, self.count))
+        return bool(np.any(undefined[0] & undefined[1] & np.isfinite(value) & np.isfinite(error)))
 
     def _evaluate(self, numbers: NumberDomain, scope: Scope) -> BoundedValue:
         with np.errstate(all="ignore"):

@@ -40,6 +40,20 @@ def value_range(body: Scalar) -> Interval:
     return _Bounds().scalar(body).range
 
 
+def is_positive(body: Scalar) -> bool:
+    """Return whether no finite value of *body* is 0 or less; False if that is not known."""
+    match body:
+        case Access(Scope(reduce="sum" | "prod" | "max" | "min") as scope):
+            return not scope.domain and not any(map(any, scope.padding)) and is_positive(scope.body)
+        case Apply("+", args):
+            return any(map(is_positive, args)) and all(value_range(arg)[0] >= 0 for arg in args)
+        case Apply("*" | "/" | "maximum" | "minimum", args):
+            return all(map(is_positive, args))
+        case Apply(op, _) if SCALAR_FUNCTIONS[op].is_positive:
+            return True
+    return value_range(body)[0] > 0
+
+
 def rounding_error(program: Program, change: float) -> float:
     """ValueBound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
 

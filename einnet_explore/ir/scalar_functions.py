@@ -55,6 +55,8 @@ class ScalarFunction:
     """Monotone wherever it is defined: the ends of an interval bound its values there, else only its image does."""
     image: tuple[float, float] = (-math.inf, math.inf)
     """An interval that holds every value."""
+    is_positive: bool = False
+    """No value is 0 or less."""
     has_kink: bool = False
     """Analytic on two pieces, which meet where the argument, or the difference of the two arguments, is 0."""
     is_commutative: bool = False
@@ -158,13 +160,13 @@ _FUNCTIONS = (
     ScalarFunction(
         "sigmoid", 1, lambda lib, x: lib.expit(x), latex=r"\sigma\left(%s\right)", onnx="Sigmoid", additions=20,
         c_definition="T sigmoid_N(T a) { return ONE / (ONE + EXP(-a)); }",
-        is_monotone=True, image=(0, 1), may_underflow=True, is_increasing=True, at_zero=0.5,
+        is_monotone=True, image=(0, 1), is_positive=True, may_underflow=True, is_increasing=True, at_zero=0.5,
         derivative=lambda y, x: (mul(y, sub(_ONE, y)),),
     ),
     ScalarFunction(
         "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
-        is_monotone=True, image=(0, math.inf), assumed_finite=True, may_underflow=True, is_increasing=True,
-        at_zero=1, homomorphism=("+", "*"), derivative=lambda y, x: (y,),
+        is_monotone=True, image=(0, math.inf), is_positive=True, assumed_finite=True, may_underflow=True,
+        is_increasing=True, at_zero=1, homomorphism=("+", "*"), derivative=lambda y, x: (y,),
     ),
     ScalarFunction(
         "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
@@ -178,7 +180,7 @@ _FUNCTIONS = (
     ScalarFunction(
         "rsqrt", 1, lambda lib, x: 1 / lib.sqrt(x), latex=r"\frac{1}{\sqrt{%s}}", gpu_name="rsqrt", additions=6,
         c_definition="T rsqrt_N(T a) { return ONE / SQRT(a); }",
-        is_monotone=True, image=(0, math.inf), has_pole=True, assumed_finite=True,
+        is_monotone=True, image=(0, math.inf), is_positive=True, has_pole=True, assumed_finite=True,
         degree=Fraction(-1, 2), derivative=lambda y, x: (mul(Const(-0.5), y, y, y),),
     ),
     ScalarFunction(
