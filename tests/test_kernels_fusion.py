@@ -17,8 +17,15 @@ from einnet_explore.cli import main
 from einnet_explore.codegen.fusion import fuse_program, resize_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS
 from einnet_explore.codegen.fusion.frame import lay_out
-from einnet_explore.codegen.fusion.gpu import address_type, gpu_blocks, gpu_kernel, gpu_launch
-from einnet_explore.codegen.fusion.profitability import A100_TARGET, CPU_CORE_TARGET, estimate_fusion
+from einnet_explore.codegen.fusion.gpu import (
+    A100_TARGET,
+    CPU_CORE_TARGET,
+    address_type,
+    estimate_fusion,
+    gpu_blocks,
+    gpu_kernel,
+    gpu_launch,
+)
 from einnet_explore.codegen.language import F32, I32, I64, emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
