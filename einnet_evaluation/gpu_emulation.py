@@ -34,7 +34,8 @@ from einnet_explore.codegen.fusion.frame import FusedLayout, slot_name, slot_siz
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_launch
 from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language import Array as KernelArray
-from einnet_explore.codegen.language import Kernel, Var, emit, entry_name
+from einnet_explore.codegen.language import Kernel, Var
+from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import Argument, CKernel, Grid, checked_arguments, load_c_kernel
 from einnet_explore.support.errors import BackendError, Refused

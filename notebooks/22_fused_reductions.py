@@ -33,7 +33,7 @@ from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import lay_out
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_launch
-from einnet_explore.codegen.language import emit
+from einnet_explore.codegen.language.printer import emit
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
 from einnet_explore.viz.graph_figures import draw_graph

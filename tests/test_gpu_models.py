@@ -22,7 +22,7 @@ from benchmarks.gpu import run as runner
 from benchmarks.gpu.budget import Budget, TimeOver
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
-from einnet_explore.codegen import language
+from einnet_explore.codegen.language import Kernel, printer
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import plan as cuda_plan
@@ -37,11 +37,11 @@ RATED = {
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     """The kernels behind the texts of the plans that are made in this file."""
-    found: dict[Any, language.Kernel] = {}
+    found: dict[Any, Kernel] = {}
 
-    def emit(kernel: language.Kernel, dialect: str) -> str:
-        text = language.emit(kernel, dialect)
-        found[language.entry_name(kernel), text] = kernel
+    def emit(kernel: Kernel, dialect: str) -> str:
+        text = printer.emit(kernel, dialect)
+        found[printer.entry_name(kernel), text] = kernel
         return text
 
     patch = pytest.MonkeyPatch()

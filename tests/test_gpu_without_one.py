@@ -29,7 +29,7 @@ from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
-from einnet_explore.codegen import language
+from einnet_explore.codegen.language import Kernel, printer
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -210,7 +210,7 @@ def shown(buffers: dict[str, Any], view: View) -> Any:
     return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
 
 
-def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Kernel]) -> dict[str, Any]:
+def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, Kernel]) -> dict[str, Any]:
     """Run *plan* with NumPy's products, torch's convolutions, and kernels as loops in C."""
     buffers: dict[str, Any] = {}
     for name, shape in plan.buffers.items():
@@ -236,13 +236,13 @@ def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, language.Ke
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, language.Kernel]:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Kernel]:
     """The kernels behind the texts of the plans that are made in a test."""
-    found: dict[Any, language.Kernel] = {}
+    found: dict[Any, Kernel] = {}
 
-    def emit(kernel: language.Kernel, dialect: str) -> str:
-        text = language.emit(kernel, dialect)
-        found[language.entry_name(kernel), text] = kernel
+    def emit(kernel: Kernel, dialect: str) -> str:
+        text = printer.emit(kernel, dialect)
+        found[printer.entry_name(kernel), text] = kernel
         return text
 
     monkeypatch.setattr(cuda_plan, "emit", emit)
@@ -277,7 +277,7 @@ PROGRAMS = {
 }
 
 
-def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, language.Kernel]) -> None:
+def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, Kernel]) -> None:
     feeds, _ = bundle.oracle(program)
     wanted = evaluate(program, {k: a.astype(np.float64) for k, a in feeds.items()}, "float64", outputs_only=True)
     again = cuda_plan_from_json(json.loads(json.dumps(plan.to_json())))
@@ -289,7 +289,7 @@ def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, language.Kernel]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_plans_compute_the_program(name: str, kernels: dict[Any, language.Kernel]) -> None:
+def test_plans_compute_the_program(name: str, kernels: dict[Any, Kernel]) -> None:
     program = parse(PROGRAMS[name])
     plan = cuda_plan.cuda_plan(program)
     agrees(program, plan, kernels)
@@ -299,7 +299,7 @@ def test_plans_compute_the_program(name: str, kernels: dict[Any, language.Kernel
     assert plan.weights == (("K",) if name == "weights" else ())
 
 
-def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, language.Kernel]) -> None:
+def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, Kernel]) -> None:
     ops = []
     for program in derived:
         for operators_there in ((), None):
@@ -309,7 +309,7 @@ def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dic
     assert any("product" in held for held in ops) and any("convolution" in held for held in ops)
 
 
-def test_the_measured_cases_compute_the_same(kernels: dict[Any, language.Kernel]) -> None:
+def test_the_measured_cases_compute_the_same(kernels: dict[Any, Kernel]) -> None:
     case = cases.normalisation(3, 4, 5, 6)
     x = np.random.default_rng(1).standard_normal((3, 4, 5, 6)).astype(np.float32)
     feeds = {"X": x, "g": np.float32([1, 2, 3, 4]), "b": np.float32([0, 1, 0, -1])}
@@ -319,8 +319,8 @@ def test_the_measured_cases_compute_the_same(kernels: dict[Any, language.Kernel]
 
 
 def test_cast_plans_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[Any, language.Kernel] = {}
-    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := language.emit(k, d)), k) and t)
+    found: dict[Any, Kernel] = {}
+    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := printer.emit(k, d)), k) and t)
     case = cases.cast(1003)
     x = np.random.default_rng(0).standard_normal(1003).astype(np.float32)
     texts = set()

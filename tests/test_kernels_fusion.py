@@ -26,7 +26,8 @@ from einnet_explore.codegen.fusion.gpu import (
     gpu_kernel,
     gpu_launch,
 )
-from einnet_explore.codegen.language import F32, I32, I64, emit
+from einnet_explore.codegen.language import F32, I32, I64
+from einnet_explore.codegen.language.printer import emit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import compiled, fused

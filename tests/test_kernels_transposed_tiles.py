@@ -31,10 +31,10 @@ from einnet_explore.codegen.language import (
     Var,
     check_kernel,
     counted_loop,
-    emit,
-    fission_at_barriers,
     literal,
 )
+from einnet_explore.codegen.language.fission import fission_at_barriers
+from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import all_statements
 from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.register_tiles import Machine

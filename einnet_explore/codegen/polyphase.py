@@ -40,7 +40,6 @@ from einnet_explore.codegen.language import (
     conjunction,
     counted_loop,
 )
-from einnet_explore.codegen.language.dialects import TILE_SIDES
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -49,6 +48,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_index,
     tensor_name,
 )
+from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.ir import (
     Access,
     Apply,

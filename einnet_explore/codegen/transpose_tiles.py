@@ -38,7 +38,6 @@ from einnet_explore.codegen.language import (
     counted_loop,
     minimum,
 )
-from einnet_explore.codegen.language.dialects import TILE_SIDES
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -47,6 +46,7 @@ from einnet_explore.codegen.language.lowering import (
     lower_index,
     tensor_name,
 )
+from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.ir import Access, Iterator, Scope, Tensor, accesses, tensors
 from einnet_explore.support.errors import Refused

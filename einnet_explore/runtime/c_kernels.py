@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.codegen.language import Array, Kernel, Literal, Var, emit, entry_name
+from einnet_explore.codegen.language import Array, Kernel, Literal, Var
+from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.runtime.compiled import CompiledFunction, load_c_function
 from einnet_explore.support.errors import BackendError
 

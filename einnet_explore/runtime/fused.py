@@ -20,9 +20,10 @@ from einnet_explore.codegen.fusion import check_served, fuse_program, program_op
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.plan import FusedKernel
-from einnet_explore.codegen.language import I64, Kernel, Var, emit, entry_name, type_of
+from einnet_explore.codegen.language import I64, Kernel, Var, type_of
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
+from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS

@@ -38,8 +38,9 @@ from einnet_explore.codegen.fused_tiling.block_sizes import (
     match_product,
     sum_length,
 )
-from einnet_explore.codegen.language.dialects import TILE_SIDES, transpose_rows
+from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.language.lowering import tensor_name
+from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows.frame import (

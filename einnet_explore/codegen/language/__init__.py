@@ -1,12 +1,10 @@
 """A small kernel language of frozen values, printed as CUDA C, OpenCL C or C.
 
-A ``Kernel`` describes one thread of one block of a grid.  ``emit(kernel, dialect)`` returns its text and needs no
-device; ``runtime.cuda.nvrtc``, ``runtime.c_kernels`` and, for tests, ``einnet_evaluation.gpu_emulation`` compile and
+A ``Kernel`` describes one thread of one block of a grid.  ``printer.emit(kernel, dialect)`` returns its text and needs
+no device; ``runtime.cuda.nvrtc``, ``runtime.c_kernels`` and, for tests, ``einnet_evaluation.gpu_emulation`` compile and
 run it.
 """
 
-from einnet_explore.codegen.language.fission import fission_at_barriers
-from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
@@ -24,9 +22,9 @@ from einnet_explore.codegen.language.statements import (
     Store,
     StorePair,
     StoreTransposed,
+    check_kernel,
     counted_loop,
 )
-from einnet_explore.codegen.language.validation import check_kernel
 from einnet_explore.codegen.language.values import (
     BOOL,
     F16,
@@ -56,7 +54,6 @@ from einnet_explore.codegen.language.values import (
     select,
     type_of,
 )
-from einnet_explore.support.errors import Refused
 
 __all__ = [
     "BOOL",
@@ -88,7 +85,6 @@ __all__ = [
     "LocalArray",
     "PairOperation",
     "Prefetch",
-    "Refused",
     "Statement",
     "Store",
     "StorePair",
@@ -101,9 +97,6 @@ __all__ = [
     "check_kernel",
     "conjunction",
     "counted_loop",
-    "emit",
-    "entry_name",
-    "fission_at_barriers",
     "literal",
     "minimum",
     "select",

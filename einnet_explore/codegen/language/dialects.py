@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
+from einnet_explore.codegen.language.statements import WORD_TYPES
 from einnet_explore.codegen.language.values import F32, F64, Type
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
@@ -23,9 +24,6 @@ V = TypeVar("V")
 
 _QUARTER_LANES = 4
 """Elements of a quarter of the widest register: a shuffle keeps them together or moves elements among them."""
-
-TILE_SIDES = (16, 8, 4)
-"""The sides of tiles."""
 
 
 def transpose_rows(rows: Sequence[V], shuffle: Callable[[V, V, list[int]], V]) -> list[V]:
@@ -64,9 +62,6 @@ def _transpose_small(rows: Sequence[V], pairs: Callable[[V, V], tuple[V, V]]) ->
     (a, b), (c, d) = pairs(rows[0], rows[2]), pairs(rows[1], rows[3])
     return [*pairs(a, c), *pairs(b, d)]
 
-
-WORD_TYPES = {2: "short", 4: "int", 8: "long long"}
-"""The C integer of each number of bytes: tiles are moved as integers."""
 
 STREAMING_SOURCE = """\
 #if defined(__GNUC__)

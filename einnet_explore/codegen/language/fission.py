@@ -31,15 +31,16 @@ from einnet_explore.codegen.language.statements import (
     accessed_arrays,
     all_statements,
     assigned_names,
+    check_kernel,
     declared_names,
     has_barrier,
+    is_uniform,
     launch_indices,
     map_bodies,
     replace_expressions,
     rewrite_statement,
     used_names,
 )
-from einnet_explore.codegen.language.validation import check_kernel, is_uniform
 from einnet_explore.codegen.language.values import I32, Array, Expr, LaunchIndex, Literal, Load, Var, cast
 from einnet_explore.support.errors import Refused
 

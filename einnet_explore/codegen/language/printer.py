@@ -20,7 +20,6 @@ from einnet_explore.codegen.language.dialects import (
     OPENCL,
     PREFETCH_SOURCE,
     STREAMING_SOURCE,
-    WORD_TYPES,
     C,
     Dialect,
     IdentifierTable,
@@ -29,6 +28,7 @@ from einnet_explore.codegen.language.dialects import (
 )
 from einnet_explore.codegen.language.fission import fission_at_barriers
 from einnet_explore.codegen.language.statements import (
+    WORD_TYPES,
     Assign,
     Barrier,
     Comment,
@@ -47,13 +47,13 @@ from einnet_explore.codegen.language.statements import (
     StoreTransposed,
     accessed_arrays,
     all_statements,
+    check_kernel,
     counted_loop,
     integer_constant,
     launch_indices,
     own_expressions,
     walk_expression,
 )
-from einnet_explore.codegen.language.validation import check_kernel
 from einnet_explore.codegen.language.values import (
     BOOL,
     F16,
@@ -433,6 +433,11 @@ class _Printer(MemoryPrinter):
             case Prefetch(array, index, write):
                 if self.dialect is C:
                     yield f"FETCH_LINE({self.place(array, index)}, {int(write)});"
+            case _:
+                yield from self._control(s)
+
+    def _control(self, s: Statement) -> Iterable[str]:
+        match s:
             case For():
                 yield from self._for(s)
             case If(condition, then, orelse):

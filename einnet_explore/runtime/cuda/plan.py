@@ -22,7 +22,8 @@ from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import gpu_launch
 from einnet_explore.codegen.gpu_copies import copy_kernel
-from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, emit, entry_name, type_of
+from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, type_of
+from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
