@@ -175,7 +175,12 @@ def test_help_names_the_actual_defaults(monkeypatch: pytest.MonkeyPatch, capsys:
     assert f"the --budget of each model (default: {DEFAULT_BUDGET_SECONDS:g})" in said["reproduce"]
 
 
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
