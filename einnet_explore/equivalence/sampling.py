@@ -3,20 +3,31 @@ r"""Evaluation of two scopes on random inputs, as a whole or in slices: evidence
 Functions over the reals are replaced by polynomials with random constants (``exp`` → x² + 3x + c and so on) and
 evaluated on random integers: scopes that are equal for every interpretation of the functions stay equal, no value
 saturates, and arithmetic stays exact.  Where these differ, an identity of the functions themselves may still hold; it
-is sampled in double precision with running error bounds (``real_samples``), on inputs of all signs and magnitudes,
-zeros, constants of the scopes, and equal operands.  A value that is undefined on one side only (1/0, the logarithm of
--1) is a difference; undefined on both sides it is no evidence.
+is sampled in double precision with running error bounds, on inputs of all signs and magnitudes, zeros, constants of the
+scopes, and equal operands.  A value that is undefined on one side only (1/0, the logarithm of -1) is a difference;
+undefined on both sides it is no evidence.
 
-Agreement counts only for decisive samples, if these reach all pieces of piecewise functions (``branch_coverage``) and
-depend on every operand and constant (``real_samples``); otherwise the result names the gap.
-A slice restricts the traversals of the root to a window,
-and those of nested scopes to the elements that the window reads.
+Agreement counts only for decisive samples; otherwise the result names the gap.
+
+* Pieces: a sample is evidence only for the pieces of piecewise functions that it reaches.  A side of a kink that no
+  sample reached is a gap, unless interval arithmetic shows that no input reaches it.
+* Operands: in :math:`e^{10^{10} a} + b` the second operand is lost to rounding or overflow at almost all inputs.
+  Therefore each operand of a sum is left out in turn, and each constant is changed a little; for every such mutant,
+  some decisive sample must differ from the original.  The last digits of a constant make no difference: constants with
+  many digits must occur on both sides.  Functions are left out as well, since :math:`\tanh x` is :math:`x` to the last
+  digit where `x` is small.
+* Poles: few inputs reach them.  Each partial function is therefore replaced by a total one; some sample must be
+  undefined in both programs because of this function alone: the mutant is defined there.
+
+A slice restricts the traversals of the root to a window, and those of nested scopes to the elements that the window
+reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import islice
 from math import isfinite, prod
 from typing import Any, TypeAlias
@@ -24,29 +35,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einnet_explore.analysis.indices import with_iterators
-from einnet_explore.equivalence.branch_coverage import BranchCoverage, SampledSides, Sides
-from einnet_explore.equivalence.real_samples import (
-    REAL_INPUTS,
-    Change,
-    Draw,
-    Mutant,
-    batch_samples,
-    change_constant,
-    compare_bounded,
-    constants_of,
-    draw_inputs,
-    drop_functions,
-    drop_operands,
-    drop_poles,
-    is_precise,
-    mutants,
-    tensors_of,
-)
-from einnet_explore.interpreter.double_precision import DOUBLE_PRECISION
-from einnet_explore.interpreter.evaluation import Evaluation, NumberDomain
-from einnet_explore.interpreter.exact_arrays import Array, RealNumbers
+from einnet_explore.equivalence.value_bounds import Kink, kinks, may_be_undefined, possible_sides, value_range
+from einnet_explore.interpreter.evaluation import DerivedNumbers, Evaluation, NumberDomain
+from einnet_explore.interpreter.exact_arrays import Array, RealNumbers, Value
 from einnet_explore.interpreter.grid import IllegalRead
-from einnet_explore.interpreter.running_error import BoundedValue, evaluate_with_errors
+from einnet_explore.interpreter.running_error import (
+    DOUBLE_PRECISION,
+    BoundedValue,
+    compare_bounded,
+    evaluate_with_errors,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -59,12 +57,14 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     add,
+    as_index,
     map_accesses,
     mul,
     scopes,
+    tensors,
     walk_scalar,
 )
-from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
+from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS, SCALAR_FUNCTIONS
 
 MAX_REAL_POINTS = 1 << 20
 """Grid points of one evaluation with error bounds."""
@@ -79,11 +79,28 @@ REPEATED_POINTS = 1 << 14
 """Scopes of fewer grid points are sampled several times with each kind of inputs."""
 
 MIN_DECISIVE_ROUNDS = 3
-"""Rounds of samples that have to be decisive, of at least ``len(_REAL_INPUTS)``."""
+"""Rounds of samples that have to be decisive, of at least ``len(REAL_INPUTS)``."""
 
+RELATIVE_CHANGE = 1e-7
+"""The change of a constant that samples must tell."""
 
 Difference: TypeAlias = "tuple[tuple[int, ...], float, float]"
 """An element, and its values before and after."""
+
+Mutant: TypeAlias = "tuple[str, Scope]"
+"""What is changed, and the changed scope."""
+
+Change: TypeAlias = "Callable[[Scalar], Iterable[tuple[str, Scalar]]]"
+
+Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
+
+Side: TypeAlias = "tuple[int, int]"
+"""The number of a kink, and a sign: of the argument, of the difference of the arguments, or of a power's exponent."""
+
+Sides: TypeAlias = "set[Side]"
+
+SampledSides: TypeAlias = "dict[Side, Array]"
+"""Which samples reach a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +114,6 @@ class SampleResult:
     differs: Difference | None = None
     error: str | None = None
     gap: str = ""
-
-
-def grid_points(scope: Scope) -> int:
-    """Count the grid points of *scope* and its nested scopes, each distinct scope once."""
-    distinct = dict.fromkeys(s for _, s in scopes(scope))
-    return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
 
 
 def compare_on_samples(
@@ -145,21 +156,21 @@ class _Samples:
 
     def __post_init__(self) -> None:
         self.has_reals = any(map(_is_real, self.pair))
-        self.coverage = tuple(map(BranchCoverage, self.pair))
+        self.coverage = tuple(map(_BranchCoverage, self.pair))
         self.integer_sides: tuple[Sides, Sides] = (set(), set())
         self.real_sides: tuple[Sides, Sides] = (set(), set())
-        self.precise_constants = tuple({abs(c) for c in constants_of(scope) if is_precise(c)} for scope in self.pair)
+        self.precise_constants = tuple({abs(c) for c in _constants_of(scope) if _is_precise(c)} for scope in self.pair)
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self.poles: tuple[set[Mutant], set[Mutant]] = (set(), set())
-        self._require(drop_operands)
+        self._require(_drop_operands)
         self.points = sum(map(grid_points, self.pair))
-        self.constants = np.array(sorted({c for scope in self.pair for c in constants_of(scope)}))
+        self.constants = np.array(sorted({c for scope in self.pair for c in _constants_of(scope)}))
 
     def _require(self, *changes: Change) -> None:
         """Require that samples depend on what *changes* change."""
         for scope, unseen in zip(self.pair, self.unseen, strict=True):
             for change in changes:
-                unseen.update(islice(mutants(scope, change), MAX_MUTANTS + 1))
+                unseen.update(islice(_mutants(scope, change), MAX_MUTANTS + 1))
 
     @property
     def elements(self) -> int:
@@ -177,7 +188,7 @@ class _Samples:
             return "a value is undefined in one program, and not known in the other"
         if self.has_reals and (odd := set.symmetric_difference(*self.precise_constants)):
             return f"{min(odd):.17g} occurs on one side only, and samples cannot tell its last digits"
-        unseen = sorted(text for mutants in (*self.unseen, *self.poles) for text, _ in mutants)
+        unseen = sorted(text for some in (*self.unseen, *self.poles) for text, _ in some)
         return f"no sample depends on {unseen[0]}" if unseen else ""
 
     def integers(self, budget: int, indices: tuple[tuple[int, ...], ...]) -> Difference | None:
@@ -185,7 +196,7 @@ class _Samples:
         for n in range(max(4, min(16, budget // max(1, self.points)))):
             random = np.random.default_rng((self.seed, n))
             window, pair = self._slices(budget, random, n)
-            given = random_inputs(pair[0], pair[1], random, self._magnitude(n))
+            given = _random_inputs(pair[0], pair[1], random, self._magnitude(n))
             if sign := {3: -1, 6: 1, 7: -1}.get(n % 8):
                 given = {name: np.asarray(sign * np.abs(array)) for name, array in given.items()}
             if n % 4 != 0:
@@ -198,7 +209,7 @@ class _Samples:
             agree = _same(left, right)
             if not np.all(agree):
                 self.holds_for_all_functions = False
-                self._require(drop_operands)
+                self._require(_drop_operands)
                 return None if self.has_reals else _shifted(_difference(agree, left, right), window)
             self.windows.add(window)
             for own, coverage, unseen in zip((left, right), self.coverage, self.unseen, strict=True):
@@ -231,9 +242,9 @@ class _Samples:
         """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
         if not self.holds_for_all_functions:
-            self._require(change_constant, drop_functions)
+            self._require(_change_constant, _drop_functions)
             for scope, poles in zip(self.pair, self.poles, strict=True):
-                poles.update(islice(mutants(scope, drop_poles), MAX_MUTANTS + 1))
+                poles.update(islice(_mutants(scope, _drop_poles), MAX_MUTANTS + 1))
         for _ in range(ELEMENTS):
             if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
                 break
@@ -270,7 +281,7 @@ class _Samples:
         return max(1000, int(min(2 * largest, 2.0**40))) if n % 2 else 4
 
 
-def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCoverage, reached: Sides) -> Array:
+def _integer_values(scope: Scope, given: dict[str, Array], coverage: _BranchCoverage, reached: Sides) -> Array:
     """Evaluate *scope* exactly; the sides of kinks that occur are added to *reached*."""
     numbers = RealNumbers()
     inputs = {name: numbers.input(name, array) for name, array in given.items()}
@@ -303,11 +314,11 @@ class _Batch:
         self, pair: tuple[Scope, Scope], draws: Sequence[Draw], random: np.random.Generator, constants: Array
     ) -> None:
         self.count = len(draws)
-        self.inputs = draw_inputs(draws, pair, random, constants)
-        self.pair = tuple(batch_samples(scope, self.count) for scope in pair)
+        self.inputs = _draw_inputs(draws, pair, random, constants)
+        self.pair = tuple(_batch_samples(scope, self.count) for scope in pair)
         self.values: list[BoundedValue] = []
 
-    def compare(self, coverage: Sequence[BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
+    def compare(self, coverage: Sequence[_BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
         """Compare both; return a difference, the decisive elements of each sample, and the sides of kinks reached."""
         reached: list[SampledSides] = [{}, {}]
         for covered, scope, sides in zip(coverage, self.pair, reached, strict=True):
@@ -328,13 +339,13 @@ class _Batch:
 
     def tells(self, own: BoundedValue, mutant: Scope, decisive: Array) -> bool:
         """Whether a *decisive* sample of the original, of value *own*, differs from the *mutant*."""
-        agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, batch_samples(mutant, self.count)))
+        agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, _batch_samples(mutant, self.count)))
         return bool(np.any(decisive & ~agree.reshape(self.count, -1).any(axis=1)))
 
     def is_undefined_without(self, mutant: Scope) -> bool:
         """Whether a sample is certainly undefined on both sides, but not in *mutant*, which has one pole less."""
         undefined = [np.isnan(value) & np.isfinite(error) for value, error in self.values]
-        value, error = self._evaluate(DOUBLE_PRECISION, batch_samples(mutant, self.count))
+        value, error = self._evaluate(DOUBLE_PRECISION, _batch_samples(mutant, self.count))
         return bool(np.any(undefined[0] & undefined[1] & np.isfinite(value) & np.isfinite(error)))
 
     def _evaluate(self, numbers: NumberDomain, scope: Scope) -> BoundedValue:
@@ -342,19 +353,10 @@ class _Batch:
             return evaluate_with_errors(numbers, scope, self.inputs)
 
 
-def random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
-    """Draw random integers in [-most, most] for every tensor that either scope reads."""
-    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in tensors_of((before, after))}
-
-
-def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
-    """Write *value* at all coordinates of *indices*, or parts of them, that lie in a tensor."""
-    for array in given.values():
-        for index in indices:
-            for n in range(len(index) - array.ndim + 1):
-                part = index[n : n + array.ndim]
-                if all(0 <= i < extent for i, extent in zip(part, array.shape, strict=True)):
-                    array[part] = value
+def grid_points(scope: Scope) -> int:
+    """Count the grid points of *scope* and its nested scopes, each distinct scope once."""
+    distinct = dict.fromkeys(s for _, s in scopes(scope))
+    return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
 
 
 def _covered_elements(windows: set[Box]) -> int:
@@ -381,6 +383,58 @@ def slice_scope(scope: Scope, window: Box) -> Scope:
                 return Access(slice_scope(inner, used), access.index)
 
     return replace(small, body=map_accesses(small.body, narrow), padding=reach)
+
+
+def _window(
+    before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
+) -> Box:
+    """Choose the *n*-th window within *budget*: at the low corner, the high corner, around *element*, then at
+    random."""
+    box = list(before.box)
+    while any(hi - lo > 1 for lo, hi in box):
+        if grid_points(slice_scope(before, tuple(box))) + grid_points(slice_scope(after, tuple(box))) <= budget:
+            break
+        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
+        lo, hi = box[d]
+        size = (hi - lo + 1) // 2
+        at = int(random.integers(lo, hi - size + 1))
+        near = at if element is None else max(lo, min(hi - size, element[d] - size // 2))
+        start = (lo, hi - size, near, at)[n % 4]
+        box[d] = (start, start + size)
+    return tuple(box)
+
+
+_SAMPLE = "sample "
+"""The name of the iterator over samples, which no parsed program has."""
+
+
+def _batch_samples(scope: Scope, count: int) -> Scope:
+    """Return *count* samples of *scope* as one scope: a leading dimension of all tensors, scopes and results."""
+    sample = Iterator(_SAMPLE, 0, count)
+
+    def add_dimension(access: Access) -> Scalar:
+        match access.source:
+            case Table():
+                return access
+            case Tensor() as source:
+                origin = (0, *source.origin) if source.origin else ()
+                wider: Tensor | Scope = replace(
+                    source, shape=(count, *source.shape), padding=_pad(source.padding), origin=origin
+                )
+            case Scope() as source:
+                wider = _batch_samples(source, count)
+        return Access(wider, (as_index(sample), *access.index))
+
+    return replace(
+        scope,
+        traversals=(sample, *scope.traversals),
+        body=map_accesses(scope.body, add_dimension),
+        padding=_pad(scope.padding),
+    )
+
+
+def _pad(padding: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return ((0, 0), *padding) if padding else ()
 
 
 def interpret_reals(scope: Scope, shift: int = 0) -> Scope:
@@ -413,30 +467,224 @@ def _interpret_scalar(body: Scalar, shift: int) -> Scalar:
 def _is_real(scope: Scope) -> bool:
     """Whether *scope* has a function over the reals, or a constant that is no integer."""
     parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
-    return any(
-        part.op in REAL_FUNCTIONS if isinstance(part, Apply) else isfinite(part.value) and part.value != int(part.value)
-        for part in parts
-        if isinstance(part, Apply | Const)
+    functions = any(isinstance(part, Apply) and part.op in REAL_FUNCTIONS for part in parts)
+    return functions or any(value != int(value) for value in _constants_of(scope))
+
+
+def _is_precise(value: float) -> bool:
+    """Whether *value* has more digits than samples tell: two others differ by more than ``RELATIVE_CHANGE``."""
+    top, bottom = value.as_integer_ratio()
+    return abs(top) > 1 << 20 or bottom > 1 << 10
+
+
+def _drop_operands(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield a sum or difference without each of its operands."""
+    match scalar:
+        case Apply("+" | "-" as op, args):
+            for n, arg in enumerate(args):
+                if value_range(arg) != (0, 0):
+                    yield f"the operand {arg!r}", _without(op, args[:n], args[n + 1 :])
+
+
+def _change_constant(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield a constant with other digits."""
+    match scalar:
+        case Const(value) if value and isfinite(value):
+            yield f"the digits of {value:g}", Const(value * (1 + RELATIVE_CHANGE))
+
+
+def _drop_functions(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield the argument of a function that has no kink."""
+    match scalar:
+        case Apply(op, (arg,)) if op != "neg" and not SCALAR_FUNCTIONS[op].has_kink:
+            yield f"the function in {scalar!r}", arg
+
+
+def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+    """Yield the first argument of a function that is undefined at some of its arguments, for example a numerator."""
+    if isinstance(scalar, Apply) and may_be_undefined(scalar):
+        yield f"the pole of {scalar!r}", scalar.args[0]
+
+
+def _mutants(scope: Scope, change: Change) -> Iterable[Mutant]:
+    """Yield *scope* with one *change* at one place of it or of a nested scope."""
+    for text, body in _scalar_mutants(scope.body, change):
+        yield text, replace(scope, body=body)
+
+
+def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, Scalar]]:
+    yield from change(body)
+    match body:
+        case Access(Scope() as source, index):
+            for text, inner in _mutants(source, change):
+                yield text, Access(inner, index)
+        case Apply(op, args):
+            for n, arg in enumerate(args):
+                for text, changed in _scalar_mutants(arg, change):
+                    yield text, Apply(op, (*args[:n], changed, *args[n + 1 :]))
+
+
+def _without(op: str, before: tuple[Scalar, ...], after: tuple[Scalar, ...]) -> Scalar:
+    """Return a sum or difference without the operand between *before* and *after*."""
+    rest = (*before, *after)
+    if op == "-" and not before:
+        return Apply("neg", rest)
+    return rest[0] if len(rest) == 1 else Apply(op, rest)
+
+
+def _random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
+    """Draw random integers in [-most, most] for every tensor that either scope reads."""
+    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in _tensors_of((before, after))}
+
+
+def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
+    """Write *value* at all coordinates of *indices*, or parts of them, that lie in a tensor."""
+    for array in given.values():
+        for index in indices:
+            for n in range(len(index) - array.ndim + 1):
+                part = index[n : n + array.ndim]
+                if all(0 <= i < extent for i, extent in zip(part, array.shape, strict=True)):
+                    array[part] = value
+
+
+def _powers(low: float, high: float, signs: tuple[float, ...] = (-1.0, 1.0)) -> Draw:
+    """Draw magnitudes from 10^low to 10^high, log-uniform, with one of *signs*."""
+
+    def draw(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
+        return np.asarray(random.choice(signs, shape) * 10.0 ** random.uniform(low, high, shape))
+
+    return draw
+
+
+def _equal(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
+    """Draw one number for all elements."""
+    return np.full(shape, random.normal())
+
+
+def _near_constants(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
+    """Draw numbers next to zero and the constants of the scopes, of both signs."""
+    return _special(random, shape, constants) + random.normal(0, 1.5, shape)
+
+
+def _mixed(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
+    """Draw zeros and ones, moderate numbers, and numbers next to constants."""
+    near = _near_constants(random, shape, constants)
+    some = np.where(random.random(shape) < 0.5, near, random.normal(0, 2, shape))
+    return np.asarray(np.where(random.random(shape) < 0.2, np.round(some), some))
+
+
+def _special(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
+    """Draw zeros, ones, and the constants of the scopes, of both signs."""
+    return np.asarray(
+        random.choice(np.concatenate([[0.0, 1.0, 0.5, 2.0], constants]), shape) * random.choice([-1.0, 1.0], shape)
     )
 
 
-def _window(
-    before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
-) -> Box:
-    """Choose the *n*-th window within *budget*: at the low corner, the high corner, around *element*, then at
-    random."""
-    box = list(before.box)
-    while any(hi - lo > 1 for lo, hi in box):
-        if grid_points(slice_scope(before, tuple(box))) + grid_points(slice_scope(after, tuple(box))) <= budget:
-            break
-        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
-        lo, hi = box[d]
-        size = (hi - lo + 1) // 2
-        at = int(random.integers(lo, hi - size + 1))
-        near = at if element is None else max(lo, min(hi - size, element[d] - size // 2))
-        start = (lo, hi - size, near, at)[n % 4]
-        box[d] = (start, start + size)
-    return tuple(box)
+REAL_INPUTS: tuple[Draw, ...] = (
+    lambda random, shape, _: np.asarray(random.uniform(1, 2, shape)),
+    _powers(-1, 1),
+    _powers(-2, 2, (1.0,)),
+    _special,
+    _powers(1, 2.8),
+    _powers(-6, -2),
+    lambda random, shape, _: np.asarray(-random.uniform(0.1, 3, shape)),
+    _equal,
+    _powers(2, 8),
+    lambda random, shape, _: np.asarray(random.normal(0, 2, shape) * (random.random(shape) < 0.6)),
+    _near_constants,
+    _near_constants,
+    _mixed,
+    _mixed,
+)
+"""Inputs: moderate, wide, positive, special, large, small, negative, equal, huge, some zero, near constants, mixed."""
+
+
+def _draw_inputs(
+    draws: Sequence[Draw], pair: tuple[Scope, Scope], random: np.random.Generator, constants: Array
+) -> dict[str, Array]:
+    """Draw samples for each tensor that either scope reads, one for each of *draws*.
+
+    ``_equal`` draws the same number for all tensors.
+    """
+    seeds = [int(seed) for seed in random.integers(1 << 32, size=len(draws))]
+    return {
+        t.name: np.stack(
+            [
+                draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants)
+                for draw, seed in zip(draws, seeds, strict=True)
+            ]
+        )
+        for n, t in enumerate(_tensors_of(pair))
+    }
+
+
+def _tensors_of(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
+    """Return the tensors that either scope reads, each once."""
+    return tuple(dict.fromkeys((*tensors(pair[0]), *tensors(pair[1]))))
+
+
+def _constants_of(scope: Scope) -> Iterable[float]:
+    """Yield the finite constants of *scope* and its nested scopes."""
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
+    return (float(part.value) for part in parts if isinstance(part, Const) and isfinite(part.value))
+
+
+class _BranchCoverage:
+    """The sides of the kinks of a scope that inputs may reach, to be compared with those that samples reached."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.kinks = kinks(scope)
+        self._possible = [(n, sign) for n, kink in enumerate(self.kinks) for sign in possible_sides(*kink)]
+
+    def recorder(self, numbers: NumberDomain, scope: Scope, reached: SampledSides, count: int) -> NumberDomain:
+        """Return *numbers*, adding to *reached* which sides an evaluation of *scope* reaches.
+
+        *count* samples are the first dimension of all values; one sample has no dimension.  *scope* has the kinks of
+        this coverage in the same order: it is a slice, or has functions replaced.
+        """
+        own = kinks(scope)
+        if len(own) != len(self.kinks):
+            return numbers
+        return _Recorder(numbers, reached, count, {kink: n for n, kink in enumerate(own)})
+
+    def gap(self, reached: Sides) -> str:
+        """Return a side that is not *reached*, in words; '' if there is none."""
+        for n, sign in self._possible:
+            if (n, sign) not in reached:
+                op, args = self.kinks[n]
+                of = f"{args[0]!r} - {args[1]!r}" if op in ("maximum", "minimum") else f"{args[-1]!r}"
+                return f"no sample reached {of} {'<=>'[sign + 1]} 0 in {op}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder(DerivedNumbers):
+    """A number domain that computes as *numbers* does, and records the sides of the kinks."""
+
+    reached: SampledSides
+    count: int
+    place: dict[Kink, int]
+
+    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        if (place := self.place.get((op, args))) is not None:
+            for sign, where in _reached_sides(op, values):
+                samples = where.reshape(where.shape[0] if self.count > 1 else 1, -1).any(axis=1)
+                self.reached[place, sign] = self.reached.get((place, sign), False) | np.broadcast_to(
+                    samples, self.count
+                )
+        return self.numbers.apply(op, values, args)
+
+
+def _reached_sides(op: str, values: Sequence[Value]) -> Iterable[tuple[int, Array]]:
+    """Yield the signs, and where they occur beyond the error bounds of *values*, if they have any."""
+    chosen = values if op in ("maximum", "minimum") else values[-1:]
+    first, *rest = (value[0].array for value in chosen)
+    difference = np.subtract(first, rest[0]) if rest else first
+    error = reduce(np.add, [value[1].array if len(value) > 1 else np.zeros(()) for value in chosen])
+    yield 1, np.asarray(difference > error)
+    yield -1, np.asarray(-difference > error)
+    if op == "pow":
+        yield 0, np.asarray((difference == 0) & (error == 0))
 
 
 def _as_float(value: Any) -> float:

@@ -1,4 +1,4 @@
-r"""Interval arithmetic: the range of values, and the error that rounded constants cause.
+r"""Interval arithmetic: the range of values, the pieces of functions that they reach, and errors of rounded constants.
 
 A proof that rounds constants shows that two programs have a common form, whose coefficients differ from theirs by a
 relative change of at most :math:`\rho`, the largest that occurred.  For inputs in [-1, 1], a polynomial
@@ -9,22 +9,29 @@ form by at most
 
 and a function by its largest slope over the argument's range times the argument's error.  Where a slope or a range is
 unbounded, as next to the pole of a reciprocal, there is no bound.
+
+``relu``, ``abs``, ``maximum``, ``minimum`` and powers of zero are piecewise: analytic on each side of a *kink*, where
+an argument (or the difference of two) changes its sign.  Ranges show which sides no input reaches: :math:`relu(e^x)`
+has one side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from math import inf, isfinite, isnan, nextafter, prod
 from typing import NamedTuple, TypeAlias
 
-from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor, scopes, walk_scalar
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Interval: TypeAlias = "tuple[float, float]"
 
 _ALL: Interval = (-inf, inf)
+
+Kink: TypeAlias = "tuple[str, tuple[Scalar, ...]]"
+"""A piecewise function and its arguments."""
 
 
 class ValueBound(NamedTuple):
@@ -55,7 +62,7 @@ def is_positive(body: Scalar) -> bool:
 
 
 def rounding_error(program: Program, change: float) -> float:
-    """ValueBound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
+    """Bound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
 
     Infinity if there is no bound.
     """
@@ -259,3 +266,53 @@ def _interval(ends: Iterable[float]) -> Interval:
 
 def _magnitude(ends: Interval) -> float:
     return max(abs(ends[0]), abs(ends[1]))
+
+
+def _has_kink(part: Apply) -> bool:
+    match part.op, part.args:
+        case "pow", (Const(0), _):
+            return True
+        case op, (a, *rest):
+            function = SCALAR_FUNCTIONS.get(op)
+            return function is not None and function.has_kink and rest != [a]
+    return False
+
+
+@lru_cache(1 << 12)
+def kinks(scope: Scope) -> tuple[Kink, ...]:
+    """Return the distinct kinks of *scope* and its nested scopes, in order of occurrence."""
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
+    return tuple(dict.fromkeys((part.op, part.args) for part in parts if isinstance(part, Apply) and _has_kink(part)))
+
+
+def possible_sides(op: str, args: tuple[Scalar, ...]) -> Iterable[int]:
+    """Yield the signs that interval arithmetic does not exclude."""
+    low, high = value_range(args[-1])
+    if op in ("maximum", "minimum"):
+        (a, b), (c, d) = value_range(args[0]), (low, high)
+        low, high = _unless_nan(a - d, -inf), _unless_nan(b - c, inf)
+    if high > 0:
+        yield 1
+    if op == "pow":
+        yield from (0,) if low <= 0 <= high else ()  # no negative power of zero has a value
+    elif low < 0:
+        yield -1
+
+
+def _unless_nan(value: float, otherwise: float) -> float:
+    return otherwise if isnan(value) else value
+
+
+def may_be_undefined(scalar: Apply) -> bool:
+    """Whether ranges do not exclude that the arguments of *scalar* are outside its domain."""
+    match scalar:
+        case Apply("/", (_, b)):
+            return not isinstance(b, Const) and value_range(b)[1] >= 0 and not is_positive(b)
+        case Apply("pow", (a, b)):
+            whole = isinstance(b, Const) and b.value == int(b.value)
+            return (value_range(b)[0] < 0 and not is_positive(a)) or (not whole and value_range(a)[0] < 0)
+        case Apply("sqrt", (a,)):
+            return value_range(a)[0] < 0
+        case Apply(op, (a, *_)):
+            return SCALAR_FUNCTIONS[op].has_pole and not is_positive(a)
+    return False
