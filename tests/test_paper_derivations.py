@@ -282,19 +282,35 @@ def test_reductions_of_parts_of_one_tensor_are_one(reduce: str, count: int, m: i
     assert any(e.scope.reduce == reduce and e.scope.shape == (count, m) for e in candidate.program.equations)
 
 
-@pytest.mark.parametrize("reduce", ["max", "min", "prod"])
-@pytest.mark.parametrize(("m", "n", "o"), [(6, 5, 4), (4, 7, 3), (8, 3, 6)])
-def test_siblings_that_do_not_sum_are_merged(reduce: str, m: int, n: int, o: int) -> None:
+@pytest.mark.parametrize(
+    ("reduce", "body"),
+    [("max", "A[m, k] + W[k, n]"), ("min", "W[k, n] - A[m, k]"), ("max", "A[m, k] * W[k, n]"),
+     ("prod", "A[m, k] * W[k, n]"), ("prod", "1 + relu(A[m, k] - W[k, n])")],
+)  # fmt: skip
+@pytest.mark.parametrize(("m", "k", "n", "o"), [(6, 3, 5, 4), (40, 32, 24, 56), (8, 3, 3, 6)])
+def test_siblings_that_do_not_sum_are_merged(reduce: str, body: str, m: int, k: int, n: int, o: int) -> None:
     program = parse(f"""
-        tensor A[{m}, 3]
-        tensor B[3, {n}] weight
-        tensor C[3, {o}] weight
-        Y[m:{m}, n:{n}] = {reduce}[k:3] A[m, k] * B[k, n]
-        Z[m:{m}, n:{o}] = {reduce}[k:3] A[m, k] * C[k, n]
+        tensor A[{m}, {k}]
+        tensor B[{k}, {n}] weight
+        tensor C[{k}, {o}] weight
+        Y[m:{m}, n:{n}] = {reduce}[k:{k}] ({body.replace("W", "B")})
+        Z[m:{m}, n:{o}] = {reduce}[k:{k}] ({body.replace("W", "C")})
         output Y, Z
     """)
     candidate = found(program, lambda c: merges(c) == ["sibling_merging"])
     assert any(e.scope.reduce == reduce and e.scope.shape == (m, n + o) for e in candidate.program.equations)
+
+
+@pytest.mark.parametrize("body", ["max[k:{k}] (X[m+{at}, k] + W[k, n])", "sum[k:{k}] X[m+{at}, k] * W[k, n]"])
+@pytest.mark.parametrize(("count", "m", "k", "o"), [(2, 24, 12, 32), (3, 15, 8, 40), (4, 7, 16, 6)])
+def test_slices_of_one_tensor_become_one_expression_in_place(body: str, count: int, m: int, k: int, o: int) -> None:
+    rows = (f"Y{n}[m:{m}, n:{o}] = {body.format(k=k, at=n * m)}\n" for n in range(count))
+    outputs = ", ".join(f"Y{n}" for n in range(count))
+    program = parse(f"tensor X[{count * m}, {k}]\ntensor W[{k}, {o}]\n{''.join(rows)}output {outputs}")
+    candidate = found(program, lambda c: merges(c) == ["batch_merging"] and c.eoperators + len(c.operators) == 1)
+    assert all(e.via is not None for e in candidate.program.equations)
+    if candidate.operators:
+        assert sizes(candidate) == [("Matmul", sorted((count * m, k, o)))]
 
 
 @pytest.mark.parametrize(("count", "m", "k"), [(2, 9, 12), (3, 5, 8), (4, 7, 6)])

@@ -47,7 +47,7 @@ def test_three_products_become_a_batch() -> None:
     assert check_rule(BATCH_MERGING, PRODUCTS) == 4
 
 
-def test_neighbouring_parts_are_a_view() -> None:
+def test_neighbouring_parts_are_read_in_place() -> None:
     program = parse("""
         tensor X[6, 12]
         tensor A[4, 5] weight
@@ -62,11 +62,47 @@ def test_neighbouring_parts_are_a_view() -> None:
         output P, Q, R
     """)
     after = merge(program, 3)
-    stacked = after.equations[0].scope
-    assert repr(stacked.body) == "X[z1, 4*b+z2]"
-    assert view_strides(stacked) == (0, (4, 12, 1))
+    assert repr(after.equations[1].scope.body) == "*(X[m, 4*b+k], B1[b, k, n])"
     uneven = merge(parse(text(program).replace("k+8", "k+7")), 3)
     assert view_strides(uneven.equations[0].scope) is None
+
+
+SLICES = """
+    tensor X[{rows}, 4]
+    tensor A[4, {columns}] weight
+    tensor B[4, 5] weight
+    P[m:6, n:5] = {first}
+    Q[m:6, n:5] = {second}
+    output P, Q
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "merged"),
+    [
+        ("sum[k:4] X[m, k] * B[k, n]", "sum[y:4] X[m+6, y] * B[y, n]", "*(X[6*b+m, k], B[k, n])"),
+        ("sum[k:4] X[m, k] * A[k, n]", "sum[y:4] A[y, n+5] * X[m+7, y]", "*(X[7*b+m, k], A[k, 5*b+n])"),
+        ("max[k:4] (X[m+7, k] - B[k, n])", "max[k:4] (X[m, k] - B[k, n])", "-(X[-7*b+m+7, k], B[k, n])"),
+        ("relu(X[2*m, 1] + B[2, n])", "relu(X[2*m+1, 2] + B[3, n])", "relu(+(X[b+2*m, b+1], B[b+2, n]))"),
+    ],
+)
+def test_slices_of_one_tensor_are_read_at_an_index_of_the_batch(first: str, second: str, merged: str) -> None:
+    after = merge(parse(SLICES.format(rows=14, columns=10, first=first, second=second)))
+    assert [e.name for e in after.equations] == ["M1", "P", "Q"]
+    assert repr(after.equations[0].scope.body) == merged
+
+
+def test_slices_at_unequal_distances_are_refused() -> None:
+    rows = "\n".join(f"{name}[m:6] = sum[k:4] X[m+{n}, k]" for name, n in (("P", 0), ("Q", 3), ("R", 7)))
+    program = parse(f"tensor X[14, 4]\n{rows}\noutput P, Q, R")
+    message = "X[m, k] and X[m+3, k] are no slices of one tensor at equal distances"
+    refuses(BATCH_MERGING, program, (0,), message, others=["Q", "R"])
+    assert [m.params.others for m in BATCH_MERGING.matches(program, (0,))] == [("Q",), ("R",)]
+
+
+def test_equal_expressions_are_no_batch() -> None:
+    program = parse("tensor X[6, 4]\nP[m:6] = sum[k:4] X[m, k]\nQ[n:6] = sum[j:4] X[n, j]\noutput P, Q")
+    refuses(BATCH_MERGING, program, (0,), "P, Q are equal: one of them is enough", others=["Q"])
 
 
 def test_a_common_operand_is_not_stacked() -> None:

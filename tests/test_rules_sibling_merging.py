@@ -160,6 +160,29 @@ def test_index_may_have_a_summation_and_a_traversal_of_one_value(tensors: str, o
     merge(parse(f"{inputs}{one}\n{other}\noutput Y, Z"))
 
 
+@pytest.mark.parametrize(
+    ("body", "merged"),
+    [
+        ("max[k:5] (A[i, k] + W[k, j])", "+(A[i, k], K1[k, j])"),
+        ("min[k:5] (W[k, j] - A[i, k])", "-(K1[k, j], A[i, k])"),
+        ("prod[k:5] (2 * A[i, k] + W[k, j])", "+(*(2, A[i, k]), K1[k, j])"),
+        ("max[k:5] maximum(W[k, j], A[i, k])", "maximum(A[i, k], K1[k, j])"),
+        ("sum[k:5] (A[i, k] - W[k, j]) * (A[i, k] - W[k, j])", "*(-(A[i, k], K1[k, j]), -(A[i, k], K1[k, j]))"),
+        ("relu(A[i, 0] + W[1, j])", "relu(+(A[i, 0], K1[j]))"),
+        ("where(j < 2, A[i, 0], 7)", None),
+    ],
+)
+def test_any_function_of_a_shared_operand_and_another_merges(body: str, merged: str | None) -> None:
+    lines = (f"{name}[i:6, j:{size}] = {body.replace('W', weight)}" for name, weight, size in ("YB4", "ZC3"))
+    program = parse("\n".join(["tensor A[6, 5]", "tensor B[5, 4] weight", "tensor C[5, 3] weight", *lines]))
+    if merged is None:
+        refuses(SIBLING_MERGING, program, (0,), "j < 2 decides where A[i, 0] counts", others=["Z"], tensor="A")
+        return
+    after = merge(program)
+    assert shapes(after)["M1"] == (6, 7)
+    assert repr(after.equations[1].scope.body) == merged
+
+
 def test_transposed_convolutions_of_one_input_become_one() -> None:
     program = parse("""
         tensor A[1, 3, 3]
@@ -228,7 +251,9 @@ REFUSED = """
     Y[m:6, n:5 | 0 <= m+n < 7] = sum[k:4] X[m, k] * B[k, n]
     O[m:6, n:5, i:2] = sum[k:4] X[m, k] * B[k, n]
     G[m:6, n:5] = X[m, 0] * E[n] via eOperator(kind="elementwise")
-    output Q, R, S, T, U, V, W, N, Y, O, G
+    J[m:6, n:5] = sum[k:4] (X[m, k] * B[k, n] + E[n])
+    L[m:6, n:5] = sum[k:4] relu(X[m, k])
+    output Q, R, S, T, U, V, W, N, Y, O, G, J, L
 """
 
 
@@ -237,13 +262,15 @@ REFUSED = """
     [
         (["S"], "X", "Q and S do not read X alike: dimension 0 is read at m (m ∈ [0, 6)) and at 2*m (m ∈ [0, 3))"),
         (["T"], "X", "Q reduces by sum, T by max"),
-        (["U"], "X", "U has no factor that reads X: it reads X, B"),
+        (["U"], "X", "Q computes *(shared[], own[]), U +(shared[], own[])"),
         (["V"], "X", "V reads Q, directly or through others: they are not independent"),
         (["W", "N"], "X", "together, X is read at [-1, 7] in dimension 0, outside [-1, 7)"),
         (["Y"], "X", "Y is computed only where 0 <= m+n < 7"),
         (["O"], "X", "O repeats its elements along i"),
+        (["J"], "X", "X[m, k] is joined by B[k, n] and, at another place, by E[n]"),
+        (["L"], "X", "relu(X[m, k]) has no operand that joins X[m, k]"),
         (["G"], "X", "G is run as eOperator: there is nothing to merge"),
-        (["R"], "A", "R has no factor that reads A: it reads X, B"),
+        (["R"], "A", "R has no operand that reads A: it reads X, B"),
         (["R", "R"], "X", "Q, R, R names an equation twice"),
         (["H"], "X", "no equation is called 'H': there are Q, R, S"),
         ([], "X", "Q alone is nothing to merge"),
@@ -267,6 +294,9 @@ def test_infinite_padding_is_no_window() -> None:
     largest = parse(text(program).replace("value -inf", "").replace("sum[", "max["))
     message = "the windows differ along r, and 0 leaves out nothing: it reduces by max"
     refuses(SIBLING_MERGING, largest, (0,), message, others=["R"], tensor="X")
+    sums = parse(text(program).replace("value -inf", "").replace("*", "+"))
+    message = "the windows differ along r, and 0 leaves out nothing: +(shared[], own[]) is no product"
+    refuses(SIBLING_MERGING, sums, (0,), message, others=["R"], tensor="X")
 
 
 def test_only_whole_equations_merge() -> None:
@@ -281,7 +311,7 @@ def test_only_whole_equations_merge() -> None:
     refuses(SIBLING_MERGING, nested, (0, 0), message, others=["R"], tensor="X")
     assert not list(SIBLING_MERGING.matches(nested, (0, 0)))
     assert SIBLING_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]
-    assert SIBLING_MERGING.explain(nested, (0,)) == "no later equation is a product with a tensor of Q: X, A"  # type: ignore[misc]
+    assert SIBLING_MERGING.explain(nested, (0,)) == "no later equation shares an operand with Q, which reads X, A"  # type: ignore[misc]
 
 
 def test_equations_that_stand_in_no_order_are_refused() -> None:

@@ -31,7 +31,10 @@ from einnet_explore.analysis.equations import resolve_access
 from einnet_explore.analysis.indices import IndexTerms, fresh_name, iterators_of, map_indices, read_indices
 from einnet_explore.ir import (
     Access,
+    Apply,
     Atom,
+    Compare,
+    Const,
     Equation,
     Index,
     IndexLike,
@@ -41,11 +44,14 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    accesses,
     add,
     as_index,
     factors,
+    mul,
     padded,
 )
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Pairs: TypeAlias = "dict[Iterator, Iterator]"
 """Iterators of the second reading with their partners in the first."""
@@ -204,19 +210,65 @@ def _size(atom: Atom) -> int:
     return sum(x.extent for x in _iterators(atom))
 
 
+SHARED, OWN = (Tensor(name, ())[()] for name in ("shared", "own"))
+"""The places of both operands in the outline of an expression."""
+
+
+def outline_around(shared: Access, body: Scalar) -> tuple[Scalar, Scalar]:
+    """Split *body* into an outline and the one operand that joins *shared* in it.
+
+    A sum or product keeps everything without *shared* together: ``a*b*c`` around *b* has the operand ``a*c``.  Raises
+    ValueError if there is no other operand, if several places have different ones, or if it is a condition.
+    """
+    own: dict[Scalar, None] = {}
+    outline = _outline(shared, body, own)
+    if not own:
+        raise ValueError(f"{body!r} has no operand that joins {shared!r}")
+    first, *others = own
+    if others:
+        raise ValueError(f"{shared!r} is joined by {first!r} and, at another place, by {others[0]!r}")
+    if isinstance(first, Compare):
+        raise ValueError(f"{first!r} decides where {shared!r} counts")
+    return outline, first
+
+
+def _outline(shared: Access, body: Scalar, own: dict[Scalar, None]) -> Scalar:
+    if body == shared:
+        return SHARED
+    if shared not in accesses(body):
+        if isinstance(body, Const):
+            return body
+        own[body] = None
+        return OWN
+    assert isinstance(body, Apply)
+    args = body.args
+    if SCALAR_FUNCTIONS[body.op].is_commutative:
+        args = tuple(sorted(args, key=lambda arg: shared not in accesses(arg)))
+    if body.op not in "+*":
+        return Apply(body.op, tuple(_outline(shared, arg, own) for arg in args))
+    join = add if body.op == "+" else mul
+    around = tuple(_outline(shared, arg, own) for arg in args if shared in accesses(arg))
+    rest = args[len(around) :]
+    return join(*around, *([_outline(shared, join(*rest), own)] if rest else ()))
+
+
 Span: TypeAlias = "tuple[int, int]"
 Spans: TypeAlias = "dict[str, Span]"
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """An expression by its factors: the *shared* one, the access it resolves to (*read*), and its *own* ones."""
+    """An expression of a *shared* operand and its *own* one: *outline* with ``SHARED`` and ``OWN`` in their places.
+
+    *read* is the access to which *shared* resolves.
+    """
 
     name: str
     scope: Scope
     shared: Access
     read: Access
     own: Scalar
+    outline: Scalar
 
     @property
     def tied_indices(self) -> tuple[Index, ...]:
@@ -374,7 +426,7 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
     box = row[0].box
     z = tuple(Iterator(f"z{d + 1}", lo, hi) for d, (lo, hi) in enumerate(box))
     padding = ((0, 0), *row[0].padding) if row[0].padding else ()
-    index = _strided_index([resolve_access(program, source[z]) for source in row], b)
+    index = strided_index([resolve_access(program, source[z]) for source in row], b)
     if index is not None:
         body: Access = Access(resolve_access(program, row[0][z]).source, index)
         return Scope((b, *z), (), body, padding=padding, value=row[0].value)
@@ -386,7 +438,7 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
     return Scope((b, *z), (), add(*parts), padding=padding, value=row[0].value)
 
 
-def _strided_index(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
+def strided_index(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
     """Return the index of one read that is the n-th of *reads* at b = n; None if there is none."""
     first, second = reads[:2]
     steps = [j - i for i, j in zip(first.index, second.index, strict=False)]

@@ -7,8 +7,9 @@ r"""Sibling expressions as one (EinNet §4.2, expression merging; Fig. 3, Fig. 1
    Y_i = \mathop{L}_{\vec x, f_i} M[\vec x, o_i + f_i]
 
 where :math:`K[\vec y, o_i + f_i] = K_i[\vec y, f_i]`, and 0 where :math:`\vec y` is outside the window
-:math:`Y_i \subseteq Y` of :math:`Y_i`.  The traversals :math:`f_i` that the shared operand does not read become one, of
-all their values in turn; a traversal that it reads spans what any of the expressions needs.
+:math:`Y_i \subseteq Y` of :math:`Y_i`.  With equal windows, any reduction of any function of both operands
+merges in this way, such as :math:`\max_y (A + K_i)`.  The traversals :math:`f_i` that the shared operand does not read
+become one, of all their values in turn; a traversal that it reads spans what any of the expressions needs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from einnet_explore.analysis.concatenation import (
+    OWN,
+    SHARED,
     Member,
     Reading,
     Sibling,
@@ -27,10 +30,11 @@ from einnet_explore.analysis.concatenation import (
     align_readings,
     digit_strides,
     inline_unit_iterators,
+    outline_around,
 )
 from einnet_explore.analysis.indices import fresh_name, iterators_of
 from einnet_explore.analysis.padding import excess
-from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, factors, mul
+from einnet_explore.ir import Access, Equation, Index, Iterator, Scope, Tensor, as_index, map_accesses, mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +46,13 @@ class MergedSiblings:
     parts: Mapping[str, Scope]
 
 
-def make_sibling(name: str, scope: Scope, number: int, read: Access) -> Sibling:
-    """Return *scope* with factor *number*, which resolves to *read*, as the shared one; raises ValueError."""
-    parts = factors(scope.body)
-    shared = parts[number]
+def make_sibling(name: str, scope: Scope, shared: Access, read: Access) -> Sibling:
+    """Return *scope* with *shared*, which resolves to *read*, as the shared operand; raises ValueError."""
     if scope.domain:
         raise ValueError(f"{name} is computed only where {', '.join(map(repr, scope.domain))}")
-    if len(parts) == 1 or not isinstance(shared, Access):
-        raise ValueError(f"{name} is no product of a shared operand with others")
+    outline, own = outline_around(shared, scope.body)
     bound = {x for i in read.index for x in i.iterators}
-    found = Sibling(name, scope, shared, read, mul(*(part for n, part in enumerate(parts) if n != number)))
+    found = Sibling(name, scope, shared, read, own, outline)
     if loose := [y.name for y in scope.summations if y.extent > 1 and y not in bound]:
         raise ValueError(f"{name} sums over {', '.join(loose)}, by which {source_name(read)} is not read")
     held = iterators_of(found.own)
@@ -97,6 +98,8 @@ class _Merging:
         base = self.base
         if other.scope.reduce != base.scope.reduce:
             raise ValueError(f"{base.name} reduces by {base.scope.reduce}, {other.name} by {other.scope.reduce}")
+        if base.outline != other.outline:
+            raise ValueError(f"{base.name} computes {base.outline!r}, {other.name} {other.outline!r}")
         if (one := base.read.source) != (two := other.read.source):
             raise ValueError(f"{base.name} and {other.name} share no operand: they read {one!r} and {two!r}")
         try:
@@ -156,8 +159,7 @@ class _Merging:
         shared = self._shared(now)
         summed = {*base.scope.summations, *self.more}
         windows = [x for x in restricted if self.iterators[x.name] in summed]
-        if windows and not (base.scope.reduce == "sum" and isfinite(shared.source.value)):
-            why = "it reduces by " + base.scope.reduce if base.scope.reduce != "sum" else "its padding is infinite"
+        if windows and (why := _effect_of_zero(base, shared)):
             raise ValueError(f"the windows differ along {windows[0].name}, and 0 leaves out nothing: {why}")
         slots = Slots(self.members, now, n, tuple(windows))
         made, index = slots.operand(operand)
@@ -166,7 +168,7 @@ class _Merging:
         scope = Scope(
             _traversals(base, now, n),
             tuple(x for x in summations if x in used),
-            mul(shared, made.tensor[index]),
+            map_accesses(base.outline, lambda place: shared if place == SHARED else made.tensor[index]),
             base.scope.reduce if any(x in used for x in summations) else "sum",
         )
         if beyond := excess(scope):
@@ -180,6 +182,15 @@ class _Merging:
         as_written = not (self.more or repeated)
         read = base.shared if as_written else Access(base.read.source, self.reading.index[: len(base.read.index)])
         return Access(read.source, tuple(i.substitute(lambda x: now.get(x, x)) for i in read.index))
+
+
+def _effect_of_zero(base: Sibling, shared: Access) -> str:
+    """Return why an own operand that is 0 contributes to the result; nothing if it does not."""
+    if base.scope.reduce != "sum":
+        return f"it reduces by {base.scope.reduce}"
+    if base.outline != mul(SHARED, OWN):
+        return f"{base.outline!r} is no product"
+    return "" if isfinite(shared.source.value) else "its padding is infinite"
 
 
 def _hull(spans: Iterable[Span]) -> Span:

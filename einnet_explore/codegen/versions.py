@@ -67,7 +67,7 @@ TILED_KERNEL_VERSION = 4
 TILE_CHOICE_VERSION = 1
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 8
+SEARCH_VERSION = 9
 """What a search finds, and how its candidates are tuned and selected."""
 
 

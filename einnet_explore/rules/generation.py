@@ -50,11 +50,12 @@ def _eoperator(program: Program, at: Path) -> Instance:
     .. math::
        \frac{\mathrm{FLOPs}}{\text{tensor elements}} < 4 \;\Rightarrow\; \text{the scope becomes a generated kernel.}
 
-    A formula without a sum and a reduction of single elements are generated at any intensity, since they have no
-    product that a library would compute faster.  Scopes inside it must be plain re-indexings, which the kernel computes
-    in place, or each element must be read at most once: other summations inside would be repeated for every read.  A
-    scope that only reorders its tensor's elements, as strides can express, needs no kernel: it is a ``View``.  An
-    output is a view only if its strides are row-major, because the caller sees an array.
+    A formula without a sum, a reduction of single elements, and a reduction that is no sum, such as
+    :math:`\max_k (A + B)`, are generated at any intensity: they have no product that a library would compute faster.
+    Scopes inside it must be plain re-indexings, which the kernel computes in place, or each element must be read at
+    most once: other summations inside would be repeated for every read.  A scope that only reorders its tensor's
+    elements, as strides can express, needs no kernel: it is a ``View``.  An output is a view only if its strides are
+    row-major, because the caller sees an array.
     """
     scope = program.scope_at(at)
     if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
@@ -65,10 +66,16 @@ def _eoperator(program: Program, at: Path) -> Instance:
     match view_strides(scope):
         case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
-    if is_compute_bound(scope) and any(not isinstance(inner.body, Access) for _, inner in scopes(scope)):
+    if is_compute_bound(scope) and _has_sum_of_formula(scope):
         measured = f"intensity {intensity(scope):.1f} FLOP/element"
         raise Refused(f"{measured} is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance
+
+
+def _has_sum_of_formula(scope: Scope) -> bool:
+    found = [inner for _, inner in scopes(scope)]
+    sums = any(inner.summations and inner.reduce == "sum" for inner in found)
+    return sums and any(not isinstance(inner.body, Access) for inner in found)
 
 
 def _repeated(scope: Scope, at: Path) -> Iterable[tuple[Path, Scope]]:

@@ -1,4 +1,4 @@
-r"""Sibling merging (Table 1, expression merging; §4.2, Fig. 3, Fig. 15): products with one shared operand become one.
+r"""Sibling merging (Table 1, expression merging; §4.2, Fig. 3, Fig. 15): expressions of a shared operand become one.
 
 .. math::
    \mathop{L}_{\vec x, f_1} \sum_{\vec y} A[\tau]\, K_1[\vec y, f_1] \;\sim\;
@@ -8,6 +8,7 @@ r"""Sibling merging (Table 1, expression merging; §4.2, Fig. 3, Fig. 15): produ
 
 A new equation concatenates the operands K₁, K₂; for weights, it is evaluated at compile time.  Each result is a part of
 the merged one.  Windows may differ: a smaller one (Conv1x1) is a larger one (Conv3x3) with zero weights.
+With equal windows, any reduction, or none, of any function of the two operands merges alike: max (A + Kᵢ), Σ (A − Kᵢ)².
 An equation that a library operator runs may be merged as well; the result is matched again.
 """
 
@@ -28,7 +29,7 @@ from einnet_explore.analysis.equations import (
     whole_equation,
 )
 from einnet_explore.analysis.siblings import make_sibling, merge_siblings, source_name
-from einnet_explore.ir import Access, Equation, Path, Program, factors, tensors
+from einnet_explore.ir import Equation, Path, Program, accesses, tensors
 from einnet_explore.rules.base import Rule, accepted, explain_equation, refusals_of, refusing
 from einnet_explore.support.errors import Refused
 
@@ -46,8 +47,8 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
     if len(at) != 1 or is_generated(base := program.equations[at[0]]):
         return
     constant = constant_tensors(program)
-    later = {e.name: _factors(program, e) for e in program.equations[at[0] + 1 :] if not is_generated(e)}
-    for tensor in sorted(dict.fromkeys(_factors(program, base)), key=lambda name: name in constant):
+    later = {e.name: _operands(program, e) for e in program.equations[at[0] + 1 :] if not is_generated(e)}
+    for tensor in sorted(dict.fromkeys(_operands(program, base)), key=lambda name: name in constant):
         readers = (name for name, read in later.items() if tensor in read)
         alone = [s for name in readers if accepted(_merge, program, at, s := Siblings((name,), tensor))]
         together = Siblings(tuple(s.others[0] for s in alone), tensor)
@@ -56,9 +57,9 @@ def propose(program: Program, at: Path) -> Iterable[Siblings]:
         yield from alone
 
 
-def _factors(program: Program, equation: Equation) -> tuple[str, ...]:
-    """Return the tensors that the factors of *equation* read, through nested scopes."""
-    return tuple(source_name(resolve_access(program, a)) for a in factors(equation.scope.body) if isinstance(a, Access))
+def _operands(program: Program, equation: Equation) -> tuple[str, ...]:
+    """Return the tensors that *equation* reads, through views."""
+    return tuple(source_name(resolve_access(program, a)) for a in accesses(equation.scope.body))
 
 
 def _merge(program: Program, at: Path, params: Siblings) -> Program:
@@ -84,11 +85,11 @@ def rewrite(program: Program, at: Path, params: Siblings) -> Program:
 def _sibling(program: Program, equation: Equation, tensor: str) -> Sibling:
     if is_generated(equation) and equation.via is not None:
         raise Refused(f"{equation.name} is run as {equation.via.operator}: there is nothing to merge")
-    why = Refused(f"{equation.name} has no factor that reads {tensor}: it reads {_read(equation)}")
-    for number, factor in enumerate(factors(equation.scope.body)):
-        if isinstance(factor, Access) and source_name(read := resolve_access(program, factor)) == tensor:
+    why = Refused(f"{equation.name} has no operand that reads {tensor}: it reads {_read(equation)}")
+    for access in dict.fromkeys(accesses(equation.scope.body)):
+        if source_name(read := resolve_access(program, access)) == tensor:
             try:
-                return make_sibling(equation.name, equation.scope, number, read)
+                return make_sibling(equation.name, equation.scope, access, read)
             except ValueError as error:
                 why = Refused(str(error))
     raise why
@@ -101,14 +102,14 @@ def _read(equation: Equation) -> str:
 def explain(program: Program, base: Equation, at: Path) -> str:
     """Return why no other equation merges with *base*: the difference, for each one that reads a tensor of it."""
     reasons: list[str] = []
-    mine = _factors(program, base)
+    mine = _operands(program, base)
     for other in program.equations[at[0] + 1 :]:
-        for tensor in _factors(program, other):
+        for tensor in _operands(program, other):
             if tensor in mine:
                 reasons += refusals_of(_merge, program, at, Siblings((other.name,), tensor))
     return (
         "; ".join(dict.fromkeys(reasons))
-        or f"no later equation is a product with a tensor of {base.name}: {_read(base)}"
+        or f"no later equation shares an operand with {base.name}, which reads {_read(base)}"
     )
 
 

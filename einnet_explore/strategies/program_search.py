@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import compute_bound
@@ -161,12 +161,13 @@ class ProgramSearch(StateTable):
                 yield from self._member(first, (match,), match.apply(self.start).after)
 
     def _merged(self, first: State) -> Iterable[Reached]:
-        """Yield the closure of *first* under merging: at most ``MAX_MEMBERS``, none twice."""
+        """Yield the closure of *first* under merging, the rules in turn: at most ``MAX_MEMBERS``, none twice."""
         queue = [first]
         for member in queue:
             if len(queue) >= MAX_MEMBERS:
                 return
-            for match in matches_between(member.program, merging_rules(self.options)):
+            proposals = (matches_between(member.program, (rule,)) for rule in merging_rules(self.options))
+            for match in filter(None, chain.from_iterable(zip_longest(*proposals))):
                 for event in self._member(member, (match,), match.apply(member.program).after):
                     queue.append(event.state)
                     yield event
