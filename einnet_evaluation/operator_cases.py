@@ -30,8 +30,8 @@ from einnet_explore.operators.library import find_operators
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
-from einnet_explore.session.records import from_record, to_record
-from einnet_explore.strategies.candidate import combined_verdict
+from einnet_explore.session.records import from_record
+from einnet_explore.strategies.candidate import combined_verdict, to_record
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options

@@ -6,11 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, onnx_fragment
-from einnet_explore.runtime.onnx_fragment import onnx_session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -24,13 +23,11 @@ def scope_of(text: str) -> Scope:
 
 def model(scope: Scope, threads: int = 1) -> onnx.ModelProto:
     kernel = compile_scope(scope, threads=threads)
-    node = onnx_fragment.kernel_node(kernel.source, kernel.source.inputs, "Y")
-    assert node is not None
-    shapes = {t.name: t.shape for t in tensors(scope)}
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shapes[n]) for n in kernel.source.inputs]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, scope.shape)])
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(onnx_fragment.DOMAIN, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+    shapes = {t.name: t.shape for t in tensors(scope)} | {"Y": scope.shape}
+    inputs = kernel.source.inputs
+    writer = FragmentWriter({name: name for name in (*inputs, "Y")}, shapes, {})
+    assert writer.add_kernel(kernel.source, [(name, None) for name in inputs], "Y")
+    return writer.model(inputs, ["Y"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -76,9 +73,9 @@ def test_a_kernel_that_fails_is_an_error() -> None:
     made = model(scope_of("tensor A[8]\nY[i:8] = A[i] + 1"))
     node = made.graph.node[0]
     for attribute in node.attribute:
-        if attribute.name == "shapes":
-            attribute.ints[3] = 7  # the kernel checks what it is given
-    with pytest.raises(Exception, match="a compiled kernel failed"):
+        if attribute.name == "views":
+            attribute.ints[:] = [2, 4, 2, 2, 4, 2]  # the kernel checks what it is given
+    with pytest.raises(Exception, match="node kernel of Y: a compiled kernel failed"):
         onnx_session(made, 1).run(None, {"A": np.zeros(8, np.float32)})
 
 

@@ -19,6 +19,7 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import RULES, Derivation
 from einnet_explore.rules.base import places
 from einnet_explore.session import records
+from einnet_explore.strategies.candidate import save_record, to_record
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import parse
@@ -44,13 +45,13 @@ def derivation() -> Derivation:
 def record() -> dict[str, Any]:
     steps = derivation()
     proofs = [certify(s.before, s.after) for s in steps.steps]
-    return json.loads(json.dumps(records.to_record(steps, proofs, case="conv", target=["Matmul"])))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(to_record(steps, proofs, case="conv", target=["Matmul"])))  # type: ignore[no-any-return]
 
 
 def test_records_come_back_and_are_proved(record: dict[str, Any], tmp_path: Path) -> None:
     assert records.from_record(record) == derivation()
     path = tmp_path / "record.json"
-    records.save_record(path, record)
+    save_record(path, record)
     assert records.load_record(path) == record
     report = check_file(path)
     assert report.ok and report.kind == "proved" and report.counterexample is None, str(report)
@@ -227,10 +228,10 @@ def test_replaying_says_what_no_longer_holds(record: dict[str, Any]) -> None:
 def test_incomplete_record_is_refused() -> None:
     steps = derivation()
     with pytest.raises(ValueError, match=f"1 certificates for {len(steps.steps)} steps"):
-        records.to_record(steps, [certify(steps.start, steps.start)])
+        to_record(steps, [certify(steps.start, steps.start)])
     with pytest.raises(ValueError, match="version: names of the format itself"):
-        records.to_record(steps, version=3)
-    assert records.from_record(records.to_record(steps)) == steps
+        to_record(steps, version=3)
+    assert records.from_record(to_record(steps)) == steps
 
 
 def test_the_checker_imports_neither_rules_nor_search() -> None:

@@ -9,7 +9,7 @@ from einnet_check.record import check
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
-from einnet_explore.session.records import to_record
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.factoring import products_at_run_time
 from einnet_explore.syntax import parse

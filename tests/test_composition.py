@@ -21,7 +21,7 @@ from einnet_explore.equivalence.certificate import (
 )
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
-from einnet_explore.session import records
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.syntax import parse
 
 (BILINEAR,) = FEWER_PRODUCTS
@@ -56,7 +56,7 @@ def test_derivation_with_distant_ends_is_proved_by_its_steps() -> None:
     steps = nested(30, 27, 64)
     alone = certify(steps.start, steps.end, exact_elements=None)
     assert alone.kind == "unknown" and "more than" in str(alone.counterexample)
-    record = records.to_record(steps, [certify(s.before, s.after) for s in steps.steps])
+    record = to_record(steps, [certify(s.before, s.after) for s in steps.steps])
     report = check_record(record)
     assert report.whole.kind == "proved" and report.whole.method == "composition"
     assert report.whole.programs == tuple(map(program_hash, (steps.start, *(s.after for s in steps.steps))))

@@ -45,8 +45,8 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import places
-from einnet_explore.session import records
 from einnet_explore.session.run import Run
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.syntax import text
@@ -224,7 +224,7 @@ def test_bilinear_steps_are_checked_by_their_tables(algorithm: str) -> None:
         start, rule, at, params = NEW[algorithm]
         start_ = ee.parse(start)
         steps_ = Derivation(start_).then(rule.match(start_, at, **params))
-    record = records.to_record(steps_)
+    record = to_record(steps_)
     assert certificate(record)["kind"] == "proved"
     after = record["steps"][0]["after"]
     tables = list(re.finditer(r"table\[[^]]*\]\(([^)]*)\)", after))
@@ -243,7 +243,7 @@ def test_identities_of_reductions_and_their_mutants(name: str) -> None:
     start, rule, at, params = NEW[name]
     before = ee.parse(start)
     found = Derivation(before).then(rule.match(before, at, **params))
-    proof = certificate(json.loads(json.dumps(records.to_record(found))))
+    proof = certificate(json.loads(json.dumps(to_record(found))))
     assert (proof["kind"], proof["axioms"]) == ("proved", []), proof
     (step,) = found.steps
     tried = [
@@ -267,7 +267,7 @@ def test_recentring_is_proved_with_an_axiom_that_is_named(tmp_path: Path, capsys
     from einnet_check.__main__ import main
 
     found = blocked("S[m, 2*j+i]")
-    record = json.loads(json.dumps(records.to_record(found)))
+    record = json.loads(json.dumps(to_record(found)))
     assert [(v.why, sorted(v.axioms)) for v in check(record)] == [(None, []), (None, [EXPONENTIAL]), (None, [])]
     assert (certificate(record)["kind"], certificate(record)["axioms"]) == ("proved", [EXPONENTIAL])
     (tmp_path / "r.json").write_text(json.dumps(record))
@@ -318,7 +318,7 @@ def test_exponential_law_proves_equal_programs(before: str, after: str, proved: 
 def test_a_block_that_may_be_masked_is_not_recentred() -> None:
     """The largest of nothing but -inf is no centre: e^(-inf + inf) is no number."""
     found = blocked("{[m:3, w:4] where(w <= m, S[m, w], -inf)}[m, 2*j+i]")
-    first, *_ = (v.why for v in check(records.to_record(found)) if v.why)
+    first, *_ = (v.why for v in check(to_record(found)) if v.why)
     assert "is counted differently" in first
 
 
@@ -340,7 +340,7 @@ output Y
 def test_attention_in_one_pass_is_proved_step_by_step() -> None:
     found = fuse_vertically(ee.parse(ATTENTION))
     assert found is not None and found.steps[-1].match.rule.name == "one_pass_generation"
-    record = json.loads(json.dumps(records.to_record(found)))
+    record = json.loads(json.dumps(to_record(found)))
     proof = certificate(record, ATTENTION)
     assert (proof["kind"], proof["axioms"], proof["steps"]) == ("proved", [], len(found.steps)), proof
     end = record["steps"][-1]["after"]

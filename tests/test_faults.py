@@ -63,7 +63,7 @@ def linked(body: str) -> Callable[[object, Path], None]:
     def save(_: object, path: Path) -> None:
         source = path.with_suffix(".c")
         source.write_text(KERNEL.replace("BODY", body))
-        compiled._link("-O0", "-fPIC", str(source), "-o", str(path))
+        compiled._run_compiler("-shared", "-O0", "-fPIC", str(source), "-o", str(path))
         compiled._seal_file(path)
 
     return save

@@ -27,9 +27,9 @@ from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
-from einnet_explore.session.records import from_record, to_record
+from einnet_explore.session.records import from_record
 from einnet_explore.session.run import Run
-from einnet_explore.strategies.candidate import replay, steps_to_json
+from einnet_explore.strategies.candidate import replay, steps_to_json, to_record
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.executors import SerialExecutor

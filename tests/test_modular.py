@@ -29,7 +29,7 @@ from einnet_explore.interpreter.modular import (
 )
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
-from einnet_explore.session import records
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.syntax import parse
 from einnet_explore.syntax import text as render
 
@@ -147,7 +147,7 @@ def test_values_without_a_residue_are_refused() -> None:
 
 def test_check_modular_prints_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.json"
-    record = records.to_record(Derivation(CASES["strided"]))
+    record = to_record(Derivation(CASES["strided"]))
     text = render(steps("strided")[0].after)
     record["steps"] = [{"rule": "expression_fusion", "at": "0", "params": {}, "after": text, "certificate": None}]
     path.write_text(json.dumps(record))

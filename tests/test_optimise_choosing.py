@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import einnet_explore as ee
@@ -21,7 +22,7 @@ from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import Baseline, time_with_original_process
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.part_selection import ExportSelection, ForwardSelection, select_for_export
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import Trial, TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
@@ -284,7 +285,7 @@ def test_report_says_why_an_export_is_slow_or_incomplete(
 def test_file_has_only_derivations_that_are_faster_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Part 1 makes the whole faster there, part 0 slower: the times are the test's own."""
     seconds = {(): 4.0, (0,): 5.0, (1,): 3.0, (0, 1): 3.5}
-    plans = {kept: ExecutionPlan((), {}, (), {}) for kept in seconds}
+    plans = {kept: ExecutionPlan((), {}, (), {}, model_with=lambda _: PlanModel(onnx.ModelProto())) for kept in seconds}
 
     def paired(before: ExecutionPlan, after: ExecutionPlan, *_: object) -> dict[str, Timing]:
         taken = {id(plan): seconds[kept] for kept, plan in plans.items()}

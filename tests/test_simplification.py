@@ -9,7 +9,7 @@ from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.rules import Derivation
-from einnet_explore.session.records import to_record
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.program_search import derive_across
 from einnet_explore.strategies.simplification import FUNCTION_RULES, operations_left, simplifications

@@ -32,7 +32,8 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Match, Refused, Rule
 from einnet_explore.rules.base import places
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.session.records import from_record, to_record
+from einnet_explore.session.records import from_record
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.syntax import parse, text
 from tests.rules_kit import contractions

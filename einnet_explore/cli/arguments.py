@@ -291,6 +291,12 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
 def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL.onnx")
     command.add_argument("-o", "--output", metavar="OUT.onnx", help="write the optimised model")
+    command.add_argument(
+        "--bundle",
+        metavar="DIR",
+        help="write a folder that ONNX Runtime runs without this package: the model, a library of its kernels, "
+        "certificates, and a page on their use; it needs a C compiler",
+    )
     command.add_argument("--html", metavar="FILE", help="write the report as one page")
     _depth_option(command)
     command.add_argument(

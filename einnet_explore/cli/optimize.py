@@ -24,12 +24,13 @@ from einnet_explore.cli.output import (
     write_json,
 )
 from einnet_explore.cli.values import parse_shapes
+from einnet_explore.pipeline.bundle import README, check_bundle_folder
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
-from einnet_explore.pipeline.subprogram import step_certificates
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
-from einnet_explore.session.records import save_record, to_record
+from einnet_explore.strategies.candidate import save_record
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import SerialExecutor, executor
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.limits import format_bytes, limit_memory
@@ -51,6 +52,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         check_writable(str(Path(arguments.certificates) / "RECORD.json"))
+    if arguments.bundle:
+        check_bundle_folder(arguments.bundle)
     settings = replace(settings, states=arguments.limit_states)
     with limit_memory(arguments.memory) as memory, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(
@@ -96,6 +99,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
     """Write every requested output; return the errors of those that could not be written."""
     outputs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.output, lambda path: _write_model(path, fast)),
+        (arguments.bundle, lambda path: _write_bundle(path, fast)),
         (arguments.html, lambda path: save_file(path, _report_page(fast))),
         (arguments.certificates, lambda path: _write_records(path, fast)),
         (arguments.json, lambda path: _write_report(path, fast, report, selection_seconds(arguments.budget))),
@@ -106,7 +110,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
             continue
         try:
             write(path)
-        except (EncodeError, MemoryError, OSError, ValueError) as error:
+        except (BackendError, EncodeError, MemoryError, OSError, ValueError) as error:
             say(f"{path} was not written: {one_line(error)}")
             failures.append(error)
     return failures
@@ -117,6 +121,12 @@ def _write_model(path: str, fast: Optimised) -> None:
     save_file(path, fast.onnx().SerializeToString())
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
         say(f"{path}: {lacks}")
+
+
+def _write_bundle(path: str, fast: Optimised) -> None:
+    """Write the bundle, and report how to use it."""
+    fast.save_bundle(path)
+    say(f"saved the bundle {path}: {Path(path) / README} says how to run it")
 
 
 def _write_report(path: str, fast: Optimised, report: JsonObject, seconds: float) -> None:
@@ -141,9 +151,10 @@ def _attributions(fast: Optimised, seconds: float) -> JsonObject:
 def _write_records(directory: str, fast: Optimised) -> None:
     """Write one record with its certificates for each selected derivation to *directory*."""
     where = Path(directory)
-    for name, derivation in fast.derivations().items():
-        save_record(where / f"{name}.json", to_record(derivation, step_certificates(derivation), model=fast.model.path))
-    say(f"saved {count_noun(len(fast.derivations()), 'record')} in {directory}")
+    records = fast.records()
+    for name, record in records.items():
+        save_record(where / f"{name}.json", record)
+    say(f"saved {count_noun(len(records), 'record')} in {directory}")
 
 
 def _report_page(fast: Optimised) -> str:

@@ -21,15 +21,17 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.assembly import PlanProgram
 from einnet_explore.pipeline.baseline import conservative_speedup
+from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
 from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attribution, ExportSelection, LeaveOneOut
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_model_inputs
-from einnet_explore.pipeline.subprogram import TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
 from einnet_explore.pipeline.tuning_context import LEVELS
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import Timing, time_calls
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, printable
@@ -142,6 +144,14 @@ class Optimised:
         found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
         return {name: derivation for name, derivation in found.items() if derivation is not None}
 
+    def records(self) -> dict[str, JsonObject]:
+        """Return the records of ``derivations``, with a certificate for each step, by name."""
+        model = Path(self.model.path).name
+        return {
+            name: to_record(derivation, step_certificates(derivation), model=model)
+            for name, derivation in self.derivations().items()
+        }
+
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
         """Time the plan and the original again, in *repeat* interleaved rounds."""
         feeds = self.random_inputs()
@@ -163,6 +173,17 @@ class Optimised:
     def save(self, path: str | Path) -> None:
         """Write ``onnx()`` to *path*, whole or not at all."""
         write_atomically(path, self.onnx().SerializeToString())
+
+    def save_bundle(self, path: str | Path) -> None:
+        """Write the plan to the folder *path*, as a model, a library of kernels, certificates and a page on their use.
+
+        ONNX Runtime runs it without this package (docs/deploying.md).  Raises BackendError without a C compiler,
+        Refused for a folder with other files and for a model beyond 2 GiB, OSError if it cannot be written.
+        """
+        levels = [part.numerics.level for part in self.parts if part.numerics]
+        level = max(levels, key=LEVELS.index, default=LEVELS[0])
+        facts = BundleFacts(numerics=level, error=self.errors[1], records=self.records())
+        write_bundle(path, self.model, self.plan, facts)
 
     def rows(self) -> list[list[str]]:
         """Return the before/after table: one row for every subprogram, slowest first."""

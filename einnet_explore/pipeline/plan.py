@@ -38,7 +38,9 @@ from einnet_explore.pipeline.submodels import (
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
+    LOADED_KERNELS,
     FragmentWriter,
+    KernelTable,
     copy_to_large_pages,
     initializer,
     opset_imports,
@@ -130,7 +132,9 @@ class ProgramCall:
             raise Refused(f"the program of {makes}: {type(error).__name__}: {error}") from error
         return {self.names[name]: array for name, array in made.items()}
 
-    def write(self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str) -> FragmentWriter:
+    def write(
+        self, model: Model, nodes: Sequence[ModelNode], outputs: Sequence[str], prefix: str, table: KernelTable
+    ) -> FragmentWriter:
         """Return the program as nodes that read and write the model's values; raises Refused if it has to be called.
 
         It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
@@ -143,7 +147,7 @@ class ProgramCall:
             raise Refused(f"value {other[0]} is not of single precision")
         if missing := set(outputs) - set(values):
             raise Refused(f"the program does not compute {', '.join(sorted(missing))}")
-        written = self.program.write(self.names, prefix)
+        written = self.program.write(self.names, prefix, table)
         if written is None:
             raise Refused("a session cannot run a kernel of the program")
         return written
@@ -181,6 +185,15 @@ def splice_model(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class PlanModel:
+    """A plan as one model, the *weights* that its kernels read, and why groups *stay* as they were in the model."""
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    stay: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+
+
 GroupRun: TypeAlias = "Callable[[Mapping[str, Array]], Mapping[str, Array]]"
 """Computes a group: the values that leave it from those that enter it, by value name."""
 
@@ -206,6 +219,8 @@ class ExecutionPlan:
     outputs: tuple[str, ...]
     constants: Mapping[str, Array] = field(repr=False)
     threads: int = 1
+    model_with: Callable[[KernelTable], PlanModel] = field(repr=False, kw_only=True)
+    """Writes the plan as one model whose kernels are those of a table."""
     rest: Callable[[], None] = field(default=lambda: None, repr=False)
     """Frees the memory of a session that can be reopened: ONNX Runtime keeps the most that any run took."""
 
@@ -246,14 +261,18 @@ def build_plan(
     if not replacements:
         session = ReopenedSession(lambda: _open_original(model, threads))
         session.open()
-        return ExecutionPlan((_whole_segment(model, session, names),), given, names, {}, threads, session.rest)
+        segment = _whole_segment(model, session, names)
+        original = PlanModel(model.original)
+        return ExecutionPlan((segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest)
     regions = ModelRegions(model.proto)
     groups = tuple((regions.named(group), run) for group, run in replacements.items())
     check_disjoint(nodes for nodes, _ in groups)
     found = execution_order(regions, [nodes for nodes, _ in groups])
     runs = dict(enumerate(run for _, run in groups))
+    parts = PlanParts(model, regions, found, runs)
     with suppress(Refused):  # groups that a session cannot run are called between sessions
-        return ExecutionPlan((_join_in_one_session(model, regions, found, runs, threads),), given, names, {}, threads)
+        segment = _join_in_one_session(parts, threads)
+        return ExecutionPlan((segment,), given, names, {}, threads, model_with=parts.model_with)
     segments = []
     for group, nodes in found:
         if group is None:
@@ -261,56 +280,69 @@ def build_plan(
         else:
             segments.append(_group_segment(model, regions, nodes, runs[group]))
     constants = {name: _constant_array(regions, name) for name in names if regions.constant(name)}
-    return ExecutionPlan(_drop_unread(segments, names), given, names, constants, threads)
+    return ExecutionPlan(_drop_unread(segments, names), given, names, constants, threads, model_with=parts.model_with)
 
 
-def _join_in_one_session(
-    model: Model,
-    regions: ModelRegions,
-    found: Sequence[tuple[int | None, tuple[ModelNode, ...]]],
-    runs: Mapping[int, GroupRun],
-    threads: int,
-) -> Segment:
-    """Return all parts *found* in one session; raises Refused if a session cannot run some group."""
-    written = [(nodes, _write_group(model, regions, nodes, group, runs)) for group, nodes in found]
-    proto = splice_model(regions, written, regions.proto.opset_import)
-    if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        raise Refused(f"the plan's model has {proto.ByteSize()} bytes, more than {onnx.checker.MAXIMUM_PROTOBUF}")
-    kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
-    weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
-    held: list[object] = [*runs.values()]  # while this plan exists the next one does not compile them again
+@dataclass(frozen=True, eq=False)
+class PlanParts:
+    """The parts of a plan of *model* in order: replaced groups by number, and the nodes that stay (None)."""
+
+    model: Model
+    regions: ModelRegions
+    order: Sequence[tuple[int | None, tuple[ModelNode, ...]]]
+    runs: Mapping[int, GroupRun]
+
+    def model_with(self, table: KernelTable) -> PlanModel:
+        """Return the parts as one model; groups that a session cannot run with *table* stay as they were."""
+        written: list[tuple[tuple[ModelNode, ...], FragmentWriter | None]] = []
+        stay: dict[tuple[str, ...], str] = {}
+        for group, nodes in self.order:
+            try:
+                written.append((nodes, self._write_group(group, nodes, table)))
+            except Refused as why:
+                written.append((nodes, None))
+                stay[tuple(node.name for node in nodes)] = str(why)
+        proto = splice_model(self.regions, written, self.regions.proto.opset_import)
+        kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
+        weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
+        return PlanModel(proto, weights, stay)
+
+    def _write_group(
+        self, group: int | None, nodes: tuple[ModelNode, ...], table: KernelTable
+    ) -> FragmentWriter | None:
+        """Write the program of a replaced *group* as nodes; None for nodes that stay.  Raises Refused.
+
+        Programs are written in ONNX's latest operators, which the model's own operator set may not have.
+        """
+        if group is None:
+            return None
+        run = self.runs[group]
+        if not isinstance(run, ProgramCall):
+            raise Refused(f"group {group} is a callable")
+        prefix = f"{_free_prefix(self.regions)}{group}/"
+        return run.write(self.model, nodes, self.regions.border(nodes)[1], prefix, table)
+
+
+def _join_in_one_session(parts: PlanParts, threads: int) -> Segment:
+    """Return all *parts* in one session; raises Refused if a session cannot run some group."""
+    made = parts.model_with(LOADED_KERNELS)
+    if made.stay:
+        raise Refused(next(iter(made.stay.values())))
+    if made.proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+        raise Refused(f"the plan's model has {made.proto.ByteSize()} bytes, more than {onnx.checker.MAXIMUM_PROTOBUF}")
+    held: list[object] = [*parts.runs.values()]  # while this plan exists the next one does not compile them again
     session = open_session(
-        proto,
+        made.proto,
         threads,
-        adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(weights))),
+        adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(made.weights))),
     )
-    feeds, outputs = tuple(v.name for v in session.get_inputs()), regions.outputs
+    feeds, outputs = tuple(v.name for v in session.get_inputs()), parts.regions.outputs
 
     def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
         return run_session(session, outputs, {name: values[name] for name in feeds})
 
-    return Segment(
-        nodes=tuple(node.name for nodes, _ in written for node in nodes), inputs=feeds, outputs=outputs, run=run_all
-    )
-
-
-def _write_group(
-    model: Model,
-    regions: ModelRegions,
-    nodes: tuple[ModelNode, ...],
-    group: int | None,
-    runs: Mapping[int, GroupRun],
-) -> FragmentWriter | None:
-    """Write the program of a replaced *group* as nodes; None for nodes that stay.  Raises Refused.
-
-    Programs are written in ONNX's latest operators, which the model's own operator set may not have.
-    """
-    if group is None:
-        return None
-    run = runs[group]
-    if not isinstance(run, ProgramCall):
-        raise Refused(f"group {group} is a callable")
-    return run.write(model, nodes, regions.border(nodes)[1], f"{_free_prefix(regions)}{group}/")
+    nodes = tuple(node.name for _, group in parts.order for node in group)
+    return Segment(nodes=nodes, inputs=feeds, outputs=outputs, run=run_all)
 
 
 def _free_prefix(regions: ModelRegions) -> str:
@@ -416,14 +448,9 @@ def export_model(model: Model, replacements: Iterable[Replacement]) -> onnx.Mode
     return made
 
 
-def exported_plan(model: Model, replacements: Iterable[Replacement], threads: int) -> ExecutionPlan:
+def exported_plan(model: Model, replacements: Sequence[Replacement], threads: int) -> ExecutionPlan:
     """Return the exported model as a plan of one session; raises Refused."""
-    return session_plan(model, export_model(model, replacements), threads)
-
-
-def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> ExecutionPlan:
-    """Return *proto*, which has the inputs and outputs of *model*, as a plan of one session."""
-    session = open_session(proto, threads)
+    session = open_session(export_model(model, replacements), threads)
     types = {v.name: v.dtype for v in model.inputs}
     feeds = tuple(v.name for v in session.get_inputs())
     outputs = tuple(v.name for v in model.outputs)
@@ -431,5 +458,9 @@ def session_plan(model: Model, proto: onnx.ModelProto, threads: int) -> Executio
     def run(held: dict[str, Array]) -> Sequence[Array]:
         return run_session(session, outputs, {name: held[name] for name in feeds})
 
+    def model_with(_: KernelTable) -> PlanModel:
+        return PlanModel(export_model(model, replacements))
+
     segment = Segment(nodes=tuple(node.name for node in model.nodes), inputs=feeds, outputs=outputs, run=run)
-    return ExecutionPlan((segment,), {name: types[name] for name in feeds}, outputs, {}, threads)
+    given = {name: types[name] for name in feeds}
+    return ExecutionPlan((segment,), given, outputs, {}, threads, model_with=model_with)

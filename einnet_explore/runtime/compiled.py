@@ -169,6 +169,10 @@ VECTOR_FLAG_PREFIXES = (
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
+ENTRY_POINT_PREFIX = "__tvm_ffi_"
+ENTRY_POINT = f"{ENTRY_POINT_PREFIX}main"
+"""The function of a compiled kernel."""
+
 CompiledFunction: TypeAlias = "Callable[..., object]"
 """A compiled function of TVM's or in C, which is called with its arrays, or their addresses, and numbers."""
 
@@ -299,6 +303,25 @@ def use_threads(threads: int) -> None:
         _pool = threads
 
 
+def write_c_object(source: str, path: Path, name: str, flags: Sequence[str]) -> None:
+    """Compile *source*, in C with TVM's entry point, to an object file at *path* whose entry point is called *name*.
+
+    Raises BackendError if there is no C compiler, and, with its words, if *source* does not compile.
+    """
+    text = path.with_suffix(".c")
+    text.write_text(source)
+    # Every kernel defines the variables for functions of the runtime; its library gives their values.
+    run_c_compiler("-c", "-fPIC", "-fcommon", f"-D{ENTRY_POINT}={name}", *flags, str(text), "-o", str(path))
+
+
+def write_tvm_object(function: tvm.tirx.PrimFunc, path: Path, name: str, cpu: str, threads: int) -> None:
+    """Compile a PrimFunc for processors like *cpu* to an object file at *path* with the entry point *name*."""
+    target = tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": cpu})
+    stem = name.removeprefix(ENTRY_POINT_PREFIX)
+    module = tvm.IRModule({stem: function.with_attr("global_symbol", stem)})
+    tvm.compile(module, target=target).mod.write_to_file(str(path), "o")
+
+
 def _save_and_try(module: tvm.runtime.Module, path: Path, arrays: Sequence[ArraySpec]) -> None:
     _save(module, path)
     if path.suffix == ".so":
@@ -319,25 +342,30 @@ def _save(module: tvm.runtime.Module, path: Path) -> None:
     else:
         compiled = path.with_suffix(".o")
         module.write_to_file(str(compiled), "o")
-        _link(str(compiled), "-o", str(path))
+        _run_compiler("-shared", str(compiled), "-o", str(path))
     _seal_file(path)
 
 
 def _compile(source: str, path: Path, *flags: str) -> None:
     """Write *source*, in C, to *path* as a shared library; raises BackendError with the compiler's words."""
-    if _linker() is None:
-        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
     text = path.with_suffix(".c")
     text.write_text(source)
-    try:
-        _link("-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
-    except OSError as error:
-        raise BackendError(str(error).strip()) from None
+    run_c_compiler("-shared", "-O2", "-fPIC", *flags, str(text), "-o", str(path), *(("-lm",) if flags else ()))
     _seal_file(path)
 
 
-def _link(*arguments: str) -> None:
-    done = subprocess.run([str(_linker()), "-shared", *arguments], capture_output=True, text=True, check=False)
+def run_c_compiler(*arguments: str) -> None:
+    """Run the C compiler; raises BackendError, with its words if it fails, or if there is none."""
+    if _linker() is None:
+        raise BackendError("no C compiler was found: it needs cc, gcc or clang")
+    try:
+        _run_compiler(*arguments)
+    except OSError as error:
+        raise BackendError(str(error).strip()) from None
+
+
+def _run_compiler(*arguments: str) -> None:
+    done = subprocess.run([str(_linker()), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(done.stderr)
 

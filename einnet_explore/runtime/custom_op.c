@@ -1,24 +1,31 @@
 /*
- * A custom operator of ONNX Runtime that runs a compiled kernel, so that a whole program is one session.
+ * A custom operator of ONNX Runtime that runs compiled kernels, so that a whole program is one session.
  *
- * The kernel is a function of TVM's packed calling convention, given as an address; where it wants threads it gets
- * those of the session that runs it.  ONNX Runtime's and TVM's headers are not needed: what is used of their C
- * interfaces is declared here, and neither may change it (ONNX Runtime only ever appends to its table of functions,
- * TVM FFI's structures are its ABI).
+ * A kernel is a function of TVM's packed calling convention; where it wants threads it gets those of the session that
+ * runs it.  A node names its kernel by a number.  The text that follows this one in a library finds kernels by number:
+ * by address in this process (onnx_fragment.py), or in the library itself (kernel_library.c).
+ *
+ * ONNX Runtime's and TVM's headers are not needed: what is used of their C interfaces is declared here, and neither may
+ * change it (ONNX Runtime only ever appends to its table of functions, TVM FFI's structures are its ABI).
  */
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1 };
+enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
+       MAX_RANK = 64 };
 
 /* OrtApi: functions by their place in the table of version 17. */
 typedef void *Status;
 typedef const void *const *Api;
 enum {
     VERSION = 17, CREATE_STATUS = 0, CREATE_DOMAIN = 26, ADD_TO_DOMAIN = 27, ADD_DOMAIN = 28, TENSOR_DATA = 51,
-    INTEGER = 86, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, INTEGERS = 163, PARALLEL_FOR = 274
+    ELEMENT_TYPE = 60, RANK = 61, DIMENSIONS = 62, TYPE_AND_SHAPE = 65, INTEGER = 86, INPUT = 90, OUTPUT = 91,
+    RELEASE_STATUS = 93, RELEASE_TYPE_AND_SHAPE = 99, INTEGERS = 163, INPUT_COUNT = 230, INPUT_NAME = 232,
+    NODE_NAME = 244, PARALLEL_FOR = 274
 };
 typedef struct { Api (*get_api)(uint32_t); const char *(*get_version)(void); } Base;
 
@@ -36,18 +43,27 @@ typedef struct { void *sync; int32_t tasks; } Group;
 typedef int (*Task)(int, Group *, void *);
 typedef int (*Launch)(Task, void *, int);
 
-/* What a node knows: dims holds, one after the other, the shapes of the arguments as the kernel sees them. */
+typedef struct { int64_t rank; const int64_t *dims; } Shape;
+
+/* A node: the shapes of its arguments (the result last) for ONNX, and as its kernel sees them. */
 typedef struct {
     Api api;
     Entry entry;
-    int64_t threads, arguments, out_rank;
-    int64_t *out_shape, *ranks, *dims;
-    int64_t numbers[];
+    int64_t threads;
+    size_t arguments;
+    Shape *shapes, *views;
+    char *node, **inputs;
 } Kernel;
+
+/* These three are defined by the text after this one. */
+static Entry kernel_entry(int64_t number); /* NULL if there is none of this number */
+static const char *machine_refusal(void);  /* why kernels do not run on this processor; NULL if they do */
+static int launch_outside(Task task, void *data, int tasks); /* runs tasks of a kernel that no session called */
 
 static _Thread_local const Kernel *running;
 static _Thread_local const void *session;
-static Launch pool;
+/* What a kernel says of its failure. */
+static _Thread_local char fault[MESSAGE / 2];
 
 typedef struct { Task task; void *data; Group group; int failed; } Job;
 
@@ -61,7 +77,7 @@ static void one_task(void *job, size_t n)
 /* What kernels call to be run by several threads, in place of TVMBackendParallelLaunch. */
 int einnet_launch(Task task, void *data, int tasks)
 {
-    if (!running) return pool(task, data, tasks);
+    if (!running) return launch_outside(task, data, tasks);
     Job job = {task, data, {NULL, tasks ? tasks : (int32_t)running->threads}, 0};
     Status (*each)(const void *, void (*)(void *, size_t), size_t, size_t, void *) = running->api[PARALLEL_FOR];
     Status status = each(session, one_task, (size_t)job.group.tasks, 0, &job);
@@ -69,39 +85,157 @@ int einnet_launch(Task task, void *data, int tasks)
     return status || job.failed ? -1 : 0;
 }
 
-/* What runs kernels that are called outside of a session. */
-void einnet_pool(Launch launch) { pool = launch; }
-
-static Status refusal(Api api, const char *why)
+static Status refuse(Api api, int code, const char *format, ...)
 {
-    return ((Status(*)(int, const char *))api[CREATE_STATUS])(FAILED, why);
+    char text[MESSAGE];
+    va_list rest;
+    va_start(rest, format);
+    vsnprintf(text, sizeof text, format, rest);
+    va_end(rest);
+    return ((Status(*)(int, const char *))api[CREATE_STATUS])(code, text);
+}
+
+static void destroy(void *kernel)
+{
+    Kernel *k = kernel;
+    for (size_t n = 0; k->inputs && n < k->arguments; n++) free(k->inputs[n]);
+    free(k->inputs);
+    free(k->node);
+    free(k->shapes);
+    free(k->views);
+    free(k);
+}
+
+/* The shapes in attribute `name`, each as its rank and its dimensions; how many there are in count. */
+static Status shapes_of(Api api, const void *info, const char *name, Shape **out, size_t *count)
+{
+    Status (*integers)(const void *, const char *, int64_t *, size_t *) = api[INTEGERS];
+    size_t size = 0, at = 0;
+    Status status = integers(info, name, NULL, &size);
+    if (status) return status;
+    /* As many shapes as numbers would fit; the numbers are kept behind them. */
+    Shape *shapes = malloc(size * (sizeof(Shape) + sizeof(int64_t)) + 1);
+    if (!shapes) return refuse(api, FAILED, "no memory for a kernel");
+    int64_t *numbers = (int64_t *)(shapes + size);
+    *out = shapes;
+    if ((status = integers(info, name, numbers, &size))) return status;
+    for (*count = 0; at < size; ++*count) {
+        const int64_t rank = numbers[at++];
+        if (rank < 0 || rank >= MAX_RANK || (uint64_t)rank > size - at)
+            return refuse(api, INVALID, "attribute %s holds no shapes", name);
+        shapes[*count] = (Shape){rank, numbers + at};
+        for (int64_t d = 0; d < rank; d++)
+            if (numbers[at++] < 0) return refuse(api, INVALID, "attribute %s holds a negative dimension", name);
+    }
+    return NULL;
+}
+
+/* The bytes of an array in single precision; 0 too if they cannot be counted. */
+static size_t bytes_of(Shape shape)
+{
+    size_t bytes = sizeof(float);
+    for (int64_t d = 0; d < shape.rank; d++)
+        if (__builtin_mul_overflow(bytes, (size_t)shape.dims[d], &bytes)) return 0;
+    return bytes;
+}
+
+static Status names_of(Kernel *k, const void *info)
+{
+    Status (*node)(const void *, char *, size_t *) = k->api[NODE_NAME];
+    Status (*input)(const void *, size_t, char *, size_t *) = k->api[INPUT_NAME];
+    size_t size = 0;
+    Status status = node(info, NULL, &size);
+    if (status) return status;
+    if (!(k->node = malloc(size + 1))) return refuse(k->api, FAILED, "no memory for a kernel");
+    if ((status = node(info, k->node, &size))) return status;
+    if (!(k->inputs = calloc(k->arguments, sizeof *k->inputs))) return refuse(k->api, FAILED, "no memory for a kernel");
+    for (size_t n = 0; n + 1 < k->arguments; n++) {
+        if ((status = input(info, n, NULL, &size))) return status;
+        if (!(k->inputs[n] = malloc(size + 1))) return refuse(k->api, FAILED, "no memory for a kernel");
+        if ((status = input(info, n, k->inputs[n], &size))) return status;
+    }
+    return NULL;
+}
+
+static Status fill(Kernel *k, const void *info)
+{
+    Status (*integer)(const void *, const char *, int64_t *) = k->api[INTEGER];
+    Status (*input_count)(const void *, size_t *) = k->api[INPUT_COUNT];
+    int64_t number;
+    size_t views, inputs;
+    Status status;
+    if ((status = integer(info, "kernel", &number)) || (status = integer(info, "threads", &k->threads)) ||
+        (status = shapes_of(k->api, info, "shapes", &k->shapes, &k->arguments)) ||
+        (status = shapes_of(k->api, info, "views", &k->views, &views)) || (status = input_count(info, &inputs)))
+        return status;
+    if (!k->arguments || k->arguments != views || k->arguments != inputs + 1)
+        return refuse(k->api, INVALID, "a node with %zu inputs has %zu shapes and %zu views, expected %zu of each",
+                      inputs, k->arguments, views, inputs + 1);
+    if ((status = names_of(k, info))) return status;
+    for (size_t n = 0; n < views; n++)
+        if (bytes_of(k->shapes[n]) != bytes_of(k->views[n]))
+            return refuse(k->api, INVALID, "node %s: the view of argument %zu has another size than its shape", k->node,
+                          n);
+    if (!(k->entry = kernel_entry(number)))
+        return refuse(k->api, INVALID, "node %s: the library has no kernel %lld; it belongs to another model", k->node,
+                      (long long)number);
+    return NULL;
 }
 
 static Status create(const void *op, Api api, const void *info, void **out)
 {
-    Status (*integer)(const void *, const char *, int64_t *) = api[INTEGER];
-    Status (*integers)(const void *, const char *, int64_t *, size_t *) = api[INTEGERS];
-    int64_t entry, threads;
-    size_t count = 0;
+    Kernel *k = calloc(1, sizeof *k);
     Status status;
     (void)op;
-    if ((status = integer(info, "entry", &entry)) || (status = integer(info, "threads", &threads))) return status;
-    if ((status = integers(info, "shapes", NULL, &count))) return status;
-    Kernel *k = malloc(sizeof *k + count * sizeof(int64_t));
-    if (!k) return refusal(api, "no memory for a kernel");
-    if ((status = integers(info, "shapes", k->numbers, &count))) { free(k); return status; }
-    /* shapes: how many arguments, the rank of each, all their dimensions, and the result's shape for ONNX. */
+    if (!k) return refuse(api, FAILED, "no memory for a kernel");
     k->api = api;
-    k->entry = (Entry)(uintptr_t)entry;
-    k->threads = threads;
-    k->arguments = k->numbers[0];
-    k->ranks = k->numbers + 1;
-    k->dims = k->ranks + k->arguments;
-    k->out_shape = k->dims;
-    for (int64_t n = 0; n < k->arguments; n++) k->out_shape += k->ranks[n];
-    k->out_rank = (int64_t)(k->numbers + count - k->out_shape);
+    if ((status = fill(k, info))) {
+        destroy(k);
+        return status;
+    }
     *out = k;
     return NULL;
+}
+
+static void print_shape(char *text, size_t size, Shape shape)
+{
+    size_t used = 0;
+    for (int64_t d = 0; d < shape.rank && used < size; d++)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", d ? ", " : "", (long long)shape.dims[d]);
+    if (!shape.rank) text[0] = 0;
+}
+
+/* Refuse an input of another type or shape than that for which the kernel was made. */
+static Status check(const Kernel *k, size_t n, const void *value)
+{
+    Status (*describe)(const void *, void **) = k->api[TYPE_AND_SHAPE];
+    Status (*type_of)(const void *, int *) = k->api[ELEMENT_TYPE];
+    Status (*rank_of)(const void *, size_t *) = k->api[RANK];
+    Status (*dimensions)(const void *, int64_t *, size_t) = k->api[DIMENSIONS];
+    const Shape expected = k->shapes[n];
+    int64_t dims[MAX_RANK];
+    void *info;
+    int type;
+    size_t rank;
+    if (!value) return refuse(k->api, INVALID, "node %s: input %s is missing", k->node, k->inputs[n]);
+    Status status = describe(value, &info);
+    if (status) return status;
+    if ((status = type_of(info, &type)) || (status = rank_of(info, &rank))) goto done;
+    if (rank > MAX_RANK) rank = MAX_RANK; /* longer than any expected one */
+    if ((status = dimensions(info, dims, rank))) goto done;
+    if (type != FLOAT) {
+        status = refuse(k->api, INVALID, "node %s: input %s holds elements of ONNX type %d, expected %d (float)",
+                        k->node, k->inputs[n], type, FLOAT);
+    } else if ((int64_t)rank != expected.rank || memcmp(dims, expected.dims, rank * sizeof *dims)) {
+        char found[MESSAGE / 4], wanted[MESSAGE / 4];
+        print_shape(found, sizeof found, (Shape){(int64_t)rank, dims});
+        print_shape(wanted, sizeof wanted, expected);
+        status = refuse(k->api, INVALID, "node %s: input %s has shape [%s], expected [%s]", k->node, k->inputs[n],
+                        found, wanted);
+    }
+done:
+    ((void (*)(void *))k->api[RELEASE_TYPE_AND_SHAPE])(info);
+    return status;
 }
 
 static Status compute(void *kernel, void *context)
@@ -111,7 +245,7 @@ static Status compute(void *kernel, void *context)
     Status (*input)(const void *, size_t, void **) = api[INPUT];
     Status (*output)(void *, size_t, const int64_t *, size_t, void **) = api[OUTPUT];
     Status (*data)(void *, void **) = api[TENSOR_DATA];
-    const int64_t last = k->arguments - 1, *shape = k->dims;
+    const size_t last = k->arguments - 1;
     Tensor tensors[k->arguments];
     Any arguments[k->arguments], result = {0, 0, {0}};
     void *aligned[k->arguments], *place = NULL;
@@ -119,30 +253,33 @@ static Status compute(void *kernel, void *context)
     Status status = NULL;
 
     memset(aligned, 0, sizeof aligned);
-    for (int64_t n = 0; n <= last; n++) {
+    for (size_t n = 0; n <= last; n++) {
+        const Shape shape = k->shapes[n], view = k->views[n];
         void *value;
-        status = n < last ? input(context, (size_t)n, &value)
-                          : output(context, 0, k->out_shape, (size_t)k->out_rank, &value);
-        if (status || (status = data(value, &place))) goto done;
-        bytes = sizeof(float);
-        for (int64_t d = 0; d < k->ranks[n]; d++) bytes *= (size_t)shape[d];
-        tensors[n] = (Tensor){place, CPU, 0, (int32_t)k->ranks[n], {2, 32, 1}, shape, NULL, 0};
+        status = n < last ? input(context, n, &value) : output(context, 0, shape.dims, (size_t)shape.rank, &value);
+        if (status || (n < last && (status = check(k, n, value))) || (status = data(value, &place))) goto done;
+        bytes = bytes_of(view);
+        tensors[n] = (Tensor){place, CPU, 0, (int32_t)view.rank, {2, 32, 1}, view.dims, NULL, 0};
         arguments[n] = (Any){TENSOR, 0, {.pointer = &tensors[n]}};
-        shape += k->ranks[n];
         if ((uintptr_t)place % ALIGNMENT == 0 || bytes == 0) continue;
         /* The caller's own memory lies anywhere; kernels take it as aligned. */
         aligned[n] = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-        if (!aligned[n]) { status = refusal(api, "no memory for an aligned copy"); goto done; }
+        if (!aligned[n]) {
+            status = refuse(api, FAILED, "node %s: no memory for an aligned copy", k->node);
+            goto done;
+        }
         if (n < last) memcpy(aligned[n], place, bytes);
         tensors[n].data = aligned[n];
     }
     running = k;
     session = context;
-    if (k->entry(NULL, arguments, (int32_t)k->arguments, &result)) status = refusal(api, "a compiled kernel failed");
+    fault[0] = 0;
+    if (k->entry(NULL, arguments, (int32_t)k->arguments, &result))
+        status = refuse(api, FAILED, "node %s: a compiled kernel failed%s%s", k->node, fault[0] ? ": " : "", fault);
     running = NULL;
     if (!status && aligned[last]) memcpy(place, aligned[last], bytes);
 done:
-    for (int64_t n = 0; n <= last; n++) free(aligned[n]);
+    for (size_t n = 0; n <= last; n++) free(aligned[n]);
     return status;
 }
 
@@ -177,19 +314,26 @@ static const struct {
     int (*first_version)(const void *), (*last_version)(const void *);
     void *later[8];
 } operator = {
-    VERSION, NULL, name, any_provider, type, one, type, one, NULL, free, variadic, required, on_cpu,
+    VERSION, NULL, name, any_provider, type, one, type, one, NULL, destroy, variadic, required, on_cpu,
     none, yes, yes, yes, create, compute, NULL, yes, newest, {NULL},
 };
 
 /* ONNX Runtime calls this when the library is registered with a session's options. */
-Status RegisterCustomOps(void *options, const Base *base)
+__attribute__((visibility("default"))) Status RegisterCustomOps(void *options, const Base *base)
 {
     static void *domain;
     Api api = base->get_api(VERSION);
+    const char *why = machine_refusal();
     Status status;
+    if (!api)
+        return refuse(base->get_api(1), FAILED, "found ONNX Runtime %s, expected at least 1.%d", base->get_version(),
+                      VERSION);
+    if (why) return refuse(api, FAILED, "%s", why);
     if (!domain) {
-        if ((status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &domain))) return status;
-        if ((status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(domain, &operator))) return status;
+        void *made;
+        if ((status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made))) return status;
+        if ((status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operator))) return status;
+        domain = made;
     }
     return ((Status(*)(void *, void *))api[ADD_DOMAIN])(options, domain);
 }

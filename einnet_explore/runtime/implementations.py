@@ -84,7 +84,7 @@ class KernelCall:
         return self.kernel.bind([arrays[name] for name in self.reads], out)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        return writer.add_kernel(self.kernel.source, [writer.value(name) for name in self.reads], makes)
+        return writer.add_kernel(self.kernel.source, [(name, None) for name in self.reads], makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class NativeCall:
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         assert self.source.function is not None  # it is compiled, or loaded, when it is asked for
-        return writer.add_kernel(self.source, [writer.value(name) for name in self.reads], makes)
+        return writer.add_kernel(self.source, [(name, None) for name in self.reads], makes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +125,8 @@ class TiledCall:
         made = self.made
         assert made.function is not None  # it is compiled, or loaded, when it is asked for
         first, second, *sides = self.reads
-        if made.plan.other is None:
-            value = writer.weight(second, made.pack(self.constants[second]))
-        else:
-            value = writer.value(second)
-        return writer.add_kernel(made, [writer.value(first), value, *map(writer.value, sides)], makes)
+        packed = made.pack(self.constants[second]) if made.plan.other is None else None
+        return writer.add_kernel(made, [(first, None), (second, packed), *((name, None) for name in sides)], makes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
+from pathlib import Path
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
@@ -35,7 +36,8 @@ from einnet_explore.runtime import compiled
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS
 from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
-FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
+NATIVE = "-march=native"
+FLAGS = ("-O3", NATIVE, "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 
 MAX_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
@@ -48,6 +50,7 @@ class NativeSource:
     scope: Scope
     threads: int = 1
     dtype = "float32"
+    compiler = "C"
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class NativeSource:
     def text(self) -> str:
         """The C source; raises NoKernel if the scope has no kernel in C."""
         try:
-            made = _moving_kernel(self.scope) or _fused_kernel(self.scope)
+            made = self._made
             name = entry_name(made.kernel)
             # A copy of the function, inlined or for its arguments, loses what GCC knows of its vectors.
             text = emit(made.kernel, "c").replace(f"void {name}(", f"APART void {name}(", 1)
@@ -72,6 +75,10 @@ class NativeSource:
             return "\n".join((VECTOR_MATH_DECLARATIONS, _NOINLINE, text, *_entry_text(made, at, self.threads)))
         except Refused as error:
             raise NoKernel(f"no kernel in C: {error}") from error
+
+    @cached_property
+    def _made(self) -> _SourceKernel:
+        return _moving_kernel(self.scope) or _fused_kernel(self.scope)
 
     @property
     def shared(self) -> bool:
@@ -96,6 +103,12 @@ class NativeSource:
         if known is not None:
             return known
         return compiled.build_c(self.text, self.key, [(shape, self.dtype) for shape in self.shapes], FLAGS)
+
+    def write_object(self, path: Path, name: str, cpu: str) -> None:
+        """Compile to an object file; raises BackendError as ``function`` does."""
+        inner = entry_name(self._made.kernel)
+        flags = [flag for flag in FLAGS if flag != NATIVE]
+        compiled.write_c_object(self.text, path, name, [*flags, f"-march={cpu}", f"-D{inner}={name}_{inner}"])
 
 
 @dataclass(frozen=True)

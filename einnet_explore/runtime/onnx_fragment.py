@@ -1,7 +1,8 @@
 """Programs as fragments of ONNX graphs in which generated kernels are custom ops.
 
-The custom op (``custom_op.c``) calls a compiled kernel by its address with the session's threads.  A library call and
-the kernel after it then share one session: no Python call, no copy, no second thread pool.
+The custom op (``custom_op.c``) calls a compiled kernel with the session's threads.  A library call and the kernel after
+it then share one session: no Python call, no copy, no second thread pool.  A node names its kernel by a number in a
+``KernelTable``: the address in this process, or a kernel in the library of a bundle (``kernel_library``).
 
 Large weights of kernels are kept in large pages, which sessions read in place: with 4 KiB pages, a kernel that reads
 megabytes of weights misses the TLB on every page, and hardware prefetching stops at every page boundary.
@@ -30,7 +31,7 @@ from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import SPIN_SECONDS
 
 DOMAIN = "einnet"
-"""The custom operator's; models with it are never written to a file, since they hold addresses."""
+"""The custom operator's."""
 
 _LAUNCH, _SPACE = "__TVMBackendParallelLaunch", "__TVMBackendAllocWorkspace"
 """Variables of a compiled kernel for the runtime's functions; TVM sets them when it loads the kernel."""
@@ -66,25 +67,40 @@ class SessionKernel(Protocol):
     @property
     def threads(self) -> int: ...
 
+    @property
+    def compiler(self) -> str:
+        """The compiler of its object file."""
 
-def kernel_node(kernel: SessionKernel, reads: Sequence[str], makes: str) -> onnx.NodeProto | None:
-    """A node of the loaded *kernel* on the values *reads* that makes *makes*; None if no session can run it.
+    def write_object(self, path: Path, name: str, cpu: str) -> None:
+        """Write it to *path* as an object file with the function *name*, for processors like *cpu*."""
 
-    The node holds an address; the library that it points into is never unloaded.
-    """
-    file = compiled.kernel_file(kernel.key)
-    if file is None or not custom_ops_available():
-        return None
-    library = ctypes.CDLL(str(file))
-    if not all(slot.value for name in (_LAUNCH, _SPACE) if (slot := _slot(library, name)) is not None):
-        return None  # loaded a second time, from a file that was replaced: nobody filled these in
-    _take_over(library)
-    entry = ctypes.cast(library["__tvm_ffi_main"], ctypes.c_void_p).value
-    shapes = kernel.shapes
-    numbers = [len(shapes), *map(len, shapes), *(n for seen in shapes for n in seen), *kernel.scope.shape]
-    return helper.make_node(
-        "Kernel", list(reads), [makes], domain=DOMAIN, entry=entry, threads=kernel.threads, shapes=numbers
-    )
+
+class KernelTable(Protocol):
+    """The kernels that a library of the custom op finds, by number."""
+
+    def number(self, kernel: SessionKernel) -> int | None:
+        """The number of the loaded *kernel*; None if no session can run it."""
+
+
+class LoadedKernels:
+    """Kernels that this process has loaded: their numbers are addresses, and the libraries are never unloaded."""
+
+    def number(self, kernel: SessionKernel) -> int | None:
+        file = compiled.kernel_file(kernel.key)
+        if file is None or not custom_ops_available():
+            return None
+        library = ctypes.CDLL(str(file))
+        if not all(slot.value for name in (_LAUNCH, _SPACE) if (slot := _slot(library, name)) is not None):
+            return None  # loaded a second time, from a file that was replaced: nobody filled these in
+        _take_over(library)
+        return ctypes.cast(library[compiled.ENTRY_POINT], ctypes.c_void_p).value
+
+
+LOADED_KERNELS = LoadedKernels()
+
+
+def _flatten_shapes(shapes: Iterable[Shape]) -> list[int]:
+    return [n for shape in shapes for n in (len(shape), *shape)]
 
 
 def _take_over(library: ctypes.CDLL) -> None:
@@ -106,9 +122,23 @@ def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
         return None
 
 
+def custom_op_text() -> str:
+    """The C source of the custom op, without the functions that find kernels."""
+    return resources.files(__package__).joinpath("custom_op.c").read_text()
+
+
+_LOADED_KERNELS_TEXT = """
+static Launch pool;
+void einnet_pool(Launch launch) { pool = launch; }
+static int launch_outside(Task task, void *data, int tasks) { return pool(task, data, tasks); }
+static const char *machine_refusal(void) { return NULL; }
+static Entry kernel_entry(int64_t number) { return (Entry)(uintptr_t)number; }
+"""
+
+
 @lru_cache(maxsize=1)
 def _custom_op_library() -> Path | None:
-    source = resources.files(__package__).joinpath("custom_op.c").read_text()
+    source = custom_op_text() + _LOADED_KERNELS_TEXT
     try:
         path = compiled.c_library(source)
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
@@ -125,13 +155,14 @@ class FragmentWriter:
     """Writer of a part of an ONNX graph: *nodes* in order and the *weights* that they read, by value name.
 
     *names* gives the values of tensors outside of it; all other values begin with *prefix*.  Tensors in *constants*
-    become weights where they are read.
+    become weights where they are read.  Kernels are those of *table*.
     """
 
     names: Mapping[str, str]
     shapes: Mapping[str, Shape]
     constants: Mapping[str, Array]
     prefix: str = ""
+    table: KernelTable = LOADED_KERNELS
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
 
@@ -157,12 +188,27 @@ class FragmentWriter:
         self.nodes.append(helper.make_node(op, list(values), [target], **attributes))
         return target
 
-    def add_kernel(self, kernel: SessionKernel, values: Sequence[str], makes: str) -> bool:
-        """Add *kernel* on *values*, which makes the tensor *makes*; return whether a session can run it."""
-        node = kernel_node(kernel, values, self.output_value(makes))
-        if node is not None:
-            self.nodes.append(node)
-        return node is not None
+    def add_kernel(self, kernel: SessionKernel, reads: Sequence[tuple[str, Array | None]], makes: str) -> bool:
+        """Add *kernel* on the tensors *reads*, which makes the tensor *makes*; return whether a session can run it.
+
+        An array is read in place of the tensor that it was made of.
+        """
+        number = self.table.number(kernel)
+        if number is None:
+            return False
+        values = [self.value(name) if array is None else self.weight(name, array) for name, array in reads]
+        shapes = [self.shapes[name] if array is None else array.shape for name, array in reads]
+        attributes: dict[str, Any] = {
+            "kernel": number,
+            "threads": kernel.threads,
+            "shapes": _flatten_shapes([*shapes, kernel.scope.shape]),
+            "views": _flatten_shapes(kernel.shapes),
+        }
+        target = self.output_value(makes)
+        self.nodes.append(
+            helper.make_node("Kernel", values, [target], name=f"kernel of {target}", domain=DOMAIN, **attributes)
+        )
+        return True
 
     def weight(self, tensor: str, array: Array) -> str:
         """The value of *array*, which is made of *tensor*."""

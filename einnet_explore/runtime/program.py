@@ -30,7 +30,13 @@ from einnet_explore.runtime.library_calls import (
     implementations_of,
     view_call,
 )
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, bind_session, onnx_session
+from einnet_explore.runtime.onnx_fragment import (
+    LOADED_KERNELS,
+    FragmentWriter,
+    KernelTable,
+    bind_session,
+    onnx_session,
+)
 from einnet_explore.support.errors import BackendError
 
 
@@ -264,16 +270,19 @@ class CompiledProgram:
         """The calls of ``execute``: none if there are only views and constants."""
         return self._context.calls
 
-    def write(self, names: Mapping[str, str], prefix: str) -> FragmentWriter | None:
+    def write(
+        self, names: Mapping[str, str], prefix: str, table: KernelTable = LOADED_KERNELS
+    ) -> FragmentWriter | None:
         """The program as a part of an ONNX graph; None if a session cannot run an equation.
 
-        *names* gives its inputs' and outputs' values there; all other values begin with *prefix*.
+        *names* gives its inputs' and outputs' values there; all other values begin with *prefix*.  Kernels are those of
+        *table*.
         """
         steps, outputs = self.contexts.steps, self.program.outputs
         shapes = {t.name: t.shape for t in self.program.inputs} | {
             e.name: e.scope.shape for e in self.program.equations
         }
-        writer = FragmentWriter(names, shapes, self.contexts.constants, prefix)
+        writer = FragmentWriter(names, shapes, self.contexts.constants, prefix, table)
         needed = set(outputs)
         for step in reversed(steps):
             if step.name in needed:

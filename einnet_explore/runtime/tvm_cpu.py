@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import tvm
@@ -110,6 +110,7 @@ class TiledContraction:
 
     scope: Scope
     plan: ContractionPlan
+    compiler = "LLVM"
 
     @property
     def cycles(self) -> float:
@@ -145,6 +146,14 @@ class TiledContraction:
             return known
         try:
             return compiled.build_tvm(contraction_function(self.plan), self.key, self.plan.threads)
+        except Exception as error:
+            refusal = compiled.last_line(error)
+            raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {refusal}") from error
+
+    def write_object(self, path: Path, name: str, cpu: str) -> None:
+        """Compile to an object file; raises BackendError where TVM refuses."""
+        try:
+            compiled.write_tvm_object(contraction_function(self.plan), path, name, cpu, self.plan.threads)
         except Exception as error:
             refusal = compiled.last_line(error)
             raise BackendError(f"TVM refuses the tiled kernel of {self.scope!r}: {refusal}") from error
@@ -222,6 +231,8 @@ def _choose(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile
 
 DTYPES = ("float32", "int64")
 
+Built = TypeVar("Built")
+
 LAST_RANK = 3
 """Of this rank every stage is as written: no structure has more templates before ``plain``."""
 
@@ -289,6 +300,7 @@ class TvmSource:
     dtype: str = "float32"
     threads: int = 1
     rank: int = 0
+    compiler = "LLVM"
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -362,6 +374,24 @@ class TvmSource:
         function, stages = self._lower(self.prepared)
         return _schedule(function, stages, self.rank, self.template, self.threads)
 
+    def build(self, compile_function: Callable[[tvm.tirx.PrimFunc], Built]) -> Built:
+        """Return what *compile_function* makes of the first of its functions that TVM accepts.
+
+        What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.  Raises
+        BackendError where TVM refuses all.
+        """
+        for rank in range(self.rank, LAST_RANK + 1):
+            try:
+                return compile_function(replace(self, rank=rank).function)
+            except Exception as error:
+                if rank == LAST_RANK:
+                    raise BackendError(f"TVM refuses {self.scope!r}: {compiled.last_line(error)}") from error
+        raise BackendError(f"rank {self.rank}: expected at most {LAST_RANK}")
+
+    def write_object(self, path: Path, name: str, cpu: str) -> None:
+        """Compile to an object file; raises BackendError as ``build`` does."""
+        self.build(lambda function: compiled.write_tvm_object(function, path, name, cpu, self.threads))
+
     def _lower(self, prepared: Scope) -> tuple[tvm.tirx.PrimFunc, Mapping[str, Scope]]:
         lowered = lower_stages(prepared, self.dtype)
         # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
@@ -424,15 +454,7 @@ def load_tvm_kernel(source: TvmSource) -> TvmKernel:
     known = compiled.load_stored(source.key)
     if known is not None:
         return TvmKernel(source, known)
-    # What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.
-    for rank in range(source.rank, LAST_RANK + 1):
-        try:
-            function = replace(source, rank=rank).function
-            return TvmKernel(source, compiled.build_tvm(function, source.key, source.threads))
-        except Exception as error:
-            if rank == LAST_RANK:
-                raise BackendError(f"TVM refuses {source.scope!r}: {compiled.last_line(error)}") from error
-    raise BackendError(f"rank {source.rank}: expected at most {LAST_RANK}")
+    return TvmKernel(source, source.build(lambda function: compiled.build_tvm(function, source.key, source.threads)))
 
 
 def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> TvmKernel:

@@ -7,50 +7,19 @@ programs.  A session file (``.eins``) is a tree of derivations, for later releas
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword
 from os import PathLike
 
-from einnet_explore.checker.record import FORMAT, VERSION, RecordError, load_json, read_record
-from einnet_explore.equivalence.certificate import Certificate, compose_certificates
+from einnet_explore.checker.record import RecordError, load_json, read_record
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.support.json_values import JsonObject, json_field
-from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax import parse, text
-
-_RESERVED_FIELDS = ("format", "version", "start", "steps", "certificate")
-
-
-def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), **meta: object) -> JsonObject:
-    """Return *derivation* as JSON, with one certificate a step (or none) and the fields *meta* (case, target, …).
-
-    With certificates, the record also has their composition: the certificate of the first and the last program.
-
-    Raises ValueError if the certificates are not as many as the steps, or *meta* uses a name of the format.
-    """
-    if certificates and len(certificates) != len(derivation.steps):
-        raise ValueError(f"{len(certificates)} certificates for {len(derivation.steps)} steps")
-    if taken := [name for name in meta if name in _RESERVED_FIELDS]:
-        raise ValueError(f"{', '.join(taken)}: names of the format itself")
-    steps = [
-        {
-            **step.match.to_json(),
-            "after": text(step.after),
-            "certificate": certificates[n].to_json() if certificates else None,
-        }
-        for n, step in enumerate(derivation.steps)
-    ]
-    record: JsonObject = {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
-    if certificates:
-        chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
-        record["certificate"] = compose_certificates(chain).to_json()
-    return record
 
 
 def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, source: str = "<record>") -> Derivation:
@@ -75,12 +44,6 @@ def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, s
         if derivation.end != step.after and text(derivation.end) != text(step.after):
             raise RecordError(f"{where}.after: {what} now results in another program:\n{text(derivation.end)}")
     return derivation
-
-
-def save_record(path: str | PathLike[str], record: JsonObject) -> None:
-    """Write *record* to *path*, whole or not at all; raises OSError."""
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode(errors="backslashreplace"))  # a case's name may be no UTF-8, but JSON's \udcff
 
 
 def load_record(path: str | PathLike[str]) -> JsonObject:

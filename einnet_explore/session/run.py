@@ -14,9 +14,9 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
-from einnet_explore.session import explanations, records
+from einnet_explore.session import explanations
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
-from einnet_explore.strategies.candidate import Candidate, combined_verdict
+from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.wording import count_noun
@@ -115,7 +115,7 @@ class Run(RunningSearch):
         best = self.best
         if best is None:
             raise ValueError("the search found no candidate, so there is nothing to save")
-        records.save_record(path, self.record(best, case))
+        save_record(path, self.record(best, case))
 
     @classmethod
     def load(cls, path: str | FilePath, cost: Cost) -> Self:
@@ -139,7 +139,7 @@ class Run(RunningSearch):
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
         """Return the record of one candidate: start, steps, certificates."""
-        return records.to_record(
+        return to_record(
             candidate.derivation,
             self.certificates(candidate.derivation),
             case=case,

@@ -25,7 +25,7 @@ from einnet_explore.session import records
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
 from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
-from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.guided_matching import guided_matching
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Options
@@ -352,7 +352,7 @@ class Session(DerivationTree):
 
     def record(self, case: str = "") -> dict[str, Any]:
         """Return the current derivation with its certificates, as ``einnet-explore check`` reads it."""
-        return records.to_record(self.derivation, self.certificates(), case=case)
+        return to_record(self.derivation, self.certificates(), case=case)
 
     def save(self, path: str | PathLike[str], case: str = "") -> None:
         """Write the session to *path*, whole or not at all.
@@ -364,7 +364,7 @@ class Session(DerivationTree):
                 tree = records.tree_to_json(self.nodes, self.parents, self.here)
             write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
         else:
-            records.save_record(path, self.record(case))
+            save_record(path, self.record(case))
 
     @staticmethod
     def load(

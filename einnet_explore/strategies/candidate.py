@@ -1,19 +1,25 @@
-"""Candidates of a search: programs in which every equation is instantiated; JSON and replay of their derivations."""
+"""Candidates of a search: programs in which every equation is instantiated; derivations as JSON and as records."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 
 from einnet_explore.analysis.equations import weight_only
-from einnet_explore.equivalence.certificate import Certificate
+from einnet_explore.checker.record import FORMAT, VERSION
+from einnet_explore.equivalence.certificate import Certificate, compose_certificates
 from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import Equation, Program
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, Derivation, Refused
 from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, match_from_json
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.support.json_values import as_items, as_object
+from einnet_explore.support.json_values import JsonObject, as_items, as_object
+from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
+from einnet_explore.syntax import text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +91,39 @@ def replay(start: Program, steps: object) -> Derivation:
         except BAD_STEP_ERRORS as why:
             raise Refused(f"step {n}: {type(why).__name__}: {why}") from None
     return derivation
+
+
+_RESERVED_FIELDS = ("format", "version", "start", "steps", "certificate")
+
+
+def to_record(derivation: Derivation, certificates: Sequence[Certificate] = (), **meta: object) -> JsonObject:
+    """Return *derivation* as JSON, with one certificate a step (or none) and the fields *meta* (case, target, …).
+
+    With certificates, the record also has their composition: the certificate of the first and the last program.
+
+    Raises ValueError if the certificates are not as many as the steps, or *meta* uses a name of the format.
+    """
+    if certificates and len(certificates) != len(derivation.steps):
+        raise ValueError(f"{len(certificates)} certificates for {len(derivation.steps)} steps")
+    if taken := [name for name in meta if name in _RESERVED_FIELDS]:
+        raise ValueError(f"{', '.join(taken)}: names of the format itself")
+    steps = [
+        {
+            **step.match.to_json(),
+            "after": text(step.after),
+            "certificate": certificates[n].to_json() if certificates else None,
+        }
+        for n, step in enumerate(derivation.steps)
+    ]
+    record: JsonObject = {"format": FORMAT, "version": VERSION, **meta, "start": text(derivation.start), "steps": steps}
+    if certificates:
+        chain = [(s.before, s.after, c) for s, c in zip(derivation.steps, certificates, strict=True)]
+        record["certificate"] = compose_certificates(chain).to_json()
+    return record
+
+
+def save_record(path: str | PathLike[str], record: JsonObject) -> None:
+    """Write *record* to *path*, whole or not at all; raises OSError."""
+    written = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    # A case's name may be no UTF-8, but JSON's \udcff.
+    write_atomically(path, written.encode(errors="backslashreplace"))
