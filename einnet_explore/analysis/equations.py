@@ -66,14 +66,18 @@ def check_independence(program: Program, names: Iterable[str]) -> None:
             raise Refused(f"{name} reads {needed[0]}, directly or through others: they are not independent")
 
 
-def check_operands_free(before: Program, after: Program) -> None:
-    """Raise Refused if *after* adds an operand of another added equation that is computed when the program runs."""
+def require_free_operands(before: Program, after: Program, at: Path) -> Program:
+    """Return *after*, in which the scope at *at* was merged with others.
+
+    Raises Refused if nothing is summed there and an added equation reads another that is computed at run time.
+    """
     added = [e for e in after.equations if e.name not in before.names()]
     read = {name for e in added for name in tensor_names(e.scope)}
     constant = constant_tensors(after)
-    for e in added:
+    for e in added if all(y.extent == 1 for y in before.scope_at(at).summations) else ():
         if e.name in read and e.name not in constant and view_strides(e.scope) is None:
             raise Refused(f"{e.name} would be copied, and nothing is summed: merging saves less than that")
+    return after
 
 
 def equations_to_merge(program: Program, names: Iterable[str]) -> tuple[Equation, ...]:

@@ -19,12 +19,12 @@ from itertools import permutations
 from einnet_explore.analysis.canonical_keys import canonical_key, numbering
 from einnet_explore.analysis.concatenation import Source, stack_tensors, strided_index
 from einnet_explore.analysis.equations import (
-    check_operands_free,
     equations_to_merge,
     exchange_equations,
     find_equation,
     fresh_names,
     is_generated,
+    require_free_operands,
     resolve_access,
     whole_equation,
 )
@@ -83,9 +83,7 @@ def _merge(program: Program, at: Path, params: Batch) -> Program:
             if common := _regions_read(program, base.scope) & _regions_read(program, other.scope):
                 both = ", ".join(sorted({name for name, _ in common}))
                 raise Refused(f"{base.name} and {other.name} both read {both}: they are siblings")
-    if all(y.extent == 1 for y in program.scope_at(at).summations):
-        check_operands_free(program, merged)
-    return merged
+    return require_free_operands(program, merged, at)
 
 
 def rewrite(program: Program, at: Path, params: Batch) -> Program:
