@@ -353,17 +353,17 @@ def test_programs_that_are_no_normalisation_are_not_fused(text: str) -> None:
 def test_reduction_generation_refuses() -> None:
     plain = parse("tensor A[4, 5]\nY[i:4, j:5] = A[i, j] + 1")
     with pytest.raises(Refused, match="reads no reduction"):
-        REDUCTION_GENERATION.rewrite(plain, (0,), REDUCTION_GENERATION.decode(plain, (0,), {}))
+        REDUCTION_GENERATION.match(plain, (0,)).apply(plain)
     product = parse("tensor A[4, 5]\ntensor B[5, 6]\nY[i:4, j:6] = {[i:4, j:6] sum[k:5] A[i, k] * B[k, j]}[i, j] + 1")
     with pytest.raises(Refused, match="120 points for at most 30 elements"):
-        REDUCTION_GENERATION.rewrite(product, (0,), REDUCTION_GENERATION.decode(product, (0,), {}))
+        REDUCTION_GENERATION.match(product, (0,)).apply(product)
     assert "elements are read repeatedly" in REDUCTION_GENERATION.explain(product, (0,))
     found = fuse_vertically(known.softmax(4, 9), (REDUCTION_GENERATION,))
     assert found is not None
     with pytest.raises(Refused, match="instantiated already"):
         REDUCTION_GENERATION.rewrite(found.end, (0,), found.steps[-1].match.params)
     with pytest.raises(Refused, match="takes no parameters, found block"):
-        REDUCTION_GENERATION.decode(plain, (0,), {"block": 1})
+        REDUCTION_GENERATION.match(plain, (0,), block=1)
 
 
 def test_a_normalisation_alone_is_a_subprogram() -> None:

@@ -200,7 +200,7 @@ def test_user_algorithm_survives_json() -> None:
     params = Filter(h, r, Bilinear("halves", triple.u, triple.v, triple.w))
     said = BILINEAR_SUBSTITUTION.encode(params)
     assert said["name"] == "halves"
-    assert BILINEAR_SUBSTITUTION.decode(program, (0,), said) == params
+    assert BILINEAR_SUBSTITUTION.match(program, (0,), **said).params == params
     assert certify(program, BILINEAR_SUBSTITUTION.rewrite(program, (0,), params)).kind == "proved"
 
 
@@ -253,5 +253,5 @@ def test_derivations_are_replayed() -> None:
     program = line(8, 3)
     match = next(iter(BILINEAR_SUBSTITUTION.matches(program, (0,))))
     derivation = Derivation(program).then(match)
-    again = BILINEAR_SUBSTITUTION.decode(program, (0,), BILINEAR_SUBSTITUTION.encode(match.params))
+    again = BILINEAR_SUBSTITUTION.match(program, (0,), **BILINEAR_SUBSTITUTION.encode(match.params)).params
     assert BILINEAR_SUBSTITUTION.rewrite(program, (0,), again) == derivation.end

@@ -101,7 +101,9 @@ def test_in_place_data_have_another_dimension_innermost(along: str, sides: tuple
         program, (0,), traversal=along, summation="r" if along == "h" else "s", outputs=2, in_place=True
     )
     after = match.apply(program).after
-    assert BILINEAR_SUBSTITUTION.decode(program, (0,), BILINEAR_SUBSTITUTION.encode(match.params)) == match.params
+    assert (
+        BILINEAR_SUBSTITUTION.match(program, (0,), **BILINEAR_SUBSTITUTION.encode(match.params)).params == match.params
+    )
     assert certify(program, after).kind == "proved"
     assert [e.name[0] for e in after.equations] == (list("XLMY") if along == "h" else list("DXLMZY"))
     data = next(e for e in after.equations if e.name.startswith("X")).scope

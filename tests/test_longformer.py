@@ -256,12 +256,12 @@ def test_program_without_row_work_is_not_fused(start: Program) -> None:
 def test_row_generation_refuses() -> None:
     dense = ee.ops.matmul(4, 4, 4)
     with pytest.raises(Refused, match="is no row computation"):
-        ROW_GENERATION.rewrite(dense, (0,), ROW_GENERATION.decode(dense, (0,), {}))
+        ROW_GENERATION.match(dense, (0,)).apply(dense)
     assert "is no row computation" in ROW_GENERATION.explain(dense, (0,)) and not list(
         ROW_GENERATION.propose(dense, (0,))
     )
     with pytest.raises(Refused, match="takes no parameters, found w"):
-        ROW_GENERATION.decode(dense, (0,), {"w": 1})
+        ROW_GENERATION.match(dense, (0,), w=1)
     band = ee.ops.g2bmm(1, 8, 1, 4)
     (match,) = ROW_GENERATION.matches(band, (0,))
     done = match.apply(band).after

@@ -42,7 +42,7 @@ def refusal_reason(rule: Rule[object], program: Program, at: Path) -> str:
     if rule.explain is not None and (reason := rule.explain(program, at)):
         return reason
     try:
-        rule.rewrite(program, at, rule.decode(program, at, {}))
+        rule.match(program, at).apply(program)
     except Refused as refusal:
         if not is_missing_parameter(refusal):
             return str(refusal)
