@@ -196,6 +196,28 @@ def test_common_nearest_resizing_is_understood_at_any_factor() -> None:
             assert not isinstance(express(model.nodes[0], model), NotUnderstood), (place, factor)
 
 
+@pytest.mark.parametrize("place", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("reads", [["s"], ["", "s"]], ids=["scales", "sizes"])
+def test_interpolation_agrees_with_onnx_runtime(mode: str, place: str, reads: list[str]) -> None:
+    for size, out in ((3, 6), (4, 7), (6, 3), (7, 2), (5, 5), (1, 4), (4, 1), (2, 16)):
+        x = np.random.default_rng(out).standard_normal((1, 1, size, 2 * size)).astype(np.float32)
+        scales = np.array([1, 1, out / size, 1.5], np.float32)
+        given_ = np.array([1, 1, out, 3 * size]) if len(reads) > 1 else scales
+        for outside in (0, 1) if mode == "cubic" else (0,):
+            attributes = {"coordinate_transformation_mode": place, "exclude_outside": outside, "cubic_coeff_a": -0.5}
+            resize = node("Resize", ["x", "", *reads], ["y"], mode=mode, **attributes)
+            agree(build([resize], {"x": x.shape}, ["y"], {"s": given_}), {"x": x}, exact=False)
+
+
+def test_equal_interpolation_matrices_are_one_weight() -> None:
+    nodes = [node("Resize", [name, "", "s"], [f"y_{name}"], mode="linear") for name in "ab"]
+    shapes = dict.fromkeys("ab", (1, 2, 3, 3))
+    model = load_model(build(nodes, shapes, ["y_a", "y_b"], {"s": np.array([1, 1, 2, 2], np.float32)}))
+    assert [n.constants for n in model.nodes] == [("", "", "y_a_axis2", "y_a_axis2")] * 2
+    assert load_model(model.proto).nodes[0].constants != model.nodes[0].constants  # the name is in use
+
+
 def test_elementwise_operators_broadcast_and_inline_single_numbers() -> None:
     x = np.linspace(-5, 5, 24, dtype=np.float32).reshape(2, 3, 4)
     three, six = np.float32(3), np.array([6], np.float32)
@@ -255,7 +277,12 @@ def test_every_equation_reads_what_its_program_holds() -> None:
 
 PASSED = [
     (node("TopK", ["x", "k"], ["y", "i"]), "operator TopK has no canonical expression"),
-    (node("Resize", ["x", "", "s"], ["y"], mode="linear"), "mode is linear, not nearest"),
+    (node("Resize", ["x", "", "s"], ["y"], mode="area"), "mode is area, neither nearest, linear nor cubic"),
+    (node("Resize", ["x", "", "s"], ["y"], mode="linear", antialias=1), "antialias is 1, not 0"),
+    (
+        node("Resize", ["x", "roi", "s"], ["y"], mode="cubic", coordinate_transformation_mode="tf_crop_and_resize"),
+        "coordinate_transformation_mode is tf_crop_and_resize",
+    ),
     (node("Pad", ["x", "p"], ["y"], mode="reflect"), "mode is reflect, not constant"),
     (node("Cast", ["x"], ["y"], to=7), "elements are int64, not real numbers"),
     (node("Gather", ["x", "g"], ["y"], axis=1), "its indices are not an arithmetic progression"),

@@ -11,18 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx_building import build, integers, node, run
 
+from einnet_check.record import check as check_record
 from einnet_evaluation.models import write
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation
+from einnet_explore.session.records import to_record
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.strategies.options import Options
 
 
@@ -431,3 +435,40 @@ def test_pool_and_upsampling_join_their_convolution() -> None:
     assert operators(load_model(build(resize, image, ["y"], weights))) == [["Resize", "Conv"]]
     most = [pool[0], node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2], strides=[2, 2])]
     assert ["Conv", "MaxPool"] not in operators(load_model(build(most, image, ["y"], weights)))
+
+
+def segmentation_head(c: int, f: int, h: int) -> Model:
+    """A 1x1 convolution of two feature maps, of which the second is upsampled linearly."""
+    nodes = [
+        node("Resize", ["low", "", "", "sizes"], ["u"], mode="linear"),
+        node("Concat", ["high", "u"], ["both"], axis=1),
+        node("Conv", ["both", "k"], ["c"]),
+        node("Relu", ["c"], ["y"]),
+    ]
+    weights = {"k": integers(np.random.default_rng(c), f, 2 * c, 1, 1) / 8, "sizes": np.array([1, c, 4 * h, 4 * h])}
+    return load_model(build(nodes, {"high": (1, c, 4 * h, 4 * h), "low": (1, c, h, h)}, ["y"], weights))
+
+
+@pytest.mark.parametrize("sizes", [(16, 16, 4), (9, 12, 3)])
+def test_convolution_moves_before_the_interpolation(sizes: tuple[int, int, int]) -> None:
+    model = segmentation_head(*sizes)
+    assert operators(model) == [["Resize", "Concat", "Conv", "Relu"]]
+    (whole,) = check(model).subprograms
+    best = list(factorings(whole.anonymous.program))[-1]
+    c, f, h = sizes
+    points = 16 * h * h
+    interpolations = f * (4 * h * h * h + points * h)
+    assert products_at_run_time(best.end) <= f * c * (points + h * h) + interpolations + 2 * f * points
+    assert {certify(step.before, step.after).kind for step in best.steps} == {"proved"}
+    assert {verdict.kind for verdict in check_record(to_record(best))} == {"proved"}
+    rng = np.random.default_rng(f)
+    feed = {v.name: rng.standard_normal(model.shape(v.name)).astype(np.float32) for v in model.inputs}
+    computes_what_the_model_does(model, feed)
+    after = rewrite_model(model.proto, [Replacement(whole.nodes, best.end, whole.value_names(model))])
+    assert np.allclose(run(after, feed)["y"], run(model.original, feed)["y"], 1e-4, 1e-5)
+
+
+def test_interpolation_alone_is_no_subprogram() -> None:
+    nodes = [node("Resize", ["x", "", "s"], ["u"], mode="linear"), node("Relu", ["u"], ["y"])]
+    model = load_model(build(nodes, {"x": (1, 2, 4, 4)}, ["y"], {"s": np.array([1, 1, 2, 2], np.float32)}))
+    assert operators(model) == []

@@ -21,7 +21,7 @@ from einnet_explore.cost import CostModel, Device
 from einnet_explore.cost.model import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.model import Model, ModelNode
+from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
@@ -34,7 +34,6 @@ from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.limits import MemoryWatch
-from einnet_explore.syntax import parse
 
 LIBRARY = "library"
 """The way that is a model's own operators, one call each."""
@@ -82,14 +81,13 @@ class Collected:
         """*model*, called *label*; a model without a plan is left out, and ``left_out`` has the reason."""
         self.note(label)
         try:
-            parts, extra = parts_of(model)
-            told = [self._part(model, nodes, program, names) for nodes, program, names in parts]
+            told = [self._part(model, nodes, program, names) for nodes, program, names in parts_of(model)]
         except (ValueError, BackendError) as error:
             self.left_out[label] = " ".join(str(error).split())[:300]
             return
         used = {value for part in told for value in part["names"].values()}
         weights = {}
-        for value, array in {**model.weights, **extra}.items():
+        for value, array in model.weights.items():
             if value in used and value not in weights:
                 weights[value] = self._weight(array)
         self.models.append(
@@ -143,35 +141,27 @@ def with_plan(found: dict[str, CudaPlan], name: str, make: Callable[[], CudaPlan
         found[name] = plan
 
 
-def parts_of(
-    model: Model,
-) -> tuple[list[tuple[tuple[str, ...], Program, dict[str, str]]], dict[str, np.ndarray]]:
+def parts_of(model: Model) -> list[tuple[tuple[str, ...], Program, dict[str, str]]]:
     """The parts of *model* in an order in which they can run: (nodes, program, the model's value of each name).
 
-    Also the weights that they need beside the model's: resizing by linear interpolation is two products.  Raises
-    ValueError, naming the node, for one that is not understood.
+    Raises ValueError, naming the node, for one that is not understood.
     """
     split = partition(model)
     back = {model.identifiers[name]: name for name in model.identifiers}
     found = [(s.nodes, s.program, {n: back[n] for n in _shared(s.program)}) for s in split.subprograms]
     inside = {name for nodes, *_ in found for name in nodes}
-    extra: dict[str, np.ndarray] = {}
     reasons = {s.node: s.why for s in split.skipped}
     for node in model.nodes:
         if node.name in inside or reasons.get(node.name, "").startswith("no output"):
             continue
-        if node.op == "Resize" and node.attributes.get("mode") == b"linear":
-            program, names, made = resized(model, node)
-            extra |= made
-        else:
-            match express(node, model):
-                case NotUnderstood(reason):
-                    raise ValueError(f"{model.path}: {node}: {reason}")
-                case equations:
-                    program = assemble(equations, tuple(model.identifiers[n] for n in node.results))
-                    names = {n: back[n] for n in _shared(program)}
+        match express(node, model):
+            case NotUnderstood(reason):
+                raise ValueError(f"{model.path}: {node}: {reason}")
+            case equations:
+                program = assemble(equations, tuple(model.identifiers[n] for n in node.results))
+                names = {n: back[n] for n in _shared(program)}
         found.append(((node.name,), program, names))
-    return _ordered(model, found), extra
+    return _ordered(model, found)
 
 
 def _shared(program: Program) -> Iterable[str]:
@@ -190,37 +180,6 @@ def _ordered(model: Model, found: list[Any]) -> list[Any]:
         ready |= {part[2][name] for part in now for name in part[1].outputs}
         left = [part for part in left if all(part is not other for other in now)]
     return out
-
-
-def resized(model: Model, node: ModelNode) -> tuple[Program, dict[str, str], dict[str, np.ndarray]]:
-    r"""Linear interpolation as products with constant matrices: :math:`Y = H X V^T` along the last two dimensions.
-
-    Raises ValueError for other dimensions and for coordinates that are not ``half_pixel``.
-    """
-    given, out = model.shape(node.inputs[0]), model.shape(node.outputs[0])
-    place = node.attributes.get("coordinate_transformation_mode", b"half_pixel")
-    if place != b"half_pixel" or len(given) != 4 or given[:2] != out[:2]:
-        raise ValueError(f"{model.path}: {node}: found {place.decode()} from {given} to {out}, expected half_pixel")
-    (n, c, h, w), (_, _, high, wide) = given, out
-    text = (
-        f"tensor X[{n}, {c}, {h}, {w}]\ntensor H[{high}, {h}] weight\ntensor V[{wide}, {w}] weight\n"
-        f"T[n:{n}, c:{c}, i:{h}, x:{wide}] = sum[j:{w}] X[n, c, i, j] * V[x, j]\n"
-        f"Y[n:{n}, c:{c}, y:{high}, x:{wide}] = sum[i:{h}] T[n, c, i, x] * H[y, i]\noutput Y"
-    )
-    names = {"X": node.inputs[0], "H": f"rows of {node.name}", "V": f"columns of {node.name}", "Y": node.outputs[0]}
-    arrays = {names["H"]: interpolation(h, high), names["V"]: interpolation(w, wide)}
-    return parse(text), names, arrays
-
-
-def interpolation(given: int, out: int) -> np.ndarray:
-    """The matrix that resizes *given* elements to *out* by linear interpolation between centres (half_pixel)."""
-    at = np.clip((np.arange(out) + 0.5) * given / out - 0.5, 0, given - 1)
-    lower = np.minimum(np.floor(at).astype(int), max(0, given - 2))
-    made = np.zeros((out, given))
-    made[np.arange(out), lower] = 1 - (at - lower)
-    if given > 1:
-        made[np.arange(out), lower + 1] += at - lower
-    return made.astype(np.float32)
 
 
 def library(program: Program, cost: Cost) -> Program:

@@ -1,10 +1,6 @@
 r"""ONNX operators that only move elements: :math:`Y[\vec i] = A[\tau(\vec i)]`.
 
 A reshape computes the row-major address and splits it by ``//`` and ``%`` into an index of the other shape.
-
-Resize and Upsample by nearest neighbours are :math:`Y[\vec i] = X[\rho_1(i_1), \dots]`, separately for every dimension.
-The rounding formulas of the ONNX reference are evaluated over the whole extent; if the resulting source positions are
-an affine function or a step function of the position, that function is the index, otherwise the node is refused.
 Source: the ONNX operator reference.
 """
 
@@ -25,7 +21,6 @@ from einnet_explore.onnx_import.node_call import (
     as_indices,
     broadcast,
     extent_iterators,
-    progression,
     ravel_index,
     unravel_index,
 )
@@ -205,119 +200,3 @@ LAYOUT: tuple[OnnxOperator, ...] = (
     OnnxOperator("SpaceToDepth", "layout", _reindex(_space_to_depth), integers=True, attributes="blocksize mode"),
 )
 """The model knows the shape of a reshape's result, so the expression does not read the shape operand."""
-
-
-def _resize(call: NodeCall) -> Iterable[Equation]:
-    if call.opset < 11:
-        yield from _upsample(call)
-        return
-    scales = call.constant(2, "scales") if call.has(2) else None
-    axes = call.get("axes", tuple(range(len(call.out.shape))))
-    yield from _nearest(
-        call,
-        scales,
-        tuple(call.axis(a, len(call.out.shape)) for a in axes),
-        call.get("coordinate_transformation_mode", "half_pixel"),
-        call.get("nearest_mode", "round_prefer_floor"),
-    )
-
-
-def _upsample(call: NodeCall) -> Iterable[Equation]:
-    """Upsample, and Resize up to operator set 10: sample positions start at the first element."""
-    scales = call.constant(1, "scales") if call.has(1) else np.asarray(call.get("scales", ()))
-    yield from _nearest(call, scales, tuple(range(len(call.out.shape))), "asymmetric", "simple")
-
-
-def _nearest(
-    call: NodeCall, scales: Array | None, axes: tuple[int, ...], place: str, rounding: str
-) -> Iterable[Equation]:
-    shape, out = call.shape(0), call.out.shape
-    if (mode := call.get("mode", "nearest")) != "nearest":
-        raise Refused(f"mode is {mode}, not nearest")
-    given = (
-        dict(zip(axes, scales.reshape(-1).tolist(), strict=True))
-        if scales is not None and scales.size
-        else _ratios(call, axes)
-    )
-    xs = extent_iterators(out)
-    at = []
-    for d, x in enumerate(xs):
-        scale = float(np.float32(given.get(d, 1)))
-        positions = _positions(np.arange(x.hi), shape[d], out[d], scale, place)
-        way = rounding if rounding != "simple" else "ceil" if scale < 1 else "floor"
-        index: Index | None = progression(_elements(positions, way, d, shape[d]), x)
-        if index is None:
-            raise Refused(f"dimension {d}: {shape[d]} to {out[d]} is not an integer factor")
-        at.append(index)
-    yield call.equation(Scope(xs, (), access(call.tensor(0), *at)))
-
-
-def _ratios(call: NodeCall, axes: tuple[int, ...]) -> dict[int, float]:
-    shape = call.shape(0)
-    sizes = (call.integers(3, "sizes") or ()) if call.has(3) else ()
-    ratios = {d: float(np.float32(n) / np.float32(shape[d])) for d, n in zip(axes, sizes, strict=True)}
-    policy = call.get("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        return ratios
-    return dict.fromkeys(axes, (min if policy == "not_larger" else max)(ratios.values()))
-
-
-def _elements(positions: Array, way: str, d: int, size: int) -> Array:
-    """Return the elements at *positions*; refuse positions whose element depends on float32 rounding (as of 1/3)."""
-    margin = _MARGIN * (1 + np.abs(positions))
-    before, at, after = (_round(p, way).clip(0, size - 1) for p in (positions - margin, positions, positions + margin))
-    if np.any((before != after) & (positions != positions.astype(np.float32))):
-        raise Refused(f"dimension {d}: the nearest elements depend on rounding")
-    return at
-
-
-_MARGIN = 1e-6
-"""Upper bound of the relative error of a position in float32."""
-
-
-def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
-    """Return the input position of each output position (ONNX: coordinate_transformation_mode)."""
-    match mode:
-        case "asymmetric":
-            return i / scale
-        case "half_pixel":
-            return (i + 0.5) / scale - 0.5
-        case "half_pixel_symmetric":
-            if size * scale != out:
-                raise Refused(f"{size} times {scale:.6g} is not {out}: the position of its middle depends on rounding")
-            return (i + 0.5) / scale - 0.5
-        case "pytorch_half_pixel":
-            return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
-        case "align_corners":
-            return i * (size - 1) / (out - 1) if out > 1 else np.zeros_like(i, float)
-        case other:
-            raise Refused(f"coordinate_transformation_mode is {other}")
-
-
-def _round(positions: Array, mode: str) -> Array:
-    rounded: Array
-    match mode:
-        case "floor":
-            rounded = np.floor(positions)
-        case "ceil":
-            rounded = np.ceil(positions)
-        case "round_prefer_floor":
-            rounded = np.ceil(positions - 0.5)
-        case "round_prefer_ceil":
-            rounded = np.floor(positions + 0.5)
-        case other:
-            raise Refused(f"nearest_mode is {other}")
-    return rounded.astype(int)
-
-
-RESIZE: tuple[OnnxOperator, ...] = (
-    OnnxOperator(
-        "Resize",
-        "layout",
-        _resize,
-        attributes="antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value"
-        " keep_aspect_ratio_policy mode nearest_mode",
-    ),
-    OnnxOperator("Upsample", "layout", _upsample, attributes="mode scales"),
-)
-"""Other modes interpolate and are refused."""

@@ -32,6 +32,7 @@ from einnet_explore.onnx_import.model import (
     replace_contents,
     topological_order,
 )
+from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import fold_constants, fold_shape_computations, graph_values, set_input_shapes
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
@@ -129,7 +130,7 @@ def load_model(
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
-    return _model(file, proto, original, folded)
+    return with_interpolation_matrices(_model(file, proto, original, folded))
 
 
 def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:

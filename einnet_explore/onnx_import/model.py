@@ -58,7 +58,8 @@ class ModelError(ValueError):
 class ModelNode:
     """One ONNX node; *inputs* and *outputs* are value names, ``""`` for an omitted optional one.
 
-    *name* is unique in the model.  *captured* are the outer values that the node's subgraphs read.
+    *name* is unique in the model.  *captured* are the outer values that the node's subgraphs read.  *constants* are
+    weights that only its expression reads, such as the matrix of an interpolation along each axis.
     """
 
     name: str
@@ -68,11 +69,12 @@ class ModelNode:
     outputs: tuple[str, ...]
     proto: onnx.NodeProto
     captured: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The values that the node reads, without repetition."""
-        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captured) if name))
+        """The values that the node or its expression reads, without repetition."""
+        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captured, *self.constants) if name))
 
     @property
     def results(self) -> tuple[str, ...]:

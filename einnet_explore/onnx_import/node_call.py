@@ -42,6 +42,10 @@ class NodeCall:
             raise Refused(f"input {n} is omitted")
         return _tensor(self.node.inputs[n], self.model)
 
+    def named(self, name: str) -> Tensor:
+        """Return the value *name* of the model as a tensor."""
+        return _tensor(name, self.model)
+
     @property
     def out(self) -> Tensor:
         """The first output."""

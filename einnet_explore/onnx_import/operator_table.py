@@ -28,11 +28,12 @@ from einnet_explore.ir import (
 from einnet_explore.onnx_import.attention import ATTENTION
 from einnet_explore.onnx_import.contraction import CONTRACTIONS
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
-from einnet_explore.onnx_import.layout import LAYOUT, RESIZE
+from einnet_explore.onnx_import.layout import LAYOUT
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator
 from einnet_explore.onnx_import.normalization import NORMALIZATION
 from einnet_explore.onnx_import.reduction import REDUCTIONS_ONNX
+from einnet_explore.onnx_import.resizing import RESIZE
 from einnet_explore.support.errors import Refused
 
 

@@ -24,7 +24,7 @@ from math import log
 
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
-from einnet_explore.ir import Apply, Compare, Program, Scope, accesses, walk_scalar
+from einnet_explore.ir import Apply, Compare, Program, accesses, walk_scalar
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
@@ -51,7 +51,7 @@ from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 MAX_BLOCK_SIZES = 6
 """Block sizes that are tried for a sum up to a position."""
 
-MAX_SUBSTITUTIONS = 16
+MAX_SUBSTITUTIONS = 64
 """Intermediates that are substituted, at most."""
 
 
@@ -135,11 +135,11 @@ def _merged(derivation: Derivation) -> Derivation:
 
 
 def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
-    """Yield matches that sum terms on their own, or do not sum a nested scope's padding; innermost scopes first."""
+    """Yield matches that sum terms on their own, or do not sum padding; innermost scopes first."""
     for at, scope in reversed(list(places(program))):
         if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
             yield Match(DISTRIBUTIVITY, at, Termwise())
-        elif any(isinstance(a.source, Scope) and a.source.padding for a in accesses(scope.body)):
+        elif any(a.source.padding for a in accesses(scope.body)):
             yield from (m for m in BOUNDARY_TIGHTENING.matches(program, at) if not m.params.window)
 
 
