@@ -12,7 +12,7 @@ from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.matching import match_operator
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import places
-from einnet_explore.strategies.guided_matching import guided_matching
+from einnet_explore.strategies.instantiation import guided_matching
 from einnet_explore.support.errors import Refused
 
 PRODUCT = "tensor A[5, 7, 4]\ntensor K[4, 3, 6]\nY[h:5, w:7, r:3, f:6] = sum[c:4] A[h, w, c] * K[c, r, f]"

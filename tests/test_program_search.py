@@ -15,12 +15,17 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import EXPRESSION_SPLITTING, SIBLING_MERGING
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import Candidate, replay, steps_to_json
-from einnet_explore.strategies.combination import MAX_CHOICES, limit_choices
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, Reached
-from einnet_explore.strategies.expression_searches import standalone
 from einnet_explore.strategies.options import Options
-from einnet_explore.strategies.program_search import MAX_MEMBERS, ProgramSearch, search_program
+from einnet_explore.strategies.program_search import (
+    MAX_CHOICES,
+    MAX_MEMBERS,
+    ProgramSearch,
+    limit_choices,
+    search_program,
+    standalone,
+)
 from einnet_explore.syntax import parse
 from tests.rules_kit import assert_equal
 

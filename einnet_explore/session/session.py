@@ -26,8 +26,7 @@ from einnet_explore.session.comparison import Comparison, MappingTable, changed_
 from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
-from einnet_explore.strategies.guided_matching import guided_matching
-from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import guided_matching, matching_rule
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun

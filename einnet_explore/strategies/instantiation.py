@@ -4,6 +4,15 @@ r"""Operator matching as a rule (Table 1, §5.1, §6.1): a scope becomes a libra
            T = op(A', B'),\; L_{\vec x} T[\Phi(\vec x)]
 
 Operands whose layout strides express are views, or the source itself; the others are gathered by eOperators.
+
+``guided_matching`` derives towards an operator step by step, by the expression distance (Table 2).  If several
+iterators of a scope correspond to one iterator of the operator, a variable substitution joins two of them:
+
+.. math::  z = (a - lo_a)\,|b| + (b - lo_b)
+
+Every substitution lowers the expression distance; if none is left, the scope is matched.  A search matches at once
+instead (``strategies.engine``): matching joins the iterators of a group by strides, with the same operator and
+attributes as result, and without intermediate programs.
 """
 
 from __future__ import annotations
@@ -11,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice, pairwise
 
 from einnet_explore.analysis.bilinear import table_scope
 from einnet_explore.analysis.flattening import view_strides
@@ -31,11 +41,14 @@ from einnet_explore.ir import (
     Tensor,
     mul,
 )
-from einnet_explore.operators.form import expression_distance, own_iterators
+from einnet_explore.operators.form import expression_distance, own_iterators, read_form
 from einnet_explore.operators.layout import Layout
 from einnet_explore.operators.matching import OperatorMatch, fit_operator, match_operator
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules.base import Rule, places
+from einnet_explore.rules import TRAVERSAL_MERGING, VARIABLE_SUBSTITUTION, Derivation, Match
+from einnet_explore.rules.base import Rule, places, refusals_of
+from einnet_explore.rules.traversal_merging import Merging
+from einnet_explore.rules.variable_substitution import Substitution, join_iterators
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_integers, as_object, as_texts
 from einnet_explore.support.wording import count_noun
@@ -44,6 +57,9 @@ LAW = r"L_{\vec x} \textstyle\sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \mapsto \{
 
 CACHE_ENTRIES = 1 << 13
 LAYOUT = EOperatorKind.LAYOUT.instance
+
+MAX_JOININGS = 64
+"""Ways to join iterators that are tried, each until the distance is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +96,33 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             yield from ways(program.scope_at(at))
 
     def rewrite(program: Program, at: Path, params: MatchParams) -> Program:
-        if (via := program.equations[at[0]].via) is not None:
-            raise Refused(f"equation {program.equations[at[0]].name} is run by {via!r} already")
-        if params.operator not in named:
-            raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(named)}")
+        _require_open(program, at)
         scope = program.scope_at(at)
-        if (known := matched.get((scope, params))) is not None:
-            return instantiate_match(program, at, known)
-        way = fit_operator(
-            scope, named[params.operator], params.operands, _assignment(scope, params), dict(params.attributes)
-        )
-        wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
-        if wrong:
-            raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
-        return instantiate_match(program, at, way)
+        return instantiate_match(program, at, matched.get((scope, params)) or _fit_given(scope, named, params))
 
     def explain(program: Program, at: Path) -> str:
-        if (via := program.equations[at[0]].via) is not None:
-            return f"equation {program.equations[at[0]].name} is run by {via!r} already"
+        if refused := refusals_of(_require_open, program, at):
+            return refused[0]
         return _why_unmatched(program.scope_at(at), operators)
 
     return Rule("operator_matching", LAW, propose, rewrite, _encode, _decode, explain=explain)
+
+
+def _require_open(program: Program, at: Path) -> None:
+    if (via := program.equations[at[0]].via) is not None:
+        raise Refused(f"equation {program.equations[at[0]].name} is run by {via!r} already")
+
+
+def _fit_given(scope: Scope, operators: Mapping[str, Operator], params: MatchParams) -> OperatorMatch:
+    """Return the match that *params* describe; raises Refused if *scope* has other attributes or matches no call."""
+    if params.operator not in operators:
+        raise Refused(f"unknown operator {params.operator!r}, expected one of {', '.join(operators)}")
+    given = dict(params.attributes)
+    way = fit_operator(scope, operators[params.operator], params.operands, _assignment(scope, params), given)
+    wrong = {k: v for k, v in params.attributes if dict(way.attributes).get(k, v) != v}
+    if wrong:
+        raise Refused(f"{params.operator} is given {wrong}, the scope has {dict(way.attributes)}")
+    return way
 
 
 def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
@@ -256,3 +278,62 @@ def _encode(params: MatchParams) -> dict[str, object]:
         "iterators": {name: list(xs) for name, xs in params.iterators},
         "attributes": {k: list(v) if isinstance(v, tuple) else v for k, v in params.attributes},
     }
+
+
+def guided_matching(program: Program, at: Path, operator: Operator) -> Derivation:
+    """Return the steps from the scope at *at* of *program* to a call of *operator*, each one nearer to it.
+
+    Raises Refused if the two are not comparable, or if joining iterators does not lead to a match.
+    """
+    distance = expression_distance(program.scope_at(at), operator).total
+    for joined, inner in islice(_joined(Derivation(program), at, operator), MAX_JOININGS):
+        for match in matching_rule((operator,)).matches(joined.end, inner):
+            return joined.then(match)
+    away = f"the scope is {count_noun(distance, 'iterator')} away from {operator.name}"
+    raise Refused(f"{away}, and joining iterators of one group leads to no match")
+
+
+def _joined(derivation: Derivation, at: Path, operator: Operator) -> Iterable[tuple[Derivation, Path]]:
+    """Yield the continuations of *derivation* that leave no surplus iterators at *at*, and the scope's path there."""
+    distance = expression_distance(derivation.end.scope_at(at), operator)
+    if all(len(row.found) <= len(row.expected) for row in distance.groups):
+        yield derivation, at  # an iterator that is still missing has one value
+        return
+    for params in _joins(derivation.end.scope_at(at), operator):
+        joined, inner = _join(derivation, at, params)
+        if expression_distance(joined.end.scope_at(inner), operator).total < distance.total:
+            yield from _joined(joined, inner, operator)
+
+
+def _joins(scope: Scope, operator: Operator) -> Iterable[Substitution]:
+    """Yield substitutions that join two iterators of a group that has too many, neighbours in an operand.
+
+    Those that share no index with another group (as ``h`` and ``r`` do in the window ``h + r``) come first.
+    """
+    form, distance = read_form(scope), expression_distance(scope, operator)
+    origin = {part: index.iterators[0] for part, index in form.back}
+    indices = [index.iterators for read in form.reads for index in read.index]
+    pairs = dict[tuple[Iterator, Iterator], None]()
+    for row in distance.groups:
+        if len(row.found) > len(row.expected) > 0:
+            group = form.groups(distance.operands)[row.group]
+            alone = [x for x in group if all(set(found) <= set(group) for found in indices if x in found)]
+            for parts in (alone, group):
+                orders = (sorted(parts, key=rank.__getitem__) for rank in form.ranks if set(parts) <= rank.keys())
+                for order in orders:
+                    pairs |= dict.fromkeys(pairwise(dict.fromkeys(origin.get(x, x) for x in order)))
+    return (join_iterators(scope, pair) for pair in pairs)
+
+
+def _join(derivation: Derivation, at: Path, params: Substitution) -> tuple[Derivation, Path]:
+    """Append *params* at *at*; return also the path of the scope that has the new iterator.
+
+    Traversals are substituted in a nested scope.  Where *at* was nested by the step before, it then only re-indexes,
+    and its reader is merged with it.
+    """
+    joined = derivation.then(Match(VARIABLE_SUBSTITUTION, at, params))
+    if joined.end.scope_at(at).summations:
+        return joined, at
+    if any(step.match.at == at[:-1] for step in derivation.steps):
+        return joined.then(Match(TRAVERSAL_MERGING, at[:-1], Merging(0))), at
+    return joined, (*at, 0)

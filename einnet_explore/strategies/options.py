@@ -12,20 +12,16 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import (
     BATCH_MERGING,
-    CANCELLATION,
     CONTRACTION_ORDER,
     EXPRESSION_FUSION,
     EXPRESSION_SPLITTING,
-    MONOTONE_EXCHANGE,
-    ONE_PASS_GENERATION,
-    POSITIVE_SCALING,
-    REDUCTION_GENERATION,
-    ROW_GENERATION,
     RULES,
     SIBLING_MERGING,
     Rule,
 )
+from einnet_explore.strategies.simplification import FUNCTION_RULES
 from einnet_explore.strategies.strategy import STRATEGIES
+from einnet_explore.strategies.vertical_fusion import KERNEL_RULES
 
 Cost: TypeAlias = "Callable[[Program], tuple[float, str]]"
 """Seconds that an executable program takes, and how that is known."""
@@ -36,12 +32,8 @@ BETWEEN: tuple[Rule[object], ...] = (
     EXPRESSION_SPLITTING,
     EXPRESSION_FUSION,
     CONTRACTION_ORDER,
-    ROW_GENERATION,
-    ONE_PASS_GENERATION,
-    REDUCTION_GENERATION,
-    MONOTONE_EXCHANGE,
-    CANCELLATION,
-    POSITIVE_SCALING,
+    *KERNEL_RULES,
+    *FUNCTION_RULES,
 )
 """Rules between expressions: those that merge and split them, factoring, laws of functions, and vertical fusion.
 
