@@ -1,34 +1,43 @@
 """Bundles: run by ONNX Runtime in processes that have neither this package nor TVM, and compared with the plan."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx_building import build, node
 
+from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
+from einnet_explore.pipeline.bundle import BundleFacts, check_bundle_folder, write_bundle
 from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
-from einnet_explore.runtime import onnx_fragment
+from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation
-from einnet_explore.runtime.kernel_library import INSTRUCTION_SETS
+from einnet_explore.runtime.kernel_library import INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.library_calls import load_implementation
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
 
 pytestmark = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
 
 THREADS = 2
 FACTS = BundleFacts(numerics="reassociate", error=1e-6, records={"000-relu": {"format": "a record"}})
+
+CLIENT = Path(__file__).with_name("bundle_client.c")
+
+FLAGS = dict(zip(INSTRUCTION_SETS, ("avx512bw", "avx2", "sse4_2"), strict=True))
 
 PROGRAMS = {
     "c": "tensor a[64, 900]\nb[i:64, j:900] = exp(a[i, j]) * 2",
@@ -128,7 +137,7 @@ def test_bundle_runs_without_this_package_and_agrees_with_the_original(
     feeds = random_model_inputs(model, 3)
     want = build_plan(model, {}, THREADS).run(feeds)
     got = run(bundle, packages, feeds, tmp_path)
-    np.testing.assert_allclose(got["z"], want["z"], 1e-5, 1e-6)
+    np.testing.assert_allclose(got["z"], want["z"], 1e-5, 1e-5)
 
 
 def test_manifest_describes_every_file_kernel_and_value(bundle: Path) -> None:
@@ -140,3 +149,198 @@ def test_manifest_describes_every_file_kernel_and_value(bundle: Path) -> None:
     assert set(found["files"]) == {"model.onnx", "kernels.so", "README.md", "certificates/000-relu.json"}
     assert found["inputs"] == [{"name": "x", "type": "float32", "shape": [64, 900]}]
     assert found["original_nodes"] == [] and found["instruction_sets"] == list(INSTRUCTION_SETS)
+
+
+def client(folder: Path, *flags: str) -> Path:
+    program = folder / "client"
+    compiled.run_c_compiler("-g", *flags, str(CLIENT), "-o", str(program), "-ldl", "-lpthread")
+    return program
+
+
+def run_client(program: Path, library: Path, model: Path, feeds: Mapping[str, Any]) -> Any:
+    (runtime,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    x = feeds["x"]
+    command = [str(program), str(runtime), str(library), str(model), "x", "z", *map(str, x.shape)]
+    done = subprocess.run(command, input=x.tobytes(), capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{done.returncode}: {done.stderr.decode()}")
+    return np.frombuffer(done.stdout, np.float32).reshape(900, 48)
+
+
+def test_sessions_of_a_c_program_agree_in_all_threads(bundle: Path, tmp_path: Path) -> None:
+    """Eight sessions in eight threads, each with two threads of its own, compute the same bits."""
+    feeds = random_model_inputs(chain(), 3)
+    want = build_plan(chain(), {}, THREADS).run(feeds)
+    got = run_client(client(tmp_path), bundle / "kernels.so", bundle / "model.onnx", feeds)
+    np.testing.assert_allclose(got, want["z"], 1e-5, 1e-5)
+
+
+@pytest.mark.slow
+def test_entry_code_is_clean_under_sanitizers(bundle: Path, tmp_path: Path) -> None:
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
+    try:
+        program = client(tmp_path, *flags)
+    except BackendError as error:
+        pytest.skip(f"no sanitizers: {error}")
+    kernels = LibraryKernels()
+    plan_of(chain()).model_with(kernels)
+    kernels.write(tmp_path / "kernels.so", flags=(*flags, "-Wl,-z,undefs"))
+    feeds = random_model_inputs(chain(), 3)
+    got = run_client(program, tmp_path / "kernels.so", bundle / "model.onnx", feeds)
+    clean = run_client(client(tmp_path), bundle / "kernels.so", bundle / "model.onnx", feeds)
+    np.testing.assert_array_equal(got, clean)
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+def test_every_instruction_set_has_right_kernels(bundle: Path, packages: Path, tmp_path: Path, cpu: str) -> None:
+    if FLAGS[cpu] not in cpu_flags():
+        pytest.skip(f"this processor does not have {FLAGS[cpu]}")
+    kernels = LibraryKernels()
+    plan_of(chain()).model_with(kernels)
+    shutil.copy(bundle / "model.onnx", tmp_path)
+    kernels.write(tmp_path / "kernels.so", sets=[cpu])
+    feeds = random_model_inputs(chain(), 3)
+    want = build_plan(chain(), {}, THREADS).run(feeds)
+    np.testing.assert_allclose(run(tmp_path, packages, feeds, tmp_path)["z"], want["z"], 1e-5, 1e-5)
+
+
+def test_processor_without_any_instruction_set_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    shutil.copy(bundle / "model.onnx", tmp_path)
+    LibraryKernels().write(tmp_path / "kernels.so", flags=["-D__builtin_cpu_supports(name)=0"])
+    expected = "compiled for x86-64-v4, x86-64-v3, x86-64-v2, and this processor has none of these"
+    with pytest.raises(RuntimeError, match=expected):
+        run(tmp_path, packages, {}, tmp_path)
+
+
+def test_older_onnxruntime_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    """The library asks for a version of the C API that does not exist, and for version 1 to report that."""
+    shutil.copy(bundle / "model.onnx", tmp_path)
+    LibraryKernels().write(tmp_path / "kernels.so", flags=["-Dget_api(version)=get_api((version) == 1 ? 1 : 9000)"])
+    with pytest.raises(RuntimeError, match=r"found ONNX Runtime 1\.\d+\.\d+, expected at least 1\.17"):
+        run(tmp_path, packages, {}, tmp_path)
+
+
+def edited(bundle: Path, folder: Path, edit: Callable[[onnx.ModelProto], object]) -> Path:
+    """A copy of *bundle* in *folder* whose model is changed."""
+    proto = onnx.load(bundle / "model.onnx")
+    edit(proto)
+    onnx.save(proto, folder / "model.onnx")
+    shutil.copy(bundle / "kernels.so", folder)
+    return folder
+
+
+def free_sizes(proto: onnx.ModelProto) -> None:
+    del proto.graph.value_info[:]
+    for value in (*proto.graph.input, *proto.graph.output):
+        for n, size in enumerate(value.type.tensor_type.shape.dim):
+            size.dim_param = f"{value.name}{n}"
+
+
+@pytest.mark.parametrize("shape", [(64, 901), (64, 899), (1, 1), (64, 900, 1)])
+def test_wrong_shapes_are_errors_of_onnxruntime(
+    bundle: Path, packages: Path, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        free_sizes(proto)
+        if len(shape) == 3:
+            proto.graph.input[0].type.tensor_type.shape.dim.add().dim_param = "more"
+
+    sizes = ", ".join(map(str, shape))
+    with pytest.raises(RuntimeError, match=rf"node kernel of .*: input x has shape \[{sizes}\], expected \[64, 900\]"):
+        run(edited(bundle, tmp_path, edit), packages, {"x": np.zeros(shape, np.float32)}, tmp_path)
+
+
+def test_wrong_type_is_an_error_of_onnxruntime(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        proto.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+
+    with pytest.raises(RuntimeError, match=r"Type 'tensor\(double\)' of input parameter \(x\).*kernel of"):
+        run(edited(bundle, tmp_path, edit), packages, {"x": np.zeros((64, 900))}, tmp_path)
+
+
+def test_library_of_another_model_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    shutil.copy(bundle / "model.onnx", tmp_path)
+    LibraryKernels().write(tmp_path / "kernels.so")
+    with pytest.raises(RuntimeError, match=r"node kernel of .*: the library has no kernel \d+; it belongs to"):
+        run(tmp_path, packages, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "message"),
+    [
+        ("shapes", [2, 64], "attribute shapes holds no shapes"),
+        ("views", [1, -5, 1, 5], "attribute views holds a negative dimension"),
+        ("views", [1, 5], "a node with 1 inputs has 2 shapes and 1 views, expected 2 of each"),
+        ("views", [1, 5, 1, 5], "the view of argument 0 has another size than its shape"),
+    ],
+)
+def test_damaged_attributes_are_errors(
+    bundle: Path, packages: Path, tmp_path: Path, name: str, numbers: list[int], message: str
+) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        kernel = next(n for n in proto.graph.node if n.domain == onnx_fragment.DOMAIN)
+        attribute = next(a for a in kernel.attribute if a.name == name)
+        attribute.ints[:] = numbers
+
+    with pytest.raises(RuntimeError, match=message):
+        run(edited(bundle, tmp_path, edit), packages, {}, tmp_path)
+
+
+CUT = """
+import ctypes, pathlib, sys
+whole = pathlib.Path(sys.argv[1]).read_bytes()
+for n in range(0, len(whole), len(whole) // 40):
+    part = pathlib.Path(f"part{n}.so")
+    part.write_bytes(whole[:n])
+    try:
+        ctypes.CDLL(str(part.absolute()))
+    except OSError:
+        continue
+    raise SystemExit(f"{n} of {len(whole)} bytes were loaded")
+"""
+
+
+def test_truncated_library_is_refused(bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CUT, str(bundle / "kernels.so")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_truncated_model_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    whole = (bundle / "model.onnx").read_bytes()
+    shutil.copy(bundle / "kernels.so", tmp_path)
+    (tmp_path / "model.onnx").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match="Protobuf parsing failed"):
+        run(tmp_path, packages, {}, tmp_path)
+
+
+def test_bundles_of_one_plan_have_the_same_bytes_and_no_path(bundle: Path, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "again", chain(), plan_of(chain()), FACTS)
+    files = sorted(file.relative_to(bundle) for file in bundle.rglob("*") if file.is_file())
+    assert len(files) == 5
+    for file in files:
+        content = (bundle / file).read_bytes()
+        assert content == (tmp_path / "again" / file).read_bytes(), file
+        for secret in (tempfile.gettempdir(), str(Path.home()), str(Path.cwd()), str(bundle.parent)):
+            assert secret.encode() not in content, (file, secret)
+
+
+def test_bundle_replaces_a_bundle_but_no_other_folder(bundle: Path, tmp_path: Path) -> None:
+    model = chain()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("mine")
+    with pytest.raises(Refused, match="found a folder with other files"):
+        write_bundle(other, model, build_plan(model, {}, 1), FACTS)
+    with pytest.raises(NotADirectoryError, match=r"mine\.txt"):
+        write_bundle(other / "mine.txt", model, build_plan(model, {}, 1), FACTS)
+    for _ in range(2):
+        write_bundle(tmp_path / "new", model, build_plan(model, {}, 1), FACTS)
+    assert json.loads((tmp_path / "new" / "manifest.json").read_text())["kernels"] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
+
+
+def test_without_a_compiler_a_bundle_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled, "_linker", lambda: None)
+    with pytest.raises(BackendError, match="no C compiler was found: a bundle needs cc, gcc or clang"):
+        check_bundle_folder(tmp_path / "new")

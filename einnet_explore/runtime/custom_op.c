@@ -23,9 +23,10 @@ typedef void *Status;
 typedef const void *const *Api;
 enum {
     VERSION = 17, CREATE_STATUS = 0, CREATE_DOMAIN = 26, ADD_TO_DOMAIN = 27, ADD_DOMAIN = 28, TENSOR_DATA = 51,
-    ELEMENT_TYPE = 60, RANK = 61, DIMENSIONS = 62, TYPE_AND_SHAPE = 65, INTEGER = 86, INPUT = 90, OUTPUT = 91,
-    RELEASE_STATUS = 93, RELEASE_TYPE_AND_SHAPE = 99, INTEGERS = 163, INPUT_COUNT = 230, INPUT_NAME = 232,
-    NODE_NAME = 244, PARALLEL_FOR = 274
+    ELEMENT_TYPE = 60, RANK = 61, DIMENSIONS = 62, TYPE_AND_SHAPE = 65, ALLOCATE = 75, FREE = 76, MEMORY_OF = 77,
+    DEFAULT_ALLOCATOR = 78, INTEGER = 86, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_TYPE_AND_SHAPE = 99,
+    RELEASE_DOMAIN = 101, RELEASE_ALLOCATOR = 132, INTEGERS = 163, INPUT_COUNT = 230, INPUT_NAME = 232,
+    NODE_NAME = 244, ALLOCATOR = 253, PARALLEL_FOR = 274
 };
 typedef struct { Api (*get_api)(uint32_t); const char *(*get_version)(void); } Base;
 
@@ -65,24 +66,61 @@ static _Thread_local const void *session;
 /* What a kernel says of its failure. */
 static _Thread_local char fault[MESSAGE / 2];
 
-typedef struct { Task task; void *data; Group group; int failed; } Job;
+typedef struct { Task task; void *data; Group group; int failed; const Kernel *kernel; const void *session; } Job;
 
 static void one_task(void *job, size_t n)
 {
     Job *j = job;
     Group group = j->group;
-    if (j->task((int)n, &group, j->data)) j->failed = 1;
+    const Kernel *outer = running;
+    running = j->kernel;
+    session = j->session;
+    if (j->task((int)n, &group, j->data)) __atomic_store_n(&j->failed, 1, __ATOMIC_RELAXED);
+    running = outer;
 }
 
 /* What kernels call to be run by several threads, in place of TVMBackendParallelLaunch. */
 int einnet_launch(Task task, void *data, int tasks)
 {
     if (!running) return launch_outside(task, data, tasks);
-    Job job = {task, data, {NULL, tasks ? tasks : (int32_t)running->threads}, 0};
+    Job job = {task, data, {NULL, tasks ? tasks : (int32_t)running->threads}, 0, running, session};
     Status (*each)(const void *, void (*)(void *, size_t), size_t, size_t, void *) = running->api[PARALLEL_FOR];
     Status status = each(session, one_task, (size_t)job.group.tasks, 0, &job);
     if (status) ((void (*)(Status))running->api[RELEASE_STATUS])(status);
     return status || job.failed ? -1 : 0;
+}
+
+/* Memory comes from the session that runs the kernel; ahead of it lies where it came from. */
+typedef struct { Api api; void *allocator, *block; } Origin;
+
+static const void *cpu_memory;
+
+static void *take_memory(Api api, const void *context, size_t bytes)
+{
+    Status (*allocator_of)(const void *, const void *, void **) = api[ALLOCATOR];
+    Status (*allocate)(void *, size_t, void **) = api[ALLOCATE];
+    Origin origin = {api, NULL, NULL};
+    Status status = allocator_of(context, cpu_memory, &origin.allocator);
+    if (!status) status = allocate(origin.allocator, bytes + 2 * ALIGNMENT, &origin.block);
+    if (status) ((void (*)(Status))api[RELEASE_STATUS])(status);
+    if (!origin.block) {
+        if (origin.allocator) ((void (*)(void *))api[RELEASE_ALLOCATOR])(origin.allocator);
+        return NULL;
+    }
+    char *place = (char *)origin.block + ALIGNMENT;
+    place += -(uintptr_t)place % ALIGNMENT;
+    memcpy(place - sizeof origin, &origin, sizeof origin);
+    return place;
+}
+
+static void give_memory(void *place)
+{
+    Origin origin;
+    if (!place) return;
+    memcpy(&origin, (char *)place - sizeof origin, sizeof origin);
+    Status status = ((Status(*)(void *, void *))origin.api[FREE])(origin.allocator, origin.block);
+    if (status) ((void (*)(Status))origin.api[RELEASE_STATUS])(status);
+    ((void (*)(void *))origin.api[RELEASE_ALLOCATOR])(origin.allocator);
 }
 
 static Status refuse(Api api, int code, const char *format, ...)
@@ -263,7 +301,7 @@ static Status compute(void *kernel, void *context)
         arguments[n] = (Any){TENSOR, 0, {.pointer = &tensors[n]}};
         if ((uintptr_t)place % ALIGNMENT == 0 || bytes == 0) continue;
         /* The caller's own memory lies anywhere; kernels take it as aligned. */
-        aligned[n] = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        aligned[n] = take_memory(api, context, bytes);
         if (!aligned[n]) {
             status = refuse(api, FAILED, "node %s: no memory for an aligned copy", k->node);
             goto done;
@@ -279,7 +317,7 @@ static Status compute(void *kernel, void *context)
     running = NULL;
     if (!status && aligned[last]) memcpy(place, aligned[last], bytes);
 done:
-    for (size_t n = 0; n <= last; n++) free(aligned[n]);
+    for (size_t n = 0; n <= last; n++) give_memory(aligned[n]);
     return status;
 }
 
@@ -318,22 +356,34 @@ static const struct {
     none, yes, yes, yes, create, compute, NULL, yes, newest, {NULL},
 };
 
+static void *domain;
+static Api domain_api;
+
+__attribute__((destructor)) static void unload(void)
+{
+    if (domain) ((void (*)(void *))domain_api[RELEASE_DOMAIN])(domain);
+}
+
 /* ONNX Runtime calls this when the library is registered with a session's options. */
 __attribute__((visibility("default"))) Status RegisterCustomOps(void *options, const Base *base)
 {
-    static void *domain;
     Api api = base->get_api(VERSION);
+    void *allocator;
     const char *why = machine_refusal();
     Status status;
     if (!api)
         return refuse(base->get_api(1), FAILED, "found ONNX Runtime %s, expected at least 1.%d", base->get_version(),
                       VERSION);
     if (why) return refuse(api, FAILED, "%s", why);
+    if ((status = ((Status(*)(void **))api[DEFAULT_ALLOCATOR])(&allocator)) ||
+        (status = ((Status(*)(const void *, const void **))api[MEMORY_OF])(allocator, &cpu_memory)))
+        return status;
     if (!domain) {
         void *made;
         if ((status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made))) return status;
         if ((status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operator))) return status;
         domain = made;
+        domain_api = api;
     }
     return ((Status(*)(void *, void *))api[ADD_DOMAIN])(options, domain);
 }

@@ -30,13 +30,13 @@ int (*__TVMBackendParallelLaunch)(Task, void *, int) = einnet_launch;
 static void *take(int device, int id, uint64_t bytes, int code, int bits)
 {
     (void)device, (void)id, (void)code, (void)bits;
-    return aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    return running ? take_memory(running->api, session, bytes) : NULL;
 }
 
 static int give(int device, int id, void *place)
 {
     (void)device, (void)id;
-    free(place);
+    give_memory(place);
     return 0;
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from struct import Struct
 
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.onnx_fragment import SessionKernel, custom_op_text
@@ -23,6 +24,9 @@ INSTRUCTION_SETS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 """Instruction sets, best first, named as compilers do: AVX-512, AVX2 with FMA, SSE4.2."""
 
 _LINK_FLAGS = ("-shared", "-s", "-Wl,--build-id=none", "-Wl,-z,defs", "-Wl,-z,noexecstack")
+_HEADERS_AT, _HEADER_SIZES = Struct("<Q"), Struct("<HH")
+"""Fields of the header of an ELF file, at bytes 32 and 54."""
+
 _VERSION_SCRIPT = "{ global: RegisterCustomOps; local: *; };\n"
 
 
@@ -53,6 +57,7 @@ class LibraryKernels:
             compiled.run_c_compiler(
                 "-O2", "-fPIC", *_LINK_FLAGS, *names, *flags, str(source), *objects, "-o", str(path), "-lm"
             )
+        path.write_bytes(_move_headers_to_end(path.read_bytes()))
 
     def _write_objects(self, folder: Path, sets: Sequence[str]) -> Iterable[str]:
         for number, kernel in self.kernels.items():
@@ -76,6 +81,17 @@ class LibraryKernels:
         for number in self.kernels:
             yield f"    {{ {number}, {{ {', '.join(_entry_name(number, cpu) for cpu in sets)} }} }},"
         yield "    { 0 }\n};"
+
+
+def _move_headers_to_end(library: bytes) -> bytes:
+    """Move the program headers of an ELF file to its end.
+
+    The loader reads them first, so it refuses a file that was cut off; otherwise it would crash on the missing pages.
+    """
+    start, size, count = *_HEADERS_AT.unpack_from(library, 32), *_HEADER_SIZES.unpack_from(library, 54)
+    padded = library + bytes(-len(library) % 8)
+    moved = padded + library[start : start + size * count]
+    return moved[:32] + _HEADERS_AT.pack(len(padded)) + moved[40:]
 
 
 def _entry_name(number: int, cpu: str) -> str:
