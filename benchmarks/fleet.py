@@ -78,7 +78,7 @@ def measure(models: Sequence[str], each: int, out: Path) -> None:
 
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import einnet_explore.pipeline.tuner"], check=True)
+        subprocess.run([sys.executable, "-c", "import einnet_explore.pipeline.optimiser"], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         keep("worker start seconds", "import", after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     with tempfile.TemporaryDirectory() as scratch:

@@ -16,7 +16,7 @@ from onnx_building import build, node
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import main
 from einnet_explore.cli.arguments import command_parser
-from einnet_explore.pipeline.tuner import DEFAULT_BUDGET_SECONDS
+from einnet_explore.pipeline.optimiser import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import RESERVED, TextError, parse, text

@@ -59,9 +59,9 @@ from einnet_explore.pipeline.numerics import (
 )
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
-from einnet_explore.pipeline.subprogram import Trial, TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import FoundVariants, Variant, find_variants
+from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
     BILINEAR_PRODUCT,

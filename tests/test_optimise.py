@@ -22,18 +22,17 @@ from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import baseline as whole_module
+from einnet_explore.pipeline import optimiser as contests_module
 from einnet_explore.pipeline import part_selection as forward_module
 from einnet_explore.pipeline import part_selection as sparing_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline import tuner as contests_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
-from einnet_explore.pipeline.optimiser import Optimiser, make_settings, optimize_model, parse_budget
+from einnet_explore.pipeline.optimiser import Optimiser, Tuner, make_settings, optimize_model, parse_budget
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.subprogram import Subprogram, Trial, TunedSubprogram, certify_trial
-from einnet_explore.pipeline.tuner import PortableCost, Tuner, answer_request
+from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import TuningTask
+from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster

@@ -24,8 +24,9 @@ from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.part_selection import ExportSelection, ForwardSelection, select_for_export
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
-from einnet_explore.pipeline.subprogram import Trial, TunedSubprogram, choose_joined_or_parts
+from einnet_explore.pipeline.subprogram import TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing

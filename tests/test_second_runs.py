@@ -25,7 +25,8 @@ from einnet_explore.pipeline.part_selection import (
     forward_selection,
 )
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.subprogram import Trial, TunedSubprogram
+from einnet_explore.pipeline.subprogram import TunedSubprogram
+from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_samplers

@@ -1,4 +1,4 @@
-"""One subprogram of a model: its nodes, its program, its original, and the outcome of its tuning (its trial)."""
+"""One subprogram of a model: its nodes, its program, its original, and its place in the plan after tuning."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.submodels import random_model_inputs, subgraph_session
 from einnet_explore.pipeline.tuning_context import OriginalOpener
+from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json
-from einnet_explore.support.errors import Refused
-from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
+from einnet_explore.strategies.candidate import combined_verdict
+from einnet_explore.support.json_values import JsonObject
 from einnet_explore.syntax import text
 
 
@@ -129,29 +129,6 @@ def content_digest(arrays: Arrays) -> str:
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Measured times of a subprogram's original and of its best variant.
-
-    The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
-    fastest variant if it came near.  If *memory_short*, a memory limit decided, so the trial is not remembered.
-    """
-
-    seconds_before: float
-    seconds_after: float
-    why: str
-    winner: Derivation | None = None
-    search_seconds: float = 0.0
-    states: int = 0
-    contender: Derivation | None = None
-    memory_short: bool = False
-
-    @property
-    def derivation(self) -> Derivation | None:
-        """The derivation of the winner or contender."""
-        return self.winner or self.contender
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,33 +249,3 @@ def step_certificates(derivation: Derivation) -> tuple[Certificate, ...]:
 def count_fusions(derivation: Derivation) -> int:
     """Count the eOperators that were fused into their readers."""
     return sum(step.match.rule.name in ("expression_fusion", "expression_inlining") for step in derivation.steps)
-
-
-def trial_to_json(trial: Trial) -> JsonObject:
-    """Return *trial* as it is remembered: derivations by their steps."""
-    return {
-        "seconds_before": trial.seconds_before,
-        "seconds_after": trial.seconds_after,
-        "search_seconds": trial.search_seconds,
-        "states": trial.states,
-        "why": trial.why,
-        "winner": steps_to_json(trial.winner) if trial.winner else None,
-        "contender": steps_to_json(trial.contender) if trial.contender else None,
-    }
-
-
-def trial_from_json(document: object, program: Program) -> Trial | None:
-    """Return the trial of *program* that ``trial_to_json`` wrote; None if its steps no longer apply."""
-    try:
-        found = as_object(document)
-        winner, contender = (None if found[k] is None else replay(program, found[k]) for k in ("winner", "contender"))
-        return Trial(
-            seconds_before=as_number(found["seconds_before"]),
-            seconds_after=as_number(found["seconds_after"]),
-            winner=winner,
-            states=as_integer(found["states"]),
-            why=str(found["why"]),
-            contender=contender,
-        )
-    except (KeyError, Refused):
-        return None

@@ -2,6 +2,10 @@
 
 The cost model orders programs of one kind well and programs of different kinds badly, so the true best may not be among
 the cheapest few: finalists are the cheapest of each kind first.  A kind is the library operators that a program calls.
+
+Searches and whole tasks may run on other processes and machines (remote tuning).  A search bounded by *states* gives
+the same variants on every machine: its cost model travels with it, with the rates and times of the machine that asks.
+Derivations travel as steps, which the receiver applies again, so no reply is trusted.
 """
 
 from __future__ import annotations
@@ -12,24 +16,42 @@ from functools import cached_property, partial
 from itertools import chain
 from math import inf, prod
 from time import perf_counter
+from typing import TypeAlias
 
 from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_compute_bound
-from einnet_explore.ir import EOperatorKind, Program, Table, accesses
+from einnet_explore.cost import CostModel, Device
+from einnet_explore.ir import EOperatorKind, Equation, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
 from einnet_explore.pipeline.numerics import allowed_rules
-from einnet_explore.pipeline.subprogram import Trial
-from einnet_explore.pipeline.tuning_context import OUT_OF_MEMORY, OriginalOpener, Settings, TuningContext
+from einnet_explore.pipeline.tuning_context import (
+    OUT_OF_MEMORY,
+    Implementations,
+    OriginalOpener,
+    Settings,
+    TuningContext,
+)
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
+from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
-from einnet_explore.runtime.profile_store import ProfileKey, profile_key
+from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
+from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.errors import BackendError, Refused
-from einnet_explore.support.limits import MemoryWatch, WorkClock
+from einnet_explore.support.executors import (
+    Cluster,
+    WorkExecutor,
+    has_device,
+    iterate_settled,
+    submit_device_work,
+    submit_work,
+)
+from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
+from einnet_explore.support.limits import MEMORY_LIMIT, MemoryWatch, WorkClock, limit_memory
 from einnet_explore.support.wording import count_noun
 
 EVERY_RULE = (*RULES, *FEWER_PRODUCTS)
@@ -162,6 +184,211 @@ def variants_by_algorithm(ranked: Iterable[Variant], most: int, below: float) ->
 
 MAX_CHAIN_VARIANTS = 4
 """Variants of one algorithm that are tried as a kernel in blocks."""
+
+
+def chain_groups(ranked: Iterable[Variant], settings: Settings, below: float) -> tuple[tuple[Variant, ...], ...]:
+    """Group the variants of *ranked*, estimated *below* so many seconds, that are tried as chains in blocks.
+
+    Standard operators do not run in blocks: for ONNX Runtime there are no groups.
+    """
+    if settings.runtime != "plan":
+        return ()
+    return tuple(group[:MAX_CHAIN_VARIANTS] for group in variants_by_algorithm(ranked, settings.finalists, below))
+
+
+def requested_variants(ranked: Sequence[Variant], settings: Settings, below: float) -> Iterable[Variant]:
+    """Return those of *ranked* whose derivations a task may need."""
+    return chain(select_finalists(ranked, settings.finalists, below), *chain_groups(ranked, settings, below))
+
+
+def blocked_forms(groups: Iterable[Iterable[Variant]]) -> tuple[Derivation, ...]:
+    """Return the cheapest variant of each of *groups* that is a chain, as a kernel in blocks."""
+    forms = ((chain_in_blocks(fuse_eoperators(variant.derivation())) for variant in group) for group in groups)
+    return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
+
+
+Steps: TypeAlias = "list[MatchJson]"
+
+TaskRunner: TypeAlias = "Callable[[str], JsonObject]"
+"""Runs the tuning task of one name on a device: ``optimiser.tune_named_task`` with its model and settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """A *program* to be searched for *seconds*; variants estimated *below* so many seconds may be measured."""
+
+    program: Program
+    seconds: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReply:
+    """The variants of a search: seconds, kind, tables and, if a task may need the derivation, its steps.
+
+    *states* were seen; the search was *cut* off if memory ran short.
+    """
+
+    ranked: list[tuple[float, Hashable, tuple[Table, ...], Steps | None]]
+    states: int
+    cut: bool
+
+
+@dataclass(frozen=True)
+class PortableCost:
+    """A cost model that travels: a machine's rates, and the seconds that equations are *known* to take on it."""
+
+    rates: Device
+    threads: int
+    known: Mapping[ProfileKey, float] = field(repr=False)
+    device: str = field(default_factory=device_name)
+    library: str = field(default_factory=library_versions)
+
+    @staticmethod
+    def of(rates: Device, store: ProfileStore, threads: int) -> PortableCost:
+        """Return the cost model of this machine, with the times in *store*."""
+        return PortableCost(rates, threads, store.known(threads))
+
+    def __call__(self, program: Program) -> tuple[float, str]:
+        found = CostModel(self.rates, self._find).program_cost(program)
+        return found.seconds, found.how
+
+    def _find(self, equation: Equation) -> float | None:
+        return self.known.get(replace(profile_key(equation, self.threads), device=self.device, library=self.library))
+
+
+def tune_on_executor(
+    executor: WorkExecutor,
+    requests: Mapping[str, SearchRequest],
+    implementations: Implementations,
+    seconds: float,
+    task_runner: Callable[[], TaskRunner],
+) -> Iterable[tuple[str, Trial | SearchReply]]:
+    """Answer *requests*, by task name, on *executor*: trials by *task_runner* if it has devices, else search replies.
+
+    Answers come in any order; after *seconds* the missing ones are cancelled.
+    """
+    settings = implementations.settings
+    if has_device(executor):
+        return tune_on_devices(executor, requests, seconds, task_runner())
+    cost = PortableCost.of(implementations.model.device, implementations.store, settings.threads)
+    return search_on_executor(executor, requests, cost, settings, seconds)
+
+
+def search_on_executor(
+    executor: WorkExecutor,
+    requests: Mapping[str, SearchRequest],
+    cost: PortableCost,
+    settings: Settings,
+    seconds: float,
+) -> Iterable[tuple[str, SearchReply]]:
+    """Search each program on *executor*; searches that fail there are left out.
+
+    The memory limit of this process holds for each of the executor's processes too.
+    """
+    limit = None if isinstance(executor, Cluster) else MEMORY_LIMIT.limit
+    futures = {
+        name: submit_work(executor, answer_request, request, cost, settings, limit)
+        for name, request in requests.items()
+    }
+    return iterate_settled(executor, futures, seconds)
+
+
+def tune_on_devices(
+    executor: WorkExecutor,
+    requests: Mapping[str, SearchRequest],
+    seconds: float,
+    run_task: TaskRunner,
+) -> Iterable[tuple[str, Trial]]:
+    """Run the tuning tasks of *requests* on the devices of *executor*; tasks that fail there are left out."""
+    futures = {name: submit_device_work(executor, run_task, name) for name in requests}
+    for name, answer in iterate_settled(executor, futures, seconds):
+        trial = trial_from_json(answer, requests[name].program)
+        if trial is not None:
+            yield name, trial
+
+
+def answer_request(
+    request: SearchRequest, cost: PortableCost, settings: Settings, limit: int | None = None
+) -> SearchReply:
+    """Answer *request* within the memory *limit*; the reply has the steps of variants that a task may need."""
+    with limit_memory(limit):
+        found = find_variants(request.program, cost, replace(settings, seconds=request.seconds))
+    needed = {id(variant) for variant in requested_variants(found.variants, settings, request.below)}
+    sent = [
+        (v.seconds, v.kind, v.tables, steps_to_json(v.derivation()) if id(v) in needed else None)
+        for v in found.variants
+    ]
+    return SearchReply(sent, found.states, found.memory_short)
+
+
+def variants_of_reply(program: Program, reply: SearchReply) -> FoundVariants:
+    """Return the variants of *program* in *reply*; steps are applied on demand."""
+    ranked = [
+        Variant(seconds, kind, partial(_replay_steps, program, steps), tables)
+        for seconds, kind, tables, steps in reply.ranked
+    ]
+    return FoundVariants(ranked, reply.states, reply.cut)
+
+
+def _replay_steps(program: Program, steps: Steps | None) -> Derivation:
+    if steps is None:
+        raise LookupError("the candidate was not requested from its worker")
+    return replay(program, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Measured times of a subprogram's original and of its best variant.
+
+    The *winner* is faster than the original (None: the original stays).  Without a winner, the *contender* is the
+    fastest variant if it came near.  If *memory_short*, a memory limit decided, so the trial is not remembered.
+    """
+
+    seconds_before: float
+    seconds_after: float
+    why: str
+    winner: Derivation | None = None
+    search_seconds: float = 0.0
+    states: int = 0
+    contender: Derivation | None = None
+    memory_short: bool = False
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """The derivation of the winner or contender."""
+        return self.winner or self.contender
+
+
+def trial_to_json(trial: Trial) -> JsonObject:
+    """Return *trial* as it is remembered: derivations by their steps."""
+    return {
+        "seconds_before": trial.seconds_before,
+        "seconds_after": trial.seconds_after,
+        "search_seconds": trial.search_seconds,
+        "states": trial.states,
+        "why": trial.why,
+        "winner": steps_to_json(trial.winner) if trial.winner else None,
+        "contender": steps_to_json(trial.contender) if trial.contender else None,
+    }
+
+
+def trial_from_json(document: object, program: Program) -> Trial | None:
+    """Return the trial of *program* that ``trial_to_json`` wrote; None if its steps no longer apply."""
+    try:
+        found = as_object(document)
+        winner, contender = (None if found[k] is None else replay(program, found[k]) for k in ("winner", "contender"))
+        return Trial(
+            seconds_before=as_number(found["seconds_before"]),
+            seconds_after=as_number(found["seconds_after"]),
+            winner=winner,
+            states=as_integer(found["states"]),
+            why=str(found["why"]),
+            contender=contender,
+        )
+    except (KeyError, Refused):
+        return None
+
 
 MAX_WINNER_RATIO = 0.95
 """A winner takes less than this part of the original's time: smaller differences are within the noise."""
@@ -312,27 +539,6 @@ class TuningTask:
         if settings.runtime == "plan":
             return key
         return replace(key, operator=f"{operator} in {settings.runtime}")
-
-
-def chain_groups(ranked: Iterable[Variant], settings: Settings, below: float) -> tuple[tuple[Variant, ...], ...]:
-    """Group the variants of *ranked*, estimated *below* so many seconds, that are tried as chains in blocks.
-
-    Standard operators do not run in blocks: for ONNX Runtime there are no groups.
-    """
-    if settings.runtime != "plan":
-        return ()
-    return tuple(group[:MAX_CHAIN_VARIANTS] for group in variants_by_algorithm(ranked, settings.finalists, below))
-
-
-def requested_variants(ranked: Sequence[Variant], settings: Settings, below: float) -> Iterable[Variant]:
-    """Return those of *ranked* whose derivations a task may need."""
-    return chain(select_finalists(ranked, settings.finalists, below), *chain_groups(ranked, settings, below))
-
-
-def blocked_forms(groups: Iterable[Iterable[Variant]]) -> tuple[Derivation, ...]:
-    """Return the cheapest variant of each of *groups* that is a chain, as a kernel in blocks."""
-    forms = ((chain_in_blocks(fuse_eoperators(variant.derivation())) for variant in group) for group in groups)
-    return tuple(made for group in forms if (made := next(filter(None, group), None)) is not None)
 
 
 def _time(store: ProfileStore, key: ProfileKey, opened: Callable[[], Callable[[], object]]) -> float:
