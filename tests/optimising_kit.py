@@ -14,9 +14,6 @@ from onnx_building import build, node
 from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline import part_selection as filed_module
-from einnet_explore.pipeline import part_selection as forward_module
-from einnet_explore.pipeline import part_selection as sparing_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
@@ -122,9 +119,9 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(contest_module, name, {"MAX_WINNER_RATIO": 1e9, "NEGLIGIBLE_SHARE": 0.0}[name])
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 0.0)
-    monkeypatch.setattr(filed_module, "MIN_EXPORT_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MIN_EXPORT_SPEEDUP", 0.0)
     monkeypatch.setattr(
         result_module, "FORMS", {"plan": plan_forms("joined", "apart"), "onnxruntime": plan_forms("exported")}
     )
-    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
-    monkeypatch.setattr(sparing_module, "MAX_LOSING_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MAX_LOSING_SPEEDUP", 0.0)

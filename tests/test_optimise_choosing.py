@@ -16,13 +16,13 @@ from einnet_explore.codegen import versions
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
-from einnet_explore.pipeline import part_selection as forward_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import Baseline, time_with_original_process
+from einnet_explore.pipeline.optimised import ExportSelection
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.part_selection import ExportSelection, ForwardSelection, select_for_export
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
+from einnet_explore.pipeline.selection import ForwardSelection, select_for_export
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
@@ -41,12 +41,12 @@ def test_parts_that_gain_nothing_in_the_whole_model_are_removed(
 ) -> None:
     monkeypatch.setattr(contest_module, "MAX_WINNER_RATIO", 1e9)
     monkeypatch.setattr(contest_module, "_time", lambda *_: 1.0)
-    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 1e9)
+    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 1e9)
     fast = searched(model(transposed()))
     said = sound(fast, tmp_path)
     assert said["speedup"] == 1.0 and not any(part["kept"] for part in said["subprograms"])
     assert all("of its speed without" in part["why"] for part in said["subprograms"])
-    monkeypatch.setattr(forward_module, "MIN_PART_SPEEDUP", 0.0)
+    monkeypatch.setattr(result_module, "MIN_PART_SPEEDUP", 0.0)
     monkeypatch.setattr(result_module, "MIN_SPEEDUP", 1e9)
     again = sound(searched(model(transposed())), tmp_path)
     assert again["speedup"] == 1.0 and all("of its speed" in part["why"] for part in again["subprograms"])
@@ -61,7 +61,7 @@ def test_parts_with_wrong_outputs_in_the_whole_model_are_removed(
     for _ in work.run():
         pass
     assert any(part.kept for part in work.parts)
-    monkeypatch.setattr(forward_module, "MAX_RELATIVE_ERROR", -1.0)
+    monkeypatch.setattr(result_module, "MAX_RELATIVE_ERROR", -1.0)
     said = work.result().report()
     assert not any(part["kept"] for part in said["subprograms"])
     assert any("of the largest output" in part["why"] for part in said["subprograms"])
@@ -77,7 +77,9 @@ def test_plan_is_compared_with_the_original_in_a_separate_process(monkeypatch: p
     one, *others = (Timing(seconds, 0.0, 1, (seconds,)) for seconds in (1.0, 0.8, 1.25))
     monkeypatch.setattr(against_module, "time_against_original", lambda *_: {"before": one, "after": one})
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
-    monkeypatch.setattr(result_module, "forward_selection", lambda *_: ForwardSelection([0, 1], work.original, {}))
+    monkeypatch.setattr(
+        result_module.Selector, "_select_forward", lambda *_: ForwardSelection([0, 1], work.original, {})
+    )
     for after in (*others, None):
         beside = after and {"before": one, "after": after}
         monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, beside=beside, **__: beside)
@@ -170,7 +172,7 @@ def test_second_result_repeats_the_first_and_reports_lost_gains(
     assert not proved[0] and proved[-1] and proved == sorted(proved)  # first what is tried, then what is kept
     assert [part.kept for part in before.parts] == [True, True] and math.isclose(before.speedup, 1.5)
 
-    monkeypatch.setattr(result_module, "forward_selection", lambda *_: pytest.fail("selected again"))
+    monkeypatch.setattr(result_module.Selector, "_select_forward", lambda *_: pytest.fail("selected again"))
     for gain, kept in ((1.4, True), (1.01, True), (0.97, False), (1.2, True)):
         monkeypatch.setattr(against_module, "time_against_original", measured(gain))
         after = again(first).result()
@@ -228,7 +230,7 @@ def test_foreign_or_disagreeing_selection_is_selected_again(
     assert len(list(first.run())) == 2 and first.result().replacements
     calls: list[object] = []
     found = ForwardSelection([0], first.original, {1: "not now"})
-    monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or found)
+    monkeypatch.setattr(result_module.Selector, "_select_forward", lambda *_: calls.append(1) or found)
     monkeypatch.setattr(against_module, "time_with_original_process", lambda *_, **__: None)
     assert first.result().replacements and not calls
     assert [part.kept for part in again(first, threads=2).result().parts] == [True, False]

@@ -15,7 +15,8 @@ from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, Effort, is_clearly_faster
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.part_selection import (
+from einnet_explore.pipeline.plan import ExecutionPlan
+from einnet_explore.pipeline.selection import (
     CERTAIN_SPEEDUP,
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
@@ -24,7 +25,6 @@ from einnet_explore.pipeline.part_selection import (
     eliminate_unprofitable,
     forward_selection,
 )
-from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.runtime import measurement

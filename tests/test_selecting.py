@@ -18,24 +18,24 @@ from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
 from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.pipeline import assembly as assembling_module
-from einnet_explore.pipeline import part_selection as attribution_module
-from einnet_explore.pipeline import part_selection as forward_module
+from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline.baseline import Baseline
-from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimised import ExportSelection, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.part_selection import (
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.selection import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
+    MIN_SELECTION_SECONDS,
     UNTRIED,
-    ExportSelection,
     ForwardSelection,
+    Selector,
     forward_selection,
+    selection_seconds,
 )
-from einnet_explore.pipeline.part_selection import EXPORT_SELECTION_SECONDS as FILING
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
-from einnet_explore.pipeline.selection import MIN_SELECTION_SECONDS, Selector, selection_seconds
+from einnet_explore.pipeline.selection import EXPORT_SELECTION_SECONDS as FILING
 from einnet_explore.pipeline.submodels import open_session, random_model_inputs, run_session
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import FragmentWriter
@@ -177,7 +177,7 @@ def test_a_budget_bounds_selecting(work: Optimiser, monkeypatch: pytest.MonkeyPa
 def test_selection_with_a_smaller_budget_is_repeated(work: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     chosen = ForwardSelection([0], work.original, {})
-    monkeypatch.setattr(result_module, "forward_selection", lambda *_: calls.append(1) or chosen)
+    monkeypatch.setattr(result_module.Selector, "_select_forward", lambda *_: calls.append(1) or chosen)
     for budget, selected in ((1.0, 1), (15.0, 1), (90.0, 2), (None, 3), (90.0, 3), (1.0, 3), (None, 3)):
         result(work, budget).optimised()
         assert len(calls) == selected, budget
@@ -195,7 +195,7 @@ class Fake:
 
 
 def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
+    monkeypatch.setattr(result_module, "plan_speedup", lambda before, after, *_: before.seconds / after.seconds)
 
     def plan_of(kept: list[int]) -> Any:
         if 2 in kept:
@@ -218,7 +218,7 @@ def test_an_interrupt_while_selecting_keeps_what_is_kept(
     with monkeypatch.context() as patched:
         if where == "select":
             chosen = ForwardSelection([0], work.original, {1: UNTRIED}, True)
-            patched.setattr(result_module, "forward_selection", lambda *_: chosen)
+            patched.setattr(result_module.Selector, "_select_forward", lambda *_: chosen)
         else:
             patched.setattr(result_module.Selector, where, raising(KeyboardInterrupt()))
         making = result(work)

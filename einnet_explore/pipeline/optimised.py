@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import inf
 from pathlib import Path
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +20,102 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.onnx_import.shapes import restore_folded_nodes
-from einnet_explore.pipeline.assembly import PlanProgram
-from einnet_explore.pipeline.baseline import conservative_speedup
+from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
+from einnet_explore.pipeline.baseline import conservative_speedup, plan_speedup
 from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
-from einnet_explore.pipeline.part_selection import UNMEASURED_EXPORT, Attribution, ExportSelection, LeaveOneOut
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
-from einnet_explore.pipeline.tuning_context import LEVELS
+from einnet_explore.pipeline.tuning_context import LEVELS, TuningHistory
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.strategies.candidate import to_record
-from einnet_explore.support.json_values import JsonObject
+from einnet_explore.support.json_values import JsonObject, as_number
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, printable
 
 _LEFT_ALIGNED = "style='text-align:left'"
+
+
+PlanMaker: TypeAlias = "Callable[[Sequence[int]], ExecutionPlan]"
+"""Makes the plan with the derivations of some subprograms, by number; raises ValueError if that is impossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The *speedup* that the derivation of *nodes* (an entry for each of the equal subprograms) brings to the model.
+
+    It is the time of the plan without the derivation over that of the plan, measured in turns.
+    """
+
+    nodes: tuple[tuple[str, ...], ...]
+    speedup: float
+
+    def to_json(self) -> JsonObject:
+        """Return one entry of ``attribution`` in the JSON of ``optimize``."""
+        return {"nodes": [list(names) for names in self.nodes], "speedup": self.speedup}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut:
+    """The plan with one of its *groups* of equal subprograms left out.
+
+    Measured speedups are remembered in *history*, by the *key* of the plan.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    plan_of: PlanMaker
+    history: TuningHistory
+    key: tuple[object, ...]
+
+    def known(self, group: tuple[int, ...]) -> float | None:
+        """Return the speedup of *group* that this run or an earlier one measured."""
+        found = self.history.get("attribution", *self.key, group)
+        return None if found is None else as_number(found)
+
+    def measure(self, group: tuple[int, ...], plan: ExecutionPlan, feeds: Arrays, once: float) -> float:
+        """Measure the speedup of *plan*, a run of which takes *once* seconds, over the plan without *group*.
+
+        Raises ValueError if that plan cannot be made.
+        """
+        rest = [n for other in self.groups if other != group for n in other]
+        speedup = plan_speedup(self.plan_of(rest), plan, feeds, once, {"after": once})
+        self.history.record(speedup, "attribution", *self.key, group)
+        return speedup
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSelection:
+    """The file: its *speedup* in ONNX Runtime (None: not measured), and *why*.
+
+    *parts* are the numbers of the derived subprograms in it, assembled in *form*.
+    """
+
+    speedup: float | None
+    why: str
+    parts: tuple[int, ...] = ()
+    form: PlanForm = PlanForm.EXPORTED
+
+    def lacks(self, kept: int) -> str:
+        """Say that the file is slower or lacks some of the *kept* derivations; empty if neither."""
+        if self.speedup is None:
+            return f"its speed in ONNX Runtime is not known ({self.why})"
+        if len(self.parts) < kept:
+            return (
+                f"it has {len(self.parts)} of {count_noun(kept, 'derivation')} and runs at {self.speedup:.2f} of the "
+                "original's speed in ONNX Runtime: the other derivations are faster in the plan only"
+            )
+        return (
+            "" if self.speedup >= 1 else f"in plain ONNX Runtime it runs at {self.speedup:.2f} of the original's speed"
+        )
+
+
+ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the original")
+"""The file if no derivation is kept."""
+
+UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
 
 
 @dataclass(frozen=True)
