@@ -16,7 +16,7 @@ from einnet_explore.codegen.register_tiles import (
     this_machine,
 )
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_positions
+from einnet_explore.codegen.tvm.contraction import ContractionPlan, gather_positions
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty

@@ -43,8 +43,12 @@ from einnet_explore.codegen.register_tiles import (
 from einnet_explore.codegen.rows.kernel import nest_function
 from einnet_explore.codegen.rows.online import is_one_pass_faster, online_function
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
-from einnet_explore.codegen.tvm.contraction import contraction_function
-from einnet_explore.codegen.tvm.contraction_plan import ContractionPlan, gather_positions, plan_contraction
+from einnet_explore.codegen.tvm.contraction import (
+    ContractionPlan,
+    contraction_function,
+    gather_positions,
+    plan_contraction,
+)
 from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.codegen.tvm.schedule import (
     MIN_PARALLEL_ELEMENTS,
