@@ -18,8 +18,7 @@ from einnet_explore.ir import Equation, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.implementations import BoundEquation
-from einnet_explore.runtime.library_calls import implementations_of
+from einnet_explore.runtime.implementations import BoundEquation, implementations_of
 from einnet_explore.runtime.measurement import time_calls
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from einnet_explore.codegen import versions
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
-from einnet_explore.runtime import implementation_choice, library_calls, tvm_cpu
+from einnet_explore.runtime import implementation_choice, implementations, tvm_cpu
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import (
     BoundEquation,
@@ -39,7 +39,7 @@ def arrays_of(scope: Scope) -> dict[str, np.ndarray]:
 
 
 def ways_of(equation: Equation, threads: int = 2) -> list[Implementation]:
-    return list(library_calls.implementations_of(bound_of(equation, threads)))
+    return list(implementations.implementations_of(bound_of(equation, threads)))
 
 
 def bound_of(equation: Equation, threads: int) -> BoundEquation:

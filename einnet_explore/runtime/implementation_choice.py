@@ -22,10 +22,10 @@ from einnet_explore.runtime.implementations import (
     BoundEquation,
     Call,
     Implementation,
+    ImplementationChooser,
     load_implementation,
     single_threaded_variant,
 )
-from einnet_explore.runtime.library_calls import ImplementationChooser
 from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, StoredTime, TimeStore, profile_key

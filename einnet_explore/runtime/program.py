@@ -23,9 +23,11 @@ from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
-from einnet_explore.runtime.implementations import BoundEquation, Implementation, ViewCall
-from einnet_explore.runtime.library_calls import (
+from einnet_explore.runtime.implementations import (
+    BoundEquation,
+    Implementation,
     ImplementationChooser,
+    ViewCall,
     first_implementation,
     implementations_of,
     view_call,
