@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks import contractions, eoperators
 from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import EOPERATOR, Equation, Instance
-from einnet_explore.runtime.device_profile import peak_flops, stream_bandwidth
-from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.implementation_choice import ProfileStore, peak_flops, stream_bandwidth
 from einnet_explore.syntax import parse
 
 

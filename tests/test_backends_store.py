@@ -15,8 +15,7 @@ import pytest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
-from einnet_explore.runtime.device_profile import stream_bandwidth
-from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.implementation_choice import ProfileStore, stream_bandwidth
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source

@@ -38,8 +38,14 @@ from einnet_explore.runtime.cuda import device as cuda_device
 from einnet_explore.runtime.cuda import execution, nvrtc
 from einnet_explore.runtime.cuda import plan as cuda_plan
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, View, cuda_plan_from_json
-from einnet_explore.runtime.device_profile import RATES, device_cost, load_recorded_profile, record_rates, recorded_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import (
+    RATES,
+    TimeStore,
+    device_cost,
+    load_recorded_profile,
+    record_rates,
+    recorded_key,
+)
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError

@@ -12,8 +12,7 @@ import onnx
 import einnet_explore as ee
 import einnet_widgets
 from einnet_explore.runtime.cuda import execution
-from einnet_explore.runtime.device_profile import record_rates, recorded_key
-from einnet_explore.runtime.profile_store import TimeStore
+from einnet_explore.runtime.profile_store import TimeStore, record_rates, recorded_key
 from einnet_explore.session.run import Run
 from einnet_widgets import monitor
 from tests.onnx_building import build, node

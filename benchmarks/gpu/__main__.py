@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 cost = None
                 if given.device:
-                    from einnet_explore.runtime.device_profile import device_cost
+                    from einnet_explore.runtime.profile_store import device_cost
 
                     cost = device_cost(given.device)
                 print(write(given.out, given.quick, cost, given.seconds, _note, given.model))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from einnet_explore.runtime.device_profile import record_rates
-from einnet_explore.runtime.profile_store import ProfileKey, TimeStore
+from einnet_explore.runtime.profile_store import ProfileKey, TimeStore, record_rates
 
 
 def convert(results: Path, out: Path) -> str:

@@ -75,9 +75,8 @@ def _cost(device: str, threads: int | None) -> Cost:
         if threads is not None:
             raise ValueError(f"--threads {threads}: expected with --device profile:FILE.sqlite, whose times it chooses")
         return program_seconds
-    from einnet_explore.runtime.device_profile import (
-        device_cost,  # loads compilers, which a search on this machine needs not
-    )
+    # It loads compilers, which a search on this machine does not need.
+    from einnet_explore.runtime.profile_store import device_cost
 
     return device_cost(device, threads)
 

@@ -62,9 +62,9 @@ from einnet_explore.pipeline.tuning_task import (
 )
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
-from einnet_explore.runtime.device_profile import PROFILE_PREFIX
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object

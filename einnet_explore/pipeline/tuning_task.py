@@ -35,7 +35,7 @@ from einnet_explore.rules.base import MatchJson
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Arrays, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import settle_seconds, stop_after, time_calls, times_faster
-from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key
+from einnet_explore.runtime.profile_store import ProfileKey, device_name, library_versions, profile_key, recorded_key
 from einnet_explore.strategies.candidate import replay, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
@@ -254,7 +254,7 @@ class PortableCost:
         return found.seconds, found.how
 
     def _find(self, equation: Equation) -> float | None:
-        return self.known.get(replace(profile_key(equation, self.threads), device=self.device, library=self.library))
+        return self.known.get(recorded_key(equation, self.device, self.library, self.threads))
 
 
 def tune_on_executor(

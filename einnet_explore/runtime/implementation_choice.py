@@ -1,4 +1,7 @@
-"""Autotuning of one equation: its implementations are measured once, and the times are stored."""
+"""Autotuning of one equation: its implementations are measured once, and the times are stored.
+
+Rates of this machine for the cost model are measured with two small kernels.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.ir import Equation, Program, tensors
+from einnet_explore.ir import Const, Equation, Iterator, Program, Scope, Tensor, add, mul, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import measurement
-from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.arrays import Array, aligned, aligned_empty
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Call,
@@ -30,6 +33,7 @@ from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, StoredTime, TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime.tvm_cpu import compile_scope, tiled_contraction
 from einnet_explore.support.errors import BackendError, NoKernel
 
 SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
@@ -272,6 +276,33 @@ def session_overhead() -> float:
     session = onnx_session(model, 1)
     call = bind_session(session, {"x": np.zeros(1, np.float32)}, {"y": np.zeros(1, np.float32)})
     return measurement.time_calls({"it": call}, rounds=5, min_seconds=0.01)["it"].low
+
+
+@lru_cache(maxsize=16)
+def stream_bandwidth(threads: int = 1, nbytes: int = 1 << 26) -> float:
+    """Bytes a second of the triad a = b + 2·c, reads and writes counted, over arrays of *nbytes* together."""
+    lane = 1024
+    rows = max(1, nbytes // (3 * 4 * lane))
+    i, j = Iterator("i", 0, rows), Iterator("j", 0, lane)
+    b, c = (Tensor(name, (rows, lane))[i, j] for name in "bc")
+    kernel = compile_scope(Scope((i, j), (), add(b, mul(Const(2), c))), threads=threads)
+    arrays = [aligned(np.ones((rows, lane), np.float32)) for _ in range(2)]
+    call = kernel.bind(arrays, aligned_empty((rows, lane)))
+    return 3 * 4 * rows * lane / time_calls({"triad": call}, rounds=5, min_seconds=0.05)["triad"].median
+
+
+@lru_cache(maxsize=16)
+def peak_flops(threads: int = 1) -> float:
+    """Multiplications and additions a second of a product that stays in the first-level caches."""
+    rows, depth, columns = 16 * threads, 256, 64
+    m, n, k = Iterator("m", 0, rows), Iterator("n", 0, columns), Iterator("k", 0, depth)
+    scope = Scope((m, n), (k,), mul(Tensor("A", (rows, depth))[m, k], Tensor("B", (depth, columns))[k, n]))
+    arrays = {name: aligned(np.ones(s, np.float32)) for name, s in (("A", (rows, depth)), ("B", (depth, columns)))}
+    made = tiled_contraction(scope, {"A"}, 1)
+    assert made is not None
+    call = made.bind(arrays, aligned_empty((rows, columns)))
+    samples = time_calls({"product": call}, rounds=15, min_seconds=0.02)["product"].samples
+    return threads * 2 * rows * depth * columns / min(samples)
 
 
 class ProfileStore(TimeStore):

@@ -1,18 +1,20 @@
 """Measured times by key, in one SQLite file that several processes may use at once.
 
-A key has the operator, its attributes, its shapes, the device and the versions of libraries.
+A key has the operator, its attributes, its shapes, the device and the versions of libraries.  A file of another machine
+also has that device's rates: a cost model of it needs no run there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
@@ -21,9 +23,13 @@ from typing import TypeVar
 
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.versions import scope_identity
+from einnet_explore.cost import CostModel, Device, cpu_default
 from einnet_explore.ir import EOPERATOR, Equation, Program, tensors
 from einnet_explore.runtime.compiled import cpu_name
+from einnet_explore.strategies.options import Cost
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
+from einnet_explore.support.wording import count_noun
 
 C_ENGINE = "c"
 """The engine of kernels of our own in C."""
@@ -126,9 +132,9 @@ _TABLE = """CREATE TABLE IF NOT EXISTS engine_profile (
     engine TEXT,
     seconds REAL NOT NULL, how TEXT NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (operator, attributes, shapes, dtype, threads, device, library, engine))"""
-_WHERE = " AND ".join(
-    f"{name} = ?" for name in ("operator", "attributes", "shapes", "dtype", "threads", "device", "library", "engine")
-)
+_KEY_NAMES = tuple(f.name for f in fields(ProfileKey))
+_KEY_COLUMNS = ", ".join(_KEY_NAMES)
+_WHERE = " AND ".join(f"{name} = ?" for name in _KEY_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +228,8 @@ class TimeStore:
 
 def _times(file: sqlite3.Connection) -> dict[ProfileKey, StoredTime]:
     """The times of this device and these libraries, without those of outdated kernels."""
-    names = ", ".join(f.name for f in fields(ProfileKey))
     rows = file.execute(
-        f"SELECT {names}, seconds, how FROM engine_profile WHERE device = ? AND library = ?",
+        f"SELECT {_KEY_COLUMNS}, seconds, how FROM engine_profile WHERE device = ? AND library = ?",
         (device_name(), library_versions()),
     )
     found: dict[ProfileKey, StoredTime] = {}
@@ -265,3 +270,167 @@ def _least(times: Iterable[tuple[ProfileKey, float]]) -> dict[ProfileKey, float]
         own = replace(key, engine="")
         target[own] = min(seconds, target.get(own, seconds))
     return found | chosen
+
+
+PROFILE_PREFIX = "profile:"
+"""Prefix of a device's name that is a file: ``profile:h100.sqlite``, or ``profile:all.sqlite#H100``."""
+
+RATES = ("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes", "call_seconds")
+"""The rates of a device that a roofline needs; a recording may have more numbers."""
+
+_RATES_TABLE = """CREATE TABLE IF NOT EXISTS device_rates (
+    device TEXT, library TEXT, threads INTEGER, rates TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (device, library, threads))"""
+
+
+@dataclass(frozen=True)
+class RecordedProfile:
+    """Measurements on one *device* with one set of libraries; *rates* is empty if only times were recorded."""
+
+    path: Path
+    device: str
+    library: str
+    threads: int
+    rates: Mapping[str, float]
+    times: Mapping[ProfileKey, float] = field(repr=False)
+
+    def lookup(self) -> Callable[[Equation], float | None]:
+        """A function for cost models: the recorded seconds of an equation, or None."""
+        return lambda equation: self.times.get(recorded_key(equation, self.device, self.library, self.threads))
+
+
+def recorded_key(equation: Equation, device: str, library: str, threads: int = 1, engine: str = "") -> ProfileKey:
+    """The key under which *equation*'s time on another *device* is stored."""
+    return replace(profile_key(equation, threads), device=device, library=library, engine=engine)
+
+
+def record_rates(path: Path, device: str, library: str, rates: Mapping[str, float], threads: int = 1) -> None:
+    """Store a device's rates with its times in *path*; they replace older ones.
+
+    Raises ValueError where one of ``RATES`` is missing or is no positive number.
+    """
+    _check_rates(str(path), rates)
+    with closing(sqlite3.connect(path, timeout=20)) as connection, connection:
+        connection.execute(_RATES_TABLE)
+        row = (device, library, threads, json.dumps(dict(rates)), time.time())
+        connection.execute("INSERT OR REPLACE INTO device_rates VALUES (?, ?, ?, ?, ?)", row)
+
+
+def load_recorded_profile(name: str, threads: int | None = None) -> RecordedProfile:
+    """The recording with *name* ``FILE.sqlite`` or ``FILE.sqlite#DEVICE``; the file is only read.
+
+    *DEVICE* is a part of the device's or the libraries' names.  Raises BackendError, with what was found, for a file
+    that is missing, no SQLite file, no profile store or empty; where several recordings fit or none does; and for rates
+    that are not numbers.
+    """
+    text, _, wanted = name.partition("#")
+    path = Path(text)
+    if not path.is_file():
+        raise BackendError(f"profile {text or '(no name)'}: found no such file, expected {PROFILE_PREFIX}FILE.sqlite")
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection:
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "engine_profile" not in tables:
+                held = ", ".join(sorted(tables)) or "none"
+                raise BackendError(f"profile {path}: no profile store: its tables are {held}, expected engine_profile")
+            rows = connection.execute(f"SELECT {_KEY_COLUMNS}, seconds FROM engine_profile").fetchall()
+            rates = _rates(path, connection) if "device_rates" in tables else {}
+    except sqlite3.Error as error:
+        raise BackendError(f"profile {path}: it cannot be read as a profile store: {error}") from None
+    times = [(ProfileKey(*key), seconds) for *key, seconds in rows]
+    there = sorted({(key.device, key.library, key.threads) for key, _ in times} | set(rates))
+    chosen = _select_recording(path, there, wanted, threads)
+    mine = [(key, seconds) for key, seconds in times if (key.device, key.library, key.threads) == chosen]
+    for key, seconds in mine:
+        if not isinstance(seconds, float) or not seconds > 0:
+            found = f"{key.operator} {key.shapes} takes {seconds!r} seconds"
+            raise BackendError(f"profile {path}: {found}, expected a positive number")
+    return RecordedProfile(path, *chosen, rates.get(chosen, {}), _least(mine))
+
+
+def _select_recording(
+    path: Path, there: list[tuple[str, str, int]], wanted: str, threads: int | None
+) -> tuple[str, str, int]:
+    """The recording among *there* that *wanted* and *threads* select."""
+    listed = "; ".join(f"{d} ({lib}, {count_noun(n, 'thread')})" for d, lib, n in there[:6]) or "nothing"
+    fit = [r for r in there if wanted.lower() in f"{r[0]} {r[1]}".lower()]
+    if len(fit) > 1 and threads is not None:
+        fit = [r for r in fit if r[2] == threads]
+    if len(fit) == 1:
+        return fit[0]
+    asked = f" for {wanted!r}" if wanted else ""
+    how = f"name one: {PROFILE_PREFIX}{path.name}#DEVICE, or --threads" if len(there) > 1 else "expected one"
+    raise BackendError(f"profile {path}: {len(fit)} recordings{asked} ({how}); it holds {listed}")
+
+
+def _rates(path: Path, connection: sqlite3.Connection) -> dict[tuple[str, str, int], dict[str, float]]:
+    found = {}
+    for device, library, threads, told in connection.execute(
+        "SELECT device, library, threads, rates FROM device_rates"
+    ):
+        try:
+            rates = json.loads(told)
+            _check_rates(str(path), rates)
+        except ValueError as error:
+            raise BackendError(f"profile {path}: the rates of {device}: {error}") from None
+        found[str(device), str(library), int(threads)] = {k: float(v) for k, v in rates.items()}
+    return found
+
+
+def _check_rates(where: str, rates: object) -> None:
+    held = rates if isinstance(rates, Mapping) else {}
+    numbers = {k: v for k, v in held.items() if isinstance(v, int | float) and 0 < v < float("inf")}
+    if wrong := [k for k in (*RATES, *held) if k not in numbers]:
+        shown = ", ".join(f"{k} = {held.get(k, 'missing')}" for k in dict.fromkeys(wrong))
+        raise ValueError(f"{where}: {shown}: expected positive numbers")
+
+
+def device_cost(device: str, threads: int | None = None) -> Cost:
+    """Return the cost function of a search for *device*: seconds, and how they were found.
+
+    Raises ValueError for an unknown device or an unusable profile.
+    """
+    model = device_cost_model(device, threads)
+
+    def seconds(program: Program) -> tuple[float, str]:
+        found = model.program_cost(program)
+        return found.seconds, found.how
+
+    return seconds
+
+
+def device_cost_model(device: str, threads: int | None = None) -> CostModel:
+    """Return the cost model of *device*; raises as ``device_cost`` does."""
+    if not device.startswith(PROFILE_PREFIX):
+        if device != "cpu":
+            raise ValueError(f"device {device!r}: found no such cost, expected cpu or {PROFILE_PREFIX}FILE.sqlite")
+        return CostModel()
+    try:
+        held = load_recorded_profile(device.removeprefix(PROFILE_PREFIX), threads)
+    except BackendError as error:
+        raise ValueError(str(error)) from None
+    return CostModel(_recorded_device(held), held.lookup())
+
+
+def _recorded_device(held: RecordedProfile) -> Device:
+    """Return the roofline of a recording; one without rates is of a CPU with the usual figures."""
+    usual = cpu_default(max(1, held.threads))
+    if not held.rates:
+        if held.device.startswith("CUDA"):
+            raise ValueError(f"profile {held.path}: no rates of {held.device}, expected {', '.join(RATES)}")
+        return usual
+    own = {
+        name: held.rates.get(name, getattr(usual, name))
+        for name in (
+            "peak_flops",
+            "memory_bandwidth",
+            "cache_bandwidth",
+            "call_seconds",
+            "library",
+            "tiled",
+            "generated",
+        )
+    }
+    whole = {name: int(held.rates.get(name, getattr(usual, name))) for name in ("cache_bytes", "lanes")}
+    return Device(name=held.device, threads=held.threads, **own, **whole)

@@ -87,7 +87,7 @@ def search(
     """
     cost: Cost = program_seconds
     if device != "cpu":
-        from einnet_explore.runtime.device_profile import device_cost
+        from einnet_explore.runtime.profile_store import device_cost
 
         cost = device_cost(device)
     return Run(program, cost, target=target, limit=limit, operators=operators, options=Options(**options))

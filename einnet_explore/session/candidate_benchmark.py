@@ -100,7 +100,7 @@ def position(done: Work, seconds: float, roof: Roof) -> Position:
 @lru_cache(64)
 def cpu_roof(threads: int, nbytes: int) -> Roof:
     """Measure the ceilings of this CPU for a working set of *nbytes*, in about half a second."""
-    from einnet_explore.runtime.device_profile import peak_flops, stream_bandwidth
+    from einnet_explore.runtime.implementation_choice import peak_flops, stream_bandwidth
 
     return Roof(peak_flops(threads), stream_bandwidth(threads, nbytes))
 
@@ -244,7 +244,7 @@ def _time_text(middle: float | None, iqr: float, how: str | None) -> str:
 
 
 PREFIX = "profile:"
-"""As in ``runtime.device_profile``, which imports the compilers and is therefore imported late."""
+"""As in ``runtime.profile_store``, which imports the compilers and is therefore imported late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +403,7 @@ def _measure_on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> 
 
 
 def _from_profile(programs: Mapping[str, Program], device: str) -> Iterable[CandidateMeasurements]:
-    from einnet_explore.runtime.device_profile import device_cost_model
+    from einnet_explore.runtime.profile_store import device_cost_model
 
     model = device_cost_model(device)
     found = {name: model.program_cost(program) for name, program in programs.items()}
