@@ -23,7 +23,7 @@ from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation
-from einnet_explore.session.records import to_record
+from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
