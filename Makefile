@@ -1,13 +1,14 @@
 # Every target works from a fresh clone: it first makes the virtual environment that it needs.
 .POSIX:
 .SUFFIXES:
-.PHONY: help install lab test test-all check bench pictures format lock clean
+.PHONY: help install lab test test-all check bench docs pictures format lock clean
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
 
 SHELL = /bin/sh
 VENV = .venv
 PY = $(VENV)/bin/python
 STAMP = $(VENV)/.installed
+SITE_PACKAGES = $(VENV)/docs
 TOUR = notebooks/00_tour
 LAB_ARGS =
 PYTEST_ARGS =
@@ -16,9 +17,10 @@ PYTEST = $(PY) -m pytest -n 2 --timeout 300 $(PYTEST_ARGS)
 help:
 	@echo 'make lab       open the tour in JupyterLab (LAB_ARGS=... are passed to JupyterLab)'
 	@echo 'make test      make check, then the tests (PYTEST_ARGS=... are passed to pytest)'
-	@echo 'make test-all  make test, with the slow tests, those against torch and other runtimes, which it installs, and new random examples'
+	@echo 'make test-all  make test, with the slow tests, those against torch and other runtimes, which it installs, new random examples, and make docs'
 	@echo 'make check     formatting, lint, types and import layers'
 	@echo 'make bench     benchmarks of the engine: counts and timings'
+	@echo 'make docs      build the site of the documentation in build/site'
 	@echo 'make pictures  redraw the pictures of the documentation (needs Chromium and Graphviz)'
 	@echo 'make format    format the sources'
 	@echo 'make lock      resolve the dependencies into requirements.lock'
@@ -52,10 +54,11 @@ lab: $(STAMP) $(TOUR).ipynb
 test: check
 	$(PYTEST) -m 'not slow'
 
-# Also installs torch and other runtimes (extras, not locked), so that the tests that compare with them run; draws new examples.
+# Also builds the site, installs torch and other runtimes (extras, not locked), so that the tests that compare with them run; draws new examples.
 test-all: check
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[torch,rivals]'
 	$(PYTEST) --hypothesis-profile random
+	$(MAKE) docs
 
 check: $(STAMP)
 	$(PY) -m ruff check .
@@ -65,6 +68,15 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks
+
+# Sphinx needs another docutils than the notebooks, so its packages are in a folder of their own.
+$(SITE_PACKAGES)/.installed: docs/requirements.lock | $(STAMP)
+	$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --upgrade --target $(SITE_PACKAGES) -r docs/requirements.lock
+	touch $@
+
+docs: $(STAMP) $(SITE_PACKAGES)/.installed
+	PYTHONPATH=$(SITE_PACKAGES) $(PY) -m sphinx -W --keep-going -q -b html docs build/site
+	@echo 'open build/site/index.html'
 
 pictures: $(STAMP)
 	PYTHONPATH=. $(PY) docs/pictures.py
@@ -85,6 +97,13 @@ lock:
 	    names = {each["name"]: each["version"] for each in found if each["name"] != "einnet-explore"}; \
 	    print(*(f"{name}=={names[name]}" for name in sorted(names, key=str.lower)), sep="\n")' > build/requirements.lock
 	cp build/requirements.lock requirements.lock
+	grep -v '^docutils==' requirements.lock > build/constraints
+	build/venv/bin/python -m pip install --quiet --quiet --dry-run --report build/docs.json --python-version 3.11.0 \
+	    --target build/target --only-binary :all: -c build/constraints sphinx myst-nb pydata-sphinx-theme sphinx-mathjax-offline
+	build/venv/bin/python -c 'import json; \
+	    found = [each["metadata"] for each in json.load(open("build/docs.json"))["install"]]; \
+	    pins = {"{name}=={version}".format(**each) for each in found} - set(open("requirements.lock").read().split()); \
+	    print(*sorted(pins, key=str.lower), sep="\n")' > docs/requirements.lock
 	rm -rf build
 
 clean:

@@ -1,5 +1,6 @@
 """Commands and examples on the pages of the documentation work as written."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -18,12 +19,13 @@ from einnet_explore.cli import main
 from einnet_explore.cli.arguments import command_parser
 from einnet_explore.pipeline.optimiser import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.rules import ALL_RULES
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import RESERVED, TextError, parse, text
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 TEXT_FORM = (ROOT / "docs" / "text-form.md").read_text(encoding="utf-8")
 
 
@@ -84,8 +86,8 @@ def test_the_reserved_words_that_the_text_form_lists() -> None:
 
 
 def table(head: str) -> dict[str, str]:
-    """The last column of the index's table that begins with *head*, by the first."""
-    rows = INDEX.split(f"| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+    """The last column of the table of commands that begins with *head*, by the first."""
+    rows = COMMANDS.split(f"| {head} |")[1].split("\n\n")[0].splitlines()[2:]
     cells = [row.strip("| ").split(" |") for row in rows]
     return {first.strip("` "): rest[-1].strip() for first, *rest in cells}
 
@@ -118,7 +120,7 @@ ASKED = {
 }
 
 
-def test_the_keys_of_json_that_the_index_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_has_the_keys_that_the_page_of_commands_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("conv.ein").write_text(CONV)
     Path("family.ein").write_text(FAMILY)
@@ -179,7 +181,7 @@ PAGES = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
+    *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in p.parts),
 ]
 
 
@@ -226,3 +228,11 @@ def test_the_drawing_of_the_packages_is_generated() -> None:
     packages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(packages)
     assert (ROOT / "docs" / "packages.svg").read_text(encoding="utf-8") == packages.drawing()
+
+
+def test_every_rule_has_a_page_with_a_proved_step_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    generated = importlib.import_module("generated")
+    for rule in ALL_RULES:
+        page = generated.rule_page(rule)
+        assert "Certificate: **proved**" in page and "Refused: " in page, rule.name
