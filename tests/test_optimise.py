@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx_building import build, node
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -29,9 +30,10 @@ from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import Optimiser, Tuner, make_settings, optimize_model, parse_budget
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
-from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_context import LEVELS, Settings
 from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.support import limits
@@ -346,13 +348,15 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     assert not part.kept and part.certificate == "false" and "a step that is false" in part.why
 
 
-def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_records_that_check_and_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
     monkeypatch.setattr(command, "make_settings", lambda *_: SHORT)
     path, said, records = tmp_path / "m.onnx", tmp_path / "m.json", tmp_path / "records"
     onnx.save(transposed(), path)
-    assert main(["optimize", str(path), "--json", str(said), "--certificates", str(records)]) == 0
+    bundle = tmp_path / "bundle"
+    options = ["--json", str(said), "--certificates", str(records), "--bundle", str(bundle)]
+    assert main(["optimize", str(path), *options]) == 0
     report = json.loads(said.read_text())
     assert [len(part["nodes"]) for part in report["attribution"]] == [1, 1]
     assert report["form"] == "joined" and len(report["programs"]) == 1 and "speedup" in report["export"]
@@ -362,6 +366,25 @@ def test_the_command_writes_records_that_check(tmp_path: Path, monkeypatch: pyte
         assert main(["check", str(record)]) == 0
     with pytest.raises(SystemExit):
         main(["optimize", str(path), "--certificates"])
+    assert [file.read_bytes() for file in sorted((bundle / "certificates").iterdir())] == [
+        file.read_bytes() for file in written
+    ]
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["kernels"] and manifest["numerics"] in LEVELS and manifest["max_rel_error"] < MAX_RELATIVE_ERROR
+    assert "einnet" in {node.domain for node in onnx.load(bundle / "model.onnx").graph.node}
+    found = onnxruntime.SessionOptions()
+    found.register_custom_ops_library(str(bundle / "kernels.so"))
+    session = onnxruntime.InferenceSession(str(bundle / "model.onnx"), found)
+    x = np.random.default_rng(1).standard_normal((1, 24, 3, 5)).astype(np.float32)
+    want = onnxruntime.InferenceSession(str(path)).run(None, {"x": x})[0]
+    assert largest_error({"y": want}, {"y": session.run(None, {"x": x})[0]}) < MAX_RELATIVE_ERROR
+
+
+def test_a_bundle_does_not_replace_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(transposed(), path)
+    assert main(["optimize", str(path), "--bundle", str(tmp_path)]) == 2
+    assert "found a folder with other files, expected a new folder, an empty one or a bundle" in capsys.readouterr().err
 
 
 def test_bad_target_runtimes_are_refused() -> None:
