@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from einnet_evaluation import fused_programs as known
 from einnet_evaluation.gpu_emulation import Elementwise
+from einnet_explore.codegen.copies import regions_kernel
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.language.printer import emit
-from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, tensors

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einnet_evaluation import gpu_emulation
-from einnet_explore.codegen.gpu_copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
+from einnet_explore.codegen.copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
 from einnet_explore.codegen.language import F16, F64
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.interpreter.evaluation import evaluate

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from einnet_explore.codegen import transpose_tiles
+from einnet_explore.codegen import copies
+from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
 from einnet_explore.codegen.language import (
     F16,
     F32,
@@ -36,9 +37,7 @@ from einnet_explore.codegen.language import (
 from einnet_explore.codegen.language.fission import fission_at_barriers
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import all_statements
-from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
 from einnet_explore.runtime import compiled, native
@@ -105,9 +104,9 @@ def test_permutations_of_drawn_sizes_are_exact(order: list[int], sizes: tuple[in
     over = ", ".join(f"{names[d]}:{sizes[d]}" for d in order)
     scope = scope_of(f"tensor A[{', '.join(map(str, sizes))}]\nY[{over}] = A[x, y, z] + 3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transpose_tiles, "SAME_PAGE_BYTES", 4 * near)  # bands one way and the other
-        patch.setattr(transpose_tiles, "BLOCK_TILES", 2)
-        patch.setattr(transpose_tiles, "STREAMED_BLOCK_TILES", 2)
+        patch.setattr(copies, "SAME_PAGE_BYTES", 4 * near)  # bands one way and the other
+        patch.setattr(copies, "BLOCK_TILES", 2)
+        patch.setattr(copies, "STREAMED_BLOCK_TILES", 2)
         by_machine(scope, *transpose_kernel(scope, "Y'", STREAMS if far else SMALL))
 
 

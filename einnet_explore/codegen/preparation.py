@@ -6,19 +6,27 @@ r"""Laws that make scopes cheap to run and keep every value; afterwards scopes m
 * nested scopes without summations are inlined;
 * where a domain would guard a reduction, the reduction becomes a scope of its own;
 * dimensions are collapsed: :math:`A[c, h, w] \mapsto A[c, t]` where :math:`t = h W + w`, since longer rows fill
-  vectors better.
+  vectors better;
+* traversals are split into ranges and phases (polyphase decomposition), inside which every condition is decided:
+
+.. math::
+   x + c = P u + q \;\Rightarrow\; \lfloor (x + c) / P \rfloor = u, \quad (x + c) \bmod P = q,
+   \qquad 0 \le q < P
+
+Ranges end where reads enter or leave their tensors.  Phases are counted from the windows (`x + c`, not `x`), so that an
+overlap-add reads whole pieces of each window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from itertools import permutations
-from math import prod
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
+from math import lcm, prod
 
 from einnet_explore.analysis.bilinear import select_entry
-from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, substitute
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.indices import compared_iterators, fresh_name, guard, read_indices, substitute
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -33,12 +41,15 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     accesses,
+    add,
     as_index,
     combined,
     factors,
     map_accesses,
+    walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
+from einnet_explore.support.errors import Refused
 
 MAX_UNROLLED_READS = 64
 """Reads of a sum that is unrolled, at most."""
@@ -195,6 +206,25 @@ def _inline_scopes(scope: Scope) -> Scalar:
     return map_accesses(scope.body, inline_scope)
 
 
+def inline_nested(scope: Scope) -> Scalar:
+    """Return the body of *scope* with the scopes that it reads inlined and its domain as a condition."""
+
+    def inline_scope(access: Access) -> Scalar:
+        match access.source:
+            case Tensor():
+                return access
+            case Scope() as inner if not inner.summations:
+                at = dict(zip(inner.traversals, access.index, strict=True))
+                return guard(access.index, inner.box, substitute(inline_nested(inner), at), inner.value)
+            case source:
+                raise Refused(f"{source!r} is read at {access.index!r}: expected tensors and scopes without sums")
+
+    if scope.summations and scope.domain:
+        raise Refused(f"a sum with {len(scope.domain)} bounds is not moved")
+    body = map_accesses(scope.body, inline_scope)
+    return _domain_guard(scope, body) if scope.domain else body
+
+
 def _worth_inlining(nested: Scope, evaluations: int) -> bool:
     reads = len(tuple(accesses(nested.body)))
     light = reads <= 1 and _cheap(nested.body)
@@ -273,3 +303,132 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
         body=map_accesses(scope.body, collapse_read),
         padding=(),
     )
+
+
+MAX_POLYPHASE = 8
+"""Phases that are written out, at most."""
+
+VECTOR_LANES = 16
+"""Elements of the longest vector."""
+
+
+@dataclass(frozen=True)
+class PolyphaseCut:
+    """A traversal as `x = period·u + q - shift`; *ranges* of `u` between two cuts exclude their ends."""
+
+    x: Iterator
+    period: int
+    shift: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def first(self) -> int:
+        """The least `u`."""
+        return self.ranges[0][0]
+
+    @property
+    def extent(self) -> int:
+        """Number of values of `u`."""
+        return self.ranges[-1][1] - self.ranges[0][0]
+
+    def phases(self, at: tuple[int, int]) -> Iterable[tuple[Iterator, Index]]:
+        """Yield (u between two cuts, the value of the traversal) for every phase within its range."""
+        u = Iterator(f"{self.x.name}'", *at)
+        for q in range(self.period):
+            value = as_index(u) * self.period + (q - self.shift)
+            if self.x.lo <= value.bounds[0] and value.bounds[1] < self.x.hi:
+                yield u, value
+
+
+def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
+    """Return the traversals with loops, outermost first, and those whose few values are unrolled innermost.
+
+    If the result's neighbours are k elements apart in the source, and a traversal of k values fills the gaps, that
+    traversal goes innermost: each cache line is then read once.
+    """
+    reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
+    *outer, last = scope.traversals
+    apart = {abs(flat.coefficient(last)) for flat in reads}
+    if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= MAX_POLYPHASE or last.extent < VECTOR_LANES:
+        return scope.traversals, ()
+    between = tuple(x for x in outer if x.extent == k and reads[0].coefficient(x) == 1)
+    if not between:
+        return scope.traversals, ()
+    rest = sorted((x for x in outer if x not in between), key=lambda x: -abs(reads[0].coefficient(x)))
+    return (*rest, last), between
+
+
+def cut_traversal(x: Iterator, body: Scalar) -> PolyphaseCut:
+    found = {
+        (atom.divisor, atom.numerator)
+        for i in read_indices(body)
+        for atom in i.divisions
+        if x in atom.numerator.iterators
+    }
+    shift = 0
+    for divisor, numerator in sorted(found, key=repr):
+        rest = numerator - x
+        if rest.terms or divisor > MAX_POLYPHASE:
+            raise Refused(f"{numerator} is divided by {divisor}: expected one traversal, and at most {MAX_POLYPHASE}")
+        shift = rest.const
+    period = lcm(*(divisor for divisor, _ in found))
+    if period > MAX_POLYPHASE:
+        raise Refused(f"{x.name} has {period} phases, expected at most {MAX_POLYPHASE}")
+    whole = Iterator(f"{x.name}'", (x.lo + shift) // period, (x.hi - 1 + shift) // period + 1)
+    at = {whole.lo, whole.hi}
+    for q in range(period):
+        value = as_index(whole) * period + (q - shift)
+        placed = substitute(body, {x: value})
+        tests = [Compare(">=", value, as_index(x.lo)), Compare("<", value, as_index(x.hi)), *conditions_in(placed)]
+        at.update(turn for t in tests if (turn := _threshold(t, whole)) is not None)
+    return PolyphaseCut(x, period, shift, tuple(pairwise(sorted(at))))
+
+
+def conditions_in(body: Scalar) -> Iterable[Compare]:
+    """Yield the conditions in *body*."""
+    return (part for part in walk_scalar(body) if isinstance(part, Compare))
+
+
+def _threshold(test: Compare, u: Iterator) -> int | None:
+    """Return the `u` at which the outcome of *test* changes, if it depends on nothing else."""
+    rest = test.left - test.right
+    k = rest.coefficient(u)
+    if k == 0 or rest != as_index(u) * k + rest.const:
+        return None
+    # k·u + c ⋛ 0 changes at -c/k, for < and >= of a growing side there, else one further.
+    turn = -(rest.const // k) if (test.op in (">=", "<")) == (k > 0) else -rest.const // k + 1
+    return turn if u.lo < turn < u.hi else None
+
+
+def fold_decided(body: Scalar) -> Scalar:
+    """Return *body* without the conditions that always or never hold over the ranges of its iterators."""
+    match body:
+        case Apply("where", (Compare() as test, yes, no)):
+            known = _constant_outcome(test)
+            return (
+                Apply("where", (test, fold_decided(yes), fold_decided(no)))
+                if known is None
+                else fold_decided(yes if known else no)
+            )
+        case Apply("+", args):
+            return add(*map(fold_decided, args))
+        case Apply(op, args):
+            return Apply(op, tuple(map(fold_decided, args)))
+        case Access() | Const() | Compare():
+            return body
+
+
+def _constant_outcome(test: Compare) -> bool | None:
+    least, most = (test.left - test.right).bounds
+    match test.op:
+        case ">=":
+            return True if least >= 0 else False if most < 0 else None
+        case ">":
+            return True if least > 0 else False if most <= 0 else None
+        case "<":
+            return True if most < 0 else False if least >= 0 else None
+        case "<=":
+            return True if most <= 0 else False if least > 0 else None
+        case "==":
+            return True if least == most == 0 else False if least > 0 or most < 0 else None
+    return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
+from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
@@ -25,10 +26,8 @@ from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, 
 from einnet_explore.codegen.language import Array as KernelArray
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.printer import emit, entry_name
-from einnet_explore.codegen.polyphase import regions_kernel
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.register_tiles import this_machine
-from einnet_explore.codegen.transpose_tiles import transpose_kernel
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors

@@ -17,11 +17,11 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
+from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import gpu_launch
-from einnet_explore.codegen.gpu_copies import copy_kernel
 from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, type_of
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement

@@ -1,0 +1,727 @@
+r"""Kernels that move memory: each element of the result is read, or computed of a few elements.
+
+.. math::  Y[\vec x] = \bigoplus_{\vec y} f(T[\tau(\vec x, \vec y)]), \qquad |\vec y| \text{ small}
+
+For GPUs, neighbouring threads go along the innermost dimension of the result, so that they write neighbouring elements
+(``direct_copy``, four elements a thread where possible).  A read whose neighbours lie along another dimension goes
+through a tile in shared memory (``tiled_copy``), loaded along that dimension and written along the innermost one.
+Tiles are one element wider than they are long, so that columns lie in different banks.
+
+For CPUs, a result along another dimension than the largest tensor that is read is written through tiles in vector
+registers (``transpose_kernel``).  A tile has as many values of both dimensions as a vector has lanes.  If a range is
+not a multiple of the tile, its last tile overlaps its predecessor.  Other results are written by ranges and phases
+(``regions_kernel``): inside each, a read is always inside or always outside its tensor, and the sums of contiguous
+reads that remain are vectorised by compilers.  Each element is gathered, so each read of the scope is one load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count, product
+from math import prod
+
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
+from einnet_explore.analysis.indices import guard, is_inside_box, substitute
+from einnet_explore.codegen.language import (
+    F32,
+    I32,
+    I64,
+    Array,
+    Assign,
+    Barrier,
+    Comment,
+    Copy,
+    Declare,
+    Expr,
+    For,
+    If,
+    Kernel,
+    LaunchIndex,
+    Literal,
+    LocalArray,
+    Prefetch,
+    Statement,
+    Store,
+    StoreTransposed,
+    Type,
+    Var,
+    binary_operation,
+    cast,
+    conjunction,
+    counted_loop,
+    literal,
+    minimum,
+)
+from einnet_explore.codegen.language.lowering import (
+    FIRST_BLOCK,
+    add_offset,
+    element_address,
+    lower_flat,
+    lower_index,
+    lower_join,
+    lower_scalar,
+    result_array,
+    tensor_name,
+)
+from einnet_explore.codegen.language.statements import PACK_BYTES, TILE_SIDES
+from einnet_explore.codegen.preparation import (
+    VECTOR_LANES,
+    PolyphaseCut,
+    conditions_in,
+    cut_traversal,
+    fold_decided,
+    inline_nested,
+    order_traversals,
+)
+from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Index,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    accesses,
+    as_index,
+    map_accesses,
+    tensors,
+)
+from einnet_explore.support.errors import Refused
+
+COPY_THREADS = 256
+
+
+def depends_on_any(access: Access, along: Iterable[Iterator]) -> bool:
+    """True if the position of *access* depends on one of *along*."""
+    moving_ones = {x for i in access.index for x in i.iterators}
+    return any(x in moving_ones for x in along)
+
+
+@dataclass(frozen=True)
+class CopyFrame:
+    """The kernel *name* of *scope* for elements of *kind*; *body* is the scope's, with nested scopes inlined."""
+
+    scope: Scope
+    body: Scalar
+    name: str
+    kind: Type
+
+    @cached_property
+    def axes(self) -> tuple[Iterator, ...]:
+        """The traversals of more than one value."""
+        return tuple(x for x in self.scope.traversals if x.extent > 1) or self.scope.traversals[-1:]
+
+    @property
+    def inner(self) -> Iterator:
+        """The dimension of neighbouring threads."""
+        return self.axes[-1]
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        """All reads, each once."""
+        return tuple(dict.fromkeys(accesses(self.body)))
+
+    @cached_property
+    def memory(self) -> dict[str, Array]:
+        """Every tensor's array, by name."""
+        sources = [a.source for a in self.reads]
+        return {tensor_name(s): Array(tensor_name(s), self.kind, prod(s.shape), const=True) for s in sources}
+
+    @cached_property
+    def result(self) -> Array:
+        """The array that is written."""
+        return result_array(self.memory, self.kind, self.scope.shape)
+
+    @cached_property
+    def wide(self) -> Type:
+        """The type of positions: 64 bits if 32 are too few, including the end of the last block."""
+        far = max(self.result.size, *(a.size for a in self.memory.values()), 0) + 8 * COPY_THREADS
+        spans = [max(map(abs, i.bounds)) for a in self.reads for i in (flat_address(a), *a.index)]
+        return I32 if max(far, *spans, 0) < 1 << 31 else I64
+
+    def kernel(self, body: tuple[Statement, ...], threads: int, blocks: int) -> Kernel:
+        """Return a kernel of so many *blocks*; raises Refused if they are too many."""
+        if blocks >= 1 << 31:
+            raise Refused(f"{self.name}: {blocks} blocks are more than a device takes")
+        return Kernel(self.name, (*self.memory.values(), self.result), body, (threads, 1, 1), (blocks, 1, 1))
+
+    def digits(
+        self, number: Expr, axes: Iterable[Iterator], pack: int = 1
+    ) -> tuple[dict[Iterator, Expr], list[Statement]]:
+        """Split *number*, which counts the points of *axes* in packs along the innermost one, into iterator values."""
+        at: dict[Iterator, Expr] = {x: Literal(x.lo, self.wide) for x in self.scope.traversals if x.extent == 1}
+        out: list[Statement] = []
+        todo = list(axes)
+        while todo:
+            x = todo.pop()
+            extent, var = x.extent // pack, Var(f"{x.name} at", self.wide)
+            out.append(Declare(var, (binary_operation("%", number, extent) if todo else number) * pack))
+            at[x], number, pack = add_offset(var, x.lo), binary_operation("/", number, extent), 1
+        return at, out
+
+    def index(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
+        """Return the position in memory of *access*, which stays inside its source."""
+        return lower_index(flat_address(access), at, self.wide)
+
+    def address(self, at: Mapping[Iterator, Expr]) -> Expr:
+        """Return the position of an element of the result."""
+        return _result_address(self.scope, at, self.wide)
+
+    def scalar(self, body: Scalar, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr]) -> Expr:
+        """Return *body* for iterators of the values *at*; reads in *held* are already loaded."""
+        marks = {access: Tensor(f"#{n}", ()) for n, access in enumerate(held)}
+        values = {marks[access].name: value for access, value in held.items()}
+        marked = map_accesses(body, lambda access: marks[access][()] if access in marks else access)
+
+        def load_source(source: Tensor | Table | Scope, where: tuple[Expr, ...]) -> Expr:
+            name = tensor_name(source)
+            if name in values:
+                return values[name]
+            place: Expr = Literal(0, self.wide)
+            for i, (lo, _), step in zip(where, source.box, row_major_strides(source.shape), strict=True):
+                place = place + add_offset(i, -lo) * step
+            return self.memory[name][place]
+
+        return lower_scalar(marked, at, load_source, self.kind, self.wide)
+
+    def value(
+        self, at: Mapping[Iterator, Expr], held: Mapping[Access, Expr], store: Callable[[Expr], Statement]
+    ) -> tuple[Statement, ...]:
+        """Return statements that compute the value at one point, with its sums, and *store* it."""
+        if not self.scope.summations:
+            return (store(self.scalar(self.body, at, held)),)
+        total, reduce = Var("total", self.kind), self.scope.reduce
+        sums = {x: Var(f"{x.name} in", self.wide) for x in self.scope.summations}
+        value = self.scalar(self.body, {**at, **{x: add_offset(var, x.lo) for x, var in sums.items()}}, held)
+        inside: tuple[Statement, ...] = (Assign(total, lower_join(reduce, total, value)),)
+        for x in reversed(self.scope.summations):
+            zero, one = Literal(0, self.wide), Literal(1, self.wide)
+            inside = (For(sums[x], zero, Literal(x.extent, self.wide), one, inside, unroll=True),)
+        return (Declare(total, literal(REDUCTIONS[reduce], self.kind)), *inside, store(total))
+
+
+def direct_copy(frame: CopyFrame) -> Kernel:
+    """Return a kernel with a thread for a pack, or for several elements a block apart, to keep loads in flight."""
+    size = PACK_BYTES // frame.kind.size
+    packed = [a for a in frame.reads if _is_packable(frame, a, size)]
+    pack = size if frame.inner.extent % size == 0 and (packed or not frame.reads) else 1
+    each = 1 if pack > 1 else size
+    points = frame.result.size // pack
+    blocks = -(-points // (COPY_THREADS * each))
+    turn, point = Var("turn"), Var("point", frame.wide)
+    at, placed = frame.digits(point, frame.axes, pack)
+    made: Iterable[Statement]
+    if pack > 1:
+        made = _pack(frame, at, packed, point)
+    else:
+        made = frame.value(at, {}, lambda value: Store(frame.result, point, value))
+    body: tuple[Statement, ...] = (*placed, *made)
+    if points % (COPY_THREADS * each):
+        body = (If(point.lt(points), body),)
+    start = cast(frame.wide, LaunchIndex("block")) * (COPY_THREADS * each) + cast(frame.wide, LaunchIndex("thread"))
+    if each == 1:
+        return frame.kernel((Declare(point, start), *body), COPY_THREADS, blocks)
+    apart = Declare(point, start + cast(frame.wide, turn) * COPY_THREADS)
+    return frame.kernel((counted_loop(turn, each, apart, *body, hint="unroll"),), COPY_THREADS, blocks)
+
+
+def _is_packable(frame: CopyFrame, access: Access, size: int) -> bool:
+    """True if *size* neighbours of *access* are neighbours in memory, at a multiple of a pack."""
+    place = flat_address(access)
+    if not place.affine or place.coefficient(frame.inner) != 1 or frame.inner.extent % size:
+        return False
+    inside = is_inside_box(access.index, access.source.box)
+    start = place.evaluate(lambda x: x.lo)
+    others = (place.coefficient(x) for x in place.iterators if x != frame.inner)
+    return inside and start % size == 0 and all(k % size == 0 for k in others)
+
+
+def _pack(frame: CopyFrame, at: Mapping[Iterator, Expr], packed: Iterable[Access], point: Expr) -> Iterable[Statement]:
+    """Compute a pack of the result: packs are loaded whole, other reads element by element."""
+    size, j = PACK_BYTES // frame.kind.size, Var("j")
+    held: dict[Access, Expr] = {}
+    for n, access in enumerate(a for a in packed if not depends_on_any(a, frame.scope.summations)):
+        own = Array(f"pack {n}", frame.kind, size, "private", align=PACK_BYTES)
+        held[access] = own[j]
+        yield LocalArray(own)
+        yield Copy(own, literal(0), frame.memory[tensor_name(access.source)], frame.index(access, at), size)
+    made = Array("made", frame.kind, size, "private", align=PACK_BYTES)
+    yield LocalArray(made)
+    here = {**at, frame.inner: at[frame.inner] + cast(frame.wide, j)}
+    yield counted_loop(j, size, *frame.value(here, held, lambda value: Store(made, j, value)), hint="unroll")
+    yield Copy(frame.result, point * size, made, literal(0), size)
+
+
+TILE_SIDE, TILE_ROWS = 32, 8
+"""A tile has so many columns and rows; so many rows are moved at a time (``TILE_SIDE * TILE_ROWS`` threads)."""
+
+MIN_TILE_EXTENT = 8
+"""Shorter dimensions are not tiled."""
+
+
+def tiled_reads(frame: CopyFrame) -> tuple[tuple[Access, ...], Iterator] | None:
+    """Return the reads that go through tiles, and the dimension, not the innermost, along which they are contiguous.
+
+    None if there are none.
+    """
+    if frame.scope.summations or frame.inner.extent < MIN_TILE_EXTENT:
+        return None
+    found: dict[Iterator, list[Access]] = {}
+    for access in frame.reads:
+        step = _address_step(access, frame.inner)
+        if step is None or abs(step) <= 1:
+            continue
+        for x in frame.axes[:-1]:
+            if x.extent >= MIN_TILE_EXTENT and abs(_address_step(access, x) or 0) == 1:
+                found.setdefault(x, []).append(access)
+    best = max(found, key=lambda x: len(found[x]), default=None)
+    return None if best is None else (tuple(found[best]), best)
+
+
+def _address_step(access: Access, x: Iterator) -> int | None:
+    """Return the elements by which one step of *x* moves *access*; None if that varies."""
+    place = flat_address(access)
+    if not place.affine:
+        return None if x in place.iterators else 0
+    return place.coefficient(x)
+
+
+def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> Kernel:
+    """Return a kernel that loads a tile of each of *reads* along *down* and writes along the innermost dimension."""
+    across, wide = frame.inner, frame.wide
+    rest = [x for x in frame.axes if x not in (across, down)]
+    counts = {x: -(-x.extent // TILE_SIDE) for x in (across, down)}
+    tiles = {a: Array(f"tile {n}", frame.kind, TILE_SIDE * (TILE_SIDE + 1), "shared") for n, a in enumerate(reads)}
+    block: Expr = cast(wide, LaunchIndex("block"))
+    body: list[Statement] = [LocalArray(t) for t in tiles.values()]
+    base = {x: Var(f"{x.name} base", wide) for x in (across, down)}
+    for x in (across, down):
+        body.append(Declare(base[x], binary_operation("%", block, counts[x]) * TILE_SIDE))
+        block = binary_operation("/", block, counts[x])
+    outer = Var("outer", wide)
+    at, placed = frame.digits(outer, rest)
+    column, row, k = Var("column", wide), Var("row", wide), Var("k")
+    body += [
+        Declare(outer, block),
+        *placed,
+        Declare(column, cast(wide, LaunchIndex("thread") % TILE_SIDE)),
+        Declare(row, cast(wide, LaunchIndex("thread") // TILE_SIDE)),
+        Comment("load along the source"),
+    ]
+    lower = row + cast(wide, k) * TILE_ROWS
+
+    def point(x: Expr, y: Expr) -> dict[Iterator, Expr]:
+        """Return the indices where across is at *x* of the tile and down at *y*."""
+        return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
+
+    def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
+        """*made*, for all rows of this thread, where that is inside of the result."""
+        pairs = ((across, base[across] + x), (down, base[down] + y))
+        test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % TILE_SIDE))
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *(made if test is None else (If(test, made),)), hint="unroll")
+
+    there, here = point(lower, column), point(column, lower)
+    loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
+    held: dict[Access, Expr] = {access: tile[column * (TILE_SIDE + 1) + lower] for access, tile in tiles.items()}
+    store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
+    body += [
+        inside(lower, column, *loads),
+        Barrier(),
+        Comment("write along the result"),
+        inside(column, lower, store),
+    ]
+    return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
+
+
+MAX_SUM_TERMS = 64
+"""Terms of a sum, at most: longer sums need more than one thread."""
+
+MAX_PRODUCT_TERMS = 16
+"""The same for products of several tensors, which are worth tiles."""
+
+
+@dataclass(frozen=True)
+class CopyKernel:
+    """The kernel of a scope; its parameters are the tensors *inputs*, in order, then the result."""
+
+    kernel: Kernel
+    inputs: tuple[str, ...]
+
+
+def copy_kernel(scope: Scope, name: str = "moved", kind: Type = F32) -> CopyKernel:
+    """Return *scope* as a kernel that moves memory; scopes that it reads are inlined.
+
+    Raises Refused if sums are long, if a sum is read, or if a source is a table.
+    """
+    body = inline_nested(scope)
+    terms = prod(x.extent for x in scope.summations)
+    summed = [a for a in dict.fromkeys(accesses(body)) if depends_on_any(a, scope.summations)]
+    most = MAX_SUM_TERMS if len(summed) < 2 else MAX_PRODUCT_TERMS
+    if terms > most or not scope.shape or not prod(scope.shape):
+        raise Refused(f"{name}: sums of {terms} terms over {list(scope.shape)}: expected at most {most}, not empty")
+    frame = CopyFrame(scope, body, name, kind)
+    down = tiled_reads(frame)
+    return CopyKernel(direct_copy(frame) if down is None else tiled_copy(frame, *down), tuple(frame.memory))
+
+
+SAME_PAGE_BYTES = 512
+"""Distance between rows of the result up to which lines are written one by one, each in another row of one page.
+
+Beyond it rows are written from end to end.
+"""
+
+STREAMED_LINES = 4
+"""Neighbouring lines that are streamed together: fewer leave pages of memory half written when they are closed."""
+
+BLOCK_TILES, STREAMED_BLOCK_TILES = 64, 256
+"""Tiles of a block, and of one that streams: enough to amortise its start and its end."""
+
+
+def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kernel, int]:
+    """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
+
+    A result of more than half of the last cache bypasses it. Raises Refused for reductions, for reads of scopes and
+    tables or outside of a tensor, if no tile fits, and if there is nothing to transpose.
+    """
+    reads = _tensor_reads(scope)
+    if not reads:
+        raise Refused("the scope reads nothing: expected reads of tensors")
+    for access in reads:
+        if not is_inside_box(access.index, access.source.box) or not flat_address(access).affine:
+            raise Refused(f"{access!r} is not affine, or reads outside of its tensor")
+    largest = max(reads, key=lambda a: prod(a.source.shape))
+    place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
+    along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
+    if last is None or along is None or abs(place.coefficient(last)) <= 1:
+        raise Refused("the result is written as it is read, or nothing runs along memory: expected another dimension")
+    if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
+        raise Refused(f"a read takes steps along {along.name} that are longer than 1")
+    side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
+    if side is None:
+        raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
+    return _TransposeWriter(scope, result, largest, along, side, machine).kernel()
+
+
+def _tensor_reads(scope: Scope) -> tuple[Access, ...]:
+    """Return the reads of *scope*; raises Refused if it reduces, or reads other scopes."""
+    reads = tuple(accesses(scope.body))
+    if scope.summations or scope.domain or any(not isinstance(a.source, Tensor) for a in reads):
+        raise Refused("the scope reduces, or reads other scopes: expected reads of tensors only")
+    return reads
+
+
+def _cpu_inputs(scope: Scope) -> dict[str, Array]:
+    return {t.name: Array(t.name, F32, const=True, noalias=True) for t in tensors(scope)}
+
+
+def _result_address(scope: Scope, at: Mapping[Iterator, Expr], kind: Type) -> Expr:
+    return element_address(scope.shape, tuple(x - x.lo for x in scope.traversals), at, kind)
+
+
+@dataclass(frozen=True)
+class _TransposeWriter:
+    scope: Scope
+    result: str
+    largest: Access
+    along: Iterator
+    side: int
+    machine: Machine
+
+    @cached_property
+    def last(self) -> Iterator:
+        return self.scope.traversals[-1]
+
+    @cached_property
+    def memory(self) -> dict[str, Array]:
+        return _cpu_inputs(self.scope)
+
+    @cached_property
+    def out(self) -> Array:
+        return Array(self.result, F32)
+
+    @cached_property
+    def step(self) -> int:
+        """Elements from one row of the result to the next."""
+        return dict(zip(self.scope.traversals, row_major_strides(self.scope.shape), strict=True))[self.along]
+
+    @cached_property
+    def streamed(self) -> bool:
+        """True if the result bypasses the caches, since it and its operands would be evicted anyway."""
+        elements = prod(self.scope.shape) + sum(prod(t.shape) for t in tensors(self.scope))
+        return 2 * elements * F32.size > self.machine.l3 and self.step % self.side == 0
+
+    @cached_property
+    def across(self) -> int:
+        """Elements along a row of the result that are written together."""
+        return min(STREAMED_LINES if self.streamed else 1, self.last.extent // self.side) * self.side
+
+    @cached_property
+    def bands(self) -> tuple[Iterator, Iterator]:
+        """(the iterator that is cut into bands, the iterator along which a band runs)."""
+        near = self.step * F32.size <= SAME_PAGE_BYTES
+        return (self.last, self.along) if near else (self.along, self.last)
+
+    def wide(self, x: Iterator) -> int:
+        """Return the elements of *x* in a tile, or in the tiles that are written together."""
+        return self.across if x == self.last else self.side
+
+    def kernel(self) -> tuple[Kernel, int]:
+        """Return the kernel and its number of blocks."""
+        band, run = self.bands
+        steps = -(-run.extent // self.wide(run))
+        each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
+        rest = [x for x in self.scope.traversals if x not in (band, run) and x.extent > 1]
+        counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
+        first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
+        body: list[Statement] = [Declare(block, cast(I64, LaunchIndex("block")) + first)]
+        digits: dict[Iterator, Expr] = {}
+        left: Expr = block
+        for n, (x, number) in reversed(tuple(enumerate(counts.items()))):
+            own = Var(f":digit {n}", I64)
+            body.append(Declare(own, binary_operation("%", left, number)))
+            digits[x], left = own, binary_operation("/", left, number)
+        at: dict[Iterator, Expr] = {x: Literal(x.lo, I64) for x in self.scope.traversals if x.extent == 1}
+        at |= {x: add_offset(digits[x], x.lo) for x in rest}
+        here = {x: Var(f":{which}", I64) for x, which in ((band, "band"), (run, "run"))}
+        at |= {x: add_offset(v, x.lo) for x, v in here.items()}
+        start, stop, step = Var(":start", I64), Var(":stop", I64), Var(":step", I64)
+        body.append(Declare(here[band], self._begin(band, digits[band])))
+        body.append(Declare(start, digits[run] * each))
+        body.append(Declare(stop, minimum(start + each, steps)))
+        inner: list[Statement] = [Declare(here[run], self._begin(run, step))]
+        for more in range(0, self.across, self.side):
+            inner += self._tile({**at, self.last: at[self.last] + more}, more)
+        body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
+        return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
+
+    def _begin(self, x: Iterator, number: Expr) -> Expr:
+        """Return the begin of step *number* along *x*; the last step ends where *x* does."""
+        at = number * self.wide(x)
+        return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
+
+    def _tile(self, at: Mapping[Iterator, Expr], number: int) -> Iterable[Statement]:
+        """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
+        side, run = self.side, self.bands[1]
+        tile = Array(f":tile {number}", F32, side * side, "private", align=F32.size * side)
+        i, j = Var(":i", I64), Var(":j", I64)
+        row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
+        yield LocalArray(tile)
+        if run == self.last and not self.streamed:
+            ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
+            yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
+            yield counted_loop(i, side, *self._row(tile, row, i, j), hint="unroll")
+        else:
+            there = {**row, run: row[run] + self.wide(run)}
+            hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
+            yield counted_loop(i, side, hint, *self._row(tile, row, i, j), hint="unroll")
+        yield StoreTransposed(self.out, _result_address(self.scope, at, I64), self.step, tile, side, self.streamed)
+
+    def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
+        """Yield row *i* of the tile: copied, or computed."""
+        if self.scope.body == self.largest:
+            yield Copy(
+                tile,
+                i * self.side,
+                self.memory[tensor_name(self.largest.source)],
+                self._read(self.largest, at),
+                self.side,
+            )
+            return
+        along = {**at, self.along: at[self.along] + j}
+
+        value = lower_flat(self.scope.body, along, self.memory)
+        yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
+
+    def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:
+        return lower_index(flat_address(access), at, I64)
+
+
+MAX_ADDRESSES = 1 << 62
+"""More elements than any tensor has."""
+
+MAX_PIECE_READS = 400
+"""Reads in all pieces of a kernel, at most."""
+
+
+def regions_kernel(scope: Scope, result: str) -> tuple[Kernel, int]:
+    """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
+
+    Raises Refused for reductions, reads of scopes and tables, phases of several traversals, and if there is nothing to
+    cut or too much.
+    """
+    _tensor_reads(scope)
+    if not scope.traversals or prod(scope.shape) == 0:
+        raise Refused("the scope has no traversals or no elements")
+    body = map_accesses(scope.body, _guard_read)
+    order, turned = order_traversals(scope)
+    cuts = tuple(cut_traversal(x, body) for x in order)
+    pieces = prod(sum(len(tuple(c.phases(r))) for r in c.ranges) for c in cuts)
+    reads = sum(1 for _ in accesses(body))
+    pieces *= prod(x.extent for x in turned)
+    if pieces == 1 or pieces * reads > MAX_PIECE_READS:
+        raise Refused(f"{pieces} pieces of {reads} reads: expected 2 and more, {MAX_PIECE_READS} reads in all")
+    read = _cpu_inputs(scope)
+    writer = _RegionWriter(scope, cuts, turned, read, Array(result, F32))
+    first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
+    inside = (Declare(block, cast(I64, LaunchIndex("block")) + first), *writer.block(body, block))
+    return Kernel("regions", (*read.values(), writer.result, first), inside), writer.blocks
+
+
+def _guard_read(access: Access) -> Scalar:
+    """Return a read with explicit conditions."""
+    return guard(access.index, access.source.box, access, access.source.value)
+
+
+@dataclass(frozen=True)
+class _RegionWriter:
+    scope: Scope
+    cuts: tuple[PolyphaseCut, ...]
+    turned: tuple[Iterator, ...]
+    read: Mapping[str, Array]
+    result: Array
+    rows: count[int] = field(default_factory=count)
+    """Numbers for short rows: several may stand in one block."""
+
+    @property
+    def blocks(self) -> int:
+        """One for every `u` of the outermost traversal, or one if the innermost is the only one."""
+        return self.cuts[0].extent if len(self.cuts) > 1 else 1
+
+    def block(self, body: Scalar, block: Var) -> Iterable[Statement]:
+        """Yield the statements of a block."""
+        if len(self.cuts) == 1:
+            yield from self._loops(body, 0, {}, {})
+            return
+        outermost = self.cuts[0]
+        u = Var(":u 0", I64)
+        yield Declare(u, add_offset(block, outermost.first))
+        for at in outermost.ranges:
+            lo, hi = at
+            inside = self._phases(body, 0, at, u, {}, {})
+            later = [u.ge(lo)] if at != outermost.ranges[0] else []
+            sooner = [u.lt(hi)] if at != outermost.ranges[-1] else []
+            test = conjunction(*later, *sooner)
+            yield from inside if test is None else (If(test, tuple(inside)),)
+
+    def _loops(
+        self, body: Scalar, depth: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
+    ) -> list[Statement]:
+        """Return the loops from traversal number *depth* on; *where* holds the values of the outer ones."""
+        if depth == len(self.cuts):
+            values = product(*(range(x.lo, x.hi) for x in self.turned))
+            each = (dict(zip(self.turned, map(as_index, v), strict=True)) for v in values)
+            return [self._store(fold_decided(substitute(body, to)), at, {**where, **to}) for to in each]
+        body = fold_decided(body)
+        here, out = self.cuts[depth], list[Statement]()
+        for lo, hi in here.ranges:
+            u = Var(f":u {depth}", I64)
+            inside = self._phases(body, depth, (lo, hi), u, at, where)
+            if inside:
+                last = depth + 1 == len(self.cuts)
+                for begin, end in _vector_ranges(lo, hi) if last else ((lo, hi),):
+                    bounds = (Literal(begin, I64), Literal(end, I64), Literal(1, I64))
+                    out.append(For(u, *bounds, tuple(inside), simd=last))
+        return out
+
+    def _phases(
+        self,
+        body: Scalar,
+        depth: int,
+        between: tuple[int, int],
+        u: Expr,
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> list[Statement]:
+        """Return the body of the loop over traversal number *depth* for `u` *between* two cuts."""
+        x = self.cuts[depth].x
+        phases = tuple(self.cuts[depth].phases(between))
+        if self._short and depth + 2 == len(self.cuts):
+            return list(self._rows(body, x, phases, {**at, **{iterator: u for iterator, _ in phases}}, where))
+        return [
+            s
+            for iterator, value in phases
+            for s in self._loops(substitute(body, {x: value}), depth + 1, {**at, iterator: u}, {**where, x: value})
+        ]
+
+    @property
+    def _short(self) -> bool:
+        """True if the innermost traversal, in one piece, fills no vector."""
+        last = self.cuts[-1]
+        return not self.turned and last.period == len(last.ranges) == 1 and last.x.extent < VECTOR_LANES
+
+    def _rows(
+        self,
+        body: Scalar,
+        x: Iterator,
+        phases: Sequence[tuple[Iterator, Index]],
+        at: Mapping[Iterator, Expr],
+        where: Mapping[Iterator, Index],
+    ) -> Iterable[Statement]:
+        """Yield short rows, one for each of the *phases* of *x*; rows consecutive in all tensors are joined."""
+        last = self.cuts[-1].x
+        todo = [(value, fold_decided(substitute(body, {x: value}))) for _, value in phases]
+        while todo:
+            value, first = todo[0]
+            here = [
+                v == value + n
+                and _with_addresses(b) == _with_addresses(substitute(first, {last: last + n * last.extent}))
+                for n, (v, b) in enumerate(todo)
+            ]
+            joined = next((n for n, continued in enumerate(here) if not continued), len(todo))
+            todo = todo[joined:]
+            yield from self._row(first, joined * last.extent, at, {**where, x: value})
+
+    def _row(
+        self, body: Scalar, width: int, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]
+    ) -> Iterable[Statement]:
+        """Yield *width* neighbours as one vector, which may read and compute more elements than it stores."""
+        last = self.cuts[-1].x
+        lanes = next((n for n in sorted(TILE_SIDES) if n >= width), 0)
+        v = Var(":v", I64)
+        longer = Iterator(f"{last.name}'", last.lo, last.lo + max(lanes, width))
+        body = substitute(body, {last: longer})
+        inside = all(
+            lo >= 0 and hi < prod(a.source.shape) for a in accesses(body) for lo, hi in (flat_address(a).bounds,)
+        )
+        if not lanes or not inside or any(conditions_in(body)):
+            bounds = (Literal(last.lo, I64), Literal(last.lo + width, I64), Literal(1, I64))
+            yield For(v, *bounds, (self._store(body, {**at, longer: v}, {**where, last: as_index(longer)}),), simd=True)
+            return
+        yield from self._prefetch_next_row(body, {**at, longer: Literal(last.lo, I64)})
+        row = Array(f":row {next(self.rows)}", F32, lanes, "private", align=lanes * F32.size)
+        yield LocalArray(row)
+        yield counted_loop(
+            v, lanes, Store(row, v, lower_flat(body, {**at, longer: add_offset(v, last.lo)}, self.read)), hint="vector"
+        )
+        index = tuple(where.get(x, as_index(x.lo)) - x.lo for x in self.scope.traversals)
+        yield Copy(self.result, element_address(self.scope.shape, index, at), row, Literal(0, I64), width)
+
+    def _prefetch_next_row(self, body: Scalar, at: Mapping[Iterator, Expr]) -> Iterable[Statement]:
+        """Prefetch the reads of the next row of rows: hardware does not predict short rows that lie apart."""
+        if len(self.cuts) < 3:
+            return
+        rows = f"{self.cuts[-3].x.name}'"
+        for access in dict.fromkeys(accesses(body)):
+            place = flat_address(access)
+            step = sum(k for y, k in place.terms if isinstance(y, Iterator) and y.name == rows)
+            if step:
+                yield Prefetch(self.read[tensor_name(access.source)], lower_index(place + step, at, I64))
+
+    def _store(self, body: Scalar, at: Mapping[Iterator, Expr], where: Mapping[Iterator, Index]) -> Statement:
+        index = tuple(where[x] - x.lo for x in self.scope.traversals)
+        return Store(self.result, element_address(self.scope.shape, index, at), lower_flat(body, at, self.read))
+
+
+def _with_addresses(body: Scalar) -> Scalar:
+    """Return *body* with flat positions for indices."""
+    return map_accesses(body, lambda a: Access(Tensor(tensor_name(a.source), (MAX_ADDRESSES,)), (flat_address(a),)))
+
+
+def _vector_ranges(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+    """Split the range into whole vectors: the last one overlaps its predecessor if needed."""
+    rest = (hi - lo) % VECTOR_LANES
+    return ((lo, hi),) if hi - lo <= VECTOR_LANES or not rest else ((lo, hi - rest), (hi - VECTOR_LANES, hi))
