@@ -20,7 +20,7 @@ from einnet_explore.codegen.tvm.contraction import ContractionPlan, gather_posit
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Index, Iterator, Scope, tensors
 from einnet_explore.runtime.arrays import aligned_empty
-from einnet_explore.runtime.tvm_cpu import tiled_contraction
+from einnet_explore.runtime.implementations import tiled_contraction
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 

@@ -9,7 +9,7 @@ import pytest
 
 from einnet_explore.codegen import versions
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
-from einnet_explore.runtime import implementation_choice, implementations, tvm_cpu
+from einnet_explore.runtime import implementation_choice, implementations
 from einnet_explore.runtime.arrays import aligned_empty
 from einnet_explore.runtime.implementations import (
     BoundEquation,
@@ -58,7 +58,7 @@ def chosen(store: TimeStore) -> Implementation:
 
 
 def test_every_shared_kernel_has_one_for_one_thread() -> None:
-    made = tvm_cpu.tiled_contraction(PRODUCT.equations[-1].scope, (), 2)
+    made = implementations.tiled_contraction(PRODUCT.equations[-1].scope, (), 2)
     assert made is not None
     for way, scope in (
         *((way, MOVES) for way in ways_of(EQUATION)),
@@ -74,7 +74,7 @@ def test_unshared_kernel_has_no_single_thread_variant() -> None:
     few = replace(EQUATION, scope=FEW)
     assert len(ways_of(few)) == 2 and all(single_threaded_variant(way) is None for way in ways_of(few))
     assert all(single_threaded_variant(way) is None for way in ways_of(EQUATION, 1))
-    small = tvm_cpu.tiled_contraction(PRODUCT.equations[-1].scope, (), 1)
+    small = implementations.tiled_contraction(PRODUCT.equations[-1].scope, (), 1)
     assert small is not None and single_threaded_variant(TiledCall(small, {})) is None
 
 

@@ -12,8 +12,8 @@ from einnet_explore.codegen import versions
 from einnet_explore.codegen.register_tiles import Machine, RegisterTile, best_tile, register_tiles
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.ir import Scope
-from einnet_explore.runtime import tvm_cpu
-from einnet_explore.runtime.tvm_cpu import choose_tile
+from einnet_explore.runtime import implementations
+from einnet_explore.runtime.implementations import choose_tile
 from einnet_explore.syntax import parse
 
 MACHINE = Machine()
@@ -58,7 +58,7 @@ def test_a_choice_is_searched_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     def again(form: SumOfProducts, machine: Machine) -> RegisterTile | None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr(tvm_cpu, "best_tile", again)
+    monkeypatch.setattr(implementations, "best_tile", again)
     assert choose() == first
     with pytest.raises(AssertionError, match="again"):
         choose(machine=replace(MACHINE, lanes=8))

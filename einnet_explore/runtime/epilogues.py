@@ -41,10 +41,9 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import implementation_choice
 from einnet_explore.runtime.arrays import Array, aligned_empty
-from einnet_explore.runtime.implementations import BoundEquation, TiledCall, implementations_of
+from einnet_explore.runtime.implementations import BoundEquation, TiledCall, implementations_of, tiled_contraction
 from einnet_explore.runtime.profile_store import UNFUSED_PAIR, TimeStore, profile_key
 from einnet_explore.runtime.program import CompiledProgram, compile_program
-from einnet_explore.runtime.tvm_cpu import tiled_contraction
 from einnet_explore.support.errors import BackendError
 
 

@@ -28,12 +28,13 @@ from einnet_explore.runtime.implementations import (
     ImplementationChooser,
     load_implementation,
     single_threaded_variant,
+    tiled_contraction,
 )
 from einnet_explore.runtime.measurement import stop_after, time_calls
 from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, StoredTime, TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
-from einnet_explore.runtime.tvm_cpu import compile_scope, tiled_contraction
+from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError, NoKernel
 
 SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))

@@ -1,15 +1,18 @@
 """Implementations of an equation: view, library call in ONNX Runtime, matrix product, kernels by TVM and in C.
 
-A library call is a node of a larger session, or a session of its own.  ``implementations_of`` lists the implementations
-of an equation with its arrays.
+A library call is a node of a larger session, or a session of its own.  The tile of a contraction is chosen by a model,
+in 2 to 40 ms, and stored.  ``implementations_of`` lists the implementations of an equation with its arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +21,21 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
-from einnet_explore.codegen.register_tiles import this_machine
+from einnet_explore.codegen import versions
+from einnet_explore.codegen.fused_tiling.kernel import BlockedChain
+from einnet_explore.codegen.register_tiles import (
+    Machine,
+    RegisterTile,
+    TileParameters,
+    best_tile,
+    register_tiles,
+    this_machine,
+)
+from einnet_explore.codegen.rows.kernel import Rows
+from einnet_explore.codegen.rows.online import OnePass
+from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
+from einnet_explore.codegen.tvm.contraction import ContractionPlan, plan_contraction
+from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
@@ -27,13 +44,14 @@ from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
+    KernelKind,
+    LoopNests,
     TiledContraction,
     TvmKernel,
     compile_scope,
     kernel_kind,
-    outperforms_tiles,
-    tiled_contraction,
 )
+from einnet_explore.support.storage import cache_directory, write_aside
 
 Call = Callable[[], object]
 
@@ -369,6 +387,72 @@ class BoundEquation:
         return bind_session(session, {f"in {name}": array for name, array in fed.items()}, {"out": self.out})
 
 
+MAX_ELEMENTS = 1 << 28
+"""Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
+
+
+def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> TiledContraction | None:
+    """*scope* as a tiled kernel over float32; None if it is no contraction or no tile fits.
+
+    Tensors named in *constant* never change.
+    """
+    chosen = _choose(scope, this_machine())
+    if chosen is None:
+        return None
+    found, tile = chosen
+    packed = found.operands[1 - tile.vector].name in constant
+    made = ContractionPlan(found, tile, None, threads) if packed else plan_contraction(found, tile, threads)
+    return None if made is None else TiledContraction(scope, made)
+
+
+@lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
+def _choose(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
+    """*scope* as a contraction, and its tile."""
+    found = match_sum_of_products(scope)
+    if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
+        return None
+    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > MAX_ELEMENTS:
+        return None
+    tile = choose_tile(scope, found, machine)
+    return None if tile is None else (found, tile)
+
+
+def choose_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
+    """``best_tile`` of *form*, the form of *scope*, stored by expression, *machine* and version.
+
+    A stored tile that is damaged or does not fit is chosen anew, and so is one that the disk cannot store.
+    """
+    key = "\n".join((scope_identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
+    path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+    kept = _read_parameters(path)
+    if kept is not None and (tile := next(iter(register_tiles(form, machine, kept)), None)) is not None:
+        return tile
+    tile = best_tile(form, machine)
+    if tile is not None:
+        _write(path, json.dumps(astuple(tile.parameters)))
+    return tile
+
+
+def _write(path: Path, text: str) -> None:
+    def write(new: Path) -> None:
+        new.write_text(text)
+
+    write_aside(path, write)
+
+
+def _read_parameters(path: Path) -> TileParameters | None:
+    try:
+        numbers = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    whole = (
+        isinstance(numbers, list)
+        and len(numbers) == len(fields(TileParameters))
+        and all(isinstance(n, int) for n in numbers)
+    )
+    return TileParameters(*numbers) if whole else None
+
+
 ImplementationChooser: TypeAlias = Callable[[BoundEquation, Iterable[Implementation]], Implementation]
 """A function that takes one of the implementations of an equation."""
 
@@ -411,7 +495,7 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     """Our own kernels: by TVM, as a tiled contraction, and in C."""
     scope = bound.inlined
     kernel = KernelCall(scope, bound.threads)
-    if outperforms_tiles(kernel_kind(scope, this_machine())):
+    if _outperforms_tiles(kernel_kind(scope, this_machine())):
         yield kernel  # a tile is chosen only if another implementation is asked for
         order: tuple[Implementation | None, ...] = (_tiled_call(bound),)
     else:
@@ -420,6 +504,17 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
     yield from filter(None, order)
     if bound.equation.via is None or bound.equation.via.is_eoperator:
         yield NativeCall(NativeSource(scope, bound.threads))
+
+
+def _outperforms_tiles(kind: KernelKind) -> bool:
+    """Return whether a kernel of *kind* is tried before a tiled contraction of the same scope."""
+    match kind:
+        case OnePass() | BlockedChain():
+            return True
+        case Rows(nest):
+            return nest.banded
+        case LoopNests():
+            return False
 
 
 def _tiled_call(bound: BoundEquation) -> TiledCall | None:

@@ -1,7 +1,6 @@
 """Kernels on the CPU through TVM and LLVM: from a scope to a source to a compiled kernel.
 
-A contraction with an epilogue is a tiled kernel, whose tile is chosen by a model (2 to 40 ms) and stored.  Any other
-scope is an eOperator.
+A contraction with an epilogue is a tiled kernel.  Any other scope is an eOperator.
 
 The ``kind`` attribute of an eOperator names the rule that made it.  The kind of a kernel is decided once, from the
 scope itself, because views are substituted into the scope after the rule was applied, and an equation may be run before
@@ -11,9 +10,8 @@ any rule was applied to it.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from math import prod
 from pathlib import Path
@@ -25,29 +23,22 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule, ScheduleError
 
-from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.fused_tiling.block_sizes import choose_parts, tileable_chain
-from einnet_explore.codegen.fused_tiling.kernel import chain_function
+from einnet_explore.codegen.fused_tiling.kernel import BlockedChain, chain_function
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.register_tiles import (
     Machine,
-    RegisterTile,
-    TileParameters,
-    best_tile,
-    register_tiles,
     this_machine,
 )
-from einnet_explore.codegen.rows.kernel import nest_function
-from einnet_explore.codegen.rows.online import is_one_pass_faster, online_function
-from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
+from einnet_explore.codegen.rows.kernel import Rows, nest_function
+from einnet_explore.codegen.rows.online import OnePass, is_one_pass_faster, online_function
 from einnet_explore.codegen.tvm.contraction import (
     ContractionPlan,
     contraction_function,
     gather_positions,
-    plan_contraction,
 )
 from einnet_explore.codegen.tvm.emission import lower_stages
 from einnet_explore.codegen.tvm.schedule import (
@@ -62,47 +53,6 @@ from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
 from einnet_explore.support.errors import BackendError
-from einnet_explore.support.storage import cache_directory, write_aside
-
-
-def choose_tile(scope: Scope, form: SumOfProducts, machine: Machine) -> RegisterTile | None:
-    """``best_tile`` of *form*, the form of *scope*, stored by expression, *machine* and version.
-
-    A stored tile that is damaged or does not fit is chosen anew, and so is one that the disk cannot store.
-    """
-    key = "\n".join((scope_identity(scope), repr(astuple(machine)), str(versions.TILE_CHOICE_VERSION)))
-    path = cache_directory() / "tiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
-    kept = _read_parameters(path)
-    if kept is not None and (tile := next(iter(register_tiles(form, machine, kept)), None)) is not None:
-        return tile
-    tile = best_tile(form, machine)
-    if tile is not None:
-        _write(path, json.dumps(astuple(tile.parameters)))
-    return tile
-
-
-def _write(path: Path, text: str) -> None:
-    def write(new: Path) -> None:
-        new.write_text(text)
-
-    write_aside(path, write)
-
-
-def _read_parameters(path: Path) -> TileParameters | None:
-    try:
-        numbers = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    whole = (
-        isinstance(numbers, list)
-        and len(numbers) == len(fields(TileParameters))
-        and all(isinstance(n, int) for n in numbers)
-    )
-    return TileParameters(*numbers) if whole else None
-
-
-MAX_ELEMENTS = 1 << 28
-"""Elements of an array: positions are 32-bit numbers, in a padded copy and while they are computed too."""
 
 MIN_FLOPS_PER_CYCLE = 12
 """Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
@@ -207,59 +157,12 @@ class TiledContraction:
         return partial(self.function, *(tvm_ffi.from_dlpack(array.reshape(-1)) for array in given))
 
 
-def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int = 1) -> TiledContraction | None:
-    """*scope* as a tiled kernel over float32; None if it is no contraction or no tile fits.
-
-    Tensors named in *constant* never change.
-    """
-    chosen = _choose(scope, this_machine())
-    if chosen is None:
-        return None
-    found, tile = chosen
-    packed = found.operands[1 - tile.vector].name in constant
-    made = ContractionPlan(found, tile, None, threads) if packed else plan_contraction(found, tile, threads)
-    return None if made is None else TiledContraction(scope, made)
-
-
-@lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
-def _choose(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
-    """*scope* as a contraction, and its tile."""
-    found = match_sum_of_products(scope)
-    if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
-        return None
-    if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > MAX_ELEMENTS:
-        return None
-    tile = choose_tile(scope, found, machine)
-    return None if tile is None else (found, tile)
-
-
 DTYPES = ("float32", "int64")
 
 Built = TypeVar("Built")
 
 LAST_RANK = 3
 """Of this rank every stage is as written: no structure has more templates before ``plain``."""
-
-
-@dataclass(frozen=True, slots=True)
-class OnePass:
-    """A softmax-weighted sum in one pass over its columns."""
-
-    online: OnlineSoftmax
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Band products, reductions of rows and their readers, for blocks of rows."""
-
-    nest: RowNest
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedChain:
-    """Stages with products among them, computed block by block of what they share."""
-
-    chain: Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,17 +183,6 @@ def kernel_kind(scope: Scope, machine: Machine) -> KernelKind:
             return Rows(nest)
     chain = tileable_chain(scope, machine)
     return LoopNests() if chain is None else BlockedChain(chain)
-
-
-def outperforms_tiles(kind: KernelKind) -> bool:
-    """Return whether a kernel of *kind* is tried before a tiled contraction of the same scope."""
-    match kind:
-        case OnePass() | BlockedChain():
-            return True
-        case Rows(nest):
-            return nest.banded
-        case LoopNests():
-            return False
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling.block_sizes import (
     RESULT_MEMORY,
@@ -70,6 +71,13 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedChain:
+    """Stages with products among them, computed block by block of what they share."""
+
+    chain: Chain
 
 
 @dataclass(frozen=True)

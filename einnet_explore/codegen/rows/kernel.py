@@ -48,6 +48,13 @@ from einnet_explore.codegen.tvm.emission import Environment, tvm_constant
 from einnet_explore.ir import REDUCTIONS, Const, Scalar
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Band products, reductions of rows and their readers, for blocks of rows."""
+
+    nest: RowNest
+
+
 @dataclass
 class PackedBand:
     """The right operand of a band, packed: tiles of columns, inside each the summation, then the columns."""
