@@ -50,9 +50,8 @@ from einnet_explore.codegen.language import (
     select,
     type_of,
 )
-from einnet_explore.codegen.language.fission import fission_at_barriers
 from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
-from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.printer import emit, entry_name, fission_at_barriers
 from einnet_explore.codegen.language.values import Binary, Cast, Select, Unary
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
 from einnet_explore.support.errors import Refused

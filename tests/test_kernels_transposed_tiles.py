@@ -34,8 +34,7 @@ from einnet_explore.codegen.language import (
     counted_loop,
     literal,
 )
-from einnet_explore.codegen.language.fission import fission_at_barriers
-from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.printer import emit, fission_at_barriers
 from einnet_explore.codegen.language.statements import all_statements
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate

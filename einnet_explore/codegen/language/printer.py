@@ -1,17 +1,18 @@
-"""One printer of kernels for CUDA C, OpenCL C and C; it needs no device, no compiler and no package.
+"""The printer of kernels for CUDA C, OpenCL C and C; it needs no device, no compiler and no package.
 
-For CPUs a loop over blocks goes around the kernel, shared among threads by OpenMP; threads of a block become loops, see
-``fission``.
+For CPUs a loop over blocks goes around the kernel, shared among threads by OpenMP, and threads of a block become loops
+(fission).  A kernel without barriers is one loop over its threads.  A barrier ends that loop and begins another.  A
+loop or a condition around a barrier, on which all threads agree (``check_kernel`` verifies it), goes outside the loops
+over threads.  A variable or an array that is live across a barrier becomes an array with one part a thread.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from math import inf, isinf, isnan
-
-import numpy as np
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 
 from einnet_explore.codegen.language.dialects import (
     ASYNC_COPY_SOURCE,
@@ -19,16 +20,12 @@ from einnet_explore.codegen.language.dialects import (
     DIALECTS,
     OPENCL,
     PREFETCH_SOURCE,
-    STREAMING_SOURCE,
     C,
-    Dialect,
     IdentifierTable,
-    partial_store_source,
-    transpose_source,
+    MemoryPrinter,
 )
-from einnet_explore.codegen.language.fission import fission_at_barriers
 from einnet_explore.codegen.language.statements import (
-    WORD_TYPES,
+    PACK_BYTES,
     Assign,
     Barrier,
     Comment,
@@ -47,246 +44,248 @@ from einnet_explore.codegen.language.statements import (
     StoreTransposed,
     accessed_arrays,
     all_statements,
+    assigned_names,
     check_kernel,
     counted_loop,
+    declared_names,
+    has_barrier,
     integer_constant,
+    is_uniform,
     launch_indices,
+    map_bodies,
     own_expressions,
+    replace_expressions,
+    rewrite_statement,
+    used_names,
     walk_expression,
 )
 from einnet_explore.codegen.language.values import (
-    BOOL,
     F16,
-    F32,
     F64,
+    I32,
     Array,
     Binary,
     Call,
-    Cast,
     Expr,
     LaunchIndex,
     Literal,
     Load,
-    Select,
     Type,
-    Unary,
     Var,
     cast,
 )
 from einnet_explore.support.errors import Refused
 
-_PRECEDENCE = {
-    "||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, "<=": 7, ">": 7, ">=": 7, "<<": 8, ">>": 8,
-    "+": 9, "-": 9, "*": 10, "/": 10, "%": 10,
-}  # fmt: skip
-UNARY_PRECEDENCE, _ATOM_PRECEDENCE = 11, 12
+CACHE_LINE_BYTES = 64
+"""Vectors of every CPU are aligned in arrays that begin at a multiple of this."""
 
 
-@dataclass
-class ExpressionPrinter:
-    """Prints expressions; *helpers* collects the functions that they need and the dialect lacks, by name."""
+@dataclass(frozen=True)
+class PerThreadArray:
+    """An expansion of *old*, private to a thread: its element i is element ``i·scale + place·stride`` of *array*."""
 
-    dialect: Dialect
-    names: IdentifierTable = field(default_factory=IdentifierTable)
-    helpers: dict[str, str] = field(default_factory=dict)
+    old: Var | Array
+    array: Array
+    scale: int = 1
+    stride: int = 1
 
-    def expr(self, e: Expr, least: int = 0) -> str:
-        """Return the text of *e*, in parentheses if it binds less tightly than *least*."""
-        text, binds = self._print(e)
-        return f"({text})" if binds < least else text
+    def of(self, kernel: Kernel, statement: Statement) -> Statement:
+        """Return *statement* with *array* in the place of *old*."""
+        place: Expr = Literal(0, I32)
+        for d in range(3):
+            if kernel.block[d] > 1:
+                place = place + LaunchIndex("thread", d) * prod(kernel.block[:d])
+        match self.old:
+            case Var() as var:
+                return _replace_variable(statement, var, Load(self.array, place))
+            case Array():
+                return self._replace_elements(statement, place * self.stride)
 
-    def _print(self, e: Expr) -> tuple[str, int]:
-        match e:
-            case Literal(value, kind):
-                return self._literal(value, kind)
-            case Var(name):
-                return self.names.of(name), _ATOM_PRECEDENCE
-            case LaunchIndex(of, dim):
-                said = self.dialect.ids[of][dim]
-                return (said, _ATOM_PRECEDENCE) if self.dialect is C else (f"(int){said}", UNARY_PRECEDENCE)
-            case Unary(op, arg):
-                return f"{op}{self.expr(arg, _ATOM_PRECEDENCE)}", UNARY_PRECEDENCE
-            case Binary(op, left, right):
-                binds = _PRECEDENCE[op]
-                # Mixed logic and bits are parenthesised for compilers that warn, and for readers.
-                inner = max(binds, 9) if op in ("&", "|", "^", "<<", ">>", "==", "!=") else binds
-                return f"{self.expr(left, inner)} {op} {self.expr(right, max(inner, binds + 1))}", binds
-            case Cast(kind, LaunchIndex(of, dim)) if self.dialect is not C and kind.integer:
-                return f"({self.dialect.spell(kind)}){self.dialect.ids[of][dim]}", UNARY_PRECEDENCE
-            case Cast(kind, arg):
-                if kind == BOOL:
-                    return f"{self.expr(arg, 7)} != 0", _PRECEDENCE["!="]
-                return f"({self.dialect.spell(kind)}){self.expr(arg, UNARY_PRECEDENCE)}", UNARY_PRECEDENCE
-            case Select(condition, yes, no):
-                return f"{self.expr(condition, 1)} ? {self.expr(yes, 1)} : {self.expr(no)}", 0
-            case Load(array, index):
-                return self._load(array, index)
-            case Call(name, args):
-                return self._call(name, args), _ATOM_PRECEDENCE
-        raise Refused(f"{type(e).__name__} is no expression of a kernel")
+    def _at(self, index: Expr, place: Expr) -> Expr:
+        return index * self.scale + cast(index.type, place)
 
-    def _load(self, array: Array, index: Expr) -> tuple[str, int]:
-        if array.kind == F16 and self.dialect is OPENCL:
-            return f"vload_half({self.expr(index)}, {self._half(array, 'const ')})", _ATOM_PRECEDENCE
-        text = f"{self.names.of(array.name)}[{self.expr(index)}]"
-        if array.kind == F16:
-            return (
-                (f"__half2float({text})", _ATOM_PRECEDENCE)
-                if self.dialect is CUDA
-                else (f"(float){text}", UNARY_PRECEDENCE)
-            )
-        return (text, _ATOM_PRECEDENCE)
+    def _replace_elements(self, s: Statement, place: Expr) -> Statement:
+        def expand_load(e: Expr) -> Expr | None:
+            match e:
+                case Load(array, index) if array == self.old:
+                    return Load(self.array, self._at(replace_expressions(index, expand_load), place))
+            return None
 
-    def _call(self, name: str, args: tuple[Expr, ...]) -> str:
-        kind = args[0].type
-        said = ", ".join(self.expr(a) for a in args)
-        built_in = self.dialect.built_ins(kind).get(name)
-        if built_in is None:
-            built_in = f"{name}_{kind!r}"
-            for needed in (*self.dialect.needs(name, kind), name):
-                self.helpers.setdefault(f"{needed}_{kind!r}", self.dialect.helper_text(needed, kind))
-        return f"{built_in}({said})"
-
-    def _literal(self, value: float | int | bool, kind: Type) -> tuple[str, int]:
-        if kind.kind == "float":
-            return self._float(float(value), kind)
-        number = int(value)
-        suffix = self.dialect.suffix.get(repr(kind), "")
-        if number == -(1 << kind.bits - 1) and kind.kind == "int" and kind.bits >= 32:
-            return f"-{-(number + 1)}{suffix} - 1", 0
-        return f"{number}{suffix}", _ATOM_PRECEDENCE if number >= 0 else UNARY_PRECEDENCE
-
-    def _float(self, value: float, kind: Type) -> tuple[str, int]:
-        infinity, nan = self.dialect.infinity
-        if isnan(value):
-            return nan, _ATOM_PRECEDENCE
-        single = kind == F32
-        with np.errstate(over="ignore"):
-            value = float(np.float32(value)) if single else value
-        if isinf(value):
-            return (infinity, _ATOM_PRECEDENCE) if value == inf else (f"-{infinity}", UNARY_PRECEDENCE)
-        text = str(np.float32(value)) if single else repr(value)
-        text = text if any(c in text for c in ".e") else f"{text}.0"
-        return f"{text}{'f' if single else ''}", _ATOM_PRECEDENCE if value >= 0 and not text.startswith(
-            "-"
-        ) else UNARY_PRECEDENCE
-
-    def _half(self, array: Array, qualifier: str = "") -> str:
-        return f"({self.dialect.spaces[array.space]}{qualifier}half *){self.names.of(array.name)}"
+        s = rewrite_statement(s, expand_load)
+        match s:
+            case Store(array, index, value) if array == self.old:
+                return Store(self.array, self._at(index, place), value)
+            case StorePair(array=array, index=index) | LoadPair(array=array, index=index) if array == self.old:
+                return replace(s, array=self.array, index=self._at(index, place))
+            case Copy(target, write, source, at):
+                if target == self.old:
+                    target, write = self.array, self._at(write, place)
+                if source == self.old:
+                    source, at = self.array, self._at(at, place)
+                return replace(s, target=target, write=write, source=source, read=at)
+            case PairOperation(target=target, left=left, right=right) if self.old in (target, left, right):
+                # All three have one index: they are loaded and stored one after the other instead.
+                raise Refused(f"array {self.array.name} is kept over a barrier, and a pair of it computed at once")
+            case StoreTransposed(tile=tile) if self.old == tile:
+                raise Refused(f"array {self.array.name} is kept over a barrier, and transposed")
+        return map_bodies(s, lambda body: (self._replace_elements(b, place) for b in body))
 
 
-class MemoryPrinter(ExpressionPrinter):
-    """Prints declarations, loads, stores and copies of arrays: each dialect has its own vectors, halves and copies."""
+def expand_per_thread(old: Var | Array, body: list[Statement], threads: int) -> PerThreadArray:
+    """Expand *old* to an array of the block.
 
-    def local(self, array: Array) -> str:
-        """Return the declaration of a thread's or a block's array."""
-        space = self.dialect.spaces[array.space]
-        named = f"{self.dialect.spell(array.kind)} {self.names.of(array.name)}[{array.size}]"
-        if not array.align:
-            return f"{space}{named};"
-        if self.dialect is OPENCL:
-            return f"{space}{named} __attribute__((aligned({array.align})));"
-        align = f"__align__({array.align})" if self.dialect is CUDA else f"_Alignas({array.align})"
-        return f"{space}{align} {named};"
+    Neighbouring threads are neighbours in memory, unless several elements are moved at once.
+    """
+    name = f"{old.name} of each"
+    match old:
+        case Var(_, kind):
+            return PerThreadArray(old, Array(name, kind, threads, "private", align=CACHE_LINE_BYTES))
+        case Array(_, kind, size):
+            if not any(_is_moved_whole(s, old) for s in body):
+                return PerThreadArray(
+                    old, Array(name, kind, size * threads, "private", align=CACHE_LINE_BYTES), threads, 1
+                )
+            each = -(-size * kind.size // PACK_BYTES) * PACK_BYTES // kind.size
+            return PerThreadArray(old, Array(name, kind, each * threads, "private", align=CACHE_LINE_BYTES), 1, each)
 
-    def place(self, array: Array, index: Expr) -> str:
-        """Return a pointer to an element."""
-        name = self.names.of(array.name)
-        return name if integer_constant(index) == 0 else f"{name} + {self.expr(index, 9)}"
 
-    def store(self, array: Array, index: Expr, value: Expr) -> str:
-        """Return a store of one element."""
-        if array.kind == F16 and self.dialect is OPENCL:
-            return f"vstore_half_rte({self.expr(value)}, {self.expr(index)}, {self._half(array)});"
-        said = self.expr(value)
-        if array.kind == F16:
-            said = (
-                f"__float2half_rn({said})"
-                if self.dialect is CUDA
-                else f"(_Float16){self.expr(value, UNARY_PRECEDENCE)}"
-            )
-        return f"{self.names.of(array.name)}[{self.expr(index)}] = {said};"
+def _is_moved_whole(s: Statement, array: Array) -> bool:
+    several = (Copy, StorePair, LoadPair, PairOperation, StoreTransposed)
+    return any(isinstance(b, several) and array in accessed_arrays(b) for b in all_statements((s,)))
 
-    def copy(self, s: Copy) -> Iterable[str]:
-        """Yield a copy of several elements."""
-        size = s.size * s.target.kind.size
-        to, origin = self.place(s.target, s.write), self.place(s.source, s.read)
-        if s.asynchronous and self.dialect is CUDA:
-            yield f"copy_async<{size}>({to}, {origin});"
-        elif self.dialect is C:
-            private = s.source.space == "private" and integer_constant(s.read) == 0 and s.target.kind == F32
-            lanes = next((n for n in (4, 8, 16) if n > s.size), 0)
-            if (
-                private
-                and lanes
-                and not s.is_single_transfer
-                and s.size > 1
-                and s.source.align == s.source.size * 4 == lanes * 4
-            ):
-                self.helpers.setdefault(f"part_{lanes}", partial_store_source(lanes))
-                yield f"part_{lanes}({to}, {origin}, {s.size});"
-            else:
-                yield f"memcpy({to}, {origin}, {size});"
-        elif not s.is_single_transfer:
-            to, origin = self.names.of(s.target.name), self.names.of(s.source.name)
-            for n in range(s.size):
-                yield f"{to}[{self.expr(s.write + n)}] = {origin}[{self.expr(s.read + n)}];"
-        elif self.dialect is CUDA:
-            yield f"*reinterpret_cast<pack_{size} *>({to}) = *reinterpret_cast<const pack_{size} *>({origin});"
-        else:
-            word = f"{self.dialect.spell(s.target.kind)}{s.size}"
-            spaces = self.dialect.spaces
-            target, source = spaces[s.target.space], spaces[s.source.space]
-            yield f"*({target}{word} *)({to}) = *({source}const {word} *)({origin});"
 
-    def load_pair(self, left: Var, right: Var, array: Array, index: Expr) -> Iterable[str]:
-        """Yield a load of two neighbouring halves as two floats."""
-        a, b = self.names.of(left.name), self.names.of(right.name)
-        if self.dialect is CUDA:
-            pair = self.names.of(f"{left.name} {right.name}")
-            at = self.place(array, index)
-            yield f"const float2 {pair} = __half22float2(*reinterpret_cast<const __half2 *>({at}));"
-            yield f"float {a} = {pair}.x, {b} = {pair}.y;"
-        elif self.dialect is OPENCL:
-            pair = self.names.of(f"{left.name} {right.name}")
-            where = f"({self.dialect.spaces[array.space]}const half *)({self.place(array, index)})"
-            yield f"const float2 {pair} = vload_half2(0, {where});"
-            yield f"float {a} = {pair}.x, {b} = {pair}.y;"
-        else:
-            yield f"float {a} = {self.expr(Load(array, index))}, {b} = {self.expr(Load(array, index + 1))};"
+def _replace_variable(s: Statement, old: Var, new: Load) -> Statement:
+    s = rewrite_statement(s, lambda e: new if e == old else None)
+    match s:
+        case Assign(var, value) if var == old:
+            return Store(new.array, new.index, value)
+    return map_bodies(s, lambda body: (_replace_variable(b, old, new) for b in body))
 
-    def store_pair(self, array: Array, index: Expr, left: Expr, right: Expr) -> Iterable[str]:
-        """Yield a store of two floats as two neighbouring halves."""
-        a, b = self.expr(left), self.expr(right)
-        at = self.place(array, index)
-        if self.dialect is CUDA:
-            yield f"*reinterpret_cast<__half2 *>({at}) = __float22half2_rn(make_float2({a}, {b}));"
-        elif self.dialect is OPENCL:
-            where = f"({self.dialect.spaces[array.space]}half *)({at})"
-            yield f"vstore_half2_rte((float2)({a}, {b}), 0, {where});"
-        else:
-            yield self.store(array, index, left)
-            yield self.store(array, index + 1, right)
 
-    def pair_operation(self, s: PairOperation) -> Iterable[str]:
-        """Yield an operation on two neighbouring halves."""
-        if self.dialect is CUDA:
-            name = {"+": "__hadd2", "-": "__hsub2", "*": "__hmul2"}[s.op]
-            a, b = (f"*reinterpret_cast<const __half2 *>({self.place(x, s.index)})" for x in (s.left, s.right))
-            yield f"*reinterpret_cast<__half2 *>({self.place(s.target, s.index)}) = {name}({a}, {b});"
+def fission_at_barriers(kernel: Kernel) -> tuple[Statement, ...]:
+    """Return the body of *kernel* for a whole block, without barriers and thread indices; block indices stay.
+
+    Raises Refused for a kernel that breaks a rule of the language.
+    """
+    check_kernel(kernel)
+    if kernel.threads == 1:
+        return tuple(_without_threads(kernel.body))
+    params = frozenset(p.name for p in kernel.params if isinstance(p, Var))
+    lists = _Block(kernel, assigned_names(kernel.body))
+    return tuple(lists.split(kernel.body, params))
+
+
+def _without_threads(body: Iterable[Statement]) -> Iterable[Statement]:
+    """Return the body of a block of one thread: no barriers, thread index 0."""
+    zero = Literal(0, I32)
+    for s in body:
+        if not isinstance(s, Barrier):
+            here = rewrite_statement(s, lambda e: zero if isinstance(e, LaunchIndex) and e.of == "thread" else None)
+            yield map_bodies(here, _without_threads)
+
+
+@dataclass(frozen=True)
+class _Block:
+    kernel: Kernel
+    changing: frozenset[str]
+
+    def split(self, body: tuple[Statement, ...], alike: frozenset[str]) -> Iterable[Statement]:
+        """Split *body* into loops over threads, one from barrier to barrier; *alike*: names with one value a block."""
+        first, spread, rest = self._split_declarations(body, alike)
+        alike |= {s.var.name for s in first if isinstance(s, Declare)}
+        yield from first
+        yield from (LocalArray(one.array) for one in spread)
+        run: list[Statement] = []
+        for as_written in rest:
+            s = as_written
+            for one in spread:
+                s = one.of(self.kernel, s)
+            if not has_barrier(s):
+                run.append(s)
+                continue
+            yield from self._loop_over_threads(run)
+            run = []
+            if not isinstance(s, Barrier):
+                inside = alike | {s.var.name} if isinstance(s, For) else alike
+                yield map_bodies(s, partial(self.split, alike=inside))
+        yield from self._loop_over_threads(run)
+
+    def _split_declarations(
+        self, body: tuple[Statement, ...], alike: frozenset[str]
+    ) -> tuple[list[Statement], list[PerThreadArray], list[Statement]]:
+        """Return (declarations once a block, arrays with one element a thread, the other statements)."""
+        first: list[Statement] = []
+        rest: list[Statement] = []
+        for s in body:
+            match s:
+                case LocalArray(Array(space="shared")):
+                    first.append(s)
+                case Declare(var, value) if value and var.name not in self.changing and is_uniform(value, alike):
+                    first.append(s)
+                    alike |= {var.name}
+                case _:
+                    rest.append(s)
+        far = _live_across_barriers(rest)
+        spread: list[Var | Array] = []
+        kept: list[Statement] = []
+        for s in rest:
+            match s:
+                case Declare(var, value) if var.name in far:
+                    spread.append(var)
+                    kept += [Assign(var, value)] if value is not None else []
+                case LocalArray(array) if array.name in far:
+                    spread.append(array)
+                case LoadPair(left, right, array, index) if {left.name, right.name} & far:
+                    spread += [left, right]
+                    kept += [Assign(var, Load(array, index + n)) for n, var in enumerate((left, right))]
+                case _:
+                    kept.append(s)
+        return first, [expand_per_thread(old, kept, self.kernel.threads) for old in spread], kept
+
+    def _loop_over_threads(self, run: list[Statement]) -> Iterable[Statement]:
+        """Run *run* for every thread; comments alone need no loop."""
+        if all(isinstance(s, Comment) for s in run):
+            yield from run
             return
-        each = [Binary(s.op, Load(s.left, s.index + n), Load(s.right, s.index + n)) for n in range(2)]
-        yield from self.store_pair(s.target, s.index, *each)
+        body: tuple[Statement, ...] = tuple(
+            rewrite_statement(s, lambda e: _thread(e.dim) if isinstance(e, LaunchIndex) and e.of == "thread" else None)
+            for s in run
+        )
+        # The first dimension runs fastest, as it does on a GPU; a barrier's promise is that threads are independent.
+        dims = [d for d in range(3) if self.kernel.block[d] > 1]
+        for d in dims:
+            body = (
+                replace(
+                    _loop(d, self.kernel.block[d], body),
+                    simd=d == dims[0] and not any(isinstance(s, For) for s in all_statements(run)),
+                ),
+            )
+        lone = {d for d in range(3) if self.kernel.block[d] == 1 and LaunchIndex("thread", d) in launch_indices(run)}
+        yield from (
+            rewrite_statement(s, lambda e: Literal(0, I32) if e in {_thread(d) for d in lone} else None) for s in body
+        )
 
-    def store_transposed(self, s: StoreTransposed) -> str:
-        """Return a call of the C function that transposes a tile."""
-        size = s.target.kind.size
-        name = f"{'stream' if s.streamed else 'turn'}_{s.side}_{size}"
-        self.helpers.setdefault("turn", STREAMING_SOURCE)
-        self.helpers.setdefault(f"turn_{s.side}_{size}", transpose_source(s.side, size))
-        word = WORD_TYPES[size]
-        to, tile = self.place(s.target, s.write), self.names.of(s.tile.name)
-        return f"{name}(({word} *)({to}), {s.stride}, (const {word} *){tile});"
+
+def _loop(d: int, extent: int, body: tuple[Statement, ...]) -> For:
+    return For(_thread(d), Literal(0, I32), Literal(extent, I32), Literal(1, I32), body)
+
+
+def _thread(d: int) -> Var:
+    return Var(f"thread {'xyz'[d]}", I32)
+
+
+def _live_across_barriers(body: list[Statement]) -> frozenset[str]:
+    """Return the names declared in *body* that are used on the other side of a barrier."""
+    home: dict[str, int] = {}
+    far: set[str] = set()
+    part = 0
+    for s in body:
+        inside = has_barrier(s)
+        part += inside
+        far |= {name for name in used_names(s) if name in home and (inside or home[name] != part)}
+        home |= dict.fromkeys(declared_names(s), part)
+        part += inside
+    return frozenset(far)
 
 
 def transpose_loops(s: StoreTransposed) -> For:
