@@ -21,9 +21,9 @@ from einnet_explore.ir import Const, Iterator, Program, Scope, Tensor, accesses,
 from einnet_explore.operators import expressions as ops
 from einnet_explore.rules import ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import time_calls, times_faster
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program, set_blas_threads
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError

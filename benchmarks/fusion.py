@@ -25,10 +25,10 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import REDUCTION_GENERATION
 from einnet_explore.runtime import fused
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.fused import FusedProgram, bind_unfused
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import set_blas_threads
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.strategies.vertical_fusion import fuse_vertically

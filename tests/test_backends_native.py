@@ -30,10 +30,10 @@ from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants
 from einnet_explore.rules import REDUCTION_GENERATION, Refused
-from einnet_explore.runtime import compiled, implementation_choice, native, onnx_fragment
+from einnet_explore.runtime import c_kernels, compiled, implementation_choice, onnx_fragment
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import BoundEquation, NativeCall
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
@@ -149,7 +149,7 @@ def test_scopes_without_constant_regions_are_refused(text: str, why: str) -> Non
 def test_c_kernels_compute_the_same_as_evaluation(
     program: Program, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(c_kernels, "MIN_PARALLEL_ELEMENTS", 1)
     found = fuse_vertically(program, (REDUCTION_GENERATION,))
     scope = program.equations[-1].scope if found is None else found.end.equations[0].scope
     source = NativeSource(scope, threads)
@@ -164,7 +164,7 @@ def test_c_kernels_compute_the_same_as_evaluation(
 
 @needs_cc
 def test_scope_without_a_compilable_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "VECTOR_MATH_DECLARATIONS", "this is no C\n")
+    monkeypatch.setattr(c_kernels, "VECTOR_MATH_DECLARATIONS", "this is no C\n")
     with pytest.raises(BackendError, match="error"):
         _ = NativeSource(scope_of("tensor A[33]\nY[i:33] = A[i] + 41")).function
     monkeypatch.setattr(compiled, "_linker", lambda: None)
@@ -174,13 +174,13 @@ def test_scope_without_a_compilable_kernel_is_refused(monkeypatch: pytest.Monkey
 
 ONE_THEN_TWO = """
 import numpy as np
-from einnet_explore.runtime import native
+from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.native import NativeSource
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.syntax import parse
 
-native.MIN_PARALLEL_ELEMENTS = 1
+c_kernels.MIN_PARALLEL_ELEMENTS = 1
 scope = parse("tensor A[64, 33]\\nY[i:64, j:33] = A[i, j] * 2").equations[0].scope
 for threads in (1, 2):
     out = aligned_empty((64, 33))
@@ -212,12 +212,12 @@ def test_blocks_are_counted_in_32_bits() -> None:
 
 @needs_cc
 def test_a_kernel_that_crashes_does_so_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    around = native._entry_text
+    around = c_kernels._entry_text
 
     def crashing(*given: Any) -> list[str]:
         return [line.replace("if (count", "*(volatile int *)8 = 1; if (count") for line in around(*given)]
 
-    monkeypatch.setattr(native, "_entry_text", crashing)
+    monkeypatch.setattr(c_kernels, "_entry_text", crashing)
     with pytest.raises(BackendError, match="the kernel is not run"):
         _ = NativeSource(scope_of("tensor A[35]\nY[i:35] = A[i] + 43")).function
 
@@ -308,7 +308,7 @@ def test_c_that_differs_is_never_used(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_chosen_c_kernel_runs_in_a_plan(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads as a node of a session, which lends it its own."""
     monkeypatch.setattr(implementation_choice, "fastest_implementation", lambda _, ways, *__: list(ways)[-1])
-    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(c_kernels, "MIN_PARALLEL_ELEMENTS", 1)
     program = known.batch_norm(4, 3, 5, 6)
     found = fuse_vertically(program, (REDUCTION_GENERATION,))
     assert found is not None

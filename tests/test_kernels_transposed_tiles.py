@@ -39,11 +39,10 @@ from einnet_explore.codegen.language.statements import all_statements
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
-from einnet_explore.runtime import compiled, native
+from einnet_explore.runtime import c_kernels, compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
-from einnet_explore.runtime.c_kernels import load_c_kernel
+from einnet_explore.runtime.c_kernels import NativeSource, load_c_kernel
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse
@@ -211,7 +210,7 @@ def test_c_transposes_every_tile_in_registers(kind: Type, side: int, streamed: b
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("text", [*TURNED[:2], "tensor A[40, 50, 37]\nY[h:50, w:37, c:40] = A[c, h, w]"])
 def test_transpose_kernels_run_in_c(text: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MIN_PARALLEL_ELEMENTS", 1)
+    monkeypatch.setattr(c_kernels, "MIN_PARALLEL_ELEMENTS", 1)
     scope = scope_of(text)
     source = NativeSource(scope, threads)
     assert "turned" in source.text

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from einnet_explore.ir import Scope
-from einnet_explore.runtime import compiled, native
+from einnet_explore.runtime import c_kernels, compiled
 from einnet_explore.runtime import compiled as trial
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
 
@@ -30,12 +30,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Lets every kernel do something beside what it does: a statement in C."""
-    around = native._entry_text
+    around = c_kernels._entry_text
 
     def put(statement: str) -> None:
         made = f"extern int raise(int); {statement} if (count"
         monkeypatch.setattr(
-            native, "_entry_text", lambda *of: [line.replace("if (count", made) for line in around(*of)]
+            c_kernels, "_entry_text", lambda *of: [line.replace("if (count", made) for line in around(*of)]
         )
 
     return put

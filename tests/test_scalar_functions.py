@@ -18,8 +18,8 @@ from einnet_explore.onnx_import.elementwise import ELEMENTWISE
 from einnet_explore.onnx_import.operator_table import operators_by_name
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import NativeCall
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 
 NAMES = tuple(name for name in FUNCTIONS if name != "where")

@@ -11,6 +11,7 @@ from einnet_explore.codegen import versions
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Scope, tensors
 from einnet_explore.runtime import implementation_choice, implementations
 from einnet_explore.runtime.arrays import aligned_empty
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Implementation,
@@ -19,7 +20,6 @@ from einnet_explore.runtime.implementations import (
     TiledCall,
     single_threaded_variant,
 )
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, TimeStore, profile_key
 from einnet_explore.support.errors import NoKernel
 from einnet_explore.syntax import parse

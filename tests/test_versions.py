@@ -29,9 +29,9 @@ from einnet_explore.ir import Program, Scope, tensors
 from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.rules import REDUCTION_GENERATION
 from einnet_explore.runtime import tvm_cpu
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.implementations import choose_tile, tiled_contraction
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.profile_store import profile_key
 from einnet_explore.session.run import run_search
 from einnet_explore.strategies.vertical_fusion import fuse_vertically

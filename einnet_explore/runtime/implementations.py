@@ -39,8 +39,8 @@ from einnet_explore.codegen.versions import scope_identity
 from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
+from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.matrix_products import bind_matrix_product
-from einnet_explore.runtime.native import NativeSource
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
