@@ -25,6 +25,7 @@ from einnet_explore.syntax import RESERVED, TextError, parse, text
 from tests.lab_kit import ROOT, kernel_environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST_STEPS = (ROOT / "docs" / "first-steps.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 TEXT_FORM = (ROOT / "docs" / "text-form.md").read_text(encoding="utf-8")
 
@@ -43,7 +44,7 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     environment = kernel_environment()
     environment["PATH"] = os.pathsep.join((str(command.parent), environment["PATH"]))
     said = ""
-    for script in blocks(README, "sh tour"):
+    for script in blocks(FIRST_STEPS, "sh tour"):
         shorter = script.replace(
             "--threads 1", "--threads 1 --budget 8"
         )  # the reader's patience is longer than a test's
@@ -55,7 +56,7 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     for expected in (r"\mathop{\mathbf{L}}", "summation_splitting", "Matmul(", "conv.json: proved", "largest error"):
         assert expected in said
     said = ""
-    for script in blocks(README, "python tour"):
+    for script in blocks(FIRST_STEPS, "python tour"):
         done = subprocess.run(
             [sys.executable, "-c", script.replace("threads=1", "threads=1, budget=8")],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
@@ -65,6 +66,14 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     assert "session.apply('operator_matching'" in said
     made = {"conv.ein", "conv.json", "conv.svg", "conv.html", "infogan.onnx", "fast.onnx", "by_hand.json"}
     assert made <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_example_of_the_readme_prints_its_output() -> None:
+    (script,) = blocks(README, "python output")
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=kernel_environment(), capture_output=True, text=True, check=True
+    )
+    assert [done.stdout] == blocks(README, "text output")
 
 
 @pytest.mark.parametrize("source", blocks(TEXT_FORM, "ein"))
