@@ -168,6 +168,26 @@ session.adopt(chunked)
 session.history(certificates=True)
 
 # %% [markdown]
+# Gates let what was read fade: position $s$ counts $e^{L_t - L_s}$ at position $t$, where $L$ falls. Apart, $e^{L_t}$ and
+# $e^{-L_s}$ overflow. `recentring` splits the exponential at the ends of blocks, so no exponent is positive:
+#
+# $$e^{L_t - L_s} = e^{L_t - L_{g T}}\; e^{L_{g T} - L_{g S + g - 1}}\; e^{L_{g S + g - 1} - L_s},
+#   \qquad T = \lfloor t/g \rfloor, \quad S = \lfloor s/g \rfloor < T.$$
+
+# %%
+gated = factor("""
+tensor L[4096]
+tensor C[4096, 64]
+tensor B[4096, 64]
+tensor X[4096, 64]
+S[t:4096, s:4096] = sum[d:64] C[t, d] * B[s, d]
+M[t:4096, s:4096] = where(s <= t, exp(L[t] - L[s]) * S[t, s], 0)
+Y[t:4096, v:64] = sum[s:4096] M[t, s] * X[s, v]
+output Y
+""")
+ee.show(gated.end)
+
+# %% [markdown]
 # ## What is not equal
 #
 # A function that is not linear ends the region: with a ReLU in between, nothing is reordered.
@@ -185,5 +205,6 @@ output Y
 
 # %% [markdown]
 # Reordering changes the rounding, so `ee.optimize` measures the error of what it keeps, and measures whether it is
-# faster. Decisions [0049](../docs/decisions/0049-factoring-across-expressions.md) and
-# [0052](../docs/decisions/0052-sums-up-to-a-position-in-blocks.md) have the details.
+# faster. Decisions [0049](../docs/decisions/0049-factoring-across-expressions.md),
+# [0052](../docs/decisions/0052-sums-up-to-a-position-in-blocks.md) and
+# [0054](../docs/decisions/0054-decay-relative-to-the-ends-of-blocks.md) have the details.

@@ -152,6 +152,19 @@ def test_storage_layouts_keep_the_value(phi: dict[str, str]) -> None:
     assert STORAGE_LAYOUT.match(start, (0,), **STORAGE_LAYOUT.encode(match.params)).apply(start).after == after
 
 
+def test_a_call_of_a_view_is_open_again_where_the_layout_of_its_source_changes() -> None:
+    start = ee.parse("""
+        tensor X[4, 6]
+        tensor B[2, 3, 5]
+        T[k:3, b:2, m:4] = 2 * X[m, 3*b+k] via eOperator(kind="elementwise")
+        V[b:2, m:4, k:3] = T[k, b, m] via View(offset=0, strides=(4, 1, 8))
+        Y[b:2, m:4, n:5] = sum[k:3] V[b, m, k] * B[b, k, n] via BatchMatmul(b=2, m=4, n=5, k=3, lda=1)
+    """)
+    after = STORAGE_LAYOUT.match(start, (0,), phi={"b": "b", "m": "m", "k": "k"}).apply(start).after
+    assert [e.via for e in after.equations] == [None, None, None]
+    assert_equal(start, after)
+
+
 def test_a_copy_in_another_layout_for_some_readers() -> None:
     start = ee.parse(CHAIN)
     after = STORAGE_LAYOUT.match(start, (0,), phi={"j": "j", "i": "i"}, readers=["b"]).apply(start).after

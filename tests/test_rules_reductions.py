@@ -1,5 +1,6 @@
 """Identities of reductions: distributivity, exchange, the order of contractions, re-centring; each proved."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.assumptions import EXPONENTIAL_AXIOM
 from einnet_explore.equivalence.certificate import certify
@@ -22,6 +24,7 @@ from einnet_explore.rules import (
     Derivation,
     Rule,
 )
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, refuses
 
@@ -297,6 +300,49 @@ def test_a_wrong_centre_is_not_proved() -> None:
 def test_recentring_refuses(body: str, params: dict[str, object], why: str) -> None:
     program = parse(SOFTMAX.rpartition("Y[")[0] + f"Y[m:3, n:2] = sum[w:12] {body}")
     refuses(RECENTRING, program, (0,), why, **params)
+
+
+DECAY = """
+tensor L[12]
+tensor V[12, 2]
+Y[T:3, t:4, n:2] = sum[S:3, s:4] where(S < T, exp({argument}), 0) * V[4*S+s, n]
+"""
+
+
+@pytest.mark.parametrize("argument", ["L[4*T+t] - L[4*S+s]", "-1 * L[4*S+s] + 2 * L[4*T+t] - 3"])
+def test_decay_becomes_relative_to_the_ends_of_blocks(argument: str) -> None:
+    start = parse(DECAY.format(argument=argument))
+    steps = Derivation(start)
+    while match := next((m for m in RECENTRING.matches(steps.end, (0,)) if "at" in m.to_json()["params"]), None):
+        steps = steps.then(match)
+    assert [m.match.to_json()["params"]["at"] for m in steps.steps] == ["0", "3"]
+    held, *_ = steps.end.equations[0].scope.body.args
+    assert {x.name for x in iterators_of(held)} == {"S", "T"}
+    verdict = certify(start, steps.end)
+    assert verdict.kind == "proved" and EXPONENTIAL_AXIOM in verdict.detail
+    inputs = {"L": -(np.arange(12.0) ** 1.5) / 9, "V": np.arange(24.0).reshape(12, 2)}
+    want, got = (evaluate(program, inputs, float)["Y"] for program in (start, steps.end))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("argument", "params", "why"),
+    [
+        ("L[4*T+t] - L[4*S+s]", {"iterator": "n", "at": "0"}, "0 of L[4*T+t] and L[4*S+s] depend on n, expected one"),
+        ("L[4*T+t] - L[4*T+s]", {"iterator": "T", "at": "0"}, "2 of L[4*T+t] and L[4*T+s] depend on T, expected one"),
+        ("L[4*T+t] - L[4*S+s]", {"iterator": "s", "at": "S+2"}, "s is S+2 in [2, 4], outside [0, 4)"),
+        ("L[4*T+t] + L[4*S+s]", {"iterator": "s", "at": "3"}, "expected a difference"),
+    ],
+)
+def test_recentring_refuses_a_place(argument: str, params: dict[str, object], why: str) -> None:
+    with pytest.raises(Refused, match=re.escape(why)):
+        RECENTRING.match(program := parse(DECAY.format(argument=argument)), (0,), factor=0, **params).apply(program)
+
+
+def test_recentring_refuses_a_place_that_may_be_infinite() -> None:
+    program = parse(DECAY.format(argument="L[4*T+t] - L[4*S+s]").replace("L[12]", "L[12] pad [1] value -inf"))
+    with pytest.raises(Refused, match="may be infinite"):
+        RECENTRING.match(program, (0,), factor=0, iterator="s", at="3").apply(program)
 
 
 def test_recentring_refuses_a_maximum() -> None:

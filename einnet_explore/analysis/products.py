@@ -422,7 +422,10 @@ def _read_by_subsets(reads: Sequence[int]) -> list[int]:
 
 
 def is_multilinear(equation: Equation) -> bool:
-    """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights."""
+    """Whether *equation* is open, and a sum of products of reads, constants, reciprocals and functions of weights.
+
+    An exponential of reads that are added and subtracted is a factor as well, such as decay between two positions.
+    """
     scope = equation.scope
     plain = scope.reduce == "sum" and not scope.domain and equation.via is None
     parts = (part for term in multiply_out(scope.body) for part in term)
@@ -433,4 +436,6 @@ def _is_factor(factor: Scalar) -> bool:
     match factor:
         case Access() | Const() | Apply("/", (Const(), Access() | Const())):
             return True
+        case Apply("exp", (argument,)) | Apply("where", (Compare(), Apply("exp", (argument,)), Const(0))):
+            return all(isinstance(part, Access | Const) for term in multiply_out(argument) for part in term)
     return reads_weights(factor)

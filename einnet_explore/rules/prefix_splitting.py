@@ -48,7 +48,7 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     if s.lo or size < 2 or s.extent % size or s.extent == size:
         raise Refused(f"blocks of {size} do not divide {s.name} in [{s.lo}, {s.hi}) into two or more whole ones")
     summed_factors(scope)
-    end, others = upper_end(scope, s)
+    end, part, others = upper_end(scope, s)
     first, last = end.bounds
     if first < 0 or last >= s.hi:
         raise Refused(f"{s.name} ends at {end!r} in [{first}, {last}], outside [0, {s.hi})")
@@ -56,28 +56,34 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     names = [x.name for x in (*scope.traversals, *scope.summations)]
     whole = Iterator(fresh_name(s.name.upper(), names), 0, s.extent // size)
     inside = Iterator(fresh_name(s.name, (*names, whole.name)), 0, size)
-    before = mul(_holds(whole, end // size - 1), substitute(others, {s: whole * size + inside}))
-    within = mul(_holds(inside, end % size), substitute(others, {s: end // size * size + inside}))
-    parts = (((whole, inside, *kept), before), ((inside, *kept), within))
-    sums = (Scope(scope.traversals, over, body)[scope.traversals] for over, body in parts)
-    return replace(scope, summations=(), body=add(*sums))
+    sums = (
+        ((whole, inside, *kept), Compare("<=", as_index(whole), end // size - 1), whole * size + inside),
+        ((inside, *kept), Compare("<=", as_index(inside), end % size), end // size * size + inside),
+    )
+    split: list[Scalar] = []
+    for over, holds, at in sums:
+        held = Apply("where", (holds, substitute(part, {s: at}), Const(0)))
+        split.append(Scope(scope.traversals, over, mul(held, substitute(others, {s: at})))[scope.traversals])
+    return replace(scope, summations=(), body=add(*split))
 
 
-def _holds(x: Iterator, end: Index) -> Scalar:
-    return Apply("where", (Compare("<=", as_index(x), end), Const(1), Const(0)))
+def upper_end(scope: Scope, s: Iterator) -> tuple[Index, Scalar, Scalar]:
+    """Return the last value of *s* that a condition admits, the factors that are read only then, and the others.
 
-
-def upper_end(scope: Scope, s: Iterator) -> tuple[Index, Scalar]:
-    """Return the last value of *s* that a condition in the body admits, and the body without the condition."""
+    A function of all iterators of the condition joins it: elsewhere its value is not needed, and may overflow.
+    """
     found = quotient_factors(scope.body)
     for n, factor in enumerate(found):
         match factor:
-            case Apply("where", (Compare() as condition, Const(1), Const(0))):
-                slack = _slack(condition)
+            case Apply("where", (Compare() as condition, part, Const(0))):
+                slack, read = _slack(condition), iterators_of(condition)
                 if slack is not None and slack.coefficient(s) == -1:
                     end = slack + s
-                    if iterators_of(factor) - {s} <= set(scope.traversals) and s not in end.iterators:
-                        return end, mul(*found[:n], *found[n + 1 :])
+                    if read - {s} <= set(scope.traversals) and s not in end.iterators:
+                        rest = (*found[:n], *found[n + 1 :])
+                        joins = [isinstance(f, Apply) and read <= iterators_of(f) for f in rest]
+                        held = mul(part, *(f for f, with_it in zip(rest, joins, strict=True) if with_it))
+                        return end, held, mul(*(f for f, with_it in zip(rest, joins, strict=True) if not with_it))
     raise Refused(f"no factor is 0 where {s.name} is greater than an index of the traversals")
 
 

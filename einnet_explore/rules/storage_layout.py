@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from einnet_explore.analysis.equations import map_reads, tensor_names, whole_equation
 from einnet_explore.analysis.indices import substitute, substitute_domain
 from einnet_explore.analysis.regions import Bijection, bijection
-from einnet_explore.ir import Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
+from einnet_explore.ir import VIEW, Access, Equation, Index, Iterator, Padding, Path, Program, Scope, as_index
 from einnet_explore.rules.base import Rule, refusing
 from einnet_explore.support.errors import Refused
 
@@ -74,8 +74,12 @@ def with_layout(scope: Scope, phi: Bijection) -> Scope:
 def _read_there(
     program: Program, old: Equation, new: Equation, phi: Bijection, readers: tuple[str, ...] | None
 ) -> Program:
-    """Return *program* with *new* in place of *old* (for some *readers*: after it), read at Φ of the old index."""
+    """Return *program* with *new* in place of *old* (for some *readers*: after it), read at Φ of the old index.
+
+    Library calls whose operands are views of it are open again as well, since the strides of the views change.
+    """
     tensor = new.tensor
+    views = set[str]()
 
     def there(access: Access) -> Access:
         return Access(tensor, map_index(phi, access.index))
@@ -86,6 +90,10 @@ def _read_there(
             out.extend([new] if readers is None else [old, new])
         elif old.name in tensor_names(e.scope) and (readers is None or e.name in readers):
             out.append(replace(e, scope=map_reads(e.scope, old.name, there), via=None))
+            if e.via is not None and e.via.operator == VIEW:
+                views.add(e.name)
+        elif e.via is not None and e.via.is_library_call and not views.isdisjoint(tensor_names(e.scope)):
+            out.append(replace(e, via=None))
         else:
             out.append(e)
     return replace(program, equations=tuple(out))

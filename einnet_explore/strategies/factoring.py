@@ -9,6 +9,7 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 
     normal form: substitute each intermediate that is a sum of products or moves elements (fusion, inlining), multiply
                  products of sums out and sum each term on its own (distributivity)
+    blocks:      split a sum up to a position (prefix splitting), make decay relative to the blocks' ends (recentring)
     factoring:   add terms with a common factor first (common factor), eliminate the summations in the cheapest order
                  (contraction order), compute what is read through a quotient once (traversal factoring), make nested
                  scopes expressions of their own (expression extraction), share equal ones (common subexpression)
@@ -23,8 +24,22 @@ from collections.abc import Collection, Iterable
 from math import log
 
 from einnet_explore.analysis.equations import readers, weight_only
+from einnet_explore.analysis.indices import iterators_of
 from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
-from einnet_explore.ir import Apply, Compare, Program, accesses, walk_scalar
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    accesses,
+    factors,
+    terms,
+    walk_scalar,
+)
 from einnet_explore.rules import (
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
@@ -34,6 +49,7 @@ from einnet_explore.rules import (
     EXPRESSION_EXTRACTION,
     PART_EXTRACTION,
     PREFIX_SPLITTING,
+    RECENTRING,
     TRAVERSAL_FACTORING,
     VARIABLE_SUBSTITUTION,
     Derivation,
@@ -42,8 +58,9 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import accepted, places
-from einnet_explore.rules.distributivity import Termwise
+from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.prefix_splitting import upper_end
+from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.variable_substitution import divide_traversal
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
@@ -75,16 +92,46 @@ def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
 
     The block sizes nearest to the square root of the extent are tried: they balance the sums over and in blocks.
     """
+    derivation = _with_exponentials_in_one_sum(derivation)
     for at, scope in places(derivation.end):
         found = [match.params for match in PREFIX_SPLITTING.matches(derivation.end, at)]
         for params in sorted(found, key=lambda p: abs(log(p.size**2 / p.summation.extent)))[:MAX_BLOCK_SIZES]:
             position = upper_end(scope, params.summation)[0].single
             if position is None or position.lo or position.extent % params.size:
-                yield normalised(derivation.then(Match(PREFIX_SPLITTING, at, params)))
+                yield _with_decay_by_blocks(normalised(derivation.then(Match(PREFIX_SPLITTING, at, params))))
                 continue
             substitution = divide_traversal(scope, position, params.size)
             divided = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution))
-            yield normalised(divided.then(Match(PREFIX_SPLITTING, (*at, 0), params)))
+            yield _with_decay_by_blocks(normalised(divided.then(Match(PREFIX_SPLITTING, (*at, 0), params))))
+
+
+def _with_exponentials_in_one_sum(derivation: Derivation) -> Derivation:
+    """Join nested sums that have an exponential as a factor, such as decay for each channel, with the sums around."""
+    while True:
+        for match in _matches(derivation.end, (DISTRIBUTIVITY,)):
+            scope = derivation.end.scope_at(match.at)
+            if isinstance(match.params, Inwards) and _has_exponential(quotient_factors(scope.body)[match.params.part]):
+                derivation = derivation.then(match)
+                break
+        else:
+            return derivation
+
+
+def _has_exponential(factor: Scalar) -> bool:
+    match factor:
+        case Access(Scope(body=body)):
+            return any(isinstance(part, Apply) and part.op == "exp" for part in factors(body))
+    return False
+
+
+def _with_decay_by_blocks(derivation: Derivation) -> Derivation:
+    """Make decay between blocks relative to the end of the earlier one and to the beginning of the later one."""
+    while True:
+        found = _matches(derivation.end, (RECENTRING,))
+        match = next((match for match in found if isinstance(match.params, Place)), None)
+        if match is None:
+            return derivation
+        derivation = derivation.then(match)
 
 
 def products_at_run_time(program: Program, among: Collection[str] | None = None) -> int:
@@ -114,8 +161,16 @@ def _intermediates(program: Program) -> Iterable[str]:
     """Yield the intermediates that can join the sums of products of all their readers, the last one first."""
     for equation in reversed(program.equations):
         found = [program.equations[n] for n in readers(program, equation.name)]
-        if equation.name not in program.outputs and found and all(map(is_multilinear, (equation, *found))):
+        repeated = equation.scope.summations and any(_is_exponent(equation.name, e.scope) for e in found)
+        joins = found and equation.name not in program.outputs and all(map(is_multilinear, (equation, *found)))
+        if joins and not repeated:
             yield equation.name
+
+
+def _is_exponent(name: str, scope: Scope) -> bool:
+    """Whether *scope* reads the tensor called *name* in an exponential, where a sum would be computed again."""
+    exponentials = (part for part in walk_scalar(scope.body) if isinstance(part, Apply) and part.op == "exp")
+    return any(isinstance(a.source, Tensor) and a.source.name == name for e in exponentials for a in accesses(e))
 
 
 def normalised(derivation: Derivation) -> Derivation:
@@ -156,13 +211,23 @@ def factored(derivation: Derivation) -> Derivation:
 
 
 def _conditions(program: Program) -> Iterable[Match[object]]:
-    """Yield matches that make a tensor, known beforehand, of a condition that is a factor of a sum."""
+    """Yield matches that make a tensor of a condition, or of an exponential, that is one of several factors.
+
+    A condition alone is known beforehand; an exponential would be computed again along the iterators that it lacks.
+    """
     for at, scope in places(program):
-        if scope.summations and len(quotient_factors(scope.body)) > 1:
-            for match in PART_EXTRACTION.matches(program, at):
-                part = tuple(walk_scalar(scope.body))[match.params.part]
-                if isinstance(part, Apply) and isinstance(part.args[0], Compare) and not tuple(accesses(part)):
-                    yield match
+        found = [factor for term in terms(scope.body) for factor in quotient_factors(term)]
+        for match in PART_EXTRACTION.matches(program, at) if len(found) > 1 else ():
+            part = tuple(walk_scalar(scope.body))[match.params.part]
+            match part:
+                case Apply("where", (Compare(), inside, Const(0))) if scope.summations:
+                    is_separate = not accesses(part) or (isinstance(inside, Apply) and inside.op == "exp")
+                case Apply("exp"):
+                    is_separate = part in found and len(iterators_of(part)) < len(iterators_of(scope.body))
+                case _:
+                    is_separate = False
+            if is_separate:
+                yield match
 
 
 def _matches(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:
