@@ -147,6 +147,7 @@ def test_manifest_describes_every_file_kernel_and_value(bundle: Path) -> None:
     assert sorted(numbers) == sorted(kernel["number"] for kernel in found["kernels"])
     assert set(found["files"]) == {"model.onnx", "kernels.so", "README.md", "certificates/000-relu.json"}
     assert found["inputs"] == [{"name": "x", "type": "float32", "shape": [64, 900]}]
+    assert found["opsets"] == {"ai.onnx": 21, "einnet": 1}
     assert found["original_nodes"] == [] and found["instruction_sets"] == list(INSTRUCTION_SETS)
 
 

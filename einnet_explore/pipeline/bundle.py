@@ -85,7 +85,7 @@ def write_bundle(path: str | Path, model: Model, plan: ExecutionPlan, facts: Bun
         kernels.write(new / LIBRARY)
         for name, record in facts.records.items():
             save_record(new / CERTIFICATES / f"{name}.json", record)
-        (new / README).write_text(_readme(model))
+        (new / README).write_text(_readme(model, made.proto))
         save_record(new / MANIFEST, _manifest(new, model, plan, made, kernels, facts))
         if folder.exists():
             folder.rename(Path(aside) / "old")
@@ -104,6 +104,7 @@ def _manifest(
             "c_compiler": c_compiler(),
         },
         "onnxruntime_api": API_VERSION,
+        "opsets": _opsets(made.proto),
         "platform": _platform(),
         "instruction_sets": list(INSTRUCTION_SETS),
         "threads": plan.threads,
@@ -137,9 +138,10 @@ def _file_entry(file: Path) -> JsonObject:
 _README = Template("""\
 # An optimised model for ONNX Runtime
 
-`model.onnx` needs the custom operator in `kernels.so`. Both need ONNX Runtime 1.$api or newer on $platform, and nothing
-else. `manifest.json` lists inputs, outputs, instruction sets, files with their hashes, and the largest error;
-`certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find the library.
+`model.onnx` needs the custom operator in `kernels.so`. Both need ONNX Runtime 1.$api or newer with operator set $opset,
+on $platform, and nothing else. `manifest.json` lists inputs, outputs, instruction sets, hashes of the files, and the
+largest error; `certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find
+the library.
 
 ## Python
 ```python
@@ -172,12 +174,17 @@ using var results = session.Run(inputs);
 """)
 
 
-def _readme(model: Model) -> str:
-    """Return the page of a bundle of *model*: five lines for each language, with the names of its inputs."""
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {opset.domain or "ai.onnx": opset.version for opset in proto.opset_import}
+
+
+def _readme(model: Model, proto: onnx.ModelProto) -> str:
+    """Return the page of a bundle of *model*, written as *proto*: five lines for each language."""
     names = [json.dumps(value.name) for value in model.inputs]
     shapes = [f"numpy.zeros({value.shape}, {str(value.dtype)!r})" for value in model.inputs]
     return _README.substitute(
         api=API_VERSION,
+        opset=_opsets(proto)["ai.onnx"],
         platform=_platform(),
         feeds=", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True)),
         inputs=", ".join(names),
