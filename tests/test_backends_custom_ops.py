@@ -9,7 +9,7 @@ import pytest
 
 from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled, onnx_fragment
-from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session
+from einnet_explore.runtime.onnx_fragment import FragmentWriter, onnx_session, share_equal_weights
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import parse
@@ -109,3 +109,19 @@ def test_a_runtime_that_refuses_the_operator_has_none(monkeypatch: pytest.Monkey
         assert not onnx_fragment.custom_ops_available()
     finally:
         onnx_fragment._custom_op_library.cache_clear()
+
+
+def test_weights_with_the_same_bytes_are_shared() -> None:
+    """Three layers: the second has the first one's weight, the third its negative zeros."""
+    zeros = np.zeros((300, 2), np.float32)
+    writers = []
+    for n, weight in enumerate((zeros, zeros.copy(), -zeros)):
+        names = {"a": f"v{n}", "b": f"v{n + 1}"}
+        writer = FragmentWriter(names, {"a": (300, 2), "b": (300, 2), "w": (300, 2)}, {"w": weight}, f"{n}/")
+        writer.add("Mul", [writer.value("a"), writer.value("w")], "b")
+        writers.append(writer)
+    share_equal_weights(writers)
+    assert [list(writer.weights) for writer in writers] == [["0/w 300x2"], [], ["2/w 300x2"]]
+    assert [list(writer.nodes[0].input) for writer in writers] == [
+        ["v0", "0/w 300x2"], ["v1", "0/w 300x2"], ["v2", "2/w 300x2"],
+    ]  # fmt: skip

@@ -44,6 +44,7 @@ from einnet_explore.runtime.onnx_fragment import (
     copy_to_large_pages,
     initializer,
     opset_imports,
+    share_equal_weights,
     share_initializers,
 )
 from einnet_explore.runtime.program import CompiledProgram
@@ -302,6 +303,7 @@ class PlanParts:
             except Refused as why:
                 written.append((nodes, None))
                 stay[tuple(node.name for node in nodes)] = str(why)
+        share_equal_weights(made for _, made in written if made is not None)
         proto = splice_model(self.regions, written, self.regions.proto.opset_import)
         kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
         weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}

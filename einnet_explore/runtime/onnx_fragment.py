@@ -247,6 +247,29 @@ class FragmentWriter:
         )
 
 
+SAMPLED_BYTES = 1 << 10
+"""Bytes of a weight by which those are found that may equal it."""
+
+
+def share_equal_weights(writers: Iterable[FragmentWriter]) -> None:
+    """Let the nodes of *writers* read one weight in place of several with the same bytes, as equal layers have."""
+    kept: dict[tuple[object, ...], list[tuple[str, Array]]] = {}
+    for writer in writers:
+        same: dict[str, str] = {}
+        for name, array in writer.weights.items():
+            content = array.reshape(-1).view(np.uint8)
+            sample = content[:: max(1, content.size // SAMPLED_BYTES)].tobytes()
+            alike = kept.setdefault((array.dtype, array.shape, sample), [])
+            found = next((first for first, other in alike if np.array_equal(other, content)), None)
+            if found is None:
+                alike.append((name, content))
+            else:
+                same[name] = found
+        writer.weights = {name: array for name, array in writer.weights.items() if name not in same}
+        for node in writer.nodes:
+            node.input[:] = [same.get(name, name) for name in node.input]
+
+
 def initializer(name: str, array: Array) -> onnx.TensorProto:
     """*array* as a weight."""
     return numpy_helper.from_array(array, name)
