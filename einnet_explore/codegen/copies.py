@@ -319,22 +319,21 @@ def tiled_copy(frame: CopyFrame, reads: tuple[Access, ...], down: Iterator) -> K
         return {**at, across: add_offset(base[across] + x, across.lo), down: add_offset(base[down] + y, down.lo)}
 
     def inside(x: Expr, y: Expr, *made: Statement) -> Statement:
-        """*made*, for all rows of this thread, where that is inside of the result."""
-        pairs = ((across, base[across] + x), (down, base[down] + y))
-        test = conjunction(*(place.lt(d.extent) for d, place in pairs if d.extent % TILE_SIDE))
-        return counted_loop(k, TILE_SIDE // TILE_ROWS, *(made if test is None else (If(test, made),)), hint="unroll")
+        body = _inside_result(((across, base[across] + x), (down, base[down] + y)), made)
+        return counted_loop(k, TILE_SIDE // TILE_ROWS, *body, hint="unroll")
 
     there, here = point(lower, column), point(column, lower)
     loads = (Store(t, lower * (TILE_SIDE + 1) + column, frame.scalar(a, there, {})) for a, t in tiles.items())
     held: dict[Access, Expr] = {access: tile[column * (TILE_SIDE + 1) + lower] for access, tile in tiles.items()}
     store = Store(frame.result, frame.address(here), frame.scalar(frame.body, here, held))
-    body += [
-        inside(lower, column, *loads),
-        Barrier(),
-        Comment("write along the result"),
-        inside(column, lower, store),
-    ]
+    body += [inside(lower, column, *loads), Barrier(), Comment("write along the result"), inside(column, lower, store)]
     return frame.kernel(tuple(body), TILE_SIDE * TILE_ROWS, prod(counts.values()) * prod(x.extent for x in rest))
+
+
+def _inside_result(places: Iterable[tuple[Iterator, Expr]], made: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Return *made* where the *places* along some dimensions are inside of the result."""
+    test = conjunction(*(place.lt(x.extent) for x, place in places if x.extent % TILE_SIDE))
+    return made if test is None else (If(test, made),)
 
 
 MAX_SUM_TERMS = 64

@@ -331,24 +331,10 @@ def with_cycles(
     both = last in form.moves(1 - tile.vector)
     cycles, vector_bytes, slot_bytes = 0.0, 0, 0
     for group, load in zip(steps, found, strict=True):
-        size = tile.rows * tile.vectors * tile.slots
-        phases = len({tap.phase for tap in group}) or 1
-        adds = len(group) * size
-        loads = load.count * tile.vectors
         others = len(group) * tile.slots * (tile.vectors if both else 1)
-        # Operands in registers: a tap's vectors and one other value, or its other values, one vector and kept vectors.
-        if tile.rows * tile.vectors <= tile.slots:
-            operands = load.live * tile.vectors + 1
-        else:
-            operands = load.kept * tile.vectors + 1 + tile.slots
-        spilled = max(0, size * phases + operands - machine.registers)
-        cycle = max(
-            adds / machine.fma_per_cycle,
-            (loads * load.accesses + others) / machine.loads_per_cycle,
-            (adds + loads + others) / machine.issue,
-            adds * machine.latency / (size * phases),
-        ) * (1 + SPILL_PENALTY * spilled)
-        cycles += (cycle + LOOP_CYCLES) * length + 3 * size * phases + TILE_CYCLES
+        sums = tile.rows * tile.vectors * tile.slots * (len({tap.phase for tap in group}) or 1)
+        cycle = _step_cycles(machine, tile, len(group), load, others, sums)
+        cycles += (cycle + LOOP_CYCLES) * length + 3 * sums + TILE_CYCLES
         vector_bytes = max(vector_bytes, _touched_elements(form, tile, group[0].phase) * ELEMENT_BYTES if group else 0)
         slot_bytes += others * ELEMENT_BYTES * length * (tile.lanes if both else 1)
     # The inner loop's operand streams past the other one, which stays in the first-level cache if it fits.
@@ -366,6 +352,24 @@ def with_cycles(
         rows = along.dim == len(tile.layout.tensor.shape) - 1
         total += tile.layout.size * (1 / 4 if rows and along.modulus == 1 else 1 if rows else 3) + 200
     return replace(tile, slots_outside=outside, cycles=ceil(total))
+
+
+def _step_cycles(machine: Machine, tile: RegisterTile, taps: int, load: VectorLoads, others: int, sums: int) -> float:
+    """Return the cycles of one step of *taps* products, which reads *others* values and adds to *sums* registers."""
+    adds = taps * tile.rows * tile.vectors * tile.slots
+    loads = load.count * tile.vectors
+    # Operands in registers: a tap's vectors and one other value, or its other values, one vector and kept vectors.
+    if tile.rows * tile.vectors <= tile.slots:
+        operands = load.live * tile.vectors + 1
+    else:
+        operands = load.kept * tile.vectors + 1 + tile.slots
+    spilled = max(0, sums + operands - machine.registers)
+    return max(
+        adds / machine.fma_per_cycle,
+        (loads * load.accesses + others) / machine.loads_per_cycle,
+        (adds + loads + others) / machine.issue,
+        adds * machine.latency / sums,
+    ) * (1 + SPILL_PENALTY * spilled)
 
 
 def _touched_elements(form: SumOfProducts, tile: RegisterTile, phase: Phase) -> int:
@@ -442,17 +446,26 @@ def _with_layout(
                 _matching(widths, only, lambda cut: cut.lanes),
             ):
                 draft = RegisterTile(vector, layout, lanes, 1, row, rows, slot, 1, groups, unrolled, True)
-                loads = [count_loads(form, draft, group) for group in steps]
-                for vectors, slots in product(
-                    _matching(range(1, min(8, -(-last.extent // lanes)) + 1), only, lambda cut: cut.vectors),
-                    _matching(
-                        range(1, min(machine.registers, slot.extent if slot else 1) + 1), only, lambda cut: cut.slots
-                    ),
-                ):
-                    size = vectors * rows * slots
-                    if (
-                        size * together <= machine.registers - SPARE_REGISTERS
-                        and len(every) * size <= MAX_UNROLLED_PRODUCTS
-                    ):
-                        tile = replace(draft, vectors=vectors, slots=slots)
-                        yield with_cycles(form, machine, tile, steps, loads)
+                yield from _with_vectors(form, machine, draft, steps, only)
+
+
+def _with_vectors(
+    form: SumOfProducts,
+    machine: Machine,
+    draft: RegisterTile,
+    steps: Sequence[Sequence[Tap]],
+    only: TileParameters | None,
+) -> Iterable[RegisterTile]:
+    """Yield *draft* with every number of vectors and of slots that fits registers and code size."""
+    most_vectors = min(8, -(-form.traversals[-1].extent // draft.lanes))
+    most_slots = min(machine.registers, draft.slot.extent if draft.slot else 1)
+    loads = [count_loads(form, draft, group) for group in steps]
+    for vectors, slots in product(
+        _matching(range(1, most_vectors + 1), only, lambda cut: cut.vectors),
+        _matching(range(1, most_slots + 1), only, lambda cut: cut.slots),
+    ):
+        size = vectors * draft.rows * slots
+        fits = size * len(draft.groups[0]) <= machine.registers - SPARE_REGISTERS
+        if fits and sum(map(len, steps)) * size <= MAX_UNROLLED_PRODUCTS:
+            tile = replace(draft, vectors=vectors, slots=slots)
+            yield with_cycles(form, machine, tile, steps, loads)

@@ -112,34 +112,11 @@ def assign_modes(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transfo
     places = [(o, m) for o, modes in enumerate(operators) for m in range(len(modes))]
     column = {place: n for n, place in enumerate(places)}
     possible = sorted(_possible(operators))
-    width = len(places) + len(possible)
-    rows: list[np.ndarray] = []
-    least: list[float] = []
-    most: list[float] = []
-
-    def row(entries: Iterable[tuple[int, float]], lo: float, hi: float) -> None:
-        made = np.zeros(width)
-        for n, factor in entries:
-            made[n] += factor
-        rows.append(made)
-        least.append(lo)
-        most.append(hi)
-
-    for o, modes in enumerate(operators):
-        row(((column[o, m], 1) for m in range(len(modes))), 1, 1)
-    for n, (name, made_in, read_in) in enumerate(possible, len(places)):
-        makers = [column[o, m] for o, m in places if operators[o][m].makes.get(name) == made_in]
-        fixed = not any(name in operators[o][m].makes for o, m in places)
-        for o, modes in enumerate(operators):
-            reading = [column[o, m] for m, mode in enumerate(modes) if mode.reads.get(name) == read_in]
-            if reading:
-                entries = [(n, 1.0), *((c, -1.0) for c in makers), *((c, -1.0) for c in reading)]
-                row(entries, (1 if fixed else 0) - 1, np.inf)
     costs = [operators[o][m].seconds for o, m in places] + [seconds(t) for t in possible]
     scale = max(*map(abs, costs), 1e-30)  # microseconds are below the solver's tolerances
     solved = milp(
         np.asarray(costs) / scale,
-        constraints=LinearConstraint(np.array(rows), np.array(least), np.array(most)),
+        constraints=_mode_constraints(operators, column, possible),
         integrality=np.array([1] * len(places) + [0] * len(possible)),
         bounds=Bounds(0, 1),
     )
@@ -151,6 +128,38 @@ def assign_modes(operators: Sequence[Sequence[Mode]], seconds: Callable[[Transfo
     )
     taken = [operators[o][m] for o, m in enumerate(chosen)]
     return LayoutAssignment(chosen, needed_transforms(taken), total_seconds(taken, seconds))
+
+
+def _mode_constraints(
+    operators: Sequence[Sequence[Mode]], column: Mapping[tuple[int, int], int], possible: Sequence[Transform]
+) -> LinearConstraint:
+    """Return the constraints: one mode for each operator, and the transforms that the modes need.
+
+    The variables are the modes, by *column*, then the *possible* transforms.
+    """
+    rows: list[np.ndarray] = []
+    least: list[float] = []
+    most: list[float] = []
+
+    def row(entries: Iterable[tuple[int, float]], lo: float, hi: float) -> None:
+        made = np.zeros(len(column) + len(possible))
+        for n, factor in entries:
+            made[n] += factor
+        rows.append(made)
+        least.append(lo)
+        most.append(hi)
+
+    for o, modes in enumerate(operators):
+        row(((column[o, m], 1) for m in range(len(modes))), 1, 1)
+    for n, (name, made_in, read_in) in enumerate(possible, len(column)):
+        makers = [at for (o, m), at in column.items() if operators[o][m].makes.get(name) == made_in]
+        fixed = not any(name in operators[o][m].makes for o, m in column)
+        for o, modes in enumerate(operators):
+            reading = [column[o, m] for m, mode in enumerate(modes) if mode.reads.get(name) == read_in]
+            if reading:
+                entries = [(n, 1.0), *((c, -1.0) for c in makers), *((c, -1.0) for c in reading)]
+                row(entries, (1 if fixed else 0) - 1, np.inf)
+    return LinearConstraint(np.array(rows), np.array(least), np.array(most))
 
 
 def _possible(operators: Sequence[Sequence[Mode]]) -> set[Transform]:

@@ -97,6 +97,34 @@ def block_stage(
     """Return *stage* of *chain* for one block, which needs *regions*."""
     scope, region = stage.scope, regions[stage.name]
     last = stage is chain.result
+    own, guards, border = _block_loops(chain, stage, region)
+    to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, own, strict=True)}
+
+    def flat(access: Access) -> Access:
+        match access.source:
+            case Table():
+                return access
+            case Tensor(name) as t if name.startswith("#"):
+                r = regions[name]
+                return _flat_access(name, access.index, r.origin, r.extent)
+            case Tensor() as t:
+                return _flat_access(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
+        raise TypeError(f"{access!r} reads a scope")
+
+    body = map_accesses(substitute(scope.body, to), flat)
+    if last:
+        name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
+    else:
+        name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
+    place = flat_index(at, shape)
+    return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
+
+
+def _block_loops(
+    chain: Chain, stage: Stage, region: Region
+) -> tuple[list[Iterator], dict[Iterator, LoopGuard], list[tuple[Iterator, ...]]]:
+    """Return the traversals of a block of *region*, their guards, and the boxes of padding around them."""
+    scope = stage.scope
     own: list[Iterator] = []
     guards: dict[Iterator, LoopGuard] = {}
     border: list[tuple[Iterator, ...]] = []
@@ -121,29 +149,10 @@ def block_stage(
             y = Iterator(x.name, 0, extent)
             where = origin + y
             least, most = where.bounds
-            if (least < x.lo or most >= x.hi) and (last or x in outside or any(padding[d])):
+            if (least < x.lo or most >= x.hi) and (stage is chain.result or x in outside or any(padding[d])):
                 guards[y] = LoopGuard(where, x.lo, x.hi)
         own.append(y)
-    to = {x: origin + y for x, origin, y in zip(scope.traversals, region.origin, own, strict=True)}
-
-    def flat(access: Access) -> Access:
-        match access.source:
-            case Table():
-                return access
-            case Tensor(name) as t if name.startswith("#"):
-                r = regions[name]
-                return _flat_access(name, access.index, r.origin, r.extent)
-            case Tensor() as t:
-                return _flat_access(memory(t), access.index, tuple(as_index(lo) for lo, _ in t.box), t.shape)
-        raise TypeError(f"{access!r} reads a scope")
-
-    body = map_accesses(substitute(scope.body, to), flat)
-    if last:
-        name, at, shape = RESULT_MEMORY, tuple(to[x] - x.lo for x in scope.traversals), scope.shape
-    else:
-        name, at, shape = stage.name, tuple(map(as_index, own)), region.extent
-    place = flat_index(at, shape)
-    return BlockStage(name, tuple(own), scope.summations, body, place, prod(shape), scope.value, guards, tuple(border))
+    return own, guards, border
 
 
 def _flat_access(name: str, index: tuple[Index, ...], origin: tuple[Index, ...], shape: tuple[int, ...]) -> Access:

@@ -637,8 +637,6 @@ def _check_transfer(s: Statement, known: dict[str, Array | Var]) -> None:
                     "private array of as many elements, one kind of 2, 4 or 8 bytes, and rows that do not overlap"
                 )
             _check_index(target, write)
-        case _:
-            pass
 
 
 def _check_type(what: str, kind: Type, value: Expr | None) -> None:
