@@ -39,6 +39,7 @@ from einnet_explore.runtime.measurement import (
     time_samplers,
     times_faster,
 )
+from einnet_explore.runtime.program import ONNXRUNTIME_ERRORS
 from einnet_explore.support.errors import Refused
 
 Effort: TypeAlias = Literal["full", "brief"]
@@ -80,7 +81,7 @@ def discriminating_seed(model: Model, plan: ExecutionPlan) -> int:
         rounded = {k: _rounded_up(v) if v.dtype.kind == "f" else v for k, v in feeds.items()}
         try:
             change = largest_error(plan.run(feeds), plan.run(rounded))
-        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        except ONNXRUNTIME_ERRORS as error:
             failure = str(error).strip().splitlines()[0]
             continue
         found.append((change, seed))

@@ -15,6 +15,7 @@ from einnet_explore.onnx_export.export import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import Waiting, opset_imports, register_custom_ops, session_options
+from einnet_explore.runtime.program import ONNXRUNTIME_ERRORS
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
@@ -106,7 +107,7 @@ def open_session(
     try:
         held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
         return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+    except ONNXRUNTIME_ERRORS as error:
         where = describe_nodes(nodes) if nodes else whole
         raise Refused(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
 
@@ -117,7 +118,7 @@ def run_session(
     """Return *outputs* of *session* for *feeds*; raises Refused if the run fails."""
     try:
         return session.run(outputs, feeds)  # type: ignore[no-any-return]
-    except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+    except ONNXRUNTIME_ERRORS as error:
         raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
 
 

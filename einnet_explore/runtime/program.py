@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.ir import Equation, Program, Scope, tensors
@@ -40,6 +42,12 @@ from einnet_explore.runtime.onnx_fragment import (
     onnx_session,
 )
 from einnet_explore.support.errors import BackendError
+
+ONNXRUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    *(c for c in vars(onnxruntime_pybind11_state).values() if isinstance(c, type) and issubclass(c, Exception)),
+    *(EncodeError, MemoryError, RuntimeError, TypeError, ValueError),
+)
+"""Exceptions of ONNX Runtime when it opens or runs a session: a class for each kind of failure, and Python's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +257,7 @@ class CompiledProgram:
             feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
         try:
             found = self._session.run(self.program.outputs, feeds)
-        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        except ONNXRUNTIME_ERRORS as error:
             raise BackendError(f"ONNX Runtime cannot run the program: {str(error).strip()}") from error
         return dict(zip(self.program.outputs, found, strict=True))
 
@@ -312,7 +320,7 @@ class CompiledProgram:
             return None
         try:
             return onnx_session(writer.model(inputs, outputs), self.threads)
-        except Exception as error:  # ONNX Runtime has a class of its own for every kind of failure
+        except ONNXRUNTIME_ERRORS as error:
             raise BackendError(f"ONNX Runtime refuses the program: {str(error).strip()}") from error
 
     @cached_property
