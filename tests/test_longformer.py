@@ -14,8 +14,8 @@ import einnet_explore as ee
 from einnet_evaluation.models.longformer import DILATION, HEADS, layer
 from einnet_explore.analysis.row_nest import BandNode, ReducedNode, RowNest, RowNode, match_row_nest
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.frame import vector_tile
 from einnet_explore.codegen.rows.kernel import block_rows
+from einnet_explore.codegen.tvm.emission import vector_tile
 from einnet_explore.cost.model import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate

@@ -8,8 +8,8 @@ import pytest
 
 from einnet_explore.analysis.row_nest import match_row_nest
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.frame import vector_tile
 from einnet_explore.codegen.rows.kernel import block_rows
+from einnet_explore.codegen.tvm.emission import vector_tile
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import tvm_cpu
 from einnet_explore.syntax import parse

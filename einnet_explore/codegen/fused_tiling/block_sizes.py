@@ -20,7 +20,7 @@ from einnet_explore.analysis.fused_chain import Chain, Cut, Region, Stage, find_
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, tensor_name
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.frame import VectorTile
+from einnet_explore.codegen.tvm.emission import VectorTile
 from einnet_explore.ir import (
     Access,
     Index,

@@ -44,16 +44,19 @@ from einnet_explore.codegen.language.lowering import tensor_name
 from einnet_explore.codegen.language.statements import TILE_SIDES
 from einnet_explore.codegen.preparation import expand_table
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows.frame import (
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import (
+    Environment,
     VectorTile,
     load_vector,
     mixed_radix_split,
     multiply_tile,
     store_tile,
     store_vector,
+    tvm_constant,
+    tvm_expression,
+    tvm_index,
 )
-from einnet_explore.codegen.tvm import TvmObject
-from einnet_explore.codegen.tvm.emission import Environment, tvm_constant, tvm_expression, tvm_index
 from einnet_explore.ir import (
     Access,
     Apply,

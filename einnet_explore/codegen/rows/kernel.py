@@ -4,17 +4,19 @@ For rows :math:`m_0 \le m < m_0 + R` the columns `u = m + w` are :math:`R + W - 
 is a dense product of ``R`` rows and so many columns, of which every row uses `W`, shifted by one from the row above.
 Rows are then computed one by one, in passes, a pass for every reduction on which later values depend, and laid out
 along `u` again for the product with a band. Operands over the columns are packed once: they are evaluated there, with
-zeros outside.
+zeros outside.  ``codegen.rows.online`` shares the frame of the kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.row_nest import (
@@ -28,11 +30,9 @@ from einnet_explore.analysis.row_nest import (
     read_nodes,
 )
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import (
-    MAX_BLOCK_ROWS,
-    NodeReader,
-    RowKernel,
+from einnet_explore.codegen.tvm import TvmObject
+from einnet_explore.codegen.tvm.emission import (
+    Environment,
     VectorTile,
     count_steps,
     fill_buffer,
@@ -41,11 +41,74 @@ from einnet_explore.codegen.rows.frame import (
     multiply_tile,
     store_tile,
     store_vector,
+    tvm_constant,
+    tvm_expression,
     vector_tile,
 )
-from einnet_explore.codegen.tvm import TvmObject
-from einnet_explore.codegen.tvm.emission import Environment, tvm_constant
-from einnet_explore.ir import REDUCTIONS, Const, Scalar
+from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
+
+NodeReader = Callable[..., TvmObject]
+
+MAX_BLOCK_ROWS = 64
+"""Rows of a block, at most."""
+
+
+def rows_function(
+    nest: RowNest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
+) -> TvmObject:
+    """Return the PrimFunc of *nest* from *inputs* (shapes by name); ``write(buffers, result)`` writes its body."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        places = {
+            tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")
+            for n, (tensor, shape) in enumerate(inputs.items())
+        }
+        result = T.match_buffer(T.arg("y", T.handle()), nest.scope.shape, "float32")
+        T.func_attr({"tir.noalias": True})
+        write(places, result)
+    return builder.get()
+
+
+@dataclass
+class RowKernel:
+    """A kernel of *nest* that reads the buffers *places* and writes *result*."""
+
+    nest: RowNest
+    places: Mapping[str, TvmObject]
+    result: TvmObject
+    threads: int
+    machine: Machine
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return self.machine.lanes
+
+    @property
+    def batches(self) -> int:
+        """Elements of the batch."""
+        return prod(x.extent for x in self.nest.batch)
+
+    def loop(self, extent: int) -> AbstractContextManager[TvmObject]:
+        """Return a loop, parallel if there are several threads."""
+        return T.parallel(extent) if self.threads > 1 else T.serial(extent)  # type: ignore[no-any-return]
+
+    def over_batch(self, batch: TvmObject) -> dict[Iterator, TvmObject]:
+        """Return the iterators of the batch for its flat index."""
+        return mixed_radix_split(self.nest.batch, batch)
+
+    def scalar(self, body: Scalar, env: Environment, nodes: Mapping[str, NodeReader] | None = None) -> TvmObject:
+        """Return *body* for iterators of the values *env*; *nodes* read the values of nodes."""
+
+        def node_reader(source: Tensor | Table | Scope) -> NodeReader:
+            match source:
+                case Tensor(called) if nodes and called in nodes:
+                    return nodes[called]
+                case Tensor(called):
+                    return lambda *at: self.places[called][at]
+            raise TypeError(f"{source!r} is no tensor")
+
+        return tvm_expression(body, env, node_reader, "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +341,7 @@ def _first_pass(nest: RowNest, body: Scalar, passes: Mapping[int, int]) -> int:
 
 def nest_function(nest: RowNest, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine) -> TvmObject:
     """Return the PrimFunc that computes *nest* from *inputs* (shapes by name, in the order of its parameters)."""
-    return frame.rows_function(
+    return rows_function(
         nest, inputs, lambda places, result: _NestKernel(nest, places, result, threads, machine).write()
     )
 

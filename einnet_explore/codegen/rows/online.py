@@ -22,15 +22,15 @@ from tvm.tirx.script.builder import ir as T
 from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.register_tiles import Machine
-from einnet_explore.codegen.rows import frame
-from einnet_explore.codegen.rows.frame import (
-    MAX_BLOCK_ROWS,
-    NodeReader,
-    RowKernel,
+from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, rows_function
+from einnet_explore.codegen.tvm import TvmObject, emission
+from einnet_explore.codegen.tvm.emission import (
+    Environment,
     VectorTile,
     count_steps,
     fill_buffer,
     fold_vector,
+    hide_condition,
     load_vector,
     mixed_radix_split,
     multiply_tile,
@@ -38,8 +38,6 @@ from einnet_explore.codegen.rows.frame import (
     store_vector,
     vector_tile,
 )
-from einnet_explore.codegen.tvm import TvmObject, emission
-from einnet_explore.codegen.tvm.emission import Environment, hide_condition
 from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
 
 MAX_BLOCK_COLUMNS = 512
@@ -142,7 +140,7 @@ def online_function(
     online: OnlineSoftmax, inputs: Mapping[str, tuple[int, ...]], threads: int, machine: Machine
 ) -> TvmObject:
     """Return the PrimFunc that computes *online* from *inputs* (shapes by name, in the order of its parameters)."""
-    return frame.rows_function(
+    return rows_function(
         online.nest,
         inputs,
         lambda places, result: _OnlineKernel(online.nest, places, result, threads, machine, online).write(),

@@ -1,7 +1,14 @@
-"""Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
+r"""Scopes as TVM tensor expressions: a stage for each scope that ``prepare`` leaves, guards as ``if_then_else``.
 
 Scalar functions are vectorisable expressions: the exponential and its relatives are polynomials, not calls.  Transpose
 tiles are a tensor intrinsic of ``codegen.language.dialects.transpose_rows``.
+
+A product in vector registers is a few rows times a few vectors, summed over one loop:
+
+.. math::  C[r, x] \mathrel{+}= \sum_k a(r, k)\, b(k, x)
+
+The sums are small buffers of default scope: TVM 0.27 allocates those on the stack, where LLVM promotes them to
+registers (buffers of local scope go to the heap, of any size).
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from math import inf
 import tvm
 from tvm import te, tirx
 from tvm.s_tir import TensorIntrin
+from tvm.tirx.script.builder import ir as T
 
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.dialects import transpose_rows
@@ -390,3 +398,110 @@ def _transpose_statements(side: int, between: int) -> tuple[str, list[str]]:
     rows = [let(f'A.vload([{_indices(i, between, 0)}], "float32x{side}")') for i in range(side)]
     done = transpose_rows(rows, lambda a, b, lanes: let(f"T.Shuffle([{a}, {b}], {lanes})"))
     return "".join(lines), done
+
+
+SUM_REGISTERS = 16
+"""Registers for sums: twice the latency of a multiply-add, and half of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorTile:
+    """*rows* rows of *vectors* vectors of *lanes* elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.vectors * self.lanes
+
+
+def vector_tile(columns: int, lanes: int) -> VectorTile:
+    """Return the tile for *columns* columns: up to four vectors, and rows for the other registers."""
+    vectors = min(4, -(-columns // lanes))
+    vectors = max(v for v in (1, 2, 4) if v <= vectors)
+    return VectorTile(SUM_REGISTERS // vectors, vectors, lanes)
+
+
+def load_vector(buffer: TvmObject, at: TvmObject, lanes: int) -> TvmObject:
+    """Return elements *at* … *at* + *lanes* - 1 of a buffer of one dimension."""
+    return buffer.vload([at], f"float32x{lanes}")
+
+
+def store_vector(buffer: TvmObject, value: TvmObject, at: TvmObject, lanes: int) -> None:
+    """Store a vector from *at* on in a buffer of one dimension."""
+    T.buffer_store(buffer, value, [tirx.Ramp(at, 1, lanes)])
+
+
+def multiply_tile(
+    tile: VectorTile,
+    loop: Callable[[Callable[[TvmObject], None]], None],
+    left: Callable[[int, TvmObject], TvmObject],
+    right: Callable[[TvmObject, int], TvmObject],
+    begin: Callable[[int, int], TvmObject] | None = None,
+) -> list[TvmObject]:
+    """Return the sums of *tile*, a buffer a row.
+
+    ``loop(body)`` runs body(k); *left* (row, k) is a scalar, *right* (k, column) a vector.  Sums start at 0, or at the
+    vectors *begin* (row, column).
+    """
+    zero = tirx.Broadcast(tirx.const(0.0, "float32"), tile.lanes)
+    sums = [T.alloc_buffer((tile.width,), "float32") for _ in range(tile.rows)]
+    starts = [v * tile.lanes for v in range(tile.vectors)]
+    for row, total in enumerate(sums):
+        for start in starts:
+            store_vector(total, zero if begin is None else begin(row, start), start, tile.lanes)
+
+    def step(k: TvmObject) -> None:
+        for row, total in enumerate(sums):
+            factor = tirx.Broadcast(left(row, k), tile.lanes)
+            for start in starts:
+                store_vector(total, load_vector(total, start, tile.lanes) + factor * right(k, start), start, tile.lanes)
+
+    loop(step)
+    return sums
+
+
+def count_steps(extent: TvmObject, start: TvmObject | None = None) -> Callable[[Callable[[TvmObject], None]], None]:
+    """Return the loop of a product: *extent* steps from *start* on."""
+
+    def loop(body: Callable[[TvmObject], None]) -> None:
+        with T.serial(extent) as k:
+            body(k if start is None else k + start)
+
+    return loop
+
+
+def store_tile(
+    tile: VectorTile, sums: list[TvmObject], buffer: TvmObject, place: Callable[[int, int], TvmObject]
+) -> None:
+    """Store the sums of *tile* into *buffer*, a vector at a time, at *place* (row, column)."""
+    for row, total in enumerate(sums):
+        for x in range(0, tile.width, tile.lanes):
+            store_vector(buffer, load_vector(total, x, tile.lanes), place(row, x), tile.lanes)
+
+
+def fill_buffer(buffer: TvmObject, value: float, extent: TvmObject, lanes: int, start: TvmObject | None = None) -> None:
+    """Store *value* into *extent* elements of *buffer* from *start* on, in whole vectors."""
+    with T.serial(extent // lanes) as c:
+        at = c * lanes if start is None else start + c * lanes
+        store_vector(buffer, tirx.Broadcast(tirx.const(value, "float32"), lanes), at, lanes)
+
+
+def fold_vector(buffer: TvmObject, lanes: int, combine: Callable[[TvmObject, TvmObject], TvmObject]) -> TvmObject:
+    """Return the *lanes* elements of *buffer* combined, half by half; the buffer is overwritten."""
+    while lanes > 2:
+        lanes //= 2
+        store_vector(buffer, combine(load_vector(buffer, 0, lanes), load_vector(buffer, lanes, lanes)), 0, lanes)
+    return combine(buffer[0], buffer[1])
+
+
+def mixed_radix_split(group: tuple[Iterator, ...], number: TvmObject) -> dict[Iterator, TvmObject]:
+    """Return the values of the iterators of *group* for their flat index *number*."""
+    out: dict[Iterator, TvmObject] = {}
+    for x in reversed(group):
+        out[x] = number % x.extent
+        number = number // x.extent
+    return out
