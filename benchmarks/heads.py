@@ -25,8 +25,7 @@ from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation
-from einnet_explore.runtime.epilogues import compile_measured
-from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options

@@ -24,8 +24,7 @@ from einnet_explore.pipeline.subprogram import certify_trial
 from einnet_explore.pipeline.tuning_context import Implementations, OriginalOpener, Settings
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, TuningTask
 from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.runtime.epilogues import compile_measured
-from einnet_explore.runtime.implementation_choice import ProfileStore
+from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.wording import count_noun
 

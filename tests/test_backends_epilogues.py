@@ -15,7 +15,7 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime import implementation_choice
-from einnet_explore.runtime.epilogues import UNFUSED_PAIR, compile_measured, epilogue_pairs, fuse_epilogues
+from einnet_explore.runtime.implementation_choice import UNFUSED_PAIR, compile_measured, epilogue_pairs, fuse_epilogues
 from einnet_explore.runtime.profile_store import TimeStore, profile_key
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.syntax import parse

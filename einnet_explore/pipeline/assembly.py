@@ -29,7 +29,7 @@ from einnet_explore.pipeline.subprogram import anonymize, step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.runtime.epilogues import compile_measured
+from einnet_explore.runtime.implementation_choice import compile_measured
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.strategies.candidate import combined_verdict, replay, steps_to_json

@@ -18,8 +18,7 @@ from einnet_explore.cost import CostModel, cpu_default
 from einnet_explore.ir import Program
 from einnet_explore.pipeline.submodels import compile_in_onnxruntime
 from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.runtime.epilogues import compile_measured
-from einnet_explore.runtime.implementation_choice import ProfileStore, peak_flops, stream_bandwidth
+from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured, peak_flops, stream_bandwidth
 from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError

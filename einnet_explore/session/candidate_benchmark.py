@@ -376,8 +376,7 @@ def _measure_in_turn(
 
 
 def _compile(program: Program, threads: int, constants: Arrays) -> CompiledProgram:
-    from einnet_explore.runtime.epilogues import compile_measured
-    from einnet_explore.runtime.implementation_choice import ProfileStore
+    from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured
 
     known = {t.name: constants[t.name] for t in program.inputs if t.weight}
     return compile_measured(program, threads, known, ProfileStore())
