@@ -83,7 +83,7 @@ session.apply(
 session.formula()
 
 # %% [markdown]
-# Three simplifications are now possible. `clean` finds them:
+# Three simplifications are now possible. `session.clean()` applies them:
 #
 # - The middle scope only renames indices: **merge** it into its reader.
 # - No expression reads outside the domain: **relax** the conditions.
@@ -91,9 +91,7 @@ session.formula()
 #   range; these positions become padding of the scope.
 
 # %%
-matches, _ = ee.clean(session.program)
-for match in matches:
-    session.apply(match)
+session.clean()
 session.formula()
 
 # %% [markdown]

@@ -202,7 +202,9 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     empty.write_bytes(b"")
     text.write_text("this is no model")
     cut.write_bytes(whole[: len(whole) // 2])
-    assert refused(absent) == f"{absent}: found No such file or directory, expected a readable ONNX file"
+    with pytest.raises(FileNotFoundError) as missing:
+        load_model(absent)
+    assert missing.value.filename == str(absent)
     assert refused(tmp_path) == f"{tmp_path}: found Is a directory, expected a readable ONNX file"
     assert refused(empty) == f"{empty}: found an empty file, expected an ONNX model"
     assert refused(text) == f"{text}: found a file that is not ONNX, expected an ONNX model"

@@ -326,3 +326,35 @@ output Y
     session.adopt(derivation)
     assert certify(start, derivation.end).kind == "exact"
     assert (session.check().kind, session.check().method) == ("proved", "composition")
+
+
+def test_find_returns_the_best_candidate_with_a_call() -> None:
+    run = ee.search(ee.ops.matmul(4, 6, 8), operators=["matmul"], rules=["summation_splitting"]).start().wait()
+    found = run.find("Matmul", m=4, n=6)
+    assert found == run.best
+    with pytest.raises(LookupError, match=r"no candidate calls Matmul\(m=5\), found Matmul\(b=1, m=4"):
+        run.find("Matmul", m=5)
+    graph = run.to_networkx()
+    assert set(graph) == set(range(len(run.search.states))) and graph.has_edge(0, found.state)
+
+
+def test_sessions_take_names_labels_and_clean_ups() -> None:
+    conv = ee.ops.conv2d(H=6, W=5, C=4, F=8, R=3, S=3)
+    session = ee.explore(conv, rules=["summation_splitting", "variable_substitution", *ee.RULES[2:5]])
+    assert [rule.name for rule in session.known[:2]] == ["summation_splitting", "variable_substitution"]
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    session.apply(session.rules(at="Y.0")[0])
+    session.clean()
+    assert [step.match.rule.name for step in session.derivation.steps[2:]] == [
+        "traversal_merging", "boundary_relaxing", "boundary_tightening",
+    ]  # fmt: skip
+    assert session.check().kind == "proved"
+    assert session.goto("E0") == conv
+    with pytest.raises(ValueError, match="node 'Y': expected a label such as 'E7'"):
+        session.goto("Y")
+    with pytest.raises(LookupError, match="no rule is called 'splitting'"):
+        ee.explore(conv, rules=["splitting"])
+
+
+def test_public_names_are_all_that_completion_offers() -> None:
+    assert dir(ee) == sorted(ee.__all__)

@@ -179,6 +179,8 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str,
             path = Path(model)
             try:
                 data = path.read_bytes()
+            except FileNotFoundError:
+                raise
             except OSError as error:
                 raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
             proto = _parse(str(path), data)

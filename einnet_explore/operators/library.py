@@ -191,14 +191,23 @@ OPERATORS: tuple[Operator, ...] = (
 )  # fmt: skip
 
 
-def find_operators(names: Iterable[str], operators: tuple[Operator, ...] = OPERATORS) -> tuple[Operator, ...]:
-    """Return the operators with these names, in any case; raises ValueError with the known ones."""
+def find_operators(
+    given: Iterable[Operator | str], operators: tuple[Operator, ...] = OPERATORS
+) -> tuple[Operator, ...]:
+    """Return operators that are *given* as values or by name, in any case; without any, *operators*.
+
+    Raises ValueError with the known names.
+    """
     known = {o.name.lower(): o for o in operators}
-    wanted = list(names)
-    for name in wanted:
-        if name.lower() not in known:
-            raise ValueError(f"unknown target {name!r}, expected one of {', '.join(o.name for o in operators)}")
-    return tuple(dict.fromkeys(known[name.lower()] for name in wanted)) or operators
+
+    def find(each: Operator | str) -> Operator:
+        if isinstance(each, Operator):
+            return each
+        if each.lower() not in known:
+            raise ValueError(f"unknown target {each!r}, expected one of {', '.join(o.name for o in operators)}")
+        return known[each.lower()]
+
+    return tuple(dict.fromkeys(map(find, given))) or operators
 
 
 def check_canonical(equation: Equation, operators: Sequence[Operator] = OPERATORS) -> None:

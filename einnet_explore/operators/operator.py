@@ -74,6 +74,9 @@ class Operator:
     strided: bool = False
     onnx: Callable[[Attributes], OnnxNode | None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Operator {self.name}>"
+
     def __post_init__(self) -> None:
         """Raise ValueError if *expression* is no canonical expression."""
         parse_pattern(self.expression)

@@ -1,5 +1,7 @@
 """Derivation rules that need no table of operators, in the order of the paper's Table 1."""
 
+from collections.abc import Iterable
+
 from einnet_explore.rules.base import Derivation, Match, Rule, Step, scope_rule
 from einnet_explore.rules.batch_merging import BATCH_MERGING
 from einnet_explore.rules.bilinear_product import BILINEAR_PRODUCT
@@ -94,6 +96,11 @@ def rule(name: str) -> Rule[object]:
         if found.name == name:
             return found
     raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in ALL_RULES)}")
+
+
+def find_rules(given: Iterable[Rule[object] | str]) -> tuple[Rule[object], ...]:
+    """Return rules that are *given* as values or by name; raises LookupError for an unknown name."""
+    return tuple(rule(each) if isinstance(each, str) else each for each in given)
 
 
 __all__ = [

@@ -11,9 +11,9 @@ from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
-from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule, find_rules
 from einnet_explore.session.records import SESSION_FORMAT, SESSION_SUFFIX, from_record
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
@@ -33,13 +33,13 @@ KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_
 
 def explore(
     program: Program,
-    rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
-    operators: tuple[Operator, ...] = OPERATORS,
+    rules: Iterable[Rule[object] | str] = (*RULES, *INTER_RULES),
+    operators: Iterable[Operator | str] = OPERATORS,
 ) -> Session:
     """Return a session on *program*: rules by hand, undo, branches, certificates.
 
-    *rules* and *operators* are those that it knows, yours among them.  Notebooks with ``einnet_widgets`` display it
-    as an explorer.
+    *rules* and *operators* are those that it knows, as values, yours among them, or by name.  Notebooks with
+    ``einnet_widgets`` display it as an explorer.
     """
     if "ipykernel" in sys.modules:
         load_faces()
@@ -69,14 +69,14 @@ def search(
     program: Program,
     target: str | Iterable[str] = (),
     limit: float | None = 60,
-    operators: tuple[Operator, ...] = OPERATORS,
+    operators: Iterable[Operator | str] = OPERATORS,
     device: str = "cpu",
     **options: Any,
 ) -> Run:
     """Return a search of *program* for the *operators* named by *target* (all when empty), for at most *limit* seconds.
 
     Iterate the search for its events, or ``start`` it in a thread.  *options* are those of
-    ``strategies.options.Options``, such as *rules*: the library's and yours.
+    ``strategies.options.Options``, such as *rules*: the library's and yours, as values or by name.
 
     A program of several expressions is searched by Algorithm 1: rules *between* expressions make equal programs, and
     each expression of these is searched by itself.  The program's candidates are the cheapest *combinations* of the
@@ -86,11 +86,14 @@ def search(
     ValueError if that file has none.
     """
     cost: Cost = program_seconds
+    for name in {"rules", "between"} & options.keys():
+        options[name] = find_rules(options[name])
     if device != "cpu":
         from einnet_explore.runtime.profile_store import device_cost
 
         cost = device_cost(device)
-    return Run(program, cost, target=target, limit=limit, operators=operators, options=Options(**options))
+    chosen = Options(**options)
+    return Run(program, cost, target=target, limit=limit, operators=find_operators(operators), options=chosen)
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any, Self
 
+import networkx
+
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
@@ -55,6 +57,20 @@ class Run(RunningSearch):
         programs = [state.program for state in self.search.above(candidate.state)]
         kinds = combined_verdict(tuple(self._prove(a, b) for a, b in pairwise(programs)))
         return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
+
+    def find(self, operator: str, **attributes: int) -> Candidate:
+        """Return the best candidate that calls the library *operator* with these *attributes*.
+
+        Raises LookupError with the calls of the candidates that the run has found.
+        """
+        calls = {c: [e.via for e in c.operators if e.via] for c in sorted(self.candidates, key=lambda c: c.rank)}
+        for candidate, found in calls.items():
+            if any(via.operator == operator and attributes.items() <= dict(via.attributes).items() for via in found):
+                return candidate
+        wanted = f"{operator}({', '.join(f'{name}={value}' for name, value in attributes.items())})"
+        others = list(dict.fromkeys(str(via) for found in calls.values() for via in found))
+        shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        raise LookupError(f"no candidate calls {wanted}, found {shown or 'no calls'}")
 
     def derivation(self, to: Candidate | int | None = None) -> Steps:
         """Return the steps *to* a candidate or the state of that number (None: the best candidate), for display.
@@ -125,6 +141,12 @@ class Run(RunningSearch):
     def graph(self) -> Any:
         """Return the search as a graph with merges, as JSON (``viz.graph_figures.search_graph``)."""
         return search_graph(self.search.states, self.pruned, {c.state: c.seconds for c in self.candidates})
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """Return ``graph()`` as a graph of networkx: its nodes are states; several moves may lead to one."""
+        return networkx.node_link_graph(
+            self.graph() | {"directed": True, "multigraph": True}, source="from", target="to", edges="edges"
+        )
 
     def why_not(self, derivation: Derivation) -> str:
         """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""

@@ -7,6 +7,7 @@ keeps the undone steps as a branch.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
@@ -19,7 +20,7 @@ from einnet_explore.equivalence.certificate import Certificate, certify, certify
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule
+from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule, find_rules
 from einnet_explore.rules.base import places
 from einnet_explore.session import records
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
@@ -27,6 +28,7 @@ from einnet_explore.session.explanations import Refusal, Refusals, applicability
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.instantiation import guided_matching, matching_rule
+from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
@@ -110,10 +112,21 @@ class DerivationTree:
         """Whether ``redo`` would change anything."""
         return bool(self._redo)
 
-    def goto(self, where: int | Candidate | Derivation) -> Program:
-        """Go to another node of the tree, or to the end of a search's result; raises IndexError or ValueError."""
+    def goto(self, where: int | str | Candidate | Derivation) -> Program:
+        """Go to another node of the tree, by number or label (``"E7"``), or to the end of a search's result.
+
+        Raises IndexError or ValueError.
+        """
         with self._lock:
-            node = where if isinstance(where, int) else self.keep(where)
+            match where:
+                case str():
+                    if not re.fullmatch(r"E\d+", where):
+                        raise ValueError(f"node {where!r}: expected a label such as 'E7'")
+                    node = int(where[1:])
+                case int():
+                    node = where
+                case _:
+                    node = self.keep(where)
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
             self._redo.clear()
@@ -262,12 +275,18 @@ class Session(DerivationTree):
     def __init__(
         self,
         start: Program,
-        rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
-        operators: tuple[Operator, ...] = OPERATORS,
+        rules: Iterable[Rule[object] | str] = (*RULES, *INTER_RULES),
+        operators: Iterable[Operator | str] = OPERATORS,
     ) -> None:
-        super().__init__(start, (*rules, matching_rule(operators)))
-        self.operators = operators
+        self.operators = find_operators(operators)
+        super().__init__(start, (*find_rules(rules), matching_rule(self.operators)))
         self.runs: list[Run] = []
+
+    def clean(self) -> Program:
+        """Apply the clean-ups of the current program (``ee.clean``) as steps: merging, relaxing, tightening."""
+        for match in clean(self.program, rules=self.known)[0]:
+            self._step(match)
+        return self.program
 
     def adopt(self, derivation: Derivation) -> Program:
         """``keep`` the steps of *derivation*, and go to its end."""
@@ -308,15 +327,15 @@ class Session(DerivationTree):
         self,
         target: str | Iterable[str] = (),
         limit: float | None = 60,
-        rules: Iterable[str] | None = None,
+        rules: Iterable[Rule[object] | str] | None = None,
         **options: Any,
     ) -> Run:
         """Return a search from the current program, as ``ee.search``; ``goto`` goes to its results.
 
-        *rules* names the rules that it uses (None: all).
+        *rules* are the rules that it uses, as values or by name (None: all).
         """
         if rules is not None:
-            known = [self.rule(name) for name in rules]
+            known = [self.rule(each) if isinstance(each, str) else each for each in rules]
             options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
             options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
         chosen = Options(**options)
