@@ -1,6 +1,7 @@
 """Prefix splitting: a sum up to a position in blocks, and the chunked form of linear attention by search."""
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -57,7 +58,8 @@ def test_prefix_splitting_keeps_every_value(data: DataObject) -> None:
         ("A[s] * B[t, s]", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
         ("where(t <= s, A[s], 0)", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
         ("where(s <= t, A[s], 1)", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
-        ("where(s <= t, A[s], 0)", {"summation": "s", "size": 3}, "blocks of 3 do not divide s in"),
+        ("where(s <= t, A[s], 0)", {"summation": "s", "size": 3}, r"blocks of 3 do not divide s in \[0, 8\) into"),
+        ("where(s <= t, A[s], 0)", {"summation": "s", "size": 8}, "into two or more whole ones"),
         ("where(s <= t, A[s], 0)", {"summation": "t", "size": 2}, "t is no summation"),
         ("where(s <= t + 3, A[s], 0)", {"summation": "s", "size": 2}, "outside"),
     ],
@@ -140,6 +142,23 @@ def test_masks_and_gates_may_be_written_in_any_place(scores: str, masked: str) -
     assert certify(start, best.end).kind == "proved"
 
 
+@pytest.mark.parametrize(("length", "depth"), [(67, 16), (101, 8), (254, 16), (4001, 64)])
+@pytest.mark.parametrize("program", [attention, gated])
+def test_lengths_without_divisors_have_a_rest(
+    program: Callable[[int, int, int], Program], length: int, depth: int
+) -> None:
+    """The rest, less than a block, is computed as before: at most g·n·(2·d + 1) more products for blocks of g."""
+    start = program(length, depth, depth)
+    (*_, best) = factorings(start)
+    (size,) = (s.match.params.size for s in best.steps if s.match.rule is PREFIX_SPLITTING)
+    whole = length - length % size
+    (*_, chunked) = factorings(program(whole, depth, depth))
+    rest = (length - whole) * length * (2 * depth + 2) + length * depth
+    assert products_at_run_time(best.end) <= 1.05 * (products_at_run_time(chunked.end) + rest)
+    assert certify(start, best.end).kind == "proved"
+    assert all(certify(step.before, step.after).kind == "proved" for step in best.steps)
+
+
 @pytest.mark.parametrize("decay", [1e-3, 1.0, 80.0])
 def test_chunks_do_not_overflow_where_the_quadratic_form_does_not(decay: float) -> None:
     """Without centres, exp(L[t]) exp(-L[s]) overflows in double precision from a total decay of 709 on."""
@@ -164,8 +183,9 @@ def test_the_search_keeps_the_chunked_form() -> None:
     assert certify(start, best.program).kind == "proved"
 
 
-def test_a_search_finds_gated_chunks_that_both_checkers_prove() -> None:
-    start = gated(256, 16, 16)
+@pytest.mark.parametrize("length", [256, 257])
+def test_a_search_finds_gated_chunks_that_both_checkers_prove(length: int) -> None:
+    start = gated(length, 16, 16)
     run = ee.search(start, limit=None)
     for _ in run:
         if len(run.candidates) == 2:

@@ -33,11 +33,17 @@ class Blocks:
 
 
 def propose(scope: Scope) -> Iterable[Blocks]:
-    """Propose every block size that divides the extent of a summation, from the smallest."""
+    """Propose every block size of which two or more blocks reach all positions, and none beyond, from the smallest."""
     for s in scope.summations:
         if accepted(upper_end, scope, s):
-            sizes = (Blocks(s, size) for size in range(2, s.extent // 2 + 1) if s.extent % size == 0)
+            sizes = (Blocks(s, size) for size in block_sizes(upper_end(scope, s)[0], s))
             yield from (params for params in sizes if accepted(rewrite, scope, params))
+
+
+def block_sizes(end: Index, s: Iterator) -> Iterable[int]:
+    """Return the sizes of blocks of which two or more reach the largest value of *end*, and none beyond *s*."""
+    last = end.bounds[1]
+    return (size for size in range(2, last + 1) if (last // size + 1) * size <= s.hi)
 
 
 def rewrite(scope: Scope, params: Blocks) -> Scope:
@@ -45,16 +51,16 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     s, size = params.summation, params.size
     if s not in scope.summations:
         raise Refused(f"{s.name} is no summation")
-    if s.lo or size < 2 or s.extent % size or s.extent == size:
-        raise Refused(f"blocks of {size} do not divide {s.name} in [{s.lo}, {s.hi}) into two or more whole ones")
     summed_factors(scope)
     end, part, others = upper_end(scope, s)
     first, last = end.bounds
-    if first < 0 or last >= s.hi:
-        raise Refused(f"{s.name} ends at {end!r} in [{first}, {last}], outside [0, {s.hi})")
+    if s.lo or first < 0 or last >= s.hi:
+        raise Refused(f"{s.name} in [{s.lo}, {s.hi}) ends at {end!r} in [{first}, {last}], outside [0, {s.hi})")
+    if size not in block_sizes(end, s):
+        raise Refused(f"blocks of {size} do not divide {s.name} in [0, {s.hi}) into two or more whole ones")
     kept = tuple(y for y in scope.summations if y != s)
     names = [x.name for x in (*scope.traversals, *scope.summations)]
-    whole = Iterator(fresh_name(s.name.upper(), names), 0, s.extent // size)
+    whole = Iterator(fresh_name(s.name.upper(), names), 0, last // size + 1)
     inside = Iterator(fresh_name(s.name, (*names, whole.name)), 0, size)
     sums = (
         ((whole, inside, *kept), Compare("<=", as_index(whole), end // size - 1), whole * size + inside),

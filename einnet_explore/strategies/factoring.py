@@ -21,7 +21,7 @@ programs: each of their expressions is searched like any other, and the costs co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from math import log
+from math import isqrt, log
 
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.indices import iterators_of
@@ -31,6 +31,8 @@ from einnet_explore.ir import (
     Apply,
     Compare,
     Const,
+    Iterator,
+    Path,
     Program,
     Scalar,
     Scope,
@@ -47,6 +49,7 @@ from einnet_explore.rules import (
     CONTRACTION_ORDER,
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
+    EXPRESSION_SPLITTING,
     PART_EXTRACTION,
     PREFIX_SPLITTING,
     RECENTRING,
@@ -59,14 +62,15 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.distributivity import Inwards, Termwise
-from einnet_explore.rules.prefix_splitting import upper_end
+from einnet_explore.rules.expression_splitting import Cut
+from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, upper_end
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.variable_substitution import divide_traversal
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
 
 MAX_BLOCK_SIZES = 6
-"""Block sizes that are tried for a sum up to a position."""
+"""Block sizes that are tried for a sum up to a position, at most."""
 
 MAX_SUBSTITUTIONS = 64
 """Intermediates that are substituted, at most."""
@@ -88,21 +92,55 @@ def factorings(program: Program) -> Iterable[Derivation]:
 
 
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
-    """Yield *derivation* with a sum up to a position split into blocks, and the position into block and place.
-
-    The block sizes nearest to the square root of the extent are tried: they balance the sums over and in blocks.
-    """
+    """Yield *derivation* with a sum up to a position split into blocks, and the position into block and place."""
     derivation = _with_exponentials_in_one_sum(derivation)
     for at, scope in places(derivation.end):
-        found = [match.params for match in PREFIX_SPLITTING.matches(derivation.end, at)]
-        for params in sorted(found, key=lambda p: abs(log(p.size**2 / p.summation.extent)))[:MAX_BLOCK_SIZES]:
-            position = upper_end(scope, params.summation)[0].single
-            if position is None or position.lo or position.extent % params.size:
-                yield _with_decay_by_blocks(normalised(derivation.then(Match(PREFIX_SPLITTING, at, params))))
-                continue
-            substitution = divide_traversal(scope, position, params.size)
-            divided = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution))
-            yield _with_decay_by_blocks(normalised(divided.then(Match(PREFIX_SPLITTING, (*at, 0), params))))
+        for s in scope.summations:
+            if accepted(upper_end, scope, s):
+                end = upper_end(scope, s)[0]
+                for size in _balanced_sizes(tuple(block_sizes(end, s)), end.bounds[1] + 1):
+                    try:
+                        split = _split_prefix(*_without_rest(derivation, at, end.single, size), Blocks(s, size))
+                    except Refused:
+                        continue
+                    yield _with_decay_by_blocks(normalised(split))
+
+
+def _balanced_sizes(whole: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return block sizes for *count* positions, near their square root: this balances the sums over and in blocks.
+
+    They are among *whole*, the sizes without a rest, unless these are much smaller or larger.
+    """
+
+    def imbalance(size: int) -> float:
+        return abs(log(size**2 / count))
+
+    nearest = sorted(whole, key=imbalance)[:MAX_BLOCK_SIZES]
+    if nearest and imbalance(nearest[0]) <= log(4):
+        return tuple(nearest)
+    root = isqrt(count)
+    return tuple(size for size in (root, 1 << root.bit_length() - 1, 1 << root.bit_length()) if 1 < size <= count // 2)
+
+
+def _without_rest(derivation: Derivation, at: Path, position: Iterator | None, size: int) -> tuple[Derivation, Path]:
+    """Compute positions that are no whole block in an expression of their own; return the place of the others."""
+    if position is None or len(at) > 1 or position.lo or not position.extent % size:
+        return derivation, at
+    cut = position.hi - position.extent % size
+    known = derivation.end.names()
+    derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(position, (cut,))))
+    made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
+    return derivation, (min(made, key=lambda n: derivation.end.equations[n].scope.traversals[0].lo),)
+
+
+def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivation:
+    """Divide the position, if it is one traversal, and the sum up to it."""
+    scope = derivation.end.scope_at(at)
+    position = upper_end(scope, blocks.summation)[0].single
+    if position is not None and not position.lo and not position.extent % blocks.size:
+        substitution = divide_traversal(scope, position, blocks.size)
+        derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution)), (*at, 0)
+    return derivation.then(Match(PREFIX_SPLITTING, at, blocks))
 
 
 def _with_exponentials_in_one_sum(derivation: Derivation) -> Derivation:
