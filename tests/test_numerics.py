@@ -46,20 +46,19 @@ from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.assembly import PlanForm
-from einnet_explore.pipeline.numerics import (
-    APPROXIMATING,
-    LEVELS,
-    REASSOCIATING,
-    ErrorReport,
-    allowed_rules,
-    derivation_level,
-    report_errors,
-    rule_level,
-)
+from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.subprogram import TunedSubprogram
-from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_context import (
+    APPROXIMATING,
+    LEVELS,
+    REASSOCIATING,
+    Settings,
+    allowed_rules,
+    derivation_level,
+    rule_level,
+)
 from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,

@@ -1,9 +1,4 @@
-"""Numerics levels of rules, and rounding errors of derivations.  In exact arithmetic all rules are equalities.
-
-* ``exact``: every sum keeps its terms and their order.
-* ``reassociate``: sums are reordered or split, factors move in and out of them; the error bound stays that of the sum
-  of the same terms' magnitudes.
-* ``approximate``: other terms are summed, which may be larger and cancel.
+"""Rounding errors of derivations.  In exact arithmetic all rules are equalities.
 
 ``report_errors`` evaluates the original and the derived program in double precision on the inputs of their trial, with
 a running error bound for single precision, and compares the outputs of ONNX Runtime and of the derived program's
@@ -13,7 +8,6 @@ outputs is evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite, prod
 
@@ -24,73 +18,20 @@ from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.equivalence.sampling import slice_scope
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
-from einnet_explore.pipeline.tuning_context import LEVELS, OUT_OF_MEMORY, Level, OriginalOpener, ProgramCompiler
-from einnet_explore.rules import (
-    BATCH_MERGING,
-    BILINEAR_PRODUCT,
-    BILINEAR_SUBSTITUTION,
-    CANCELLATION,
-    COMMON_FACTOR,
-    CONTRACTION_ORDER,
-    DISTRIBUTIVITY,
-    EXPRESSION_SPLITTING,
-    HOMOMORPHISM,
-    MONOTONE_EXCHANGE,
-    ONE_PASS_GENERATION,
-    POSITIVE_SCALING,
-    PREFIX_SPLITTING,
-    RECENTRING,
-    ROW_GENERATION,
-    SUMMATION_EXCHANGE,
-    SUMMATION_SPLITTING,
-    VARIABLE_SUBSTITUTION,
-    Derivation,
-    Match,
-    Rule,
+from einnet_explore.pipeline.tuning_context import (
+    LEVELS,
+    OUT_OF_MEMORY,
+    Level,
+    OriginalOpener,
+    ProgramCompiler,
+    derivation_level,
+    parse_level,
+    rule_level,
 )
+from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
-
-REASSOCIATING = frozenset(
-    rule.name
-    for rule in (
-        SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, EXPRESSION_SPLITTING, BATCH_MERGING, DISTRIBUTIVITY,
-        SUMMATION_EXCHANGE, CONTRACTION_ORDER, ROW_GENERATION, MONOTONE_EXCHANGE, POSITIVE_SCALING,
-        CANCELLATION, COMMON_FACTOR, PREFIX_SPLITTING,
-    )
-)  # fmt: skip
-
-APPROXIMATING = frozenset(
-    rule.name
-    for rule in (
-        BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION, HOMOMORPHISM,
-    )
-)  # fmt: skip
-
-
-def parse_level(text: str) -> Level:
-    """Return the level called *text*; raises ValueError if it is unknown."""
-    for level in LEVELS:
-        if level == text:
-            return level
-    raise ValueError(f"numerics {text!r}: expected one of {', '.join(LEVELS)}")
-
-
-def rule_level(rule: Rule[object]) -> Level:
-    """Return the level of *rule*."""
-    return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
-
-
-def derivation_level(derivation: Derivation) -> Level:
-    """Return the highest level of the steps of *derivation*."""
-    return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
-
-
-def allowed_rules(rules: Iterable[Rule[object]], most: Level) -> tuple[Rule[object], ...]:
-    """Return those of *rules* whose level is at most *most*."""
-    return tuple(rule for rule in rules if LEVELS.index(rule_level(rule)) <= LEVELS.index(most))
-
 
 MAX_EVALUATED_WORK = 200_000_000
 """Work of both programs up to which they are evaluated whole: multiplications in sums, some tenths of a second."""

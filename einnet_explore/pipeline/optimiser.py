@@ -25,7 +25,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed
 from einnet_explore.pipeline.layouts import estimate_equation
-from einnet_explore.pipeline.numerics import ErrorReport, parse_level, report_errors
+from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
@@ -47,6 +47,7 @@ from einnet_explore.pipeline.tuning_context import (
     Runtime,
     Settings,
     TuningHistory,
+    parse_level,
 )
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
@@ -521,7 +522,7 @@ def optimize_model(
     *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds (``60`` or ``"60s"``), all runs of the
     model counted; final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that
     pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding
-    differences (``pipeline.numerics``).  *states* bounds each search by its states and not by the clock; *executor*
+    differences (``tuning_context.Level``).  *states* bounds each search by its states and not by the clock; *executor*
     (``support.executors``) runs the searches.  Ctrl-C keeps what was found so far.  Raises ModelError for a model that
     cannot be read, ValueError for an unknown device or runtime.
     """

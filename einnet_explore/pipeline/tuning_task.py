@@ -22,13 +22,13 @@ from einnet_explore.analysis.counts import ELEMENT_BYTES, compute_bound, is_comp
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.ir import EOperatorKind, Equation, Program, Table, accesses
 from einnet_explore.pipeline.fusion import chain_in_blocks, fuse_eoperators
-from einnet_explore.pipeline.numerics import allowed_rules
 from einnet_explore.pipeline.tuning_context import (
     OUT_OF_MEMORY,
     Implementations,
     OriginalOpener,
     Settings,
     TuningContext,
+    allowed_rules,
 )
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.base import MatchJson
