@@ -24,6 +24,7 @@ typedef const void *const *Api;
 typedef Status (*Run)(void *, const void *, const char **, void **, size_t, const char **, size_t, void **);
 typedef struct { Api (*get_api)(uint32_t); const char *(*get_version)(void); } Base;
 
+static const Base *base;
 static Api api;
 static void *env, *memory;
 static char **names;
@@ -56,12 +57,29 @@ static void compare(const float *found, size_t count)
     pthread_mutex_unlock(&lock);
 }
 
+#ifdef OLD
+/* As if ONNX Runtime were an older one. */
+static const char *old_version(void) { return "1.17.0"; }
+
+static Status register_kernels(void *options)
+{
+    void *library = dlopen(names[2], RTLD_NOW | RTLD_LOCAL);
+    const Base old = {base->get_api, old_version};
+    return ((Status(*)(void *, const Base *))dlsym(library, "RegisterCustomOps"))(options, &old);
+}
+#else
+static Status register_kernels(void *options)
+{
+    return ((Status(*)(void *, const char *))api[REGISTER])(options, names[2]);
+}
+#endif
+
 static void *run_session(void *unused)
 {
     void *options, *session, *input;
     check(((Status(*)(void **))api[CREATE_OPTIONS])(&options));
     check(((Status(*)(void *, int))api[SET_THREADS])(options, 2));
-    check(((Status(*)(void *, const char *))api[REGISTER])(options, names[2]));
+    check(register_kernels(options));
     check(((Status(*)(void *, const char *, void *, void **))api[CREATE_SESSION])(env, names[3], options, &session));
     check(((Status(*)(void *, void *, size_t, const int64_t *, size_t, int, void **))api[CREATE_TENSOR])(
         memory, given, floats * sizeof(float), dims, rank, 1, &input));
@@ -93,7 +111,7 @@ int main(int count, char **arguments)
         fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
-    const Base *base = ((const Base *(*)(void))dlsym(library, "OrtGetApiBase"))();
+    base = ((const Base *(*)(void))dlsym(library, "OrtGetApiBase"))();
     api = base->get_api(VERSION);
     for (rank = 0; rank + 6 < (size_t)count; rank++) floats *= (size_t)(dims[rank] = atoll(arguments[rank + 6]));
     given = malloc(floats * sizeof *given);

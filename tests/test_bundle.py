@@ -1,6 +1,7 @@
 """Bundles: run by ONNX Runtime in processes that have neither this package nor TVM, and compared with the plan."""
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -167,12 +168,20 @@ def run_client(program: Path, library: Path, model: Path, feeds: Mapping[str, An
     return np.frombuffer(done.stdout, np.float32).reshape(900, 48)
 
 
-def test_sessions_of_a_c_program_agree_in_all_threads(bundle: Path, tmp_path: Path) -> None:
-    """Eight sessions in eight threads, each with two threads of its own, compute the same bits."""
+@pytest.mark.parametrize("flags", [(), ("-DOLD",)])
+def test_sessions_of_a_c_program_agree_in_all_threads(bundle: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Eight sessions in eight threads, each with two threads of its own, compute the same bits.
+
+    The kernels take an older ONNX Runtime to have fewer functions.
+    """
     feeds = random_model_inputs(chain(), 3)
     want = build_plan(chain(), {}, THREADS).run(feeds)
-    got = run_client(client(tmp_path), bundle / "kernels.so", bundle / "model.onnx", feeds)
+    program = client(tmp_path, *flags)
+    got = run_client(program, bundle / "kernels.so", bundle / "model.onnx", feeds)
     np.testing.assert_allclose(got, want["z"], 1e-5, 1e-5)
+    free = edited(bundle, tmp_path, free_sizes)
+    with pytest.raises(RuntimeError, match=r"1: .*input x has shape \[64, 901\], expected \[64, 900\]"):
+        run_client(program, free / "kernels.so", free / "model.onnx", {"x": np.zeros((64, 901), np.float32)})
 
 
 @pytest.mark.slow
@@ -343,4 +352,10 @@ def test_bundle_replaces_a_bundle_but_no_other_folder(bundle: Path, tmp_path: Pa
 def test_without_a_compiler_a_bundle_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled, "_linker", lambda: None)
     with pytest.raises(BackendError, match="no C compiler was found: a bundle needs cc, gcc or clang"):
+        check_bundle_folder(tmp_path / "new")
+
+
+def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(Refused, match="found linux-aarch64, expected linux-x86_64: bundles are not written elsewhere"):
         check_bundle_folder(tmp_path / "new")

@@ -29,6 +29,9 @@ from einnet_explore.support.json_values import JsonObject
 
 FORMAT, VERSION = "einnet-explore bundle", 1
 
+PLATFORM = "linux-x86_64"
+"""The platform of the instruction sets and of the library's form."""
+
 MODEL, LIBRARY, MANIFEST, README, CERTIFICATES = (
     "model.onnx", "kernels.so", "manifest.json", "README.md", "certificates",
 )  # fmt: skip
@@ -44,11 +47,13 @@ class BundleFacts:
 
 
 def check_bundle_folder(path: str | Path) -> None:
-    """Raise OSError or Refused if no bundle can be written to *path*: it is new, empty, or holds a bundle.
+    """Raise OSError or Refused if no bundle can be written to *path*, which has to be new, empty, or a bundle.
 
-    Raises BackendError if there is no C compiler.
+    Raises Refused on another platform, and BackendError if there is no C compiler.
     """
     folder = Path(path)
+    if _platform() != PLATFORM:
+        raise Refused(f"found {_platform()}, expected {PLATFORM}: bundles are not written elsewhere")
     if not c_compiler():
         raise BackendError("no C compiler was found: a bundle needs cc, gcc or clang")
     if folder.exists() and not folder.is_dir():

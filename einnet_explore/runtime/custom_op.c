@@ -18,7 +18,7 @@
 enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
        MAX_RANK = 64 };
 
-/* OrtApi: functions by their place in the table of version 17. */
+/* OrtApi: functions by their place in the table, which has all but the last from version 17 on. */
 typedef void *Status;
 typedef const void *const *Api;
 enum {
@@ -26,7 +26,7 @@ enum {
     ELEMENT_TYPE = 60, RANK = 61, DIMENSIONS = 62, TYPE_AND_SHAPE = 65, ALLOCATE = 75, FREE = 76, MEMORY_OF = 77,
     DEFAULT_ALLOCATOR = 78, INTEGER = 86, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_TYPE_AND_SHAPE = 99,
     RELEASE_DOMAIN = 101, RELEASE_ALLOCATOR = 132, INTEGERS = 163, INPUT_COUNT = 230, INPUT_NAME = 232,
-    NODE_NAME = 244, ALLOCATOR = 253, PARALLEL_FOR = 274
+    NODE_NAME = 244, ALLOCATOR = 253, PARALLEL_FOR = 274, SHAPE_REFERENCE = 414
 };
 typedef struct { Api (*get_api)(uint32_t); const char *(*get_version)(void); } Base;
 
@@ -243,37 +243,50 @@ static void print_shape(char *text, size_t size, Shape shape)
     if (!shape.rank) text[0] = 0;
 }
 
+typedef struct { int type; size_t rank; const int64_t *dims; int64_t copy[MAX_RANK]; } Found;
+
+/* Whether ONNX Runtime has SHAPE_REFERENCE, which copies nothing: from 1.24 on. */
+static int has_shape_reference;
+
+static Status look(Api api, const void *value, Found *found)
+{
+    Status (*refer)(const void *, int *, const int64_t **, size_t *) = api[has_shape_reference ? SHAPE_REFERENCE : 0];
+    Status (*describe)(const void *, void **) = api[TYPE_AND_SHAPE];
+    Status (*type_of)(const void *, int *) = api[ELEMENT_TYPE];
+    Status (*rank_of)(const void *, size_t *) = api[RANK];
+    Status (*dimensions)(const void *, int64_t *, size_t) = api[DIMENSIONS];
+    void *info;
+    if (has_shape_reference) return refer(value, &found->type, &found->dims, &found->rank);
+    found->dims = found->copy;
+    Status status = describe(value, &info);
+    if (status) return status;
+    if (!(status = type_of(info, &found->type)) && !(status = rank_of(info, &found->rank))) {
+        if (found->rank > MAX_RANK) found->rank = MAX_RANK; /* longer than any expected one */
+        status = dimensions(info, found->copy, found->rank);
+    }
+    ((void (*)(void *))api[RELEASE_TYPE_AND_SHAPE])(info);
+    return status;
+}
+
 /* Refuse an input of another type or shape than that for which the kernel was made. */
 static Status check(const Kernel *k, size_t n, const void *value)
 {
-    Status (*describe)(const void *, void **) = k->api[TYPE_AND_SHAPE];
-    Status (*type_of)(const void *, int *) = k->api[ELEMENT_TYPE];
-    Status (*rank_of)(const void *, size_t *) = k->api[RANK];
-    Status (*dimensions)(const void *, int64_t *, size_t) = k->api[DIMENSIONS];
     const Shape expected = k->shapes[n];
-    int64_t dims[MAX_RANK];
-    void *info;
-    int type;
-    size_t rank;
+    Found found;
     if (!value) return refuse(k->api, INVALID, "node %s: input %s is missing", k->node, k->inputs[n]);
-    Status status = describe(value, &info);
+    Status status = look(k->api, value, &found);
     if (status) return status;
-    if ((status = type_of(info, &type)) || (status = rank_of(info, &rank))) goto done;
-    if (rank > MAX_RANK) rank = MAX_RANK; /* longer than any expected one */
-    if ((status = dimensions(info, dims, rank))) goto done;
-    if (type != FLOAT) {
-        status = refuse(k->api, INVALID, "node %s: input %s holds elements of ONNX type %d, expected %d (float)",
-                        k->node, k->inputs[n], type, FLOAT);
-    } else if ((int64_t)rank != expected.rank || memcmp(dims, expected.dims, rank * sizeof *dims)) {
-        char found[MESSAGE / 4], wanted[MESSAGE / 4];
-        print_shape(found, sizeof found, (Shape){(int64_t)rank, dims});
-        print_shape(wanted, sizeof wanted, expected);
-        status = refuse(k->api, INVALID, "node %s: input %s has shape [%s], expected [%s]", k->node, k->inputs[n],
-                        found, wanted);
-    }
-done:
-    ((void (*)(void *))k->api[RELEASE_TYPE_AND_SHAPE])(info);
-    return status;
+    if (found.type != FLOAT)
+        return refuse(k->api, INVALID, "node %s: input %s holds elements of ONNX type %d, expected %d (float)", k->node,
+                      k->inputs[n], found.type, FLOAT);
+    int same = (int64_t)found.rank == expected.rank;
+    for (size_t d = 0; same && d < found.rank; d++) same = found.dims[d] == expected.dims[d];
+    if (same) return NULL;
+    char is[MESSAGE / 4], wanted[MESSAGE / 4];
+    print_shape(is, sizeof is, (Shape){(int64_t)found.rank, found.dims});
+    print_shape(wanted, sizeof wanted, expected);
+    return refuse(k->api, INVALID, "node %s: input %s has shape [%s], expected [%s]", k->node, k->inputs[n], is,
+                  wanted);
 }
 
 static Status compute(void *kernel, void *context)
@@ -375,6 +388,8 @@ __attribute__((visibility("default"))) Status RegisterCustomOps(void *options, c
         return refuse(base->get_api(1), FAILED, "found ONNX Runtime %s, expected at least 1.%d", base->get_version(),
                       VERSION);
     if (why) return refuse(api, FAILED, "%s", why);
+    int minor = 0;
+    has_shape_reference = sscanf(base->get_version(), "1.%d", &minor) == 1 && minor >= 24;
     if ((status = ((Status(*)(void **))api[DEFAULT_ALLOCATOR])(&allocator)) ||
         (status = ((Status(*)(const void *, const void **))api[MEMORY_OF])(allocator, &cpu_memory)))
         return status;
