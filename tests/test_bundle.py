@@ -1,6 +1,7 @@
 """Bundles: run by ONNX Runtime in processes that have neither this package nor TVM, and compared with the plan."""
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -295,6 +296,17 @@ def test_damaged_attributes_are_errors(
         run(edited(bundle, tmp_path, edit), packages, {}, tmp_path)
 
 
+def test_failure_of_a_kernel_is_an_error_with_its_words(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        kernels = {n.output[0]: n for n in proto.graph.node if n.domain == onnx_fragment.DOMAIN}
+        views = next(a for a in kernels["c"].attribute if a.name == "views")
+        views.ints[:] = [4, 1, 1, 1, 57600, 4, 1, 1, 1, 57600]
+
+    feeds = {"x": np.zeros((64, 900), np.float32)}
+    with pytest.raises(RuntimeError, match=r"node kernel of c: a compiled kernel failed: \w+Error: .*ndim"):
+        run(edited(bundle, tmp_path, edit), packages, feeds, tmp_path)
+
+
 CUT = """
 import ctypes, pathlib, sys
 whole = pathlib.Path(sys.argv[1]).read_bytes()
@@ -334,12 +346,12 @@ def test_bundles_of_one_plan_have_the_same_bytes_and_no_path(bundle: Path, tmp_p
             assert secret.encode() not in content, (file, secret)
 
 
-def test_bundle_replaces_a_bundle_but_no_other_folder(bundle: Path, tmp_path: Path) -> None:
+def test_bundle_replaces_a_bundle_but_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = chain()
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
-    with pytest.raises(Refused, match="found a folder with other files"):
+    with pytest.raises(Refused, match=r"other: found mine\.txt, expected a new folder, an empty one, or only a bundle"):
         write_bundle(other, model, build_plan(model, {}, 1), FACTS)
     with pytest.raises(NotADirectoryError, match=r"mine\.txt"):
         write_bundle(other / "mine.txt", model, build_plan(model, {}, 1), FACTS)
@@ -347,6 +359,15 @@ def test_bundle_replaces_a_bundle_but_no_other_folder(bundle: Path, tmp_path: Pa
         write_bundle(tmp_path / "new", model, build_plan(model, {}, 1), FACTS)
     assert json.loads((tmp_path / "new" / "manifest.json").read_text())["kernels"] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
+    (tmp_path / "link").symlink_to("new")
+    write_bundle(tmp_path / "link", model, build_plan(model, {}, 1), FACTS)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "new" / "model.onnx").exists()
+    (tmp_path / "new" / "certificates" / "mine.json").write_text("mine")
+    with pytest.raises(Refused, match=r"found certificates/mine\.json"):
+        write_bundle(tmp_path / "new", model, build_plan(model, {}, 1), FACTS)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="later"):
+        check_bundle_folder(tmp_path / "not yet" / "later")
 
 
 def test_without_a_compiler_a_bundle_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def test_a_bundle_does_not_replace_other_files(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "m.onnx"
     onnx.save(transposed(), path)
     assert main(["optimize", str(path), "--bundle", str(tmp_path)]) == 2
-    assert "found a folder with other files, expected a new folder, an empty one or a bundle" in capsys.readouterr().err
+    assert "found m.onnx, expected a new folder, an empty one, or only a bundle" in capsys.readouterr().err
 
 
 def test_bad_target_runtimes_are_refused() -> None:

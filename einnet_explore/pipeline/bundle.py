@@ -7,11 +7,13 @@ nodes that no session can run stay as they were in the original model; the manif
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import platform
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -25,7 +27,7 @@ from einnet_explore.runtime.kernel_library import API_VERSION, INSTRUCTION_SETS,
 from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused
-from einnet_explore.support.json_values import JsonObject
+from einnet_explore.support.json_values import JsonObject, as_object
 
 FORMAT, VERSION = "einnet-explore bundle", 1
 
@@ -47,27 +49,36 @@ class BundleFacts:
 
 
 def check_bundle_folder(path: str | Path) -> None:
-    """Raise OSError or Refused if no bundle can be written to *path*, which has to be new, empty, or a bundle.
+    """Raise OSError or Refused if no bundle can be written to *path*, which has to be new, empty, or only a bundle.
 
     Raises Refused on another platform, and BackendError if there is no C compiler.
     """
-    folder = Path(path)
+    folder = Path(path).resolve()
     if _platform() != PLATFORM:
         raise Refused(f"found {_platform()}, expected {PLATFORM}: bundles are not written elsewhere")
     if not c_compiler():
         raise BackendError("no C compiler was found: a bundle needs cc, gcc or clang")
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(20, "Not a directory", str(path))
-    if folder.is_dir() and any(folder.iterdir()) and not _is_bundle(folder):
-        raise Refused(f"{path}: found a folder with other files, expected a new folder, an empty one or a bundle")
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    if not os.access(next(parent for parent in folder.parents if parent.exists()), os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    known = _bundle_files(folder)
+    if others := [name for name in _names(folder) if name not in known]:
+        raise Refused(f"{path}: found {others[0]}, expected a new folder, an empty one, or only a bundle")
 
 
-def _is_bundle(folder: Path) -> bool:
+def _names(folder: Path) -> Iterable[str]:
+    """The files in *folder* and below it, sorted."""
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
+
+
+def _bundle_files(folder: Path) -> Collection[str]:
+    """Return the names of the files of the bundle in *folder*; empty if there is none."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+        manifest = as_object(json.loads((folder / MANIFEST).read_text()))
+        return {MANIFEST, *as_object(manifest["files"])} if manifest["format"] == FORMAT else ()
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def write_bundle(path: str | Path, model: Model, plan: ExecutionPlan, facts: BundleFacts) -> None:
@@ -77,7 +88,7 @@ def write_bundle(path: str | Path, model: Model, plan: ExecutionPlan, facts: Bun
     ``check_bundle_folder`` does.
     """
     check_bundle_folder(path)
-    folder = Path(path).absolute()
+    folder = Path(path).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     kernels = LibraryKernels()
     made = plan.model_with(kernels)
@@ -122,17 +133,13 @@ def _manifest(
         "original_nodes": [{"nodes": list(nodes), "why": why} for nodes, why in made.stay.items()],
         "numerics": facts.numerics,
         "max_rel_error": float(f"{facts.error:.1e}"),
-        "files": {str(file.relative_to(folder)): _file_entry(file) for file in _files(folder)},
+        "files": {name: _file_entry(folder / name) for name in _names(folder)},
     }
 
 
 def _value(value: ModelValue) -> JsonObject:
     shape = None if value.shape is None else list(value.shape)
     return {"name": value.name, "type": str(value.dtype), "shape": shape}
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _file_entry(file: Path) -> JsonObject:
