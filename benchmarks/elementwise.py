@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from einnet_explore.codegen.elementwise import Functor, build_functor, elementwise_host_kernel, operand_read
-from einnet_explore.codegen.language import F16, F32
+from einnet_explore.codegen.language.values import F16, F32
 from einnet_explore.ir import Const, Iterator, Scope, Tensor, add, mul, tensors
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.arrays import aligned, aligned_empty

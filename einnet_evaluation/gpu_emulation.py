@@ -33,9 +33,10 @@ from einnet_explore.codegen.elementwise import (
 from einnet_explore.codegen.fusion.frame import FusedLayout, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, gpu_blocks, gpu_launch
 from einnet_explore.codegen.fusion.plan import FusedKernel
-from einnet_explore.codegen.language import Array as KernelArray
-from einnet_explore.codegen.language import Kernel, Var
 from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.statements import Kernel
+from einnet_explore.codegen.language.values import Array as KernelArray
+from einnet_explore.codegen.language.values import Var
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import Argument, CKernel, Grid, checked_arguments, load_c_kernel
 from einnet_explore.support.errors import BackendError, Refused

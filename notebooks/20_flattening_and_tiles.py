@@ -25,8 +25,8 @@ import numpy as np
 import einnet_explore as ee
 from einnet_evaluation import gpu_emulation
 from einnet_explore.analysis.flattening import flatten_scope
-from einnet_explore.codegen.language import I32
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.values import I32
 from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout

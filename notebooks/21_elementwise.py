@@ -45,8 +45,8 @@ from einnet_explore.codegen.elementwise import (
     pack_size,
     plan_launch,
 )
-from einnet_explore.codegen.language import F16, F32, F64, I8
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.values import F16, F32, F64, I8
 from einnet_explore.ir import Apply
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.viz.figure import Figure

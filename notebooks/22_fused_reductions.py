@@ -30,9 +30,9 @@ import einnet_explore as ee
 from einnet_evaluation import gpu_emulation
 from einnet_evaluation.fused_programs import batch_norm, softmax
 from einnet_evaluation.gpu_emulation import run_blocks
-from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import lay_out
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_launch
+from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from einnet_evaluation.fused_programs import batch_norm, instance_norm, layer_norm, softmax, variance
-from einnet_explore.codegen.fusion import resize_program
+from einnet_explore.codegen.fusion.operations import resize_program
 from einnet_explore.ir import Program
 from einnet_explore.syntax import parse
 

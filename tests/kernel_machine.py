@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from einnet_explore.codegen.language import (
-    F16,
-    Array,
+from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
     Comment,
@@ -33,9 +31,21 @@ from einnet_explore.codegen.language import (
     Store,
     StorePair,
     StoreTransposed,
+)
+from einnet_explore.codegen.language.values import (
+    F16,
+    Array,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Load,
+    Select,
+    Unary,
     Var,
 )
-from einnet_explore.codegen.language.values import Binary, Call, Cast, Expr, LaunchIndex, Literal, Load, Select, Unary
 
 BINARY = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "<": operator.lt, "<=": operator.le, ">": operator.gt,

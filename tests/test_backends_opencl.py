@@ -11,19 +11,8 @@ import numpy as np
 import pytest
 
 from einnet_evaluation import gpu_emulation
-from einnet_explore.codegen.language import (
-    F32,
-    F64,
-    Array,
-    Kernel,
-    LaunchIndex,
-    LocalArray,
-    Store,
-    Var,
-    cast,
-    counted_loop,
-    literal,
-)
+from einnet_explore.codegen.language.statements import Kernel, LocalArray, Store, counted_loop
+from einnet_explore.codegen.language.values import F32, F64, Array, LaunchIndex, Var, cast, literal
 from einnet_explore.runtime import c_kernels, compiled
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.support.errors import BackendError

@@ -22,7 +22,8 @@ from benchmarks.gpu import run as runner
 from benchmarks.gpu.budget import Budget, TimeOver
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import Kernel, printer
+from einnet_explore.codegen.language import printer
+from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import plan as cuda_plan

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from einnet_evaluation import gpu_emulation
 from einnet_explore.codegen.copies import MAX_PRODUCT_TERMS, MAX_SUM_TERMS, CopyKernel, copy_kernel
-from einnet_explore.codegen.language import F16, F64
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.values import F16, F64
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import c_kernels

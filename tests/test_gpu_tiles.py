@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from einnet_evaluation import gpu_emulation
-from einnet_explore.codegen.language import F16, F32, Array, Barrier, Copy, Kernel, LocalArray, Store, literal
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.statements import Barrier, Copy, Kernel, LocalArray, Store
+from einnet_explore.codegen.language.values import F16, F32, Array, literal
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import TiledKernel, tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import square_thread_layout, thread_layout

@@ -29,7 +29,8 @@ from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import Kernel, printer
+from einnet_explore.codegen.language import printer
+from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program

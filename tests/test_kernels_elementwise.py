@@ -37,8 +37,8 @@ from einnet_explore.codegen.elementwise import (
     pack_size,
     plan_launch,
 )
-from einnet_explore.codegen.language import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.values import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Type
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor, as_index
 from einnet_explore.runtime.cuda import nvrtc

@@ -14,7 +14,6 @@ from syrupy.assertion import SnapshotAssertion
 from einnet_evaluation import gpu_emulation
 from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.cli import main
-from einnet_explore.codegen.fusion import fuse_program, resize_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS
 from einnet_explore.codegen.fusion.frame import lay_out
 from einnet_explore.codegen.fusion.gpu import (
@@ -26,8 +25,10 @@ from einnet_explore.codegen.fusion.gpu import (
     gpu_kernel,
     gpu_launch,
 )
-from einnet_explore.codegen.language import F32, I32, I64
+from einnet_explore.codegen.fusion.operations import resize_program
+from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.values import F32, I32, I64
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import compiled, fused

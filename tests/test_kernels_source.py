@@ -11,7 +11,27 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from syrupy.assertion import SnapshotAssertion
 
-from einnet_explore.codegen.language import (
+from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
+from einnet_explore.codegen.language.printer import emit, entry_name, fission_at_barriers
+from einnet_explore.codegen.language.statements import (
+    Assign,
+    Barrier,
+    Comment,
+    Copy,
+    Declare,
+    For,
+    If,
+    Kernel,
+    LoadPair,
+    LocalArray,
+    PairOperation,
+    Statement,
+    Store,
+    StorePair,
+    check_kernel,
+    counted_loop,
+)
+from einnet_explore.codegen.language.values import (
     BOOL,
     F16,
     F32,
@@ -23,36 +43,21 @@ from einnet_explore.codegen.language import (
     U8,
     U64,
     Array,
-    Assign,
-    Barrier,
-    Comment,
-    Copy,
-    Declare,
+    Binary,
+    Cast,
     Expr,
-    For,
-    If,
-    Kernel,
     LaunchIndex,
-    LoadPair,
-    LocalArray,
-    PairOperation,
-    Statement,
-    Store,
-    StorePair,
+    Select,
+    Unary,
     Var,
     binary_operation,
     call,
     cast,
-    check_kernel,
     conjunction,
-    counted_loop,
     literal,
     select,
     type_of,
 )
-from einnet_explore.codegen.language.lowering import lower_index, lower_scalar
-from einnet_explore.codegen.language.printer import emit, entry_name, fission_at_barriers
-from einnet_explore.codegen.language.values import Binary, Cast, Select, Unary
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Tensor, as_index
 from einnet_explore.support.errors import Refused
 from tests import kernel_machine

@@ -16,8 +16,9 @@ from syrupy.assertion import SnapshotAssertion
 from einnet_evaluation import gpu_emulation
 from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope, IteratorRow, flatten_scope
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import F32, I32, I64, check_kernel
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.statements import check_kernel
+from einnet_explore.codegen.language.values import F32, I32, I64
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.tiling.cost import (
     Hardware,

@@ -12,30 +12,22 @@ from hypothesis import strategies as st
 
 from einnet_explore.codegen import copies
 from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
-from einnet_explore.codegen.language import (
-    F16,
-    F32,
-    F64,
-    I32,
-    Array,
+from einnet_explore.codegen.language.printer import emit, fission_at_barriers
+from einnet_explore.codegen.language.statements import (
     Barrier,
     Copy,
     If,
     Kernel,
-    LaunchIndex,
     LocalArray,
     Prefetch,
     Statement,
     Store,
     StoreTransposed,
-    Type,
-    Var,
+    all_statements,
     check_kernel,
     counted_loop,
-    literal,
 )
-from einnet_explore.codegen.language.printer import emit, fission_at_barriers
-from einnet_explore.codegen.language.statements import all_statements
+from einnet_explore.codegen.language.values import F16, F32, F64, I32, Array, LaunchIndex, Type, Var, literal
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors

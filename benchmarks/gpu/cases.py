@@ -11,7 +11,7 @@ from benchmarks.fusion import batch_norm, layer_norm, softmax
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import Functor, operand_read
-from einnet_explore.codegen.language import F16, F32, I32
+from einnet_explore.codegen.language.values import F16, F32, I32
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.model import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from einnet_explore.cli.output import OK, check_writable, save_file
-from einnet_explore.codegen.fusion import fuse_program
+from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.support.wording import printable
 from einnet_explore.syntax import load_text
 from einnet_explore.viz.graph_figures import draw_graph

@@ -24,36 +24,6 @@ from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard, is_inside_box, substitute
-from einnet_explore.codegen.language import (
-    F32,
-    I32,
-    I64,
-    Array,
-    Assign,
-    Barrier,
-    Comment,
-    Copy,
-    Declare,
-    Expr,
-    For,
-    If,
-    Kernel,
-    LaunchIndex,
-    Literal,
-    LocalArray,
-    Prefetch,
-    Statement,
-    Store,
-    StoreTransposed,
-    Type,
-    Var,
-    binary_operation,
-    cast,
-    conjunction,
-    counted_loop,
-    literal,
-    minimum,
-)
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -65,7 +35,40 @@ from einnet_explore.codegen.language.lowering import (
     result_array,
     tensor_name,
 )
-from einnet_explore.codegen.language.statements import PACK_BYTES, TILE_SIDES
+from einnet_explore.codegen.language.statements import (
+    PACK_BYTES,
+    TILE_SIDES,
+    Assign,
+    Barrier,
+    Comment,
+    Copy,
+    Declare,
+    For,
+    If,
+    Kernel,
+    LocalArray,
+    Prefetch,
+    Statement,
+    Store,
+    StoreTransposed,
+    counted_loop,
+)
+from einnet_explore.codegen.language.values import (
+    F32,
+    I32,
+    I64,
+    Array,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Type,
+    Var,
+    binary_operation,
+    cast,
+    conjunction,
+    literal,
+    minimum,
+)
 from einnet_explore.codegen.preparation import (
     VECTOR_LANES,
     PolyphaseCut,

@@ -20,7 +20,22 @@ import numpy as np
 
 from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import substitute
-from einnet_explore.codegen.language import (
+from einnet_explore.codegen.language.lowering import flat_index, lower_scalar
+from einnet_explore.codegen.language.statements import (
+    Copy,
+    Declare,
+    For,
+    If,
+    Kernel,
+    LoadPair,
+    LocalArray,
+    PairOperation,
+    Statement,
+    Store,
+    StorePair,
+    counted_loop,
+)
+from einnet_explore.codegen.language.values import (
     F16,
     F32,
     I32,
@@ -29,28 +44,15 @@ from einnet_explore.codegen.language import (
     U16,
     U32,
     Array,
-    Copy,
-    Declare,
     Expr,
-    For,
-    If,
-    Kernel,
     LaunchIndex,
-    LoadPair,
-    LocalArray,
-    PairOperation,
-    Statement,
-    Store,
-    StorePair,
     Type,
     Var,
     cast,
-    counted_loop,
     literal,
     minimum,
     type_of,
 )
-from einnet_explore.codegen.language.lowering import flat_index, lower_scalar
 from einnet_explore.ir import (
     Access,
     Apply,

@@ -24,13 +24,14 @@ from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
 from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
-from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
-from einnet_explore.codegen.language import F32, I64, Declare, Kernel, Literal, Var
-from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.statements import Declare, Kernel
+from einnet_explore.codegen.language.values import F32, I64, Literal, Var
+from einnet_explore.codegen.language.values import Array as KernelArray
 from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements

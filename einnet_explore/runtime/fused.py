@@ -16,14 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.codegen.fusion import check_served, fuse_program, program_operations
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
-from einnet_explore.codegen.fusion.plan import FusedKernel
-from einnet_explore.codegen.language import I64, Kernel, Var, type_of
-from einnet_explore.codegen.language import Array as KernelArray
+from einnet_explore.codegen.fusion.operations import program_operations
+from einnet_explore.codegen.fusion.plan import FusedKernel, check_served, fuse_program
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.statements import Kernel
+from einnet_explore.codegen.language.values import I64, Var, type_of
+from einnet_explore.codegen.language.values import Array as KernelArray
 from einnet_explore.ir import Equation, Program, tensors
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import VECTOR_MATH_DECLARATIONS

@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
-from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_kernel, gpu_launch
 from einnet_explore.codegen.fusion.operations import read_name
-from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
-from einnet_explore.codegen.language import Kernel, Type, type_of
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument, fuse_program
 from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.statements import Kernel
+from einnet_explore.codegen.language.values import Type, type_of
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction

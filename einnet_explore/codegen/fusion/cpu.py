@@ -13,26 +13,18 @@ from dataclasses import dataclass, field, replace
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopWriter, join_values
 from einnet_explore.codegen.fusion.operations import read_name
 from einnet_explore.codegen.fusion.plan import FusedNest, FusedStage, FusedStep
-from einnet_explore.codegen.language import (
-    I64,
-    Array,
+from einnet_explore.codegen.language.lowering import FIRST_BLOCK
+from einnet_explore.codegen.language.statements import (
     Assign,
     Comment,
     Declare,
-    Expr,
     For,
     Kernel,
-    LaunchIndex,
-    Literal,
     LocalArray,
     Statement,
     Store,
-    Type,
-    Var,
-    cast,
-    minimum,
 )
-from einnet_explore.codegen.language.lowering import FIRST_BLOCK
+from einnet_explore.codegen.language.values import I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, minimum
 from einnet_explore.ir import Iterator, accesses
 
 ROW_POINTS = 256

@@ -17,26 +17,22 @@ from math import prod
 from einnet_explore.analysis.flattening import are_neighbours, row_major_strides
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStep, constant_argument
-from einnet_explore.codegen.language import (
+from einnet_explore.codegen.language import lowering
+from einnet_explore.codegen.language.lowering import add_offset
+from einnet_explore.codegen.language.statements import Declare, LoopHint, Statement, Store, counted_loop
+from einnet_explore.codegen.language.values import (
     F64,
     I64,
     Array,
-    Declare,
     Expr,
     Literal,
-    Statement,
-    Store,
     Type,
     Var,
     cast,
     conjunction,
-    counted_loop,
     literal,
-    lowering,
     select,
 )
-from einnet_explore.codegen.language.lowering import add_offset
-from einnet_explore.codegen.language.statements import LoopHint
 from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scope, Table, Tensor, accesses, as_index
 
 Strides = Mapping[str, tuple[int, ...]]

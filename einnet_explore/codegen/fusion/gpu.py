@@ -37,28 +37,19 @@ from einnet_explore.codegen.fusion.frame import (
 )
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest, FusedStage, FusedStep, check_served
-from einnet_explore.codegen.language import (
-    I32,
-    I64,
-    Array,
+from einnet_explore.codegen.language.statements import (
     Assign,
     Barrier,
     Comment,
     Declare,
-    Expr,
     For,
     If,
     Kernel,
-    LaunchIndex,
-    Literal,
     LocalArray,
     Statement,
     Store,
-    Type,
-    Var,
-    cast,
-    type_of,
 )
+from einnet_explore.codegen.language.values import I32, I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, type_of
 from einnet_explore.ir import Iterator, accesses
 from einnet_explore.support.wording import count_noun
 

@@ -17,36 +17,38 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import guard
-from einnet_explore.codegen.language import (
-    F32,
-    I32,
-    I64,
-    Array,
+from einnet_explore.codegen.language.lowering import lower_join, lower_scalar, result_array
+from einnet_explore.codegen.language.statements import (
     Barrier,
     Comment,
     Copy,
     Declare,
-    Expr,
     For,
     If,
     Kernel,
+    LocalArray,
+    LoopHint,
+    Statement,
+    Store,
+    counted_loop,
+)
+from einnet_explore.codegen.language.values import (
+    F32,
+    I32,
+    I64,
+    Array,
+    Expr,
     LaunchIndex,
     Literal,
     Load,
-    LocalArray,
-    Statement,
-    Store,
+    Select,
     Type,
     Var,
     binary_operation,
     call,
     conjunction,
-    counted_loop,
     literal,
 )
-from einnet_explore.codegen.language.lowering import lower_join, lower_scalar, result_array
-from einnet_explore.codegen.language.statements import LoopHint
-from einnet_explore.codegen.language.values import Select
 from einnet_explore.codegen.sum_of_products import SUM_RESULT
 from einnet_explore.codegen.tiling.cost import (
     EpilogueContraction,

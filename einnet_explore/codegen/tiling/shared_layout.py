@@ -18,7 +18,8 @@ from functools import cached_property
 from math import prod
 
 from einnet_explore.analysis.flattening import AddressColumn, FlattenedScope
-from einnet_explore.codegen.language import (
+from einnet_explore.codegen.language.statements import integer_constant
+from einnet_explore.codegen.language.values import (
     Array,
     Expr,
     Literal,
@@ -29,7 +30,6 @@ from einnet_explore.codegen.language import (
     literal,
     select,
 )
-from einnet_explore.codegen.language.statements import integer_constant
 from einnet_explore.ir import Access, Index, Iterator
 
 

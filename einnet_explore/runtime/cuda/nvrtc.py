@@ -12,8 +12,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from einnet_explore.codegen.language import Kernel
 from einnet_explore.codegen.language.printer import emit, entry_name
+from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 

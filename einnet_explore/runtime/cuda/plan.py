@@ -19,12 +19,12 @@ from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
-from einnet_explore.codegen.fusion import fuse_program
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import gpu_launch
-from einnet_explore.codegen.language import Array, Expr, Kernel, Literal, Var, type_of
+from einnet_explore.codegen.fusion.plan import fuse_program
 from einnet_explore.codegen.language.printer import emit, entry_name
-from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, rewrite_statement
+from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, Kernel, rewrite_statement
+from einnet_explore.codegen.language.values import Array, Expr, Literal, Var, type_of
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
