@@ -318,6 +318,8 @@ class Space:
                 return tuple((c / k, f) for c, f in a)
             case "/", [a, b] if a != constant(Fraction(1)):
                 return self.applied("*", [a, self.applied("/", [constant(Fraction(1)), b])])
+            case "exp" | "e^", [((k, ()),)] if k == -inf:
+                return ()
             case "e^", [a]:  # the axiom: of a sum it is the product of those of its terms
                 parts = [self.skeleton((m,)) for m in a]
                 return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in parts))])

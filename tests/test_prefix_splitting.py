@@ -129,6 +129,7 @@ SCORES = "S[t:64, s:64] = sum[d:8] C[t, d] * B[s, d]"
     [
         (SCORES, "where(s <= t, exp(L[t, 0] - L[s, 0]), 0) * S[t, s]"),
         (SCORES, "exp(L[t, 0] - L[s, 0]) * where(t >= s, S[t, s], 0)"),
+        (SCORES, "exp(where(s <= t, L[t, 0] - L[s, 0], -inf)) * S[t, s]"),
         (SCORES.replace(" * B", " * exp(L[t, d] - L[s, d]) * B"), "where(s < t + 1, S[t, s], 0)"),
     ],
 )
@@ -140,6 +141,8 @@ def test_masks_and_gates_may_be_written_in_any_place(scores: str, masked: str) -
     assert 2 * products_at_run_time(best.end) < products_at_run_time(start)
     assert [step.match.rule.name for step in best.steps].count("recentring") == 2
     assert certify(start, best.end).kind == "proved"
+    record = json.loads(json.dumps(to_record(best)))
+    assert [step.why for step in einnet_check.check(record) if step.why is not None] == []
 
 
 @pytest.mark.parametrize(("length", "depth"), [(67, 16), (101, 8), (254, 16), (4001, 64)])

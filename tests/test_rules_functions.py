@@ -135,6 +135,8 @@ def test_algebraic_fields_of_functions_are_true(name: str) -> None:
         assert values == sorted(values)
     if function.at_zero is not None:
         assert at(0.0) == function.at_zero
+    if function.at_minus_infinity is not None:
+        assert at(-np.inf) == function.at_minus_infinity
     if function.degree is not None:
         for x, y in zip(map(abs, points[1:]), points[2:], strict=False):
             given = (x, y)[: function.arity]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import canonical_key
@@ -120,6 +120,7 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
     """Return the factors of *body*; a quotient a / b has the factors of a, and 1 / b.
 
     If a condition on indices makes *body* 0, its reads and constants are factors beside the one with the condition.
+    An exponential is 0 where a condition makes its argument minus infinity.
     """
     out: list[Scalar] = []
     for factor in factors(body):
@@ -131,6 +132,8 @@ def quotient_factors(body: Scalar) -> tuple[Scalar, ...]:
                 out += [Apply("where", (holds, mul(*left), Const(0))), *moving]
             case Apply("/", (a, b)) if a != Const(1):
                 out += [*quotient_factors(a), Apply("/", (Const(1), b))]
+            case Apply("exp", (Apply("where", (Compare() as holds, a, Const(value))),)) if value == -inf:
+                out += quotient_factors(Apply("where", (holds, Apply("exp", (a,)), Const(0))))
             case _:
                 out.append(factor)
     return tuple(out)
@@ -437,5 +440,11 @@ def _is_factor(factor: Scalar) -> bool:
         case Access() | Const() | Apply("/", (Const(), Access() | Const())):
             return True
         case Apply("exp", (argument,)) | Apply("where", (Compare(), Apply("exp", (argument,)), Const(0))):
-            return all(isinstance(part, Access | Const) for term in multiply_out(argument) for part in term)
+            return _is_sum_of_reads(argument)
+        case Apply("where", (Compare(), argument, Const(value))) if value == -inf:
+            return _is_sum_of_reads(argument)  # of an exponential
     return reads_weights(factor)
+
+
+def _is_sum_of_reads(body: Scalar) -> bool:
+    return all(isinstance(part, Access | Const) for term in multiply_out(body) for part in term)

@@ -65,6 +65,8 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         return ((value, ()),) if value else ()
     if function and function.at_zero is not None and args == [()]:
         return ((Fraction(function.at_zero), ()),) if function.at_zero else ()
+    if function and function.at_minus_infinity is not None and constants == [-inf]:
+        return ((Fraction(function.at_minus_infinity), ()),) if function.at_minus_infinity else ()
     if op in ("maximum", "minimum"):
         neutral = -inf if op == "maximum" else inf
         for c, other in zip(constants, reversed(args), strict=True):

@@ -70,6 +70,8 @@ class ScalarFunction:
     """Increasing on all real numbers: it commutes with maxima and minima."""
     at_zero: float | None = None
     """Its value at 0, if that is rational and no other field implies it: padding by 0 commutes with the function."""
+    at_minus_infinity: float | None = None
+    """Its limit for arguments that fall without bound: the value where a mask puts minus infinity."""
     degree: Fraction | None = None
     """f(k·x, k·y) = k^degree · f(x, y) for every constant k > 0 (Euler's degree of homogeneity)."""
     homomorphism: tuple[str, str] | None = None
@@ -166,7 +168,7 @@ _FUNCTIONS = (
     ScalarFunction(
         "exp", 1, lambda lib, x: lib.exp(x), latex=r"\exp\left(%s\right)", onnx="Exp", c_name="exp", additions=16,
         is_monotone=True, image=(0, math.inf), is_positive=True, assumed_finite=True, may_underflow=True,
-        is_increasing=True, at_zero=1, homomorphism=("+", "*"), derivative=lambda y, x: (y,),
+        is_increasing=True, at_zero=1, at_minus_infinity=0, homomorphism=("+", "*"), derivative=lambda y, x: (y,),
     ),
     ScalarFunction(
         "log", 1, lambda lib, x: lib.log(x), latex=r"\log\left(%s\right)", onnx="Log", c_name="log", additions=16,
