@@ -199,3 +199,21 @@ def test_a_search_finds_gated_chunks_that_both_checkers_prove(length: int) -> No
     assert run.verdict(best) == "proved"
     record = json.loads(json.dumps(to_record(best.derivation)))
     assert [step.why for step in einnet_check.check(record) if step.why is not None] == []
+
+
+def test_an_exponential_is_computed_once_for_several_reads() -> None:
+    """A softmax by its parts: the quotient moves behind the second product, the exponential stays."""
+    start = ee.parse("""
+    tensor S[64, 64]
+    tensor V[64, 16]
+    m[i:64] = max[j:64] S[i, j]
+    D[i:64, j:64] = S[i, j] - m[i]
+    E[i:64, j:64] = exp(D[i, j])
+    z[i:64] = sum[j:64] E[i, j]
+    R[i:64, j:64] = E[i, j] / z[i]
+    Y[i:64, v:16] = sum[j:64] R[i, j] * V[j, v]
+    output Y
+    """)
+    for found in factorings(start):
+        assert sum("exp" in repr(e.scope.body) for e in found.end.equations) == 1
+        assert certify(start, found.end).kind == "proved"

@@ -39,6 +39,7 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     factors,
+    scopes,
     terms,
     walk_scalar,
 )
@@ -196,19 +197,28 @@ def _substituted(derivation: Derivation) -> Iterable[Derivation]:
 
 
 def _intermediates(program: Program) -> Iterable[str]:
-    """Yield the intermediates that can join the sums of products of all their readers, the last one first."""
+    """Yield the intermediates that can join the sums of products of all their readers, the last one first.
+
+    Neither an exponential nor a sum in one is computed again for several reads.
+    """
     for equation in reversed(program.equations):
         found = [program.equations[n] for n in readers(program, equation.name)]
-        repeated = equation.scope.summations and any(_is_exponent(equation.name, e.scope) for e in found)
+        reads = [a.source for e in found for _, s in scopes(e.scope) for a in accesses(s.body)]
+        is_shared = reads.count(equation.tensor) > 1 and any(True for _ in _exponentials(equation.scope))
+        is_repeated = equation.scope.summations and any(_is_exponent(equation.name, e.scope) for e in found)
         joins = found and equation.name not in program.outputs and all(map(is_multilinear, (equation, *found)))
-        if joins and not repeated:
+        if joins and not (is_shared or is_repeated):
             yield equation.name
 
 
 def _is_exponent(name: str, scope: Scope) -> bool:
     """Whether *scope* reads the tensor called *name* in an exponential, where a sum would be computed again."""
-    exponentials = (part for part in walk_scalar(scope.body) if isinstance(part, Apply) and part.op == "exp")
-    return any(isinstance(a.source, Tensor) and a.source.name == name for e in exponentials for a in accesses(e))
+    read = (access.source for part in _exponentials(scope) for access in accesses(part))
+    return any(isinstance(source, Tensor) and source.name == name for source in read)
+
+
+def _exponentials(scope: Scope) -> Iterable[Scalar]:
+    return (part for part in walk_scalar(scope.body) if isinstance(part, Apply) and part.op == "exp")
 
 
 def normalised(derivation: Derivation) -> Derivation:
