@@ -9,8 +9,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.ir import Program
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 
 Dims = Sequence[int | str | None]
 

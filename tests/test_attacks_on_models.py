@@ -11,9 +11,10 @@ from onnx_building import build, node
 
 from einnet_explore.cli import main
 from einnet_explore.cli.output import one_line
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import inline_functions, load_model
 from einnet_explore.onnx_import.model import ModelError
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.pipeline.optimised import _file_word as file_word
 from einnet_explore.pipeline.optimised import _shorten as in_table
 from einnet_explore.support.storage import write_atomically

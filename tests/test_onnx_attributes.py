@@ -8,15 +8,9 @@ import pytest
 from onnx import helper
 from onnx_building import build, node
 
+from einnet_explore.onnx_import import OPERATORS_ONNX, express
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.node_call import NodeCall
-from einnet_explore.onnx_import.operator_table import (
-    _EXECUTION_HINTS,
-    OPERATORS_ONNX,
-    NotUnderstood,
-    express,
-    unsupported_attributes,
-)
+from einnet_explore.onnx_import.node_call import _EXECUTION_HINTS, NodeCall, NotUnderstood, unsupported_attributes
 
 X = (1, 2, 4, 6)
 

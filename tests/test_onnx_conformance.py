@@ -12,9 +12,10 @@ from onnx import numpy_helper
 
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
-from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 
 LARGEST = 4_000_000
 """Multiply-accumulates that are worth evaluating in a test."""

@@ -10,10 +10,9 @@ from onnx import TensorProto, helper
 from onnx_building import build, node, run
 
 from einnet_explore.onnx_export.export import Replacement
-from einnet_explore.onnx_import import shapes as computed
-from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import import load
+from einnet_explore.onnx_import.load import load_model, restore_folded_nodes
 from einnet_explore.onnx_import.model import ModelError, make_identifiers
-from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.plan import export_model
 
@@ -129,7 +128,7 @@ def test_random_infinite_and_quantised_weights_are_not_folded(op: str) -> None:
 
 
 def test_weights_over_the_limit_are_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(computed, "MAX_FOLDED_BYTES", 60_000)
+    monkeypatch.setattr(load, "MAX_FOLDED_BYTES", 60_000)
     assert [n.op for n in load_model(made_weight()).nodes] == ["ConstantOfShape", "Cast", "Mul", "Reshape", "Conv"]
 
 

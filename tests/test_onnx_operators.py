@@ -10,9 +10,10 @@ from onnx_building import build, integers, node, run, whole
 
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope, accesses
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
-from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 
 small = st.integers(1, 3)
 

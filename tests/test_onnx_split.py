@@ -17,9 +17,9 @@ from einnet_explore.analysis.equations import weight_only
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_import import OPERATORS_ONNX
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation

@@ -14,8 +14,9 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, accesses
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.fusion import fuse_eoperators, fuse_with_refusals
 from einnet_explore.pipeline.layouts import (
     LayoutAssignment,

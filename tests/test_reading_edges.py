@@ -9,9 +9,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx_building import build, node, run, whole
 
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import ModelError
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.node_call import NotUnderstood
 
 INF, NAN = np.inf, np.nan
 LARGEST = float(np.finfo(np.float32).max)

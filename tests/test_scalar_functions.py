@@ -14,8 +14,8 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.running_error import running_error
 from einnet_explore.ir import Apply, Iterator, Program, Scope, Tensor
 from einnet_explore.ir.scalar_functions import FUNCTIONS, SCALAR_FUNCTIONS, ScalarFunction
+from einnet_explore.onnx_import import operators_by_name
 from einnet_explore.onnx_import.elementwise import ELEMENTWISE
-from einnet_explore.onnx_import.operator_table import operators_by_name
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.c_kernels import NativeSource

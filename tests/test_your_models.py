@@ -20,8 +20,9 @@ from benchmarks.zoo.exported import EXPORTED
 from benchmarks.zoo.parts import Kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_export.export import rewrite_model
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, express
+from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.pipeline.optimiser import optimize_model
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.runtime.arrays import differences, largest_error

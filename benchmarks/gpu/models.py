@@ -20,9 +20,10 @@ from einnet_evaluation.models import MODELS, write
 from einnet_explore.cost import CostModel, Device
 from einnet_explore.cost.model import work
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.operator_table import NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize

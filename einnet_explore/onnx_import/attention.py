@@ -18,6 +18,7 @@ Source: the ONNX operator reference (attention: operator sets 23 and 24; linear 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
@@ -32,6 +33,7 @@ from einnet_explore.ir import (
     Iterator,
     Scalar,
     Scope,
+    Tensor,
     add,
     as_index,
     mul,
@@ -39,7 +41,7 @@ from einnet_explore.ir import (
 from einnet_explore.onnx_import.elementwise import fn, select_by_mask
 from einnet_explore.onnx_import.layout import affine_index
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
-from einnet_explore.onnx_import.reduction import prefix_sum, reduction_scope
+from einnet_explore.onnx_import.reduction import prefix_sum, softmax_parts
 from einnet_explore.support.errors import Refused
 
 _QUERY, _KEY, _VALUE, _MASK = range(4)
@@ -61,11 +63,9 @@ def _attention(call: NodeCall) -> Iterable[Equation]:
     if cap := call.get("softcap", 0.0):
         score = mul(Const(cap), fn("tanh", mul(Const(1 / cap), score)))
     yield (scores := call.equation(Scope((b, h, i, j), (), _mask_scores(call, score, (b, h, i, j))), "scores"))
-    yield (largest := call.equation(reduction_scope(scores.tensor, (3,), "max"), "max"))
-    power = fn("exp", fn("-", access(scores.tensor, *at), broadcast(largest.tensor, at)))
-    yield (powers := call.equation(Scope((b, h, i, j), (), power), "exp"))
-    yield (total := call.equation(reduction_scope(powers.tensor, (3,)), "total"))
-    share = fn("/", broadcast(powers.tensor, at), broadcast(total.tensor, at))
+    element = access(scores.tensor, *at)
+    power, total = yield from softmax_parts(call, scores.tensor, element, (b, h, i, j), (3,))
+    share = fn("/", broadcast(power, at), broadcast(total, at))
     yield (shares := call.equation(Scope((b, h, i, j), (), share), "shares"))
     mixed = Scope((b, h, i, v), (j,), mul(access(shares.tensor, *at), _element(call, _VALUE, b, key_head, j, v)))
     if len(call.out.shape) == 4:
@@ -117,8 +117,13 @@ def _mask_scores(call: NodeCall, score: Scalar, xs: tuple[Iterator, ...]) -> Sca
             select_by_mask(mask, at, score, Const(-inf)) if mask.dtype == bool else add(score, call.operand(_MASK, at))
         )
     if call.get("is_causal", 0):
-        score = fn("where", Compare("<=", at[3], at[2]), score, Const(-inf))
+        score = _causal(score, at[2], at[3], -inf)
     return score
+
+
+def _causal(score: Scalar, query: IndexLike, key: IndexLike, otherwise: float) -> Scalar:
+    """Return *score* where the position *key* is not after the position *query*, else *otherwise*."""
+    return fn("where", Compare("<=", as_index(key), as_index(query)), score, Const(otherwise))
 
 
 _PAST, _DECAY = 3, 4
@@ -129,55 +134,78 @@ def _linear_attention(call: NodeCall) -> Iterable[Equation]:
     rule = call.get("update_rule", "gated_delta")
     if rule not in ("linear", "gated"):
         raise Refused(f"update_rule is {rule}, neither linear nor gated: its state depends on products of its steps")
-    heads, key_heads = int(call.get("q_num_heads", 0)), int(call.get("kv_num_heads", 0))
-    (batch, length, channels), values = call.shape(_KEY), call.shape(_VALUE)[-1]
-    b, h, g = Iterator("b", 0, batch), Iterator("h", 0, heads), Iterator("h", 0, key_heads)
-    i, j = Iterator("i", 0, length), Iterator("j", 0, length)
-    d, v = Iterator("d", 0, channels // key_heads), Iterator("v", 0, values // key_heads)
-    key_head, last = as_index(h) * key_heads // heads, as_index(length - 1)
     logs = None
     if rule == "gated":
         yield (total := call.equation(prefix_sum(call.tensor(_DECAY), 1), "decay"))
         logs = total.tensor
-
-    def decay(head: IndexLike, to: IndexLike, since: IndexLike | None = None) -> tuple[Scalar, ...]:
-        """The factor of the state's change from the position *since* (None: from the start) to the position *to*."""
-        if logs is None:
-            return ()
-        channel = as_index(head) if logs.shape[-1] == key_heads else as_index(head) * d.extent + d
-        end = access(logs, b, to, channel)
-        return (fn("exp", end if since is None else fn("-", end, access(logs, b, since, channel))),)
-
-    def causal(share: Scalar) -> Scalar:
-        return fn("where", Compare("<=", as_index(j), as_index(i)), share, Const(0))
-
-    scale = Const(call.get("scale", 0.0) or 1 / sqrt(d.extent))
-    query = _element(call, _QUERY, b, h, i, d)
-    product = mul(scale, query, _element(call, _KEY, b, key_head, j, d))
-    if logs is not None and logs.shape[-1] != key_heads:  # a decay of each channel is part of the product
-        yield (
-            shares := call.equation(Scope((b, h, i, j), (d,), causal(mul(product, *decay(key_head, i, j)))), "shares")
-        )
-    else:
-        yield (scores := call.equation(Scope((b, h, i, j), (d,), product), "scores"))
-        share = mul(access(scores.tensor, b, h, i, j), *decay(key_head, i, j))
-        yield (shares := call.equation(Scope((b, h, i, j), (), causal(share)), "shares"))
-    mixed = mul(access(shares.tensor, b, h, i, j), _element(call, _VALUE, b, key_head, j, v))
-    yield (by_head := call.equation(Scope((b, h, i, v), (j,), mixed), "heads"))
-    x = Iterator("x", 0, heads * v.extent)
-    parts: list[Scalar] = [access(by_head.tensor, b, x // v.extent, i, x % v.extent)]
-    if call.has(_PAST):
-        before = mul(scale, query, *decay(key_head, i), access(call.tensor(_PAST), b, key_head, d, v))
-        yield (past := call.equation(Scope((b, h, i, v), (d,), before), "past"))
-        parts.append(access(past.tensor, b, x // v.extent, i, x % v.extent))
-    yield call.equation(Scope((b, i, x), (), add(*parts) if len(parts) > 1 else parts[0]))
+    heads, key_heads = int(call.get("q_num_heads", 0)), int(call.get("kv_num_heads", 0))
+    (batch, length, channels), values = call.shape(_KEY), call.shape(_VALUE)[-1]
+    extents = (batch, heads, key_heads, length, length, channels // key_heads, values // key_heads)
+    attention = _LinearAttention(call, logs, *(Iterator(x, 0, n) for x, n in zip("bhhijdv", extents, strict=True)))
+    yield from attention.result()
     if len(call.node.results) > 1:
-        update = mul(_element(call, _KEY, b, g, j, d), *decay(g, last, j), _element(call, _VALUE, b, g, j, v))
+        yield from attention.state()
+
+
+@dataclass(frozen=True, slots=True)
+class _LinearAttention:
+    """Linear attention for batch *b*, query head *h*, key/value head *g*, positions *i* and *j*, channels *d* and *v*.
+
+    *logs* are the sums of the logarithms of the decay up to each position; None without decay.
+    """
+
+    call: NodeCall
+    logs: Tensor | None
+    b: Iterator
+    h: Iterator
+    g: Iterator
+    i: Iterator
+    j: Iterator
+    d: Iterator
+    v: Iterator
+
+    def decay(self, head: IndexLike, to: IndexLike, since: IndexLike | None = None) -> tuple[Scalar, ...]:
+        """Return the factor by which the state changes from *since* (None: the start) to *to*; () without decay."""
+        if self.logs is None:
+            return ()
+        channel = as_index(head) if self.logs.shape[-1] == self.g.extent else as_index(head) * self.d.extent + self.d
+        end = access(self.logs, self.b, to, channel)
+        return (fn("exp", end if since is None else fn("-", end, access(self.logs, self.b, since, channel))),)
+
+    def result(self) -> Iterable[Equation]:
+        """Yield the equations of Y."""
+        call, b, h, i, j, d, v = self.call, self.b, self.h, self.i, self.j, self.d, self.v
+        key_head = as_index(h) * self.g.extent // h.extent
+        scale = Const(call.get("scale", 0.0) or 1 / sqrt(d.extent))
+        query = _element(call, _QUERY, b, h, i, d)
+        product, decay = mul(scale, query, _element(call, _KEY, b, key_head, j, d)), self.decay(key_head, i, j)
+        if self.logs is not None and self.logs.shape[-1] != self.g.extent:  # each channel of the product decays
+            share = Scope((b, h, i, j), (d,), _causal(mul(product, *decay), i, j, 0))
+        else:
+            yield (scores := call.equation(Scope((b, h, i, j), (d,), product), "scores"))
+            share = Scope((b, h, i, j), (), _causal(mul(access(scores.tensor, b, h, i, j), *decay), i, j, 0))
+        yield (shares := call.equation(share, "shares"))
+        mixed = mul(access(shares.tensor, b, h, i, j), _element(call, _VALUE, b, key_head, j, v))
+        yield (by_head := call.equation(Scope((b, h, i, v), (j,), mixed), "heads"))
+        parts = [by_head.tensor]
+        if call.has(_PAST):
+            before = mul(scale, query, *self.decay(key_head, i), access(call.tensor(_PAST), b, key_head, d, v))
+            yield (past := call.equation(Scope((b, h, i, v), (d,), before), "past"))
+            parts.append(past.tensor)
+        x = Iterator("x", 0, h.extent * v.extent)
+        reads = [access(part, b, x // v.extent, i, x % v.extent) for part in parts]
+        yield call.equation(Scope((b, i, x), (), add(*reads) if len(reads) > 1 else reads[0]))
+
+    def state(self) -> Iterable[Equation]:
+        """Yield the equations of the state after the last position."""
+        call, b, g, j, d, v = self.call, self.b, self.g, self.j, self.d, self.v
+        last = as_index(j.extent - 1)
+        update = mul(_element(call, _KEY, b, g, j, d), *self.decay(g, last, j), _element(call, _VALUE, b, g, j, v))
         added = Scope((b, g, d, v), (j,), update)
         if call.has(_PAST):
             yield (new := call.equation(added, "update"))
             old = access(call.tensor(_PAST), b, g, d, v)
-            kept = mul(*decay(g, last), old) if logs is not None else old
+            kept = mul(*decay, old) if (decay := self.decay(g, last)) else old
             added = Scope((b, g, d, v), (), add(access(new.tensor, b, g, d, v), kept))
         yield Equation(call.output(1).name, added)
 

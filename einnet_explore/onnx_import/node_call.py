@@ -1,15 +1,35 @@
-"""Operands and attributes of one ONNX node, and builders of indices: the parts of a canonical expression."""
+"""Canonical expression of one ONNX node: operands, attributes, builders of indices; and programs of several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
+from onnx import helper
 
-from einnet_explore.ir import Access, Const, Equation, Index, IndexLike, Iterator, Scalar, Scope, Tensor, as_index
+from einnet_explore.ir import (
+    Access,
+    Box,
+    Const,
+    Equation,
+    Index,
+    IndexLike,
+    Iterator,
+    Padding,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    as_index,
+    map_accesses,
+    tensors,
+)
 from einnet_explore.onnx_import.model import Array, Model, ModelNode, Shape
 from einnet_explore.support.errors import Refused
 
@@ -142,6 +162,36 @@ class OnnxOperator:
     attributes: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """A node without a canonical expression, and the reason."""
+
+    reason: str
+
+
+_EXECUTION_HINTS = frozenset(("consumed_inputs",))
+"""Attributes of operator set 1 that control the execution of a node, not its result."""
+
+
+def unsupported_attributes(node: ModelNode, opset: int, known: frozenset[str]) -> tuple[str, ...]:
+    """Return the attributes of *node* that are not in *known* and not at their default in operator set *opset*."""
+    others = {name: value for name, value in node.attributes.items() if name not in known | _EXECUTION_HINTS}
+    if not others:
+        return ()
+    try:
+        declared = onnx.defs.get_schema(node.op, opset, node.domain).attributes
+    except onnx.defs.SchemaError:  # an operator set that this version of onnx does not know
+        return tuple(sorted(others))
+    return tuple(
+        sorted(name for name, value in others.items() if name not in declared or value != _default(declared[name]))
+    )
+
+
+def _default(declared: onnx.defs.OpSchema.Attribute) -> Any:
+    value = declared.default_value
+    return helper.get_attribute_value(value) if value.type else None
+
+
 def extent_iterators(shape: Iterable[int], stem: str = "i") -> tuple[Iterator, ...]:
     """Return one iterator for each extent: ``i0, i1, …``."""
     return tuple(Iterator(f"{stem}{n}", 0, size) for n, size in enumerate(shape))
@@ -205,3 +255,71 @@ def _tensor(name: str, model: Model) -> Tensor:
     if not model.is_static(name):
         raise Refused(f"the shape of {name} is not known before the model runs")
     return Tensor(model.identifiers[name], model.shape(name), weight=name in model.weights)
+
+
+PaddedWith: TypeAlias = "tuple[Padding, float]"
+"""Padding of a tensor and its value."""
+
+
+def assemble(equations: Iterable[Equation], outputs: tuple[str, ...]) -> Program:
+    """Return the program of *equations*; its inputs are the tensors that no equation computes.
+
+    All readers of a tensor share its widest padding.  If they expect different values in the padding (0 for a
+    convolution, -inf for a maximum), readers of the rarer value read a scope that copies the tensor and is padded with
+    that value.
+    """
+    equations = tuple(equations)
+    made = {e.name: e.scope for e in equations}
+    reads: dict[str, list[Tensor]] = {}
+    for e in equations:
+        for tensor in tensors(e.scope):
+            reads.setdefault(tensor.name, []).append(tensor)
+    common = {name: _common_padding(found) for name, found in reads.items()}
+    out = []
+    for e in equations:
+        scope = _with_common_padding(e.scope, common)
+        padding, value = common.get(e.name, ((), 0.0))
+        out.append(replace(e, scope=replace(scope, padding=padding, value=value) if padding else scope))
+    inputs = (replace(found[0], padding=common[name][0], value=common[name][1]) for name, found in reads.items())
+    return Program(tuple(t for t in inputs if t.name not in made), tuple(out), outputs)
+
+
+def _common_padding(found: list[Tensor]) -> PaddedWith:
+    """The padding that most readers agree on: the widest of those with the commonest value."""
+    padded = [t for t in found if t.padding]
+    if not padded:
+        return (), 0.0
+    value = Counter(t.value for t in padded).most_common(1)[0][0]
+    return _widest_padding(t.padding for t in padded if t.value == value), value
+
+
+def _widest_padding(paddings: Iterable[Padding]) -> Padding:
+    return tuple(
+        (max(before for before, _ in dimension), max(after for _, after in dimension))
+        for dimension in zip(*paddings, strict=True)
+    )
+
+
+def _with_common_padding(scope: Scope, common: Mapping[str, PaddedWith]) -> Scope:
+    """Return *scope* with every tensor in its common padding, or read through a copy with another padding value."""
+
+    def change(access: Access) -> Access:
+        match access.source:
+            case Table():
+                return access
+            case Scope() as inner:
+                return Access(_with_common_padding(inner, common), access.index)
+            case Tensor(name=name) as tensor:
+                padding, value = common[name]
+                shared = replace(tensor, padding=padding, value=value if padding else 0)
+                if tensor.padding and tensor.value != value:
+                    return Access(_padded_copy(shared, tensor.padding, tensor.value), access.index)
+                return Access(shared, access.index)
+
+    return replace(scope, body=map_accesses(scope.body, change))
+
+
+def _padded_copy(tensor: Tensor, padding: Padding, value: float) -> Scope:
+    box: Box = tensor.box
+    xs = tuple(Iterator(f"i{n}", lo, hi) for n, (lo, hi) in enumerate(box))
+    return Scope(xs, (), tensor[xs], padding=padding, value=value)

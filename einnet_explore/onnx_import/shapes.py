@@ -1,26 +1,17 @@
-"""Static shapes of models: shapes of dynamic inputs, shape inference, and constant folding.
-
-Folding turns nodes that depend on no input, and computations of shapes, into weights.
-"""
+"""Static shapes of models: shapes of dynamic inputs, and shape inference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TypeAlias
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
+from onnx import helper, shape_inference
 
 from einnet_explore.onnx_import.model import (
-    Array,
-    Model,
     ModelError,
-    ModelNode,
     ModelValue,
     Shape,
     copy_message,
@@ -210,175 +201,3 @@ def _dtype(code: int) -> np.dtype | None:
         return np.dtype(helper.tensor_dtype_to_np_dtype(code))
     except KeyError:
         return None
-
-
-_MAX_SHAPE_ELEMENTS = 4096
-"""Larger integer results are data, not shape computations."""
-
-_MAX_ARRAY_ELEMENTS = 1 << 60
-"""Limit of NumPy arrays, broadcast ones included."""
-
-_FROM_SIZES = ("ConstantOfShape", "EyeLike", "OneHot", "Range")
-"""Operators that may compute floating-point numbers from sizes alone: initial states, positions."""
-
-
-MAX_FOLDED_BYTES = 1 << 30
-"""Limit of a model's weights with the folded ones: a protocol buffer is smaller than 2 GiB, and inference copies it."""
-
-_NOT_FOLDED = ("Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "QuantizeLinear", "Random")
-"""Name prefixes of random operators, and of operators by which ONNX Runtime recognises integer kernels."""
-
-_Foldable: TypeAlias = "Callable[[ModelNode, Sequence[ModelValue]], bool]"
-
-
-def fold_shape_computations(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer shapes, and fold small integer or boolean results, as of ``Shape → Gather → Concat`` chains."""
-    return _fold(file, proto, _computes_shape)[0]
-
-
-def fold_constants(file: str, proto: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
-    """Fold every node of *proto* that depends on weights only; return the model and the removed nodes.
-
-    Nodes that draw random numbers, quantise, compute a graph output or an infinity, or exceed ``MAX_FOLDED_BYTES`` are
-    not folded.
-    """
-    free = MAX_FOLDED_BYTES - sum(_nbytes(w) for w in proto.graph.initializer)
-
-    def fits(node: ModelNode, results: Sequence[ModelValue]) -> bool:
-        nonlocal free
-        needed = sum(prod(v.shape or ()) * v.dtype.itemsize for v in results if v.dtype is not None)
-        if not 0 < needed <= free or any(v.dtype is None or v.dtype.kind not in "iubf" for v in results):
-            return _computes_shape(node, results)
-        free -= needed
-        return True
-
-    folded, gone = _fold(file, proto, fits)
-    read = {name for node in list_nodes(folded.graph) for name in node.reads}
-    made = {name for node in gone for name in node.output}
-    weights = folded.graph.initializer
-    replace_contents(weights, [w for w in weights if w.name in read or w.name not in made])
-    return folded, gone
-
-
-def restore_folded_nodes(model: Model) -> onnx.ModelProto:
-    """Return a copy of the model for a file, with the nodes of every folded weight that is larger than their inputs.
-
-    The caller drops nodes that no output needs.
-    """
-    out = copy_message(model.proto)
-    graph = out.graph
-    maker = {name: n for n, node in enumerate(model.folded) for name in node.output if name}
-    sizes = {w.name: _nbytes(w) for w in graph.initializer}
-    restored: set[int] = set()
-    for name in [name for name in sizes if name in maker]:
-        nodes, sources, waiting = set[int](), set[str](), [name]
-        while waiting:
-            if (at := maker.get(source := waiting.pop())) is None:
-                sources.add(source)
-            elif at not in nodes:
-                nodes.add(at)
-                waiting += [i for i in model.folded[at].input if i]
-        if sources <= sizes.keys() and sum(sizes[source] for source in sources) < sizes[name]:
-            restored |= nodes
-    made = {name for n in restored for name in model.folded[n].output}
-    replace_contents(graph.initializer, [w for w in graph.initializer if w.name not in made])
-    replace_contents(graph.node, [*(model.folded[n] for n in sorted(restored)), *graph.node])
-    return out
-
-
-def _fold(file: str, proto: onnx.ModelProto, foldable: _Foldable) -> tuple[onnx.ModelProto, tuple[onnx.NodeProto, ...]]:
-    proto = infer_static_shapes(file, proto)
-    gone: list[onnx.NodeProto] = []
-    while found := _fold_once(proto, foldable):
-        gone += found
-        proto = infer_static_shapes(file, proto)
-    return proto, tuple(gone)
-
-
-def _fold_once(proto: onnx.ModelProto, foldable: _Foldable) -> list[onnx.NodeProto]:
-    """Fold every node whose inputs are known; return the removed nodes."""
-    graph = proto.graph
-    values = graph_values(graph)
-    known = {w.name: w for w in graph.initializer}
-    outputs = {v.name for v in graph.output}
-    kept, gone = [], []
-    for node in list_nodes(graph):
-        results = None if outputs & {*node.results} else _results(node, values, known, proto, foldable)
-        if results is None:
-            kept.append(node.proto)
-            continue
-        gone.append(copy_message(node.proto))
-        for name, array in zip(node.results, results, strict=True):
-            known[name] = numpy_helper.from_array(array, name)
-            graph.initializer.append(known[name])
-    if gone:
-        replace_contents(graph.node, kept)
-    return gone
-
-
-def _computes_shape(node: ModelNode, results: Sequence[ModelValue]) -> bool:
-    kinds = "iubf" if node.op in _FROM_SIZES else "iub"
-    return (
-        all(v.dtype is not None and v.dtype.kind in kinds for v in results)
-        and sum(prod(v.shape or ()) for v in results) <= _MAX_SHAPE_ELEMENTS
-    )
-
-
-def _results(
-    node: ModelNode,
-    values: Mapping[str, ModelValue],
-    known: Mapping[str, onnx.TensorProto],
-    proto: onnx.ModelProto,
-    foldable: _Foldable,
-) -> list[Array] | None:
-    """Return the results of *node*, None if an input is unknown or the node must not be folded."""
-    made = [v for name in node.results if (v := values.get(name)) is not None and v.shape is not None]
-    if node.domain or node.captured or len(made) < len(node.results):
-        return None
-    if any(a.HasField("g") or a.graphs for a in node.proto.attribute):  # subgraphs may take unbounded time and memory
-        return None
-    if node.op in ("Shape", "Size"):
-        source = values.get(node.inputs[0])
-        if source is None or source.shape is None or prod(source.shape) > _MAX_ARRAY_ELEMENTS:
-            return None
-        feed: dict[str, Array] = {node.inputs[0]: np.broadcast_to(np.float32(0), source.shape)}
-    elif node.reads and all(name in known for name in node.reads) and not node.op.startswith(_NOT_FOLDED):
-        feed = {}
-    else:
-        return None
-    if not foldable(node, made):
-        return None
-    feed = feed or {name: numpy_helper.to_array(known[name]) for name in node.reads}
-    types = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
-    ]
-    wanted = [onnx.ValueInfoProto(name=name) for name in node.results]
-    graph = helper.make_graph([node.proto], "fold", types, wanted)
-    single = helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
-    if _computes_shape(node, made):
-        return _evaluate_by_reference(single, feed)
-    found = _evaluate_by_runtime(single, feed)
-    return found if found is not None and all(np.isfinite(a).all() for a in found) else None
-
-
-def _evaluate_by_reference(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
-    try:
-        return [np.asarray(a) for a in ReferenceEvaluator(single).run(None, dict(feed))]
-    except Exception:  # the evaluator may raise anything; the node is not folded
-        return None
-
-
-def _evaluate_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array] | None:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return [np.asarray(a) for a in session.run(None, dict(feed))]
-    except Exception:  # ONNX Runtime's exceptions share no base; the node is not folded
-        return None
-
-
-def _nbytes(weight: onnx.TensorProto) -> int:
-    """Return the bytes of *weight* as raw data."""
-    return int(prod(weight.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize)

@@ -18,8 +18,8 @@ import onnx
 
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
 from einnet_explore.pipeline.baseline import conservative_speedup, plan_speedup
 from einnet_explore.pipeline.bundle import BundleFacts, write_bundle

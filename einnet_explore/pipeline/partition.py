@@ -30,8 +30,9 @@ import numpy as np
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.analysis.products import is_multilinear
 from einnet_explore.ir import Equation, Program, scopes, tensors
+from einnet_explore.onnx_import import OPERATORS_ONNX, express
 from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.onnx_import.operator_table import OPERATORS_ONNX, NotUnderstood, assemble, express
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings

@@ -27,8 +27,8 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
+from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.onnx_import.shapes import restore_folded_nodes
 from einnet_explore.pipeline.submodels import (
     ModelRegions,
     describe_nodes,
