@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from onnx import TensorProto, helper, numpy_helper
 
 from einnet_explore.ir import Program
-from einnet_explore.onnx_export.export import to_onnx
+from einnet_explore.onnx_export.lowering import to_onnx
 from einnet_explore.operators import expressions as ops
 from einnet_explore.pipeline.submodels import open_session
 from einnet_explore.runtime.program import compile_program

@@ -33,15 +33,13 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.ir.scalar_functions import FUNCTIONS
-from einnet_explore.onnx_export.export import (
+from einnet_explore.onnx_export.export import MIN_OPSET, Replacement, rewrite_model
+from einnet_explore.onnx_export.lowering import (
     EXPORT_OPSET,
     FUNCTION_DOMAIN,
     IR_VERSION,
-    MIN_OPSET,
     ExportedNodes,
-    Replacement,
     function_of,
-    rewrite_model,
     to_onnx,
 )
 from einnet_explore.operators.library import OPERATORS

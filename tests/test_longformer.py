@@ -20,7 +20,7 @@ from einnet_explore.cost.model import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, Scope, program, tensors
-from einnet_explore.onnx_export.export import to_onnx
+from einnet_explore.onnx_export.lowering import to_onnx
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.partition import split_model
 from einnet_explore.pipeline.subprogram import Subprogram

@@ -1,4 +1,4 @@
-r"""Lowering of scopes to standard ONNX operators.
+r"""Lowering of programs and scopes to standard ONNX operators.
 
 .. math::  \Big\{ \mathop{L}_{\vec x} \sum_{\vec y} f(T[\tau(\vec x, \vec y)]) \Big\}
 
@@ -9,41 +9,55 @@ accesses are gathered over their iterators and reduced.  Nested scopes are compu
 Before that, an iterator that an index divides by d is split into x = d·a + b, which removes most quotients:
 
 .. math::  T[i / 4, i \bmod 4],\ i < 12 \;\mapsto\; T[a, b],\ a < 3,\ b < 4
+
+Library operators are nodes, eOperators local functions of standard operators.  Equations that depend on known weights
+only are evaluated and become initialisers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import isfinite, prod
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
-from einnet_explore.analysis.indices import fresh_name, substitute, substitute_domain
+from einnet_explore.analysis.equations import tensor_names
+from einnet_explore.analysis.indices import fresh_name, read_indices, substitute, substitute_domain
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
 from einnet_explore.codegen.preparation import prepare
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
+    EOPERATOR,
     REDUCTIONS,
+    VIEW,
     Access,
     Apply,
     Bound,
     Compare,
     Const,
+    Equation,
     Index,
     Iterator,
     Padding,
+    Program,
     Scalar,
     Scope,
     Table,
     Tensor,
     accesses,
     as_index,
+    tensors,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.onnx_export import banded
 from einnet_explore.onnx_export.value_grid import (
+    Array,
     GridValue,
     NodeBuilder,
     ValueGrid,
@@ -51,64 +65,166 @@ from einnet_explore.onnx_export.value_grid import (
     emit_comparison,
     required_padding,
 )
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
+from einnet_explore.support.errors import Refused
 
-
-def split_divided_iterators(scope: Scope) -> Scope:
-    """Return *scope* without iterators of extent 1, and with divided iterators split into x = d·a + b.
-
-    The order of elements stays, the shape changes.
-    """
-    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _iterators_of(scope) if x.extent == 1}
-    to = dict.fromkeys(fixed, ())
-    scope = _replace_iterators(scope, fixed, to)
-    while (found := next(((x, d) for x in _iterators_of(scope) for d in _divisors(scope, x)), None)) is not None:
-        x, d = found
-        used = [y.name for y in _iterators_of(scope)]
-        a = Iterator(fresh_name(x.name, used), 0, x.extent // d)
-        b = Iterator(fresh_name(x.name, [*used, a.name]), 0, d)
-        scope = _replace_iterators(scope, {x: a * d + b + x.lo}, {x: (a, b)})
-    return scope
-
-
-def _iterators_of(scope: Scope) -> tuple[Iterator, ...]:
-    return (*scope.traversals, *scope.summations)
-
-
-def _replace_iterators(
-    scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]
-) -> Scope:
-    return replace(
-        scope,
-        traversals=tuple(y for x in scope.traversals for y in by.get(x, (x,))),
-        summations=tuple(y for x in scope.summations for y in by.get(x, (x,))),
-        body=substitute(scope.body, to),
-        domain=substitute_domain(scope.domain, to),
-    )
-
-
-def _divisors(scope: Scope, x: Iterator) -> list[int]:
-    """Return the divisors of the extent of *x* by which indices with *x* are divided, largest first."""
-    own = [*scalar_indices(scope.body), *(b.index for b in scope.domain)]
-    found = {a.divisor for index in own for a in index.divisions if x in a.numerator.iterators}
-    return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
-
-
-def scalar_indices(scalar: Scalar) -> Iterable[Index]:
-    """Yield every index of *scalar*, comparisons included, nested scopes excluded."""
-    match scalar:
-        case Access(_, index):
-            yield from index
-        case Apply(_, args):
-            for arg in args:
-                yield from scalar_indices(arg)
-        case Compare(_, left, right):
-            yield left
-            yield right
-        case Const():
-            pass
-
+FUNCTION_DOMAIN = "einnet_explore"
+EXPORT_OPSET = 21
+IR_VERSION = 10
 
 _ONNX_FUNCTIONS = {f.name: f.onnx for f in SCALAR_FUNCTIONS.values() if f.onnx}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedNodes:
+    """Ordered nodes, the initialisers that they read, and the local functions that they call."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    initialisers: tuple[onnx.TensorProto, ...]
+    functions: tuple[onnx.FunctionProto, ...]
+
+
+def function_of(
+    scope: Scope, name: str = "", *, opset: int = EXPORT_OPSET, dtype: np.typing.DTypeLike = np.float32
+) -> onnx.FunctionProto:
+    """Return *scope* as a local function; its inputs are the distinct tensors that it reads, in order.
+
+    The name ends in a digest of the body, so that functions have equal names if and only if they are equal.
+    """
+    inputs = {tensor: f"X{n}" for n, tensor in enumerate(tensor_names(scope))}
+    body = NodeBuilder("v", np.dtype(dtype), opset)
+    body.finish(lower_scope(scope, inputs, body), "Y", inputs.values())
+    made = helper.make_function(
+        FUNCTION_DOMAIN, "", list(inputs.values()), ["Y"], body.nodes, opset_imports=[helper.make_opsetid("", opset)]
+    )
+    digest = hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest()[:16]
+    made.name = f"{name or EOPERATOR}_{digest}"
+    return made
+
+
+def to_onnx(
+    program: Program,
+    names: Mapping[str, str],
+    constants: Mapping[str, Array] | None = None,
+    prefix: str = "",
+    *,
+    opset: int = EXPORT_OPSET,
+    dtype: np.typing.DTypeLike = np.float32,
+    operators: Sequence[Operator] = OPERATORS,
+) -> ExportedNodes:
+    """Return *program* as ONNX nodes; *names* maps its inputs and outputs to ONNX values.
+
+    A weight without a name in *names* becomes an initialiser with its array in *constants*, if a node reads it.  Every
+    other value is named *prefix* + the equation's name.
+    Raises Refused for an input with neither a name nor an array, and for an equation that ONNX cannot express.
+    """
+    return _Export(program, names, constants or {}, prefix, opset, np.dtype(dtype), operators).run()
+
+
+@dataclass(frozen=True)
+class _Export:
+    program: Program
+    names: Mapping[str, str]
+    constants: Mapping[str, Array]
+    prefix: str
+    opset: int
+    dtype: np.dtype
+    operators: Sequence[Operator]
+
+    def run(self) -> ExportedNodes:
+        program = self.program
+        if missing := [o for o in program.outputs if o not in program.names()]:
+            raise Refused(f"output {', '.join(missing)}: no equation and no input has this name")
+        places = {name: self.value_name(name) for name in program.names()}
+        known = self._fold_constants()
+        made = known.keys() - (self.names.keys() & {t.name for t in program.inputs})
+        nodes: list[onnx.NodeProto] = []
+        functions: dict[str, onnx.FunctionProto] = {}
+        stored = {name: places[name] for name in made}
+        for output in (name for name in program.outputs if name in made):
+            # ONNX requires a node for every output: a folded output is copied by an identity.
+            stored[output] = f"{places[output]}__folded"
+            nodes.append(helper.make_node("Identity", [stored[output]], [places[output]]))
+        for equation in program.equations:
+            if equation.name not in known:
+                nodes.extend(self._equation(equation, places, functions))
+        read = {name for node in nodes for name in node.input}
+        for tensor in program.inputs:
+            if places[tensor.name] in read and tensor.name not in made and tensor.name not in self.names:
+                raise Refused(f"input {tensor.name}: found neither a value of the model nor an array for it")
+        weights = [
+            numpy_helper.from_array(np.ascontiguousarray(known[name], self.dtype).reshape(known[name].shape), value)
+            for name, value in stored.items()
+            if value in read
+        ]
+        return ExportedNodes(tuple(nodes), tuple(weights), tuple(functions.values()))
+
+    def value_name(self, name: str) -> str:
+        return self.names.get(name, self.prefix + name)
+
+    def _fold_constants(self) -> dict[str, Array]:
+        """Return the arrays of the constants and of all equations that depend on them only, in double precision."""
+        known = {t.name: np.asarray(self.constants[t.name]) for t in self.program.inputs if t.name in self.constants}
+        for tensor in self.program.inputs:
+            if tensor.name in known and known[tensor.name].shape != tensor.shape:
+                raise Refused(f"constant {tensor.name} has shape {known[tensor.name].shape}, expected {tensor.shape}")
+        for equation in self.program.equations:
+            if all(t.name in known for t in tensors(equation.scope)):
+                used = {t.name: known[t.name] for t in tensors(equation.scope)}
+                known[equation.name] = evaluate(equation.scope, used, np.float64)
+        return known
+
+    def _equation(
+        self, equation: Equation, places: Mapping[str, str], functions: dict[str, onnx.FunctionProto]
+    ) -> Sequence[onnx.NodeProto]:
+        target = places[equation.name]
+        try:
+            if (call := self._call(equation)) is not None:
+                return self._node(equation, call, places, target)
+            if equation.via is not None and equation.via.operator == VIEW:
+                body = NodeBuilder(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
+                body.finish(lower_scope(equation.scope, places, body), target, places.values())
+                return body.nodes
+            stem = equation.via.operator if equation.via else EOPERATOR
+            made = function_of(equation.scope, stem, opset=self.opset, dtype=self.dtype)
+        except ValueError as error:
+            raise Refused(f"equation {equation.name}: {error}") from error
+        functions.setdefault(made.name, made)
+        inputs = [places[name] for name in tensor_names(equation.scope)]
+        return [
+            helper.make_node(made.name, inputs, [target], name=f"{self.prefix}{equation.name}", domain=FUNCTION_DOMAIN)
+        ]
+
+    def _call(self, equation: Equation) -> OnnxNode | None:
+        """Return the ONNX node of the library operator of *equation*, None if its scope must be lowered instead."""
+        node = onnx_node(equation.via, self.operators)
+        sources = [access.source for access in accesses(equation.scope.body)]
+        if node is None or len(sources) != len(node.shapes) or not all(isinstance(s, Tensor) for s in sources):
+            return None
+        return node
+
+    def _node(
+        self, equation: Equation, call: OnnxNode, places: Mapping[str, str], target: str
+    ) -> Sequence[onnx.NodeProto]:
+        body = NodeBuilder(f"{self.prefix}{equation.name}__", self.dtype, self.opset)
+        operands = []
+        reads = tuple(accesses(equation.scope.body))
+        for access, shape, order in zip(reads, call.shapes, call.permutations, strict=True):
+            source = access.source
+            name = body.reshape(self.source(source, places), source.shape, shape)
+            operands.append(body.transpose(name, order) if order else name)
+        name = body.emit(call.op_type, *operands, **dict(call.attributes))
+        name = body.reshape(name, call.output, equation.scope.shape)
+        body.finish(name, target, places.values())
+        return body.nodes
+
+    @staticmethod
+    def source(source: Tensor | Table | Scope, places: Mapping[str, str]) -> str:
+        match source:
+            case Tensor(name) if name in places:
+                return places[name]
+        raise ValueError(f"{source!r} has no value")
 
 
 def lower_scope(scope: Scope, places: Mapping[str, str], body: NodeBuilder) -> str:
@@ -304,10 +420,50 @@ class _Values:
         return self.body.reshape(name, full, shape)
 
 
+def split_divided_iterators(scope: Scope) -> Scope:
+    """Return *scope* without iterators of extent 1, and with divided iterators split into x = d·a + b.
+
+    The order of elements stays, the shape changes.
+    """
+    fixed: dict[Iterator, Index] = {x: as_index(x.lo) for x in _iterators_of(scope) if x.extent == 1}
+    to = dict.fromkeys(fixed, ())
+    scope = _replace_iterators(scope, fixed, to)
+    while (found := next(((x, d) for x in _iterators_of(scope) for d in _divisors(scope, x)), None)) is not None:
+        x, d = found
+        used = [y.name for y in _iterators_of(scope)]
+        a = Iterator(fresh_name(x.name, used), 0, x.extent // d)
+        b = Iterator(fresh_name(x.name, [*used, a.name]), 0, d)
+        scope = _replace_iterators(scope, {x: a * d + b + x.lo}, {x: (a, b)})
+    return scope
+
+
+def _iterators_of(scope: Scope) -> tuple[Iterator, ...]:
+    return (*scope.traversals, *scope.summations)
+
+
+def _replace_iterators(
+    scope: Scope, to: Mapping[Iterator, Index], by: Mapping[Iterator, tuple[Iterator, ...]]
+) -> Scope:
+    return replace(
+        scope,
+        traversals=tuple(y for x in scope.traversals for y in by.get(x, (x,))),
+        summations=tuple(y for x in scope.summations for y in by.get(x, (x,))),
+        body=substitute(scope.body, to),
+        domain=substitute_domain(scope.domain, to),
+    )
+
+
+def _divisors(scope: Scope, x: Iterator) -> list[int]:
+    """Return the divisors of the extent of *x* by which indices with *x* are divided, largest first."""
+    own = [*read_indices(scope.body), *(b.index for b in scope.domain)]
+    found = {a.divisor for index in own for a in index.divisions if x in a.numerator.iterators}
+    return sorted((d for d in found if d < x.extent and x.extent % d == 0), reverse=True)
+
+
 def _finite(scalar: Scalar) -> bool:
     """Return whether all paddings are finite; stored elements are assumed finite."""
     return all(isfinite(access.source.value) for access in accesses(scalar))
 
 
 def _iterators(scalar: Scalar) -> tuple[Iterator, ...]:
-    return tuple(x for index in scalar_indices(scalar) for x in index.iterators)
+    return tuple(x for index in read_indices(scalar) for x in index.iterators)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.onnx_export.export import EXPORT_OPSET, IR_VERSION, to_onnx
+from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.onnx_fragment import Waiting, opset_imports, register_custom_ops, session_options
