@@ -17,14 +17,15 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.autodiff.adjoints import preimage
-from einnet_explore.autodiff.differentiation import assert_linear, differentiate, inline_injective
+from einnet_explore.analysis.regions import preimage
+from einnet_explore.autodiff.differentiation import assert_linear, differentiate
 from einnet_explore.cli import main
 from einnet_explore.equivalence.reads import reads_legally
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Apply, Equation, Index, Instance, Iterator, Program, Scope, Tensor, accesses
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
+from einnet_explore.strategies.moves import inline_injective
 from tests.rules_kit import assert_equal, contractions
 from tests.strategies import indices, inputs_for, programs
 

@@ -247,3 +247,33 @@ def union_padding(one: Padding, other: Padding) -> Padding:
     if not one or not other:
         return one or other
     return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def lift_scopes(program: Program) -> Program:
+    """Lift every nested scope to an equation before its reader; instances are dropped."""
+    names = set(program.names())
+    made: dict[Scope, Equation] = {}
+    out: list[Equation] = []
+
+    def flat(scope: Scope) -> Scope:
+        return replace(scope, body=map_accesses(scope.body, lift_access))
+
+    def lift_access(access: Access) -> Access:
+        match access.source:
+            case Scope() as inner:
+                if inner not in made:
+                    name = _lifted_name(names)
+                    made[inner] = Equation(name, flat(inner))
+                    out.append(made[inner])
+                return Access(made[inner].tensor, access.index)
+        return access
+
+    for equation in program.equations:
+        out.append(Equation(equation.name, flat(equation.scope)))
+    return replace(program, equations=tuple(out))
+
+
+def _lifted_name(names: set[str]) -> str:
+    name = next(name for n in range(1, len(names) + 2) if (name := f"T{n}") not in names)
+    names.add(name)
+    return name

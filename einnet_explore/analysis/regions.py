@@ -1,4 +1,4 @@
-r"""Values of indices over a box of iterators within a domain, and bijections between boxes: exact answers for guards.
+r"""Values of indices over a box of iterators within a domain, bijections between boxes, and pre-images: exact answers.
 
 .. math::  \{\, e(\vec x) : \vec x \in X,\ \vec x \text{ in the domain} \,\}, \qquad
            \Phi : X \to \Phi(X), \quad \Phi^{-1}(\Phi(\vec x)) = \vec x \text{ for all } \vec x \in X
@@ -10,20 +10,36 @@ sets of isl decide.  Source: Verdoolaege, "isl: An Integer Set Library", for the
 reach of the smaller terms is read digit by digit (:math:`z = E\,a + b`, :math:`0 \le b < E`), and the quotient and
 remainder of one numerator are joined.  It is then *verified*, by normal form or with integer sets, so a wrong inference
 is refused.  The image need not be a box: bounds describe the points of its hull that belong to it.
+
+The pre-image of an index map is the set of points of a box that it maps to one element,
+
+.. math::  \tau^{-1}(\vec t) = \{\, \vec v \in V : \tau(\vec v) = \vec t \,\}
+
+given by the iterators as functions of :math:`\vec t` and of a minimal set of *free* iterators, which enumerate the
+pre-image, and by *guards*, the conditions for such a point to lie in the box.  An invertible map has no free iterators.
+Every quotient and remainder is a pair of unknowns, :math:`e = d\,q + p`, so the equations are linear; each is solved
+for an unknown
+
+* with a unit coefficient: :math:`v = t - \dots`;
+* with a coefficient :math:`k`: :math:`v = (t - \dots)/k` for whole quotients.  Another unknown :math:`u` of the
+  equation is then strided, :math:`u = m\,j + p`, with the residue *p* determined by the equation: a strided window,
+  :math:`2h + r = t`, enumerates half of its taps, and a mixed-radix split, :math:`4i + j = t`, has no free iterator.
+
+This inverts maps that are not bijective, too, without a verification.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from math import prod
+from math import gcd, prod
 from typing import TypeAlias
 
 import islpy as isl
 
-from einnet_explore.analysis.indices import IndexTerms, holds_everywhere
+from einnet_explore.analysis.indices import IndexTerms, fresh_name, holds_everywhere, substitute_index
 from einnet_explore.ir import Atom, Bound, Index, Iterator, Quotient, Remainder, as_index
 
 Domain: TypeAlias = "tuple[Bound, ...]"
@@ -300,3 +316,174 @@ def _read_digits(terms: IndexTerms, total: Index) -> dict[Atom, Index] | None:
         if n + 1 < len(ordered):
             total = total % abs(k)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Preimage:
+    """A pre-image: *values*, a box's iterators in terms of the targets and *free*; *guards*, the box's conditions.
+
+    *hard*: an equation could not be solved and is a guard.
+    """
+
+    values: Mapping[Iterator, Index]
+    free: tuple[Iterator, ...]
+    guards: tuple[Bound, ...]
+    hard: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether every element has one point: the map is inverted."""
+        return not self.free
+
+
+@dataclass(frozen=True, slots=True)
+class _Elimination:
+    """A candidate elimination: solve for *v*, with strided *u* for a coefficient; *saves* counts the points saved."""
+
+    saves: int
+    number: int
+    v: Iterator
+    u: Iterator | None = None
+
+
+def preimage(
+    box: tuple[Iterator, ...],
+    index: tuple[Index, ...],
+    targets: tuple[Iterator, ...],
+    prefer: Container[Iterator] = (),
+) -> Preimage:
+    """Return the points of *box* at which *index* has the values *targets*.
+
+    Unknowns in *prefer* are solved for first, then those that leave the fewest points to enumerate.
+    """
+    made = _Solver(box, {x.name for x in (*box, *targets)})
+    for t, i in zip(targets, index, strict=True):
+        made.equations.append(made.linear(i) - t)
+    made.solve(prefer)
+    return made.solution(box)
+
+
+class _Solver:
+    """Solver of linear equations (``= 0``) over unknowns."""
+
+    def __init__(self, box: Iterable[Iterator], names: set[str]) -> None:
+        self.names = names
+        self.unknowns: dict[Iterator, None] = dict.fromkeys(box)
+        self.equations: list[Index] = []
+        self.values: dict[Iterator, Index] = {x: as_index(x) for x in self.unknowns}
+        self.guards: list[Bound] = []
+        self.pairs: dict[tuple[Index, int], tuple[Iterator, Iterator]] = {}
+        self.hard = False
+
+    def linear(self, index: Index) -> Index:
+        """Return *index* with quotients and remainders as unknowns."""
+        out = as_index(index.const)
+        for atom, k in index.terms:
+            match atom:
+                case Iterator():
+                    out = out + atom * k
+                case Quotient(numerator, d):
+                    out = out + self._pair(numerator, d)[0] * k
+                case Remainder(numerator, d):
+                    out = out + self._pair(numerator, d)[1] * k
+        return out
+
+    def _pair(self, numerator: Index, d: int) -> tuple[Iterator, Iterator]:
+        if (numerator, d) not in self.pairs:
+            lo, hi = numerator.bounds
+            q, p = self._unknown("q", lo // d, hi // d + 1), self._unknown("p", 0, d)
+            self.pairs[numerator, d] = q, p
+            self.equations.append(self.linear(numerator) - q * d - p)
+        return self.pairs[numerator, d]
+
+    def _unknown(self, stem: str, lo: int, hi: int) -> Iterator:
+        name = fresh_name(stem, self.names)
+        self.names.add(name)
+        made = Iterator(name, lo, hi)
+        self.unknowns[made] = None
+        self.values[made] = as_index(made)
+        return made
+
+    def solve(self, prefer: Container[Iterator]) -> None:
+        """Solve the equations one by one; an equation that cannot be solved becomes a guard."""
+        while self.equations:
+            options = [o for n, e in enumerate(self.equations) for o in self._options(n, e)]
+            if not options:
+                self.guards += [Bound(e, 0, 1) for e in self.equations]
+                self.hard = any(x in self.unknowns for e in self.equations for x in e.iterators)
+                return
+            self._eliminate(max(options, key=lambda o: self._rank(o, prefer)))
+
+    def _rank(self, option: _Elimination, prefer: Container[Iterator]) -> tuple[bool, bool, int]:
+        # An equation with one unknown leaves no choice: it comes first.
+        alone = sum(x in self.unknowns for x in self.equations[option.number].iterators) == 1
+        return alone, option.v in prefer, option.saves
+
+    def _options(self, number: int, e: Index) -> Iterable[_Elimination]:
+        hidden = {x for atom, _ in e.terms if not isinstance(atom, Iterator) for x in as_index(atom).iterators}
+        linear = [(a, k) for a, k in e.terms if isinstance(a, Iterator) and a in self.unknowns and a not in hidden]
+        for v, k in linear:
+            yield _Elimination(v.extent, number, v)
+            if abs(k) > 1:
+                for u, c in linear:
+                    # The unit steps between two values of u with one residue: 1 would step through all of them.
+                    if u != v and (m := abs(k) // gcd(k, c)) > 1:
+                        yield _Elimination(v.extent * u.extent // -(-u.extent // m), number, v, u)
+
+    def _eliminate(self, option: _Elimination) -> None:
+        e = self.equations.pop(option.number)
+        v, k = option.v, e.coefficient(option.v)
+        if option.u is not None:
+            e = self._make_strided(e, option.u, v)
+        rest = e - as_index(v) * k
+        if k > 0:
+            rest = -rest
+        # |k|·v = rest
+        if abs(k) > 1:
+            self._guard(Bound(rest % abs(k), 0, 1))
+        self._substitute(v, rest // abs(k))
+
+    def _make_strided(self, e: Index, u: Iterator, v: Iterator) -> Index:
+        """Substitute ``u = lo + m·j + p`` in *e*, for the residue *p* at which *v*'s coefficient divides *e*."""
+        c, k = e.coefficient(u), abs(e.coefficient(v))
+        g = gcd(k, c)
+        m = k // g
+        rest = e - as_index(u) * c - as_index(v) * e.coefficient(v) + c * u.lo
+        # c·(m·j + p) = -rest modulo k, and c·m is a multiple of k: (c/g)·p = -rest/g modulo m.
+        if g > 1:
+            self._guard(Bound(rest % g, 0, 1))
+        inverse = pow(c // g, -1, m)
+        known = (rest % k if g == 1 else (rest % k) // g) * -inverse
+        count = -(-u.extent // m)
+        value = known % m + u.lo
+        if count > 1:
+            value = value + self._unknown(u.name.rstrip("0123456789") or "j", 0, count) * m
+        self._substitute(u, value)
+        return substitute_index(e, {u: value})
+
+    def _substitute(self, x: Iterator, value: Index) -> None:
+        to = {x: value}
+        del self.unknowns[x]
+        self.equations = [substitute_index(e, to) for e in self.equations]
+        self.values = {y: substitute_index(i, to) for y, i in self.values.items()}
+        self.guards = [Bound(substitute_index(b.index, to), b.lo, b.hi) for b in self.guards]
+
+    def _guard(self, bound: Bound) -> None:
+        if not holds_everywhere(bound):
+            self.guards.append(bound)
+
+    def solution(self, box: tuple[Iterator, ...]) -> Preimage:
+        """Return the solution for the iterators of *box*; a quotient's range follows from theirs."""
+        ranges = [Bound(self.values[x], x.lo, x.hi) for x in box]
+        ranges += [Bound(self.values[p], p.lo, p.hi) for _, p in self.pairs.values()]
+        guards = tuple(b for b in dict.fromkeys((*self.guards, *ranges)) if not holds_everywhere(b))
+        return Preimage({x: self.values[x] for x in box}, tuple(self.unknowns), _drop_implied(guards), self.hard)
+
+
+def _drop_implied(guards: tuple[Bound, ...]) -> tuple[Bound, ...]:
+    """Drop the guards that follow from the others by intervals."""
+    kept = list(guards)
+    for b in guards:
+        if not b.index.affine and always_holds(b, tuple(o for o in kept if o != b)):
+            kept.remove(b)
+    return tuple(kept)

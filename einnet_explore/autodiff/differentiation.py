@@ -1,35 +1,37 @@
 r"""Reverse-mode differentiation of programs: gradients as programs again.
 
 .. math::
-   dT = \sum_{Y\ \text{reads}\ T}\ \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) :\, \tau(\vec x, \vec y) = \vec t}
+   dT = \sum_{Y\ \text{reads}\ T}\ \mathop{L}_{\vec t}\ \sum_{(\vec x, \vec y) \in \tau^{-1}(\vec t)}
         dY[\vec x]\ \frac{\partial f}{\partial T}(\vec x, \vec y)
 
 Gradients are derived from expressions; operators have no gradient rules.  The result recomputes the forward values that
-it needs (``cse`` shares them).  Gradients of reductions:
+it needs (``cse`` shares them).  Nested scopes are first lifted to equations, so that every body reads tensors and
+tables only.
+
+A body is differentiated with respect to each of its reads by the chain rule.  Subgradients at kinks:
+
+===========================  ==============================================================
+``relu`` at 0                0
+``abs`` at 0                 0
+``maximum``, ``minimum``     both arguments get one half where they are equal
+===========================  ==============================================================
+
+The text form compares indices, not values; a power of zero does the latter: :math:`0^u` is 1 where :math:`u = 0` and
+0 where :math:`u > 0`, so :math:`[x > 0] = 1 - 0^{relu(x)}`.  Gradients of reductions:
 
 * ``sum``: every term receives the gradient;
 * ``max`` and ``min``: all elements that attain the extremum share it equally;
 * ``prod``: a factor receives it times the product of the other factors, computed without division, so zeros are safe.
 
-Source: Griewank and Walther, "Evaluating Derivatives"; the gradient definitions of "Common Subexpression Elimination"
+Points of the pre-image :math:`\tau^{-1}(\vec t)` outside the box contribute nothing.  They read dY's padding, which is
+0, if they are outside because of *x* alone and all other reads are finite there; otherwise they are excluded by a
+``where``.
+
+``grad`` cleans gradients up for the rules and the library.  It may also inline elementwise equations, which would hide
+common subexpressions of the two passes.
+
+Sources: Griewank and Walther, "Evaluating Derivatives"; the gradient definitions of "Common Subexpression Elimination"
 (TVM), which this replaces by derivation.
-
-Nested scopes are first lifted to equations, so that every body reads tensors and tables only:
-
-.. math::  Y = \mathop{L}_{\vec x} g(\{S\}[\pi]) \quad\mapsto\quad T = S,\ Y = \mathop{L}_{\vec x} g(T[\pi])
-
-Scopes are closed, so this is always possible; equal scopes become one equation.
-
-``grad`` cleans gradients up for the rules and the library.  It may also inline elementwise (injective) equations:
-
-.. math::
-   \mathop{L}_{\vec y} \textstyle\sum g(T[\pi(\vec y)]) \;\circ\; T = \mathop{L}_{\vec x} f(\vec x)
-   \;\mapsto\; \mathop{L}_{\vec y} \textstyle\sum g(f(\pi(\vec y)))
-
-for any index map :math:`\pi` (permuted, negated, strided), if *T* has no summation.  Such intermediates would hide
-common subexpressions of the two passes.  Every step is a match of expression inlining, traversal merging or dead
-equation, so the result is a derivation with certificates.  Source: the tensor auto-inliner of the same document;
-EinNet §4.1 for traversal merging.
 
 Linearity is checked by structure: results homogeneous of degree one in some inputs,
 
@@ -42,19 +44,24 @@ product does not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite, prod
+from typing import TypeAlias
 
-from einnet_explore.analysis.equations import exchange_equations
-from einnet_explore.analysis.indices import fresh_name, substitute
-from einnet_explore.autodiff.adjoints import Contribution, gradient_contribution, target_iterators
-from einnet_explore.autodiff.scalar_derivatives import ONE, partials, sum_terms
+from einnet_explore.analysis.equations import exchange_equations, lift_scopes
+from einnet_explore.analysis.indices import fresh_name, substitute, substitute_domain
+from einnet_explore.analysis.padding import excess, fit_padding
+from einnet_explore.analysis.regions import index_reach, preimage
 from einnet_explore.ir import (
     Access,
     Apply,
+    Bound,
     Compare,
     Const,
     Equation,
+    Index,
     Iterator,
     Padding,
     Program,
@@ -63,115 +70,53 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     accesses,
+    add,
     as_index,
+    factors,
     is_zero,
     map_accesses,
     map_tensors,
-    scopes,
+    mul,
     sub,
     tensors,
+    terms,
 )
-from einnet_explore.rules import DEAD_EQUATION, EXPRESSION_INLINING, TRAVERSAL_MERGING, Derivation, Refused
-from einnet_explore.strategies.moves import clean
+from einnet_explore.ir.scalar_functions import FUNCTIONS, SCALAR_FUNCTIONS
+from einnet_explore.strategies.moves import clean, inline_injective
 
+GRADIENT_PREFIX = "d_"
+"""The gradient of ``Y`` is called ``d_Y``."""
 
-def lift_scopes(program: Program) -> Program:
-    """Lift every nested scope to an equation before its reader; instances are dropped."""
-    names = set(program.names())
-    made: dict[Scope, Equation] = {}
-    out: list[Equation] = []
-
-    def flat(scope: Scope) -> Scope:
-        return replace(scope, body=map_accesses(scope.body, lift_access))
-
-    def lift_access(access: Access) -> Access:
-        match access.source:
-            case Scope() as inner:
-                if inner not in made:
-                    name = _lifted_name(names)
-                    made[inner] = Equation(name, flat(inner))
-                    out.append(made[inner])
-                return Access(made[inner].tensor, access.index)
-        return access
-
-    for equation in program.equations:
-        out.append(Equation(equation.name, flat(equation.scope)))
-    return replace(program, equations=tuple(out))
-
-
-def _lifted_name(names: set[str]) -> str:
-    name = next(name for n in range(1, len(names) + 2) if (name := f"T{n}") not in names)
-    names.add(name)
-    return name
-
+MAX_SLOWDOWN = 16
+"""Points per point of the forward pass that a gradient may enumerate for an index map without inverse."""
 
 NONLINEAR = None
 """The degree of 0, which is homogeneous of every degree."""
 
+Condition: TypeAlias = "tuple[Compare, bool]"
+"""A comparison, and whether it has to hold (or fail)."""
 
-def assert_linear(program: Program, names: Iterable[str]) -> None:
-    """Raise ValueError, with the offending expression, unless every output is linear in the inputs *names*."""
-    degrees: dict[str, int | None] = dict.fromkeys(names, 1)
-    for equation in program.equations:
-        degrees[equation.name] = _scope(equation.scope, degrees, equation.name)
-    for name in program.outputs:
-        if degrees.get(name, 0) not in (1, NONLINEAR):
-            raise ValueError(f"{name} does not depend on {', '.join(sorted(set(names)))} linearly: it has degree 0")
+ONE = Const(1)
 
 
-def _scope(scope: Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
-    degree = _degree(scope.body, degrees, label)
-    if degree == 1 and scope.summations and scope.reduce != "sum":
-        raise ValueError(f"{label}: {scope.reduce} of what is linear is not linear")
-    if degree == 1 and scope.value and (scope.padding or scope.domain):
-        raise ValueError(f"{label} is {scope.value:g} outside, expected 0 of what is linear")
-    return degree
+def grad(program: Program, wrt: str | Iterable[str] | None = None, *, inline: bool = False) -> Program:
+    """Return the gradients of the inputs *wrt* of *program* (None: all inputs), one output each, in their order.
 
+    The result's inputs are those of *program* and, for each output ``Y``, its gradient ``d_Y`` of the shape of ``Y``;
+    the gradient of ``A`` is the output ``d_A``.  Forward values are recomputed.  *inline* inlines intermediates without
+    summations into their readers, to expose common subexpressions.
 
-def _source(source: Tensor | Table | Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
-    match source:
-        case Tensor(name):
-            degree = degrees.get(name, 0)
-            if degree == 1 and source.value and source.padding:
-                raise ValueError(f"{label}: {name} is {source.value:g} outside, expected 0 of what is linear")
-            return degree
-        case Table():
-            return 0
-        case Scope():
-            return _scope(source, degrees, label)
+    >>> matmul = ee.ops.matmul(m=4, n=5, k=6)
+    >>> print(ee.text(ee.grad(matmul, wrt="A")))       # d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
 
-
-def _degree(body: Scalar, degrees: Mapping[str, int | None], label: str) -> int | None:
-    match body:
-        case Access(source):
-            return _source(source, degrees, label)
-        case Compare():
-            return 0
-        case Const(value):
-            return 0 if value else NONLINEAR
-        case Apply("*", args):
-            each = [_degree(a, degrees, label) for a in args]
-            total = sum(d for d in each if d is not NONLINEAR)
-            if total > 1:
-                raise ValueError(f"{label}: {body!r} has degree {total}, expected 1 at most")
-            return NONLINEAR if NONLINEAR in each else total
-        case Apply("/", (a, b)):
-            if _degree(b, degrees, label) == 1:
-                raise ValueError(f"{label}: {body!r} divides by what is linear")
-            return _degree(a, degrees, label)
-        case Apply("where", (_, *branches)) | Apply("+" | "-" | "neg", branches):
-            found = {d for a in branches if (d := _degree(a, degrees, label)) is not NONLINEAR}
-            if len(found) > 1:
-                raise ValueError(f"{label}: the terms of {body!r} have degrees 0 and 1")
-            return found.pop() if found else NONLINEAR
-        case Apply(op, args):
-            if any(_degree(a, degrees, label) == 1 for a in args):
-                raise ValueError(f"{label}: {op} of what is linear is not linear")
-            return 0
-
-
-GRADIENT_PREFIX = "d_"
-"""The gradient of ``Y`` is called ``d_Y``."""
+    Raises ValueError for a name that is not an input, and for an operator without a derivative; the subgradients at
+    kinks are listed in ``autodiff/differentiation.py``.
+    """
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    made = differentiate(program, names)
+    if inline:
+        made = inline_injective(made).end
+    return clean(made, final=True)[1]
 
 
 def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program:
@@ -248,7 +193,7 @@ class _GradientBuilder:
             return
         scope = equation.scope
         wanted = [
-            p for p in partials(scope.body) if isinstance(p.access.source, Tensor) and p.access.source.name in active
+            p for p in _partials(scope.body) if isinstance(p.access.source, Tensor) and p.access.source.name in active
         ]
         if not wanted:
             return
@@ -257,8 +202,8 @@ class _GradientBuilder:
             source = part.access.source
             assert isinstance(source, Tensor)
             used = (x.name for x in (*scope.traversals, *scope.summations))
-            into = self.into.setdefault(source.name, target_iterators(part.access.index, source.box, used))
-            if (found := gradient_contribution(scope, above, part, into, scale)) is not None:
+            into = self.into.setdefault(source.name, _target_iterators(part.access.index, source.box, used))
+            if (found := _gradient_contribution(scope, above, part, into, scale)) is not None:
                 self.parts.setdefault(source.name, []).append(found)
 
     def total(self, name: str) -> str:
@@ -282,7 +227,7 @@ class _GradientBuilder:
         if len(parts) == 1:
             return self._add_equation(GRADIENT_PREFIX + name, Scope(into, parts[0].free, parts[0].body))
         each = [p.body if not p.free else Scope(into, p.free, p.body)[into] for p in parts]
-        return self._add_equation(GRADIENT_PREFIX + name, Scope(into, (), sum_terms(each)))
+        return self._add_equation(GRADIENT_PREFIX + name, Scope(into, (), _sum_terms(each)))
 
     def _reduction_gradient(self, equation: Equation, above: Tensor) -> tuple[Tensor, Scalar]:
         """Return the gradient of each reduced value: (a tensor like *equation*'s, a factor over its iterators)."""
@@ -355,68 +300,303 @@ def _widen_gradients(program: Program, names: frozenset[str]) -> Program:
     return replace(program, inputs=tuple(map(wide, program.inputs)), equations=equations)
 
 
-def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
-    """Inline every equation without summations into its readers, and remove equations without readers.
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The derivative with respect to one read: *factor* if all *conditions* are met, else 0."""
 
-    An equation in *keep* is not inlined, nor is one into a reader that reads it beyond its box, which traversal merging
-    refuses.
+    access: Access
+    factor: Scalar
+    conditions: tuple[Condition, ...] = ()
+
+
+def _partials(body: Scalar) -> tuple[Partial, ...]:
+    """Return the derivatives of *body* with respect to its reads; reads of one element are combined.
+
+    Raises ValueError for an operator without a derivative.
     """
-    derivation = Derivation(program)
-    stay = set(keep)
-    for n in range(len(program.equations)):
-        for name in _injective(derivation.end, n, stay):
-            try:
-                derivation = _inline_equation(derivation, n, name)
-            except Refused:
-                continue
-    for equation in reversed(program.equations):
-        number = next(n for n, e in enumerate(derivation.end.equations) if e.name == equation.name)
-        if equation.name not in stay:
-            for match in DEAD_EQUATION.matches(derivation.end, (number,)):
-                derivation = derivation.then(match)
-    return derivation
+    total: dict[tuple[Access, tuple[Condition, ...]], list[Scalar]] = {}
+    for part in _chain_rule(body, ONE, ()):
+        total.setdefault((part.access, part.conditions), []).append(part.factor)
+    return tuple(Partial(access, _sum_terms(factors), where) for (access, where), factors in total.items())
 
 
-def _injective(program: Program, n: int, stay: set[str]) -> tuple[str, ...]:
-    """Return the equations that can be inlined into equation *n*, the last one first."""
-    read = {t.name for t in tensors(program.equations[n].scope)}
-    plain = [e.name for e in program.equations if not e.scope.summations and e.name in read and e.name not in stay]
-    return tuple(reversed(plain))
+def _sum_terms(parts: Iterable[Scalar]) -> Scalar:
+    """Add *parts*; equal ones are counted."""
+    counted = Counter(term for part in parts for term in terms(part))
+    return add(*(mul(Const(n), part) for part, n in counted.items()))
 
 
-def _inline_equation(derivation: Derivation, n: int, name: str) -> Derivation:
-    """Inline *name* into equation *n*; raises Refused if a read cannot be merged."""
-    source = next(e.scope for e in derivation.end.equations if e.name == name)
-    derivation = derivation.then(EXPRESSION_INLINING.match(derivation.end, (n,), tensor=name))
-    while (found := _only_access(derivation.end.equations[n].scope, source)) is not None:
-        path, number = found
-        derivation = derivation.then(TRAVERSAL_MERGING.match(derivation.end, (n, *path), access=number))
-    return derivation
+def _chain_rule(body: Scalar, above: Scalar, where: tuple[Condition, ...]) -> Iterable[Partial]:
+    """Yield the derivative with respect to every read of *body*, given the derivative *above* of *body*."""
+    match body:
+        case Access():
+            yield Partial(body, above, where)
+        case Const() | Compare():
+            pass
+        case Apply("+", args):
+            for arg in args:
+                yield from _chain_rule(arg, above, where)
+        case Apply("*", args):
+            for n, arg in enumerate(args):
+                yield from _chain_rule(arg, mul(above, *args[:n], *args[n + 1 :]), where)
+        case Apply("where", (Compare() as condition, yes, no)):
+            yield from _chain_rule(yes, above, (*where, (condition, True)))
+            yield from _chain_rule(no, above, (*where, (condition, False)))
+        case Apply(op, args):
+            for arg, factor in zip(args, _derivatives(op, args), strict=True):
+                if factor != Const(0):
+                    yield from _chain_rule(arg, mul(above, factor), where)
 
 
-def _only_access(scope: Scope, source: Scope) -> tuple[tuple[int, ...], int] | None:
-    for path, reader in scopes(scope):
-        for number, access in enumerate(accesses(reader.body)):
-            if isinstance(access, Access) and access.source == source:
-                return path, number
-    return None
+def _derivatives(op: str, args: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    """Return the derivative of ``op(args)`` with respect to each argument."""
+    function = SCALAR_FUNCTIONS.get(op)
+    if function is None or function.derivative is None or len(args) != function.arity:
+        known = ", ".join(
+            ("+ - * / neg", *(name for name in FUNCTIONS if name == "where" or SCALAR_FUNCTIONS[name].derivative))
+        )
+        raise ValueError(f"operator {op} of {len(args)} arguments has no derivative here, expected one of {known}")
+    return function.derivative(Apply(op, args), *args)
 
 
-def grad(program: Program, wrt: str | Iterable[str] | None = None, *, inline: bool = False) -> Program:
-    """Return the gradients of the inputs *wrt* of *program* (None: all inputs), one output each, in their order.
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A contribution: the sum over *free* of *body*, at the gradient's element of the target iterators."""
 
-    The result's inputs are those of *program* and, for each output ``Y``, its gradient ``d_Y`` of the shape of ``Y``;
-    the gradient of ``A`` is the output ``d_A``.  Forward values are recomputed.  *inline* inlines intermediates without
-    summations into their readers, to expose common subexpressions.
+    free: tuple[Iterator, ...]
+    body: Scalar
 
-    >>> matmul = ee.ops.matmul(m=4, n=5, k=6)
-    >>> print(ee.text(ee.grad(matmul, wrt="A")))       # d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
 
-    Raises ValueError for a name that is not an input, and for an operator without a derivative; the subgradients at
-    kinks are listed in ``autodiff.scalar_derivatives``.
+def _target_iterators(
+    index: tuple[Index, ...], box: tuple[tuple[int, int], ...], used: Iterable[str]
+) -> tuple[Iterator, ...]:
+    """Return iterators over *box*, named like single-iterator indices of *index*, else ``t1``, ``t2``, …"""
+    taken = {*used, *(x.name for i in index for x in i.iterators)}
+    out: list[Iterator] = []
+    for i, (lo, hi) in zip(index, box, strict=True):
+        single = i.single
+        name = single.name if single and all(single.name != t.name for t in out) else fresh_name("t", taken)
+        taken.add(name)
+        out.append(Iterator(name, lo, hi))
+    return tuple(out)
+
+
+def _gradient_contribution(
+    scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], scale: Scalar
+) -> Contribution | None:
+    """Return the contribution of the read of *part* to the gradient over *into*; None if it is 0.
+
+    *above* is the gradient of *scope*'s result, and *scale*, over the scope's iterators, a factor of all its _partials.
+    Raises ValueError if the index map has no usable inverse.
     """
-    names = (wrt,) if isinstance(wrt, str) else wrt
-    made = differentiate(program, names)
-    if inline:
-        made = inline_injective(made).end
-    return clean(made, final=True)[1]
+    whole = replace(part, factor=mul(part.factor, scale))
+    direct = _pull_back(scope, above, whole, into, scope.traversals)
+    if (direct.bounds or direct.stepped) and not whole.conditions and _finite(whole.factor):
+        # Strides: where another factor's padding says which points count, this is a transposed convolution.  Rules step
+        # through its sum as this did, but no rule makes steps whole again.
+        other = _pull_back(scope, above, whole, into, scope.summations)
+        if not (other.bounds or other.stepped or other.hard):
+            direct = other
+    if direct.hard:
+        _refuse_long(scope, direct.scope, part.access)
+    return _bounds_to_conditions(direct)
+
+
+@dataclass(frozen=True, slots=True)
+class _PulledScope:
+    """A scope over the targets, valid where all *bounds* and *conditions* hold, and 0 elsewhere.
+
+    *stepped*: an iterator of the original is strided; *hard*: an equation could not be solved.
+    """
+
+    scope: Scope
+    bounds: tuple[Bound, ...]
+    conditions: tuple[tuple[Scalar, bool], ...]
+    stepped: bool
+    hard: bool
+
+
+def _pull_back(
+    scope: Scope, above: Tensor, part: Partial, into: tuple[Iterator, ...], prefer: tuple[Iterator, ...]
+) -> _PulledScope:
+    """Return *part* times *above* at the targets *into*, solved for *prefer* first."""
+    own = (*scope.traversals, *scope.summations)
+    # The new iterators may have names of the old ones: these get a mark in between.
+    marked = {x: Iterator(f"{x.name}'", x.lo, x.hi) for x in own}
+    index = tuple(i.substitute(lambda x: marked[x]) for i in part.access.index)
+    found = preimage(tuple(marked.values()), index, into, {marked[x] for x in prefer})
+    plain = _unmark_iterators(found.free, into)
+    stepped = any(y not in found.values for y in found.free)
+
+    def unmark(i: Index) -> Index:
+        return i.substitute(lambda y: plain.get(y, y))
+
+    to = {x: unmark(found.values[marked[x]]) for x in own}
+    bounds = (*(Bound(unmark(b.index), b.lo, b.hi) for b in found.guards), *substitute_domain(scope.domain, to))
+    conditions = tuple((substitute(c, to), holds) for c, holds in part.conditions)
+    read = Access(above, tuple(to[x] for x in scope.traversals))
+    made = Scope(into, tuple(plain.values()), mul(read, substitute(part.factor, to)))
+    if not part.conditions and _finite(part.factor):
+        kept = tuple(b for b in bounds if not any(_vanishes(f, b) for f in factors(made.body)))
+        if len(kept) < len(bounds) and (fit := _pad_reads(made, above, kept)) is not None:
+            return _PulledScope(fit, kept, conditions, stepped, found.hard)
+    return _PulledScope(made, bounds, conditions, stepped, found.hard)
+
+
+def _refuse_long(scope: Scope, backward: Scope, access: Access) -> None:
+    """Raise ValueError if *backward* enumerates far more points than *scope* or the gradient have."""
+    walked, forward = (prod(x.extent for x in (*s.traversals, *s.summations)) for s in (backward, scope))
+    made = prod(backward.shape)
+    if walked > MAX_SLOWDOWN * max(forward, made):
+        assert isinstance(access.source, Tensor)
+        raise ValueError(
+            f"the index map ({', '.join(map(repr, access.index))}) of {access.source.name} has no usable inverse: its "
+            f"gradient, of {made} elements, would walk through {walked} points, expected at most {MAX_SLOWDOWN} times "
+            f"as many as elements or as the {forward} points of the forward pass"
+        )
+
+
+def _unmark_iterators(free: Iterable[Iterator], into: Iterable[Iterator]) -> dict[Iterator, Iterator]:
+    taken = {t.name for t in into}
+    out: dict[Iterator, Iterator] = {}
+    for y in free:
+        name = y.name.replace("'", "")
+        out[y] = Iterator(name if name not in taken else fresh_name(name, taken), y.lo, y.hi)
+        taken.add(out[y].name)
+    return out
+
+
+def _vanishes(factor: Scalar, bound: Bound) -> bool:
+    """Whether *factor* is, or can be padded to, 0 wherever *bound* is violated: a read outside its box."""
+    match factor:
+        case Access(Tensor() | Scope() as source, index):
+            boxes = zip(index, source.box, strict=True)
+            return not source.value and any(
+                i == bound.index and bound.lo <= lo and hi <= bound.hi for i, (lo, hi) in boxes
+            )
+    return False
+
+
+def _pad_reads(scope: Scope, above: Tensor, bounds: tuple[Bound, ...]) -> Scope | None:
+    """Pad out-of-box reads of *scope* by 0: of *above*, and of copies of others; None if that is not valid.
+
+    Where *bounds* are left, other reads stay as they are.
+    """
+    pads = [(0, 0)] * len(above.shape)
+
+    def widest(access: Access) -> Access:
+        if access.source == above:
+            for d, (i, (lo, hi)) in enumerate(zip(access.index, above.box, strict=True)):
+                first, last = index_reach(i)
+                pads[d] = max(0, lo - first), max(0, last + 1 - hi)
+            wide = replace(above, padding=tuple(pads) if any(map(any, pads)) else ())
+            return Access(wide, access.index)
+        return access
+
+    scope = replace(scope, body=map_accesses(scope.body, widest))
+    beyond = {e.access for e in excess(scope)}
+    if not beyond:
+        return scope
+    sources = [a.source for n, a in enumerate(accesses(scope.body)) if n in beyond]
+    if bounds or any(isinstance(s, Table) or s.value for s in sources):
+        return None
+    return fit_padding(scope, 0)
+
+
+def _finite(factor: Scalar) -> bool:
+    """Whether *factor* is finite for finite reads, and no read has infinite padding."""
+    match factor:
+        case Access(source):
+            return not source.padding or isfinite(source.value)
+        case Const(value):
+            return isfinite(value)
+        case Apply(op, args):
+            f = SCALAR_FUNCTIONS.get(op)
+            return f is not None and f.finite_on_finite and all(map(_finite, args))
+        case Compare():
+            return False
+
+
+def _bounds_to_conditions(pulled: _PulledScope) -> Contribution | None:
+    """Turn the remaining bounds into conditions; None if they cannot be met."""
+    body = pulled.scope.body
+    for b in pulled.bounds:
+        lo, hi = b.index.bounds
+        if hi < b.lo or lo >= b.hi:
+            return None
+        if b.hi - b.lo == 1:
+            body = _where(Compare("==", b.index, as_index(b.lo)), body)
+            continue
+        if hi >= b.hi:
+            body = _where(Compare("<", b.index, as_index(b.hi)), body)
+        if lo < b.lo:
+            body = _where(Compare(">=", b.index, as_index(b.lo)), body)
+    for condition, true in pulled.conditions:
+        zero = Const(0)
+        body = Apply("where", (condition, body, zero) if true else (condition, zero, body))
+    return Contribution(pulled.scope.summations, body)
+
+
+def _where(condition: Compare, body: Scalar) -> Scalar:
+    return Apply("where", (condition, body, Const(0)))
+
+
+def assert_linear(program: Program, names: Iterable[str]) -> None:
+    """Raise ValueError, with the offending expression, unless every output is linear in the inputs *names*."""
+    degrees: dict[str, int | None] = dict.fromkeys(names, 1)
+    for equation in program.equations:
+        degrees[equation.name] = _scope(equation.scope, degrees, equation.name)
+    for name in program.outputs:
+        if degrees.get(name, 0) not in (1, NONLINEAR):
+            raise ValueError(f"{name} does not depend on {', '.join(sorted(set(names)))} linearly: it has degree 0")
+
+
+def _scope(scope: Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
+    degree = _degree(scope.body, degrees, label)
+    if degree == 1 and scope.summations and scope.reduce != "sum":
+        raise ValueError(f"{label}: {scope.reduce} of what is linear is not linear")
+    if degree == 1 and scope.value and (scope.padding or scope.domain):
+        raise ValueError(f"{label} is {scope.value:g} outside, expected 0 of what is linear")
+    return degree
+
+
+def _source(source: Tensor | Table | Scope, degrees: Mapping[str, int | None], label: str) -> int | None:
+    match source:
+        case Tensor(name):
+            degree = degrees.get(name, 0)
+            if degree == 1 and source.value and source.padding:
+                raise ValueError(f"{label}: {name} is {source.value:g} outside, expected 0 of what is linear")
+            return degree
+        case Table():
+            return 0
+        case Scope():
+            return _scope(source, degrees, label)
+
+
+def _degree(body: Scalar, degrees: Mapping[str, int | None], label: str) -> int | None:
+    match body:
+        case Access(source):
+            return _source(source, degrees, label)
+        case Compare():
+            return 0
+        case Const(value):
+            return 0 if value else NONLINEAR
+        case Apply("*", args):
+            each = [_degree(a, degrees, label) for a in args]
+            total = sum(d for d in each if d is not NONLINEAR)
+            if total > 1:
+                raise ValueError(f"{label}: {body!r} has degree {total}, expected 1 at most")
+            return NONLINEAR if NONLINEAR in each else total
+        case Apply("/", (a, b)):
+            if _degree(b, degrees, label) == 1:
+                raise ValueError(f"{label}: {body!r} divides by what is linear")
+            return _degree(a, degrees, label)
+        case Apply("where", (_, *branches)) | Apply("+" | "-" | "neg", branches):
+            found = {d for a in branches if (d := _degree(a, degrees, label)) is not NONLINEAR}
+            if len(found) > 1:
+                raise ValueError(f"{label}: the terms of {body!r} have degrees 0 and 1")
+            return found.pop() if found else NONLINEAR
+        case Apply(op, args):
+            if any(_degree(a, degrees, label) == 1 for a in args):
+                raise ValueError(f"{label}: {op} of what is linear is not linear")
+            return 0

@@ -1,4 +1,4 @@
-"""Moves of a search, and clean-ups.
+r"""Moves of a search, and clean-ups.
 
 A *local* rule depends only on the scope at its path, and on whether that scope is a whole equation.  Most scopes do not
 change in a step, so the parameters that the rule proposes and the rewritten scope are cached by the scope, or by its
@@ -15,6 +15,16 @@ Clean-ups are rewrites that only simplify, applied to a normal form and not coun
 Each strictly lowers (number of bounds, number of scopes, number of computed points), so they terminate.  Merging is
 restricted to scopes that only re-index a scope: merging more would undo the choice before (a split, a substitution).
 If no choice follows, scopes that only re-index a tensor are merged as well.
+
+``inline_injective`` inlines elementwise (injective) equations into their readers:
+
+.. math::
+   \mathop{L}_{\vec y} \textstyle\sum g(T[\pi(\vec y)]) \;\circ\; T = \mathop{L}_{\vec x} f(\vec x)
+   \;\mapsto\; \mathop{L}_{\vec y} \textstyle\sum g(f(\pi(\vec y)))
+
+for any index map :math:`\pi` (permuted, negated, strided), if *T* has no summation.  Every step is a match of
+expression inlining, traversal merging or dead equation, so the result is a derivation with certificates.  Source: the
+tensor auto-inliner of "Common Subexpression Elimination" (TVM); EinNet §4.1 for traversal merging.
 """
 
 from __future__ import annotations
@@ -44,16 +54,20 @@ from einnet_explore.ir import (
     map_accesses,
     replace_at,
     scopes,
+    tensors,
     with_body,
 )
 from einnet_explore.rules import (
     BOUNDARY_RELAXING,
     BOUNDARY_TIGHTENING,
+    DEAD_EQUATION,
+    EXPRESSION_INLINING,
     SUMMATION_SPLITTING,
     TRAVERSAL_MERGING,
     VARIABLE_SUBSTITUTION,
     Derivation,
     Match,
+    Refused,
     Rule,
 )
 from einnet_explore.rules.base import places
@@ -351,3 +365,50 @@ def _mergeable_scopes(program: Program, name: str) -> Iterable[Match[object]]:
                 source = inner[match.params.access].source
                 if isinstance(source, Scope) and not source.summations:
                     yield match
+
+
+def inline_injective(program: Program, keep: Iterable[str] = ()) -> Derivation:
+    """Inline every equation without summations into its readers, and remove equations without readers.
+
+    An equation in *keep* is not inlined, nor is one into a reader that reads it beyond its box, which traversal merging
+    refuses.
+    """
+    derivation = Derivation(program)
+    stay = set(keep)
+    for n in range(len(program.equations)):
+        for name in _injective(derivation.end, n, stay):
+            try:
+                derivation = _inline_equation(derivation, n, name)
+            except Refused:
+                continue
+    for equation in reversed(program.equations):
+        number = next(n for n, e in enumerate(derivation.end.equations) if e.name == equation.name)
+        if equation.name not in stay:
+            for match in DEAD_EQUATION.matches(derivation.end, (number,)):
+                derivation = derivation.then(match)
+    return derivation
+
+
+def _injective(program: Program, n: int, stay: set[str]) -> tuple[str, ...]:
+    """Return the equations that can be inlined into equation *n*, the last one first."""
+    read = {t.name for t in tensors(program.equations[n].scope)}
+    plain = [e.name for e in program.equations if not e.scope.summations and e.name in read and e.name not in stay]
+    return tuple(reversed(plain))
+
+
+def _inline_equation(derivation: Derivation, n: int, name: str) -> Derivation:
+    """Inline *name* into equation *n*; raises Refused if a read cannot be merged."""
+    source = next(e.scope for e in derivation.end.equations if e.name == name)
+    derivation = derivation.then(EXPRESSION_INLINING.match(derivation.end, (n,), tensor=name))
+    while (found := _only_access(derivation.end.equations[n].scope, source)) is not None:
+        path, number = found
+        derivation = derivation.then(TRAVERSAL_MERGING.match(derivation.end, (n, *path), access=number))
+    return derivation
+
+
+def _only_access(scope: Scope, source: Scope) -> tuple[tuple[int, ...], int] | None:
+    for path, reader in scopes(scope):
+        for number, access in enumerate(accesses(reader.body)):
+            if isinstance(access, Access) and access.source == source:
+                return path, number
+    return None
