@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from einnet_explore.operators import expressions as ops
     from einnet_explore.operators.library import OPERATORS
     from einnet_explore.operators.operator import Operator
-    from einnet_explore.parametric.family import family, load_family
+    from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
     from einnet_explore.session.quiz import Quiz
@@ -79,7 +79,7 @@ _HOMES = {
     "einnet_explore.analysis.canonical_keys": ("program_key",),
     "einnet_explore.operators.library": ("OPERATORS",),
     "einnet_explore.operators.operator": ("Operator",),
-    "einnet_explore.parametric.family": ("family", "load_family"),
+    "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
     "einnet_explore.session.quiz": ("Quiz",),

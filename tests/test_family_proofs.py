@@ -18,11 +18,18 @@ import einnet_explore as ee
 from einnet_explore.equivalence.linear_space import Form, Undecided
 from einnet_explore.ir import Program
 from einnet_explore.parametric import schema as display
+from einnet_explore.parametric.assumptions import family
+from einnet_explore.parametric.comparison import find_solution, solution_text, solve_with_z3
 from einnet_explore.parametric.conjecture import Lattice
-from einnet_explore.parametric.decision import find_solution, solution_text, solve_with_z3
-from einnet_explore.parametric.family import FamilyDerivation, family
+from einnet_explore.parametric.family import (
+    FamilyDerivation,
+    check_operators,
+    judge_step,
+    prove_legal,
+    prove_step,
+    raise_least_sizes,
+)
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter, polynomial_form
-from einnet_explore.parametric.proof import check_operators, judge_step, prove_legal, prove_step, raise_least_sizes
 from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema
 from einnet_explore.parametric.size_polynomials import Poly, SizePolynomial, add_forms, polynomial_value, terms_of
 from einnet_explore.parametric.space import ParametricSpace

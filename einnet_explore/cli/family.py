@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from einnet_explore.cli.output import NO, OK, STDOUT, check_writable, write_json
-from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance, load_family
+from einnet_explore.parametric.assumptions import load_family
+from einnet_explore.parametric.conjecture import sizes_text
+from einnet_explore.parametric.family import FamilyDerivation, FamilyInstance
 from einnet_explore.syntax import text
 
 
@@ -69,6 +71,5 @@ def _format(derived: FamilyDerivation, programs: str, instance: FamilyInstance |
         lines.append(f"inferred: {', '.join(derived.inferred)}")
     lines += ["", programs]
     if instance is not None:
-        at = ", ".join(f"{name} = {n}" for name, n in instance.sizes)
-        lines += ["", f"at {at}: {instance.certificate}", text(instance.program).rstrip()]
+        lines += ["", f"at {sizes_text(dict(instance.sizes))}: {instance.certificate}", text(instance.program).rstrip()]
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from lark import Token, Tree
 from einnet_explore import syntax
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import (
+    REDUCTIONS,
     Access,
     Apply,
     Atom,
@@ -42,6 +43,7 @@ from einnet_explore.ir import (
     as_index,
     mul,
 )
+from einnet_explore.operators.operator import Operator
 from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.size_polynomials import (
     Poly,
@@ -51,6 +53,7 @@ from einnet_explore.parametric.size_polynomials import (
     polynomial_text,
     polynomial_value,
 )
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.expressions import table_from_tree
 from einnet_explore.syntax.latex_printer import Dialect
 from einnet_explore.syntax.parametric_text import Template
@@ -468,3 +471,32 @@ def _divide(kind: type[Quotient | Remainder], a: Index, d: int) -> Index:
     if not isinstance(d, Poly) and d == 1:
         return a if kind is Quotient else Index()
     return Index(((kind(a, d), 1),))
+
+
+def canonical_scope(operator: Operator, via: Instance, operands: Sequence[Tensor | Table | Scope]) -> Scope:
+    """Return the operator's canonical scope over *operands*, as a schema; raises Refused if they do not fit."""
+    pattern, attributes = operator.pattern, dict(via.attributes)
+    if len(operands) != len(pattern.operands):
+        raise Refused(f"it takes {len(pattern.operands)} operands, the equation reads {len(operands)}")
+    numbers = {name: n for name, n in attributes.items() if not isinstance(n, str | tuple)}
+    numbers |= {f"|{x}|": numbers.get(x, 1) for x in pattern.iterators}
+    own = {x: Iterator(x, 0, numbers[f"|{x}|"]) for x in pattern.iterators if not operator.absent(x, attributes)}
+    reads: list[Scalar] = []
+    for p, source in enumerate(operands):
+        dimensions = operator.dimensions(p, attributes)
+        shape = tuple(d.extent.value(numbers) if d.extent else own[d.iterators[0]].extent for d in dimensions)
+        if source.shape != shape or any(lo for lo, _ in source.box):
+            name = pattern.operands[p].name
+            raise Refused(f"its operand {name} has shape {shape}, the equation reads {source.shape} in {source.box}")
+        if source.padding and source.value != REDUCTIONS[pattern.reduce]:
+            raise Refused(f"its operand {pattern.operands[p].name} is {source.value:g} outside")
+        index = tuple(
+            Index(tuple((own[x], k.value(numbers)) for x, k in d.terms if k.value(numbers)), d.const.value(numbers))
+            for d in dimensions
+        )
+        reads.append(Access(source, index))
+    body = reads[0] if len(reads) == 1 else Apply(pattern.op, tuple(reads))
+    if (divisor := pattern.divisor.value(numbers)) != 1:
+        body = Apply("/", (body, Const(divisor)))
+    chosen = [tuple(own[x] for x in names if x in own) for names in (pattern.traversals, pattern.summations)]
+    return Scope(chosen[0], chosen[1], body, pattern.reduce)
