@@ -16,7 +16,7 @@ import jupytext
 import nbformat
 
 import einnet_explore as ee
-from einnet_explore.cli.arguments import command_parser
+from einnet_explore.cli import command_parser
 from einnet_explore.ir import Program
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
-    from einnet_explore.session.quiz import Quiz
+    from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
     from einnet_explore.syntax import latex, parse, text
@@ -82,7 +82,7 @@ _HOMES = {
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
-    "einnet_explore.session.quiz": ("Quiz",),
+    "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.moves": ("clean",),
     "einnet_explore.syntax": ("latex", "parse", "text"),

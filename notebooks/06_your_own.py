@@ -33,7 +33,7 @@ from dataclasses import replace
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.checker.replay import check_file
+from einnet_explore.checker.record import check_file
 from einnet_explore.ir import Apply, Scope
 from einnet_explore.rules import INTER_RULES, RULES
 from einnet_explore.runtime.program import compile_program

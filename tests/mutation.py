@@ -13,7 +13,7 @@ import numpy as np
 from certificate_steps import mutants, reread
 
 import einnet_explore as ee
-from einnet_explore.checker.replay import require_instance
+from einnet_explore.checker.record import require_instance
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead

@@ -23,8 +23,7 @@ from einnet_check.__main__ import main
 from einnet_check.record import RULES
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
-from einnet_explore.checker.record import RULE_NAMES, RecordError
-from einnet_explore.checker.replay import check_file, check_record
+from einnet_explore.checker.record import RULE_NAMES, RecordError, check_file, check_record
 from einnet_explore.cli import main as cli
 from einnet_explore.equivalence.assumptions import ROUNDING as FOLDED
 from einnet_explore.equivalence.certificate import certify, program_hash

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from einnet_explore.checker.record import RecordError
-from einnet_explore.checker.replay import check_file, check_record, require_instance
+from einnet_explore.checker.record import RecordError, check_file, check_record, require_instance
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul
 from einnet_explore.operators.library import OPERATORS
@@ -241,10 +240,10 @@ def test_the_checker_imports_neither_rules_nor_search() -> None:
         "bare = types.ModuleType('einnet_explore')\n"
         "bare.__path__ = list(u.find_spec('einnet_explore').submodule_search_locations)\n"
         "sys.modules['einnet_explore'] = bare\n"
-        "import einnet_explore.checker.replay; print(*sorted(sys.modules))"
+        "import einnet_explore.checker.record; print(*sorted(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert "einnet_explore.checker.replay" in out
+    assert "einnet_explore.checker.record" in out
     assert not [name for name in out if name.startswith(("einnet_explore.rules", "einnet_explore.strategies"))]
 
 

@@ -17,7 +17,7 @@ import pytest
 from onnx_building import build, node
 
 import einnet_explore as ee
-from einnet_explore.checker.replay import Report, StepReport
+from einnet_explore.checker.record import Report, StepReport
 from einnet_explore.cli import main
 from einnet_explore.cli.output import format_table, write_json
 from einnet_explore.equivalence.verdict import Certificate
@@ -191,10 +191,10 @@ def test_a_record_with_one_exact_step_is_not_proved() -> None:
 def test_check_of_a_record_that_is_not_proved_has_its_own_exit_code(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("einnet_explore.checker.replay.Report.kind", "exact")
+    monkeypatch.setattr("einnet_explore.checker.record.Report.kind", "exact")
     assert main(["check", str(record)]) == 3
     assert main(["check", str(record), "--require", "exact"]) == 0
-    monkeypatch.setattr("einnet_explore.checker.replay.Report.kind", "unknown")
+    monkeypatch.setattr("einnet_explore.checker.record.Report.kind", "unknown")
     assert main(["check", str(record), "--require", "exact"]) == 3
 
 

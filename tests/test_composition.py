@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.checker.record import RecordError, read_record
-from einnet_explore.checker.replay import check_record
+from einnet_explore.checker.record import RecordError, check_record, read_record
 from einnet_explore.equivalence.assumptions import EXPONENTIAL_AXIOM
 from einnet_explore.equivalence.certificate import (
     Certificate,

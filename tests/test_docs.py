@@ -15,8 +15,7 @@ import pytest
 from onnx_building import build, node
 
 from einnet_evaluation import end_to_end, operator_cases, searches
-from einnet_explore.cli import main
-from einnet_explore.cli.arguments import command_parser
+from einnet_explore.cli import command_parser, main
 from einnet_explore.pipeline.optimiser import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.rules import ALL_RULES

@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 from mutation import CASES, right, steps
 
 from einnet_explore.cli import main
-from einnet_explore.interpreter import modular
-from einnet_explore.interpreter import modular as field
+from einnet_explore.equivalence import certificate
+from einnet_explore.equivalence.certificate import compare_modulo_prime, output_degree, program_residues
+from einnet_explore.interpreter import exact_arrays as field
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.interpreter.grid import IllegalRead
-from einnet_explore.interpreter.modular import (
+from einnet_explore.interpreter.exact_arrays import (
     PRIME,
-    compare_modulo_prime,
     contract_residues,
     field_power,
-    output_degree,
-    program_residues,
     residue_of,
     rounded_residue_of,
 )
+from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import Program
 from einnet_explore.rules import Derivation
 from einnet_explore.strategies.candidate import to_record
@@ -45,7 +43,7 @@ def inputs_of(program: Program, seed: int, most: int = PRIME) -> dict[str, np.nd
 @pytest.mark.parametrize("limit", [8, 1 << 23])
 def test_residues_are_those_of_exact_values(case: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large inputs, so that exact values need many digits; also where every region is halved."""
-    monkeypatch.setattr(modular, "_MAX_ELEMENTS", limit)
+    monkeypatch.setattr(certificate, "MAX_RESIDUES", limit)
     given_ = inputs_of(CASES[case], 0)
     exact = evaluate(CASES[case], {k: v.astype(object) for k, v in given_.items()}, outputs_only=True)
     for name, found in program_residues(CASES[case], given_).items():

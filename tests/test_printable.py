@@ -6,7 +6,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.equivalence.verdict import Certificate
-from einnet_explore.session.quiz import Answer
+from einnet_explore.session.explanations import Answer
 from einnet_explore.support.wording import count_noun
 
 WHITE, BLACK = (255,) * 3, (33,) * 3

@@ -8,7 +8,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import compute_bound
-from einnet_explore.checker.replay import check_record
+from einnet_explore.checker.record import check_record
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program

@@ -7,7 +7,7 @@ import pytest
 import einnet_explore as ee
 from einnet_explore.ir import show_path
 from einnet_explore.rules import ALL_RULES, Derivation
-from einnet_explore.session.quiz import Quiz
+from einnet_explore.session.explanations import Quiz
 from einnet_explore.strategies.instantiation import matching_rule
 
 PHI = {"r": "r", "f": "f", "t": "h+r-1"}

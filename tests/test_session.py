@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
-from einnet_explore.checker.record import RecordError
-from einnet_explore.checker.replay import check_file
+from einnet_explore.checker.record import RecordError, check_file
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import EXPRESSION_SPLITTING, STORAGE_LAYOUT, Derivation, Refused

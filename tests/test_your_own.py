@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.checker.record import RecordError
-from einnet_explore.checker.replay import check_file
+from einnet_explore.checker.record import RecordError, check_file
 from einnet_explore.cli import main
 from einnet_explore.ir import Apply, Program, Scope
 from einnet_explore.rules import INTER_RULES, RULES, Rule

@@ -24,7 +24,7 @@ from hypothesis.strategies import SearchStrategy
 
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.analysis.canonical_keys import canonical_key, program_key
-from einnet_explore.checker.replay import check_record
+from einnet_explore.checker.record import check_record
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program

@@ -34,7 +34,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.soak.graphs import _session
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.checker.replay import check_file
+from einnet_explore.checker.record import check_file
 from einnet_explore.cli import main
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import largest_error

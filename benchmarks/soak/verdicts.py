@@ -27,11 +27,10 @@ from hypothesis import strategies as st
 import einnet_check
 from benchmarks.soak.expressions import drawn
 from benchmarks.soak.outcome import Outcome
-from einnet_explore.checker.replay import check_record
-from einnet_explore.equivalence.certificate import certify
+from einnet_explore.checker.record import check_record
+from einnet_explore.equivalence.certificate import certify, compare_modulo_prime
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead
-from einnet_explore.interpreter.modular import compare_modulo_prime
 from einnet_explore.ir import Program
 from einnet_explore.rules import RULES
 from einnet_explore.rules.base import places

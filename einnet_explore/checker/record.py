@@ -1,17 +1,42 @@
-"""Record files: the JSON form of a derivation, read without rules and search."""
+"""Record files: the JSON form of a derivation, read and replayed without rules and search.
+
+A replay certifies every step again from the programs alone, and checks operator calls.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from einnet_explore.equivalence.certificate import Certificate
-from einnet_explore.ir import Program, read_path
+from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
+from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
+from einnet_explore.equivalence.linear_space import Undecided
+from einnet_explore.equivalence.reads import illegal_reads
+from einnet_explore.equivalence.term_multiset import term_difference
+from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
+from einnet_explore.ir import (
+    VIEW,
+    Access,
+    Attribute,
+    Equation,
+    Index,
+    Instance,
+    Program,
+    Scope,
+    Tensor,
+    accesses,
+    read_path,
+)
+from einnet_explore.operators.library import OPERATORS
+from einnet_explore.operators.operator import Operator
+from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError, parse
 
 FORMAT = "einnet-explore record"
@@ -148,3 +173,247 @@ def _kind(value: object) -> str:
 
 def _mismatch(source: str, at: str, found: str, expected: str) -> RecordError:
     return RecordError(f"{source}: {at}: found {found}, expected {expected}")
+
+
+def require_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> None:
+    """Raise Refused if *equation* differs from its instance.
+
+    An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
+    reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
+    """
+    via = equation.via
+    if via is None or via.is_eoperator:
+        return
+    if via.operator == VIEW:
+        _require_view(equation.scope, via)
+    else:
+        _require_call(equation.scope, via, operators)
+
+
+def _require_view(scope: Scope, via: Instance) -> None:
+    match scope:
+        case Scope(summations=(), domain=(), body=Access(source=Tensor() as source) as access):
+            for d, (index, (lo, hi)) in enumerate(zip(access.index, source.box, strict=True)):
+                least, most = index.bounds
+                if least < lo or most >= hi:
+                    read = f"dimension {d} of {source.name} in [{least}, {most}]"
+                    raise Refused(f"a view reads {read}, its elements lie in [{lo}, {hi})")
+            address = flat_address(access)
+            if not address.affine:
+                raise Refused(f"address {address!r} is not affine")
+            _require_address(scope, address, via)
+        case _:
+            raise Refused("a view reads one tensor, at every point of its box, and nothing else")
+
+
+def _require_address(scope: Scope, address: Index, via: Instance) -> None:
+    """Compare the view's offset and strides, if named, with *address*; traversals of extent 1 have no stride."""
+    named = dict(via.attributes)
+    found: dict[str, Attribute] = {
+        "offset": address.evaluate(lambda x: x.lo),
+        "strides": tuple(address.coefficient(x) for x in scope.traversals),
+    }
+    strides = named.get("strides")
+    if isinstance(strides, tuple) and len(strides) == len(scope.traversals):
+        found["strides"] = tuple(
+            address.coefficient(x) if x.extent > 1 else said for x, said in zip(scope.traversals, strides, strict=True)
+        )
+    for name, value in found.items():
+        if name in named and named[name] != value:
+            raise Refused(f"a view with {name} {named[name]}, the address has {value}")
+
+
+def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> None:
+    operator = next((o for o in operators if via.operator in o.names), None)
+    if operator is None:
+        known = ", ".join(name for each in operators for name in each.names)
+        raise Refused(
+            f"unknown operator {via.operator}, expected one of {known}; "
+            f"an operator of your own needs operators=, or --operator '{via.operator}: EXPRESSION'"
+        )
+    operands = [access.source for access in accesses(scope.body)]
+    if not all(isinstance(source, Tensor) for source in operands):
+        raise Refused(f"{via.operator} reads tensors, the equation reads a scope")
+    expected = len(operator.pattern.operands)
+    if len(operands) != expected:
+        raise Refused(f"{via.operator} takes {expected} operands, the equation reads {len(operands)}")
+    try:
+        canonical = operator.instantiate(dict(via.attributes), operands)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if canonical == scope:
+        return
+    if canonical.box != scope.box:
+        raise Refused(f"{via!r} has shape {canonical.shape}, the equation {scope.shape}")
+    try:
+        witness = term_difference(canonical, scope, scope.box, assume_infinite_tensors(scope))
+    except Undecided as beyond:
+        raise Refused(f"{via!r} could not be compared with the equation: {beyond}") from None
+    if witness is not None:
+        raise Refused(f"{via!r} is another expression: {witness}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step: the claimed kind (or None), the certificate found, and mismatched instances."""
+
+    rule: str
+    at: str
+    claimed: CertificateKind | None
+    certificate: Certificate
+    instances: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the step holds."""
+        return self.certificate.ok and not self.instances
+
+    @property
+    def kind(self) -> CertificateKind:
+        """The certificate's kind; ``false`` if an instance differs from its operator."""
+        return "false" if self.instances else self.certificate.kind
+
+    @property
+    def counterexample(self) -> str | None:
+        """Return the error of the step."""
+        return self.certificate.counterexample or next(iter(self.instances), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The step as plain JSON values."""
+        return {
+            "rule": self.rule,
+            "at": self.at,
+            "ok": self.ok,
+            "claimed": self.claimed,
+            "certificate": self.certificate.to_json(),
+            "instances": list(self.instances),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on a record: its steps one by one, and its end against its start.
+
+    *start* says what is wrong with the first program itself (None: nothing).
+    """
+
+    source: str
+    start: str | None
+    steps: tuple[StepReport, ...]
+    whole: Certificate
+
+    @property
+    def ok(self) -> bool:
+        """Whether the end computes what the start does, by every step and as a whole."""
+        return self.start is None and self.whole.ok and all(step.ok for step in self.steps)
+
+    @property
+    def kind(self) -> CertificateKind:
+        """The record's certificate: its weakest step's, or the proof of the end against the start if that is better."""
+        steps = weakest_kind(step.kind for step in self.steps)
+        if self.start is not None or "false" in (steps, self.whole.kind):
+            return "false"
+        better = next((kind for kind in PROOF_KINDS if kind in (steps, self.whole.kind)), None)
+        return better or weakest_kind((steps, self.whole.kind))
+
+    @property
+    def counterexample(self) -> str | None:
+        """The first fault of the record; None if there is none."""
+        if self.start is not None:
+            return f"start: {self.start}"
+        for number, step in enumerate(self.steps):
+            if not step.ok:
+                return f"step {number} ({step.rule} at {step.at}): {step.counterexample}"
+        return None if self.whole.ok else f"start to end: {self.whole.counterexample}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {
+            "record": self.source,
+            "ok": self.ok,
+            "kind": self.kind,
+            "counterexample": self.counterexample,
+            "steps": [step.to_json() for step in self.steps],
+            "whole": self.whole.to_json(),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps)]
+        needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
+        how = ", ".join(filter(None, (self.whole.method, needed, _error_text(self.whole))))
+        lines.append(f"start to end: {self.whole.kind} ({how})")
+        verdict = self.kind + (f": {self.counterexample}" if self.kind == "false" else "")
+        return "\n".join([*lines, f"{self.source}: {verdict}"])
+
+
+def _result_text(step: StepReport) -> str:
+    found = step.certificate
+    how = ", ".join(filter(None, (found.method, join_axioms([found.detail]), _error_text(found))))
+    return f"{step.kind} ({how})" + ("" if step.claimed in (None, step.kind) else f", claimed {step.claimed}")
+
+
+def _error_text(certificate: Certificate) -> str:
+    return certificate.error_text if certificate.kind == "rounded" else ""
+
+
+def check_record(
+    record: object,
+    *,
+    source: str = "<record>",
+    operators: tuple[Operator, ...] = OPERATORS,
+    rules: Collection[str] = RULE_NAMES,
+    seed: int = 0,
+) -> Report:
+    """Certify every step of *record* again, its instances, and its end against its start.
+
+    *operators* are those that instances may name, *rules* the names that steps may have.  The record's claims are
+    reported, but not trusted.  Raises RecordError if *record* is malformed, or a step has another rule.
+    """
+    held = read_record(record, source)
+    for n, step in enumerate(held.steps):
+        if step.rule not in rules:
+            expected = ", ".join(sorted(rules))
+            raise RecordError(
+                f"{source}: $.steps[{n}].rule: found {step.rule!r}, expected one of {expected}; "
+                f"a rule of your own needs rules=, or --rule {step.rule}"
+            )
+    programs = (held.start, *(step.after for step in held.steps))
+    start = next(iter(_program_faults(held.start, operators)), None)
+    steps = tuple(
+        _replay_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False)
+    )
+    chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
+    return Report(source, start, steps, certify_chain(chain, seed))
+
+
+def check_file(
+    path: str | PathLike[str],
+    *,
+    operators: tuple[Operator, ...] = OPERATORS,
+    rules: Collection[str] = RULE_NAMES,
+    seed: int = 0,
+) -> Report:
+    """Check the record in the file at *path*, as ``check_record``; raises OSError if it cannot be read."""
+    return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
+
+
+def _replay_step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
+    known = set(before.equations)
+    wrong = tuple(_instance_faults((e for e in step.after.equations if e not in known), operators))
+    claimed = None if step.certificate is None else step.certificate.kind
+    return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
+
+
+def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
+    """Yield the illegal reads of *program*, then the instances that differ from their operators."""
+    for equation in program.equations:
+        yield from (f"{equation.name}: {wrong}" for wrong in illegal_reads(equation.scope))
+    yield from _instance_faults(program.equations, operators)
+
+
+def _instance_faults(equations: Iterable[Equation], operators: tuple[Operator, ...]) -> Iterable[str]:
+    for equation in equations:
+        try:
+            require_instance(equation, operators)
+        except Refused as why:
+            yield f"{equation.name}: {why}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from einnet_explore.checker.record import RULE_NAMES, load_json, read_record
-from einnet_explore.checker.replay import check_record
+from einnet_explore.checker.record import RULE_NAMES, check_record, load_json, read_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
+from einnet_explore.equivalence.certificate import compare_modulo_prime
 from einnet_explore.equivalence.verdict import is_at_least
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
@@ -27,8 +27,6 @@ def run_check(arguments: argparse.Namespace) -> int:
     )
     document, opinion = report.to_json(), None
     if arguments.modular:
-        from einnet_explore.interpreter.modular import compare_modulo_prime
-
         replay = read_record(record, arguments.record)
         opinion = compare_modulo_prime(replay.start, replay.steps[-1].after if replay.steps else replay.start)
         document["second_opinion"] = opinion.to_json()

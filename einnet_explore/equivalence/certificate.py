@@ -9,15 +9,28 @@ causes, see ``value_bounds``); beyond that theory they are evaluated on random i
 
 A chain of certified steps has one certificate, since equality is transitive: a direct comparison of distant programs
 may have too many terms, even if every step between them is proved.
+
+``compare_modulo_prime`` is a second opinion without these proofs: a randomised comparison modulo the prime
+:math:`p = 2^{31}-1`, at the programs' real sizes.  The elements of the outputs are polynomials in the inputs.  If two
+programs differ in an element, the difference is a nonzero polynomial of some degree *d*, and at a random point it is 0
+modulo *p* with probability at most :math:`d/p` (unless *p* divides all its coefficients).  A function over the reals is
+replaced by a random polynomial of degree 3, and a quotient by the field's quotient; *d* counts both.  Maxima compare
+residues as integers, without a bound.
+
+Sources: J. T. Schwartz, Fast probabilistic algorithms for verification of polynomial identities, JACM 27, 1980;
+R. Zippel, Probabilistic algorithms for sparse polynomials, 1979.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence, Set
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import tensor_names
@@ -40,11 +53,25 @@ from einnet_explore.equivalence.verdict import (
     weakest_certificate,
     weakest_kind,
 )
-from einnet_explore.ir import Program, Scope
+from einnet_explore.interpreter.evaluation import Evaluation
+from einnet_explore.interpreter.exact_arrays import (
+    PRIME,
+    Array,
+    PrimeField,
+    Residue,
+    residue_of,
+    residue_value,
+    rounded_residue_of,
+)
+from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Tensor
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.wording import count_noun
 
 MAX_ROUNDING_ERROR = 1e-6
 """Bound on the error of rounded constants, for inputs in [-1, 1], up to which programs are ``rounded``."""
+
+MAX_RESIDUES = 1 << 23
+"""Elements of an intermediate array of residues."""
 
 UNBOUNDED_TEXT = "equal up to rounding of constants, without a bound on the error"
 """The text where rounded constants agree, and their error is unbounded or too large."""
@@ -261,3 +288,126 @@ __all__ = [
     "CertificateKind",
     "certify",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ModularComparison:
+    """Number of compared output elements, the first difference, and the probability that a wrong program passes.
+
+    *bound* is None if a program contains a maximum or compares values.  *rounded*: the programs agree only with
+    constants rounded to twelve digits.
+    """
+
+    elements: int
+    degree: int
+    bound: float | None
+    differs: tuple[str, tuple[int, ...]] | None = None
+    rounded: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return {"prime": PRIME, **asdict(self)}
+
+    def __str__(self) -> str:
+        if self.differs is not None:
+            name, at = self.differs
+            return f"differs modulo {PRIME}: {name}{list(at)}"
+        chance = (
+            "no bound (maxima)" if self.bound is None else f"a difference is missed with probability {self.bound:.1e}"
+        )
+        how = ", with constants rounded to 12 digits" if self.rounded else ""
+        elements = count_noun(self.elements, "element")
+        return f"equal modulo {PRIME}{how}, {elements} compared; {chance}, degree {self.degree}"
+
+
+def compare_modulo_prime(before: Program, after: Program, *, rounds: int = 1, seed: int = 0) -> ModularComparison:
+    """Compare the outputs on *rounds* random inputs; if they differ, compare again with rounded constants.
+
+    Raises ValueError for an expression without a meaning modulo a prime (an infinity in a sum), IllegalRead for a read
+    beyond the padding.
+    """
+    found = _compare_residues(before, after, rounds, seed, residue_of)
+    if found.differs is None:
+        return found
+    rounded = _compare_residues(before, after, rounds, seed, rounded_residue_of)
+    return found if rounded.differs is not None else replace(rounded, rounded=True)
+
+
+def _compare_residues(before: Program, after: Program, rounds: int, seed: int, residue: Residue) -> ModularComparison:
+    elements = 0
+    top, bottom, ordered = (max(x) for x in zip(output_degree(before), output_degree(after), strict=True))
+    total = top + bottom
+    for n in range(rounds):
+        random = np.random.default_rng((seed, n))
+        inputs = {t.name: random.integers(0, PRIME, t.shape) for t in before.inputs}
+        left, right = (program_residues(p, inputs, seed=seed + n, residue=residue) for p in (before, after))
+        elements = 0
+        for name in before.outputs:
+            elements += left[name].size
+            if left[name].shape != right[name].shape or not np.array_equal(left[name], right[name]):
+                unlike = left[name] != right[name] if left[name].shape == right[name].shape else np.ones(1, bool)
+                at = np.unravel_index(int(np.argmax(unlike)), np.shape(unlike))
+                return ModularComparison(elements, total, 0.0, (name, tuple(map(int, at))))
+    bound = None if ordered else min(1.0, (total / PRIME) ** rounds)
+    return ModularComparison(elements, total, bound)
+
+
+def program_residues(
+    program: Program, inputs: Mapping[str, Array], *, seed: int = 0, residue: Residue = residue_of
+) -> dict[str, Array]:
+    """Return every output of *program*, also one that is an input, modulo ``PRIME``."""
+    run = Evaluation(
+        PrimeField(seed, residue),
+        {name: residue_value(np.asarray(a, np.int64)) for name, a in inputs.items()},
+        MAX_RESIDUES,
+    )
+    run.program(program)
+    return {name: run.tensors[name][0].array for name in program.outputs}
+
+
+def output_degree(program: Program) -> tuple[int, int, int]:
+    """Bound the degrees of the outputs' numerators and denominators; third, 1 if the program compares values."""
+    known = {t.name: (1, 0, 0) for t in program.inputs}
+    for equation in program.equations:
+        known[equation.name] = _scope_degree(equation.scope, known)
+    tops, bottoms, ordered = zip(*(known[name] for name in program.outputs), strict=True)
+    return max(tops), max(bottoms), max(ordered)
+
+
+def _scope_degree(scope: Scope, known: Mapping[str, tuple[int, int, int]]) -> tuple[int, int, int]:
+    top, bottom, ordered = _scalar_degree(scope.body, known)
+    count = prod(y.extent for y in scope.summations)
+    match scope.reduce:
+        case "sum":
+            return top + bottom * (count - 1), bottom * count, ordered
+        case "prod":
+            return top * count, bottom * count, ordered
+    return top, bottom, 1
+
+
+def _scalar_degree(body: Scalar, known: Mapping[str, tuple[int, int, int]]) -> tuple[int, int, int]:
+    match body:
+        case Access(Tensor(name)):
+            return known[name]
+        case Access(Scope() as scope):
+            return _scope_degree(scope, known)
+        case Apply("where", (_, yes, no)):
+            pairs = zip(_scalar_degree(yes, known), _scalar_degree(no, known), strict=True)
+            return tuple(map(max, pairs))  # type: ignore[return-value]
+        case Apply(op, args):
+            tops, bottoms, compares = zip(*(_scalar_degree(a, known) for a in args), strict=True)
+            ordered = max(compares)
+        case _:
+            return 0, 0, 0
+    match op, args:
+        case "*", _:
+            return sum(tops), sum(bottoms), ordered
+        case "/", _:
+            return tops[0] + bottoms[1], bottoms[0] + tops[1], ordered
+        case (("+" | "-" | "neg"), _):
+            return max(t - b for t, b in zip(tops, bottoms, strict=True)) + sum(bottoms), sum(bottoms), ordered
+        case (("maximum" | "minimum"), _):
+            return max(tops), max(bottoms), 1
+        case "pow", (_, Const(value)) if 0 <= value == int(value):
+            return tops[0] * int(value), bottoms[0] * int(value), compares[0]
+    return 1 + 3 * (sum(tops) + sum(bottoms)), 3 * sum(bottoms), ordered

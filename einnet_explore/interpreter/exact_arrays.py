@@ -1,21 +1,26 @@
 """Array arithmetic, exact on integers: int64 where a bound on the magnitude proves no overflow, else Python ints.
 
 A ``Part`` is an array with a bound on its integer entries.  Float arrays follow NumPy and ignore the bound.
+``RealNumbers`` computes with them; ``PrimeField`` computes with residues modulo the prime :math:`p = 2^{31}-1`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial, reduce
+from math import isinf, isnan, prod
 from typing import Any, NamedTuple, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from einnet_explore.ir import Scalar, Scope, Table
+from einnet_explore.interpreter.numbers import simplest_fraction
+from einnet_explore.ir import Const, Scalar, Scope, Table
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Array: TypeAlias = "npt.NDArray[Any]"
@@ -25,6 +30,17 @@ INT64_BOUND = 1 << 62
 """Integers below this bound are stored as int64."""
 FLOAT64_BOUND = 1 << 53
 """Integers up to this are exact in float64, so that sums below it may go through a float matrix product."""
+
+PRIME = (1 << 31) - 1
+Residue: TypeAlias = "Callable[[float | Fraction], int]"
+"""The residue of a constant."""
+
+LOW, HIGH = -1, PRIME
+"""Representatives of the infinities, which only maxima and minima may read."""
+
+_LIMB_BITS = 16
+_MAX_TERMS = 1 << 20
+"""Products of limbs whose sum is exact in float64: 2³² · 2²⁰ < 2⁵³."""
 
 
 class _ArrayFunctions:
@@ -277,3 +293,138 @@ def _elementwise(op: Callable[..., Any], parts: Sequence[Part], size: int) -> Pa
     arrays = [_widen(array, size) for array in common_dtype(parts)[0]]
     # On 0-d arrays NumPy returns a scalar, and big integers must stay objects.
     return Part(np.asarray(op(*arrays), arrays[0].dtype), size)
+
+
+def residue_value(residues: Array) -> Value:
+    return (Part(residues, PRIME),)
+
+
+def contract_residues(a: Array, b: Array, axes: frozenset[int]) -> Array:
+    """Return Σ a · b over *axes* modulo ``PRIME``; residues are split into limbs, whose sums are exact in float64."""
+    own = [tuple(i for i in axes if y.shape[i] == 1 != x.shape[i]) for x, y in ((a, b), (b, a))]
+    a, b = (x.sum(axis=over, keepdims=True) % PRIME if over else x for x, over in zip((a, b), own, strict=True))
+    inner = [i for i in axes if a.shape[i] != 1]
+    if not inner:
+        return a * b % PRIME
+    if prod(a.shape[i] for i in inner) > _MAX_TERMS:
+        i = max(inner, key=lambda i: a.shape[i])
+        low, high = np.array_split(np.arange(a.shape[i]), 2)
+        return (
+            contract_residues(a.take(low, i), b.take(low, i), axes)
+            + contract_residues(a.take(high, i), b.take(high, i), axes)
+        ) % PRIME
+    limbs = [
+        [Part(x >> _LIMB_BITS, 1 << _LIMB_BITS), Part(x & ((1 << _LIMB_BITS) - 1), 1 << _LIMB_BITS)] for x in (a, b)
+    ]
+    high_low, low_low = [[contract_pair(x, y, axes).array for y in limbs[1]] for x in limbs[0]]
+    top, middle = high_low[0] % PRIME, (high_low[1] + low_low[0]) % PRIME
+    return ((top << _LIMB_BITS) % PRIME * (1 << _LIMB_BITS) + (middle << _LIMB_BITS) + low_low[1]) % PRIME
+
+
+def field_power(a: Array, n: int) -> Array:
+    """Return aⁿ modulo ``PRIME``, by repeated squaring."""
+    out = np.ones_like(a)
+    for bit in f"{n:b}":
+        out = out * out % PRIME
+        out = out * a % PRIME if bit == "1" else out
+    return out
+
+
+def residue_of(value: float | Fraction) -> int:
+    """Return a constant as a residue: a fraction is a quotient in the field."""
+    if isnan(value):
+        raise ValueError("a constant is not a number")
+    if isinf(value):
+        return HIGH if value > 0 else LOW
+    exact = Fraction(value)
+    return exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
+
+
+def rounded_residue_of(value: float | Fraction) -> int:
+    """Return the residue of the simple fraction near *value*, or of *value* in twelve digits."""
+    return residue_of(value if isnan(value) else simplest_fraction(value))
+
+
+def require_finite(values: Iterable[Array]) -> None:
+    """Raise ValueError if an operand contains an infinity."""
+    for v in values:
+        if v.size and (v.min() == LOW or v.max() == HIGH):
+            raise ValueError("an infinity is calculated with modulo a prime")
+
+
+@dataclass(frozen=True, slots=True)
+class PrimeField:
+    """Residues modulo ``PRIME``; *seed* draws the polynomials that stand for functions over the reals.
+
+    *residue* is that of a constant.
+    """
+
+    seed: int
+    residue: Residue = residue_of
+
+    def constant(self, value: float) -> Value:
+        return residue_value(np.asarray(self.residue(value), np.int64))
+
+    def table(self, table: Table) -> Value:
+        return residue_value(np.array([self.residue(x) for x in table.entries], np.int64).reshape(table.shape))
+
+    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
+        arrays = [part.array for (part,) in values]
+        if op in ("maximum", "minimum"):
+            return residue_value((np.maximum if op == "maximum" else np.minimum)(*arrays))
+        require_finite(arrays)
+        match op, arrays:
+            case "+", _:
+                return residue_value(reduce(lambda a, b: (a + b) % PRIME, arrays))
+            case "*", _:
+                return residue_value(reduce(lambda a, b: a * b % PRIME, arrays))
+            case "-", [a, b]:
+                return residue_value((a - b) % PRIME)
+            case "neg", [a]:
+                return residue_value(-a % PRIME)
+            case "/", [a, b]:
+                return residue_value(a * field_power(b, PRIME - 2) % PRIME)
+        match args:
+            case (_, Const(value)) if op == "pow" and 0 <= value == int(value):
+                return residue_value(field_power(arrays[0], int(value)))
+        return residue_value(self._random_polynomial(op, arrays))
+
+    def _random_polynomial(self, op: str, arrays: list[Array]) -> Array:
+        random = np.random.default_rng((self.seed, crc32(op.encode())))
+        out = np.zeros_like(arrays[0]) + random.integers(PRIME)
+        for v in arrays:
+            a, b, c = random.integers(0, PRIME, 3)
+            out = (out + ((a * v + b) % PRIME * v + c) % PRIME * v) % PRIME
+        # the product tells f(x, y) from f(y, x) + f(x, x) - …, which a sum of one-argument polynomials does not
+        return out if len(arrays) == 1 else (out + reduce(lambda a, b: a * b % PRIME, arrays)) % PRIME
+
+    def reduce(self, monoid: str, value: Value, axes: range, extents: Sequence[int]) -> Value:
+        array = value[0].array
+        over = tuple(i for i in axes if array.shape[i] != 1)
+        if monoid == "prod":
+            require_finite([array])
+            for i in over:
+                array = reduce(lambda a, b: a * b % PRIME, (array.take([n], i) for n in range(array.shape[i])))
+            return residue_value(field_power(array, absent_extent(value, axes, extents)))
+        best = np.max if monoid == "max" else np.min
+        return residue_value(best(array, axis=over, keepdims=True)) if over else value
+
+    def contract(self, factors: Sequence[Value], axes: range, extents: Sequence[int]) -> Value:
+        parts = [part for (part,) in factors]
+        require_finite(part.array for part in parts)
+        out = contract_factors(
+            parts, axes, lambda a, b, over: Part(contract_residues(a.array, b.array, over), PRIME)
+        ).array
+        over = tuple(i for i in axes if out.shape[i] != 1)
+        return residue_value(
+            out.sum(axis=over, keepdims=True) % PRIME * (absent_extent(parts, axes, extents) % PRIME) % PRIME
+        )
+
+    def add(self, a: Value, b: Value) -> Value:
+        return residue_value((a[0].array + b[0].array) % PRIME)
+
+    def negate(self, a: Value) -> Value:
+        return residue_value(-a[0].array % PRIME)
+
+    def finish(self, scope: Scope, reduced: Value) -> Value:
+        return reduced

@@ -22,9 +22,17 @@ from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule, find_rules
 from einnet_explore.rules.base import places
-from einnet_explore.session import records
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
 from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
+from einnet_explore.session.records import (
+    SESSION_FORMAT,
+    SESSION_SUFFIX,
+    derivation_script,
+    from_record,
+    tree_from_json,
+    tree_script,
+    tree_to_json,
+)
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.instantiation import guided_matching, matching_rule
@@ -365,8 +373,8 @@ class Session(DerivationTree):
         """
         with self._lock:
             if branches:
-                return records.tree_script(self.nodes, self.parents, self.here, self.known, self.operators)
-            return records.derivation_script(self.derivation, self.known, self.operators)
+                return tree_script(self.nodes, self.parents, self.here, self.known, self.operators)
+            return derivation_script(self.derivation, self.known, self.operators)
 
     def record(self, case: str = "") -> dict[str, Any]:
         """Return the current derivation with its certificates, as ``einnet-explore check`` reads it."""
@@ -377,9 +385,9 @@ class Session(DerivationTree):
 
         A path ``.eins`` gets all branches, any other the ``record`` of the current derivation.
         """
-        if str(path).endswith(records.SESSION_SUFFIX):
+        if str(path).endswith(SESSION_SUFFIX):
             with self._lock:
-                tree = records.tree_to_json(self.nodes, self.parents, self.here)
+                tree = tree_to_json(self.nodes, self.parents, self.here)
             write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
         else:
             save_record(path, self.record(case))
@@ -396,15 +404,13 @@ class Session(DerivationTree):
         """
         known = (*ALL_RULES, *rules, matching_rule(operators))
         data = load_json(path)
-        if str(path).endswith(records.SESSION_SUFFIX) or (
-            isinstance(data, dict) and data.get("format") == records.SESSION_FORMAT
-        ):
+        if str(path).endswith(SESSION_SUFFIX) or (isinstance(data, dict) and data.get("format") == SESSION_FORMAT):
             named = {rule.name: rule for rule in known}
-            nodes, parents, here = records.tree_from_json(data, named, str(path))
+            nodes, parents, here = tree_from_json(data, named, str(path))
             session = Session(nodes[0].end, rules, operators)
             session.nodes, session.parents, session.here = nodes, parents, here
             return session
-        derivation = records.from_record(data, known, source=str(path))
+        derivation = from_record(data, known, source=str(path))
         session = Session(derivation.start, rules, operators)
         session.adopt(derivation)
         return session

@@ -35,7 +35,7 @@ __all__ = [
 
 def _register() -> None:
     """Register the explorer as the notebook display of sessions, and as their HTML page."""
-    from einnet_explore.session.quiz import Quiz
+    from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.session import Session, register_face
 
     register_face(PageFace())

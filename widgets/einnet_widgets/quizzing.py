@@ -6,7 +6,7 @@ from typing import Any
 
 from einnet_explore.ir import Program, show_path
 from einnet_explore.session.comparison import changed_paths
-from einnet_explore.session.quiz import Quiz
+from einnet_explore.session.explanations import Quiz
 from einnet_explore.syntax import latex, text
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown
