@@ -33,6 +33,23 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
     *rounding*: symbols are named with constants rounded by it.  Raises Undecided for a possibly infinite value times a
     sum or 0, or minus itself.
     """
+    found = _apply_arithmetic(op, args, rounding)
+    found = _fold_constants(op, args) if found is None else found
+    if found is not None:
+        return found
+    match op, args:
+        case "abs", [((k, factors),)] if len(factors) > (k == 1):
+            parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
+            return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
+    function = SCALAR_FUNCTIONS.get(op)
+    if function and (scaled := _scaled(function, args)) is not None:
+        power, args = scaled
+        return tuple((power * k, f) for k, f in _symbol(op, args, rounding))
+    return _symbol(op, args, rounding)
+
+
+def _apply_arithmetic(op: str, args: list[Polynomial], rounding: Rounding | None) -> Polynomial | None:
+    """Expand a sum, a product, or a quotient by a number or of a factor; None for other applications."""
     match op, args:
         case "+", _:
             return _collect(m for arg in args for m in arg)
@@ -57,6 +74,11 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
             return apply_to_polynomials("*", [apply_to_polynomials("/", [ONE, rest], rounding), *inverses])
         case "/", [a, b] if a != ONE:
             return apply_to_polynomials("*", [a, apply_to_polynomials("/", [ONE, b], rounding)])
+    return None
+
+
+def _fold_constants(op: str, args: list[Polynomial]) -> Polynomial | None:
+    """Return the value of a function of constants, or the operand that a maximum or minimum is; None if neither."""
     constants = [constant_value(arg) for arg in args]
     function = SCALAR_FUNCTIONS.get(op)
     known = [c for c in constants if c is not None]
@@ -72,14 +94,7 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
         for c, other in zip(constants, reversed(args), strict=True):
             if c == neutral:
                 return other
-    match op, args:
-        case "abs", [((k, factors),)] if len(factors) > (k == 1):
-            parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
-            return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])
-    if function and (scaled := _scaled(function, args)) is not None:
-        power, args = scaled
-        return tuple((power * k, f) for k, f in _symbol(op, args, rounding))
-    return _symbol(op, args, rounding)
+    return None
 
 
 def _common_factors(value: Polynomial) -> tuple[tuple[Factor, ...], Polynomial]:

@@ -19,7 +19,7 @@ from einnet_explore.ir import Access, Attribute, Index, Iterator, Scope, Table, 
 from einnet_explore.operators.form import ScopeForm, comparable_form, overlaps, tensor_maps
 from einnet_explore.operators.layout import Assignment, Layout, lay_out_operand, locate_result
 from einnet_explore.operators.operator import Attributes, Operator
-from einnet_explore.operators.pattern import ONE, Polynomial
+from einnet_explore.operators.pattern import ONE, Dimension, Polynomial
 from einnet_explore.support.errors import Refused
 
 Fixed = Mapping[str, "Iterator | None"]
@@ -326,30 +326,20 @@ def solve(
         read = out.get(p, form.reads[operands[p]])
         own = {name: x for name in dimension.iterators for x in iterators.get(name, ())}
         at = [j for j, i in enumerate(read.index) if set(i.iterators) & set(own.values())]
-        index = read.index[at[0]] if len(at) == 1 else None
-        if index is None or not index.affine or set(index.iterators) - set(own.values()):
-            if len(own) == 1 and at and set(own) < set(dimension.iterators) and set(own) <= set(pattern.traversals):
-                ((name, x),) = own.items()
-                one_tap = "{} with one tap", (dimension,)
-                todo.append(Equality(dimension.coefficient(name), 1, *one_tap))
-                todo.append(Equality(dimension.const, 0, *one_tap))
-                todo.append(Equality(dimension.extent or ONE, x.extent, *one_tap))
-                to = {x: as_index(Iterator(_unused(f"i{d}", iterators), 0, x.extent)) + x.lo}
-                out[p] = Access(read.source, tuple(i.substitute(lambda y, to=to: to.get(y, y)) for i in read.index))  # type: ignore[misc]
-                replicated.add(p)
-                continue
+        new = _unused(f"i{d}", iterators)
+        if len(at) == 1 and read.index[at[0]].affine and set(read.index[at[0]].iterators) <= set(own.values()):
+            outer = [x for name, x in own.items() if name in pattern.traversals]
+            out[p], equalities = _read_window(read, at[0], dimension, own, outer, new)
+        elif len(own) == 1 and at and set(own) < set(dimension.iterators) and set(own) <= set(pattern.traversals):
+            out[p], equalities = _read_one_tap(read, dimension, own, new)
+            replicated.add(p)
+        else:
             where = ", ".join(repr(read.index[j]) for j in at) or "no dimension"
             raise Refused(
                 f"{dimension!r} of {operator.name} is one affine dimension of its own, "
                 f"{iterator_names(own.values())} stand in {where}"
             )
-        start, stop = _given_range(read, at[0], [x for name, x in own.items() if name in pattern.traversals])
-        here = "{} against {}", (dimension, index)
-        todo += [Equality(dimension.coefficient(name), index.coefficient(x), *here) for name, x in own.items()]
-        todo.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, *here))
-        todo.append(Equality(dimension.extent or ONE, stop - start, "the extent of {}", (dimension,)))
-        window = as_index(Iterator(_unused(f"i{d}", iterators), 0, stop - start)) + start
-        out[p] = Access(read.source, tuple(window if j == at[0] else i for j, i in enumerate(read.index)))
+        todo += equalities
     for p, read in out.items():
         if p not in replicated and (mixed := next((i for i in read.index if overlaps(i)), None)) is not None:
             raise Refused(
@@ -357,6 +347,34 @@ def solve(
             )
     _unify(operator, todo, numbers)
     return out
+
+
+def _read_window(
+    read: Access, at: int, dimension: Dimension, own: Mapping[str, Iterator], outer: list[Iterator], new: str
+) -> tuple[Access, list[Equality]]:
+    """Return *read* with iterator *new* at index *at*, whose iterators are *own*, and the equalities with *dimension*.
+
+    *outer* are the traversals among *own*.
+    """
+    index = read.index[at]
+    start, stop = _given_range(read, at, outer)
+    here = "{} against {}", (dimension, index)
+    equalities = [Equality(dimension.coefficient(name), index.coefficient(x), *here) for name, x in own.items()]
+    equalities.append(Equality(dimension.const, index.substitute(lambda x: x.lo).const - start, *here))
+    equalities.append(Equality(dimension.extent or ONE, stop - start, "the extent of {}", (dimension,)))
+    window = as_index(Iterator(new, 0, stop - start)) + start
+    return Access(read.source, tuple(window if j == at else i for j, i in enumerate(read.index))), equalities
+
+
+def _read_one_tap(
+    read: Access, dimension: Dimension, own: Mapping[str, Iterator], new: str
+) -> tuple[Access, list[Equality]]:
+    """Return *read* with its one iterator of *own* named *new*, and the equalities that make *dimension* one tap."""
+    ((name, x),) = own.items()
+    wanted = (dimension.coefficient(name), 1), (dimension.const, 0), (dimension.extent or ONE, x.extent)
+    moved = as_index(Iterator(new, 0, x.extent)) + x.lo
+    index = tuple(i.substitute(lambda y: moved if y == x else y) for i in read.index)
+    return Access(read.source, index), [Equality(*each, "{} with one tap", (dimension,)) for each in wanted]
 
 
 def _unused(name: str, iterators: Assignment) -> str:
