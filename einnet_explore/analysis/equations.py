@@ -141,6 +141,28 @@ def fresh_names(program: Program, *stems: str) -> tuple[str, ...]:
     return tuple(out)
 
 
+def unused_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
+    """Return a new name for each of *names*, not in *program* or *used*."""
+    taken = {*used, *program.names()}
+    new: dict[str, str] = {}
+    for name in sorted(names):
+        new[name] = next(f"{name}_{n}" for n in range(1, len(taken) + 2) if f"{name}_{n}" not in taken)
+        taken.add(new[name])
+    return new
+
+
+def rename_tensors(program: Program, new: Mapping[str, str]) -> Program:
+    """Rename the inputs and equations of *program* that are in *new*."""
+
+    def rename(tensor: Tensor) -> Tensor:
+        return replace(tensor, name=new[tensor.name]) if tensor.name in new else tensor
+
+    equations = (
+        replace(e, name=new.get(e.name, e.name), scope=map_tensors(e.scope, rename)) for e in program.equations
+    )
+    return Program(tuple(map(rename, program.inputs)), tuple(equations), tuple(new.get(o, o) for o in program.outputs))
+
+
 def resolve_access(program: Program, access: Access) -> Access:
     """Follow *access* through equations that only re-index to the tensor that stores the elements."""
     made = {e.name: e.scope for e in program.equations}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from einnet_explore.analysis.equations import exchange_equations, union_padding
+from einnet_explore.analysis.equations import exchange_equations, rename_tensors, union_padding, unused_names
 from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, shared_inputs
 from einnet_explore.autodiff.common_parts import EntryGroups, value_use
 from einnet_explore.autodiff.pass_writer import PassWriter, fresh_iterators
@@ -229,7 +229,7 @@ def join_passes(forward: Program, backward: Program) -> Program:
     """
     made = {e.name for e in forward.equations}
     fed = {t.name: t for t in backward.inputs if t.name in made}
-    forward = rename_equations(
+    forward = rename_tensors(
         forward, unused_names(forward, made & {e.name for e in backward.equations}, backward.names())
     )
     ahead = [
@@ -244,34 +244,6 @@ def join_passes(forward: Program, backward: Program) -> Program:
     behind = tuple(replace(e, scope=map_tensors(e.scope, source)) for e in backward.equations)
     inputs = {t.name: t for t in (*backward.inputs, *forward.inputs) if t.name not in fed}
     return exchange_equations(Program(tuple(inputs.values()), (*ahead, *behind), backward.outputs), {}, ())
-
-
-def unused_names(program: Program, names: Iterable[str], used: Iterable[str]) -> Mapping[str, str]:
-    """Return a new name for each of *names*, not in *program* or *used*."""
-    taken = {*used, *program.names()}
-    new: dict[str, str] = {}
-    for name in sorted(names):
-        new[name] = next(f"{name}_{n}" for n in range(1, len(taken) + 2) if f"{name}_{n}" not in taken)
-        taken.add(new[name])
-    return new
-
-
-def rename_equations(program: Program, new: Mapping[str, str]) -> Program:
-    """Rename equations of *program*."""
-    if not new:
-        return program
-
-    def rename_tensor(tensor: Tensor) -> Tensor:
-        return replace(tensor, name=new[tensor.name]) if tensor.name in new else tensor
-
-    return replace(
-        program,
-        equations=tuple(
-            replace(e, name=new.get(e.name, e.name), scope=map_tensors(e.scope, rename_tensor))
-            for e in program.equations
-        ),
-        outputs=tuple(new.get(o, o) for o in program.outputs),
-    )
 
 
 def _with_padding(scope: Scope, padding: Padding, value: float) -> Scope:

@@ -30,14 +30,13 @@ import networkx
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from einnet_explore.analysis.equations import rename_tensors, unused_names
 from einnet_explore.autodiff.available_tensors import AvailableTensor, available_in, is_available, shared_inputs
 from einnet_explore.autodiff.common_parts import EntryGroups, common_parts, grouped_reads, reachable_values
 from einnet_explore.autodiff.pass_splitting import (
     certify_passes,
     pass_writer,
-    rename_equations,
     stash_definition,
-    unused_names,
     with_placeholders,
     with_stash,
 )
@@ -236,7 +235,7 @@ def analyse_passes(forward: Program, backward: Program, form: SumForm = "written
     values = Values(form)
     first = read_program(values, forward)
     both = {e.name for e in backward.equations} & forward.names() - set(backward.outputs)
-    second = read_program(values, rename_equations(backward, unused_names(backward, both, forward.names())), first)
+    second = read_program(values, rename_tensors(backward, unused_names(backward, both, forward.names())), first)
     parts = common_parts(
         values,
         reachable_values(_values(first), values.reads),
@@ -375,7 +374,7 @@ def split_passes(found: StashAnalysis, plan: StashPlan, forms: tuple[StashAnalys
         found.values, found.forward, found.parts[0], [(c.demand, c.name) for c in chosen], after.names()
     )
     backward, counts = with_placeholders(found.values, found.backward, found.forward, found.parts[1], tensors)
-    backward = rename_equations(backward, _equation_names(found, backward))
+    backward = rename_tensors(backward, _equation_names(found, backward))
     stashes = tuple(
         Stash(one.tensor.name, common.scope, common.nbytes, counts[one.tensor.name])
         for common, one in zip(chosen, tensors, strict=True)

@@ -9,9 +9,10 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
-from einnet_explore.ir import Equation, Instance, Program, map_tensors
+from einnet_explore.ir import Instance, Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
 from einnet_explore.pipeline.submodels import random_model_inputs, subgraph_session
@@ -48,15 +49,7 @@ def anonymize(program: Program) -> AnonymousProgram:
         to[tensor.name] = f"{stem}{1 + sum(name[0] == stem for name in to.values())}"
     for n, equation in enumerate(program.equations, 1):
         to[equation.name] = f"y{n}"
-    renamed = Program(
-        tuple(replace(t, name=to[t.name]) for t in program.inputs),
-        tuple(
-            Equation(to[e.name], map_tensors(e.scope, lambda t: replace(t, name=to[t.name])), e.via)
-            for e in program.equations
-        ),
-        tuple(to[name] for name in program.outputs),
-    )
-    return AnonymousProgram(renamed, {new: old for old, new in to.items()})
+    return AnonymousProgram(rename_tensors(program, to), {new: old for old, new in to.items()})
 
 
 @dataclass(frozen=True)
