@@ -26,7 +26,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
-from einnet_explore.runtime.kernel_library import INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.syntax import parse

@@ -23,7 +23,7 @@ import onnx
 from einnet_explore.onnx_import.model import Model, ModelValue
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
 from einnet_explore.runtime.compiled import c_compiler
-from einnet_explore.runtime.kernel_library import API_VERSION, INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_fragment import API_VERSION, INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused

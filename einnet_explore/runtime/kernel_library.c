@@ -1,6 +1,6 @@
 /*
  * The kernels of a bundle, found in its own library: this follows custom_op.c and a table that is written for each
- * bundle (kernel_library.py).  The table defines KERNELS, the instruction sets for which each kernel was compiled in
+ * bundle (onnx_fragment.py).  The table defines KERNELS, the instruction sets for which each kernel was compiled in
  * order of preference, and `supports`, which asks the processor.
  */
 static int chosen = -1;
