@@ -40,13 +40,22 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.runtime.arrays import Arrays
-from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured, peak_flops, stream_bandwidth
+from einnet_explore.runtime.implementation_choice import (
+    ProfileStore,
+    compile_ahead,
+    compile_measured,
+    peak_flops,
+    stream_bandwidth,
+)
 from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError
 
 ProgramCompiler: TypeAlias = "Callable[[Program, Arrays], Callable[[Arrays], Arrays]]"
 """Compiles a program with the arrays of its weights to a function from inputs to outputs, both by name."""
+
+AheadCompiler: TypeAlias = "Callable[[Iterable[Program], Arrays], object]"
+"""Compiles the kernels of programs that a ``ProgramCompiler`` will be asked for, in parallel."""
 
 OriginalOpener: TypeAlias = "Callable[[], tuple[Callable[[], Arrays], Arrays]]"
 """Opens the original of a subprogram: returns a function to its outputs by name, and the inputs that it runs on."""
@@ -134,12 +143,14 @@ class TuningContext:
     """Everything that tuning tasks of one model share.
 
     *cost* orders variants before they are measured, *compiler* makes them runnable, *store* keeps measured times.
+    *ahead* compiles kernels before *compiler* measures them.
     """
 
     settings: Settings
     store: ProfileStore
     cost: Cost
     compiler: ProgramCompiler
+    ahead: AheadCompiler = lambda programs, constants: None
 
 
 @dataclass
@@ -170,6 +181,11 @@ class Implementations:
             return lambda program, constants: compile_in_onnxruntime(program, constants, threads)
         return lambda program, constants: compile_measured(program, threads, constants, self.store).run
 
+    def compile_ahead(self, programs: Iterable[Program], constants: Arrays) -> None:
+        """Compile the kernels of *programs* in parallel; ONNX Runtime alone has none."""
+        if self.settings.runtime == "plan":
+            compile_ahead(programs, self.settings.threads, constants, self.store)
+
     def cost(self, program: Program) -> tuple[float, str]:
         """Estimate the seconds of *program*, and say how they were found."""
         found = self.model.program_cost(program)
@@ -177,7 +193,7 @@ class Implementations:
 
     def context(self, settings: Settings | None = None) -> TuningContext:
         """The context of tasks, with other *settings* (less time) where they are given."""
-        return TuningContext(settings or self.settings, self.store, self.cost, self.compiler)
+        return TuningContext(settings or self.settings, self.store, self.cost, self.compiler, self.compile_ahead)
 
 
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"

@@ -11,6 +11,7 @@ Derivations travel as steps, which the receiver applies again, so no reply is tr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -512,7 +513,10 @@ class TuningTask:
         return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
 
     def _compile(self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:
-        found = _Finalists()
+        found, forms = _Finalists(), tuple(forms)
+        with suppress(Refused):  # one by one they are refused again, and those that fit are compiled
+            memory.require(max(working_set_bytes(derivation.end) for derivation in forms), "a candidate")
+            self.context.ahead([derivation.end for derivation in forms], self.constants)
         for n, derivation in enumerate(forms):
             try:
                 memory.require(working_set_bytes(derivation.end), "a candidate")

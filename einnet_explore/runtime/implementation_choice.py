@@ -13,8 +13,11 @@ Rates of this machine for the cost model are measured with two small kernels.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, prod
@@ -53,11 +56,13 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty
+from einnet_explore.runtime.compiled import kernel_file
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Call,
     Implementation,
     ImplementationChooser,
+    KernelCall,
     TiledCall,
     implementations_of,
     load_implementation,
@@ -65,7 +70,7 @@ from einnet_explore.runtime.implementations import (
     tiled_contraction,
 )
 from einnet_explore.runtime.measurement import stop_after, time_calls
-from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, bind_session, onnx_session
+from einnet_explore.runtime.onnx_fragment import IR_VERSION, OPSET, FragmentWriter, bind_session, onnx_session
 from einnet_explore.runtime.profile_store import (
     C_ENGINE,
     ONE_THREAD_SUFFIX,
@@ -569,3 +574,71 @@ def compile_measured(
     """*program* with the engines and the fused epilogues that are fastest by measurement."""
     joined = fuse_epilogues(program, constants, threads, store, operators)
     return compile_program(joined, threads, constants=constants, operators=operators, choose=chooser(store))
+
+
+def compile_ahead(
+    programs: Iterable[Program],
+    threads: int,
+    constants: Mapping[str, npt.ArrayLike],
+    store: TimeStore,
+    operators: Sequence[Operator] = OPERATORS,
+) -> int:
+    """Compile the kernels that ``compile_measured`` of *programs* times first, one on each core; return their number.
+
+    They are found in the cache directory later.  What an engine refuses here it refuses there too.  Nothing is done
+    on one core, or for one kernel.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1:
+        return 0
+    found: dict[str, KernelCall | TiledCall] = {}
+
+    def note(bound: BoundEquation, implementations: Iterable[Implementation]) -> Implementation:
+        found.update((kernel.key, kernel) for kernel in _untimed_kernels(bound, implementations, store))
+        return _Uncompiled(tuple(bound.operands))
+
+    for program in programs:
+        with suppress(BackendError, MemoryError):
+            compile_program(program, threads, constants, operators, note)
+    kernels = [kernel for key, kernel in found.items() if kernel_file(key) is None]
+    if len(kernels) > 1:
+        _load_all(kernels, cores)
+    return len(kernels)
+
+
+@dataclass(frozen=True)
+class _Uncompiled:
+    """The place of an implementation that is compiled later: it writes nothing."""
+
+    reads: tuple[str, ...]
+    engine = "none"
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        return lambda: None
+
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
+        return False
+
+
+def _untimed_kernels(
+    bound: BoundEquation, implementations: Iterable[Implementation], store: TimeStore
+) -> Iterable[KernelCall | TiledCall]:
+    """Yield the kernels among *implementations* that ``fastest_implementation`` compiles in any case, to time them."""
+    for implementation in implementations:
+        untimed = store.get(replace(bound.profile_key, engine=implementation.engine)) is None
+        if untimed and isinstance(implementation, KernelCall | TiledCall):
+            yield implementation
+        if implementation.engine == "tiled":
+            return
+
+
+def _load_all(kernels: Iterable[Implementation], cores: int) -> None:
+    """Load *kernels* by *cores* threads: TVM, LLVM and the linker work without Python's lock."""
+    with ThreadPoolExecutor(cores) as pool:
+        loads = [pool.submit(load_implementation, kernel) for kernel in kernels]
+        try:
+            for load in loads:
+                load.exception()
+        finally:  # after an interrupt
+            for load in loads:
+                load.cancel()

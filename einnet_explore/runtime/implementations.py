@@ -50,6 +50,7 @@ from einnet_explore.runtime.tvm_cpu import (
     TvmKernel,
     compile_scope,
     kernel_kind,
+    tvm_source,
 )
 from einnet_explore.support.storage import cache_directory, write_aside
 
@@ -188,6 +189,11 @@ class KernelCall:
     def reads(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
+    @property
+    def key(self) -> str:
+        """The key of the compiled kernel in the cache directory."""
+        return tvm_source(self.scope, "float32", self.threads).key
+
     @cached_property
     def kernel(self) -> TvmKernel:
         """The compiled kernel; raises BackendError where TVM refuses."""
@@ -226,6 +232,11 @@ class TiledCall:
     made: TiledContraction
     constants: Mapping[str, Array] = field(repr=False)
     engine = "tiled"
+
+    @property
+    def key(self) -> str:
+        """The key of the compiled kernel in the cache directory."""
+        return self.made.key
 
     @property
     def reads(self) -> tuple[str, ...]:

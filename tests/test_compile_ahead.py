@@ -1,0 +1,75 @@
+"""Kernels are compiled on all cores before they are timed: the same ones, each once."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Program
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.implementation_choice import ProfileStore, compile_ahead, compile_measured
+from einnet_explore.syntax import parse
+
+TEXT = """tensor x[24, 40]
+tensor W[40, 16] weight
+V[k:40, f:16] = 2 * W[k, f]
+T[i:24, f:16] = sum[k:40] x[i, k] * V[k, f]
+Y[f:16, i:24] = tanh(T[i, f]) + T[i, f]
+output Y"""
+
+W = np.random.default_rng(0).standard_normal((40, 16)).astype(np.float32)
+
+
+def program() -> Program:
+    start = parse(TEXT)
+    made = (Equation(e.name, e.scope, Instance(EOPERATOR)) for e in start.equations)
+    return Program(start.inputs, tuple(made), start.outputs)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
+    """The kernels that are compiled, by key."""
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    found: Counter[str] = Counter()
+    build = compiled.build_tvm
+
+    def counted(function: tvm.tirx.PrimFunc, key: str, threads: int) -> compiled.CompiledFunction:
+        found[key] += 1
+        return build(function, key, threads)
+
+    monkeypatch.setattr(compiled, "build_tvm", counted)
+    return found
+
+
+def test_kernels_compiled_ahead_are_not_compiled_again(builds: Counter[str]) -> None:
+    store = ProfileStore()
+    assert compile_ahead([program(), program()], 1, {"W": W}, store) == len(builds) > 1
+    ahead = dict(builds)
+    x = np.random.default_rng(1).standard_normal((24, 40)).astype(np.float32)
+    y = compile_measured(program(), 1, {"W": W}, store).run({"x": x})["Y"]
+    t = x @ (2 * W)
+    assert np.allclose(y, (np.tanh(t) + t).T, atol=1e-4)
+    assert set(builds.values()) == {1} and ahead.items() <= builds.items()
+    assert compile_ahead([program()], 1, {"W": W}, store) == 0  # their times are known
+
+
+def test_nothing_is_compiled_ahead_on_one_core(builds: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert compile_ahead([program()], 1, {"W": W}, ProfileStore()) == 0 == len(builds)
+
+
+def test_refused_kernel_leaves_the_others(builds: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    build = compiled.build_tvm
+
+    def refusing(function: tvm.tirx.PrimFunc, key: str, threads: int) -> compiled.CompiledFunction:
+        kept = build(function, key, threads)
+        if len(builds) == 1:
+            raise RuntimeError("refused")
+        return kept
+
+    monkeypatch.setattr(compiled, "build_tvm", refusing)
+    assert compile_ahead([program()], 1, {"W": W}, ProfileStore()) > 1 < len(builds)
