@@ -22,7 +22,7 @@ from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.bundle import BundleFacts, check_bundle_folder, write_bundle
-from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
 from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
@@ -61,7 +61,7 @@ def chain() -> Model:
     return load_model(build(nodes, {"x": [64, 4500]}, ["z"], constants))
 
 
-def plan_of(model: Model) -> ExecutionPlan:
+def runs_of(model: Model) -> dict[tuple[str, ...], GroupRun]:
     made = {v: n.name for n in model.nodes for v in n.results}
     groups = {"c": ("e", "b"), "tvm": ("s", "d"), "tiled": ("y",)}
     names = {"a": "x", "b": "b", "d": "d", "y": "y"}
@@ -72,7 +72,7 @@ def plan_of(model: Model) -> ExecutionPlan:
 
         return choose
 
-    runs = {
+    return {
         tuple(made[value] for value in values): ProgramCall(
             compile_program(
                 parse(PROGRAMS[engine]), THREADS, constants={"w": model.weights["w"]} if engine == "tiled" else {},
@@ -82,7 +82,10 @@ def plan_of(model: Model) -> ExecutionPlan:
         )
         for engine, values in groups.items()
     }  # fmt: skip
-    return build_plan(model, runs, THREADS)
+
+
+def plan_of(model: Model) -> ExecutionPlan:
+    return build_plan(model, runs_of(model), THREADS)
 
 
 @pytest.fixture(scope="module")
@@ -381,3 +384,18 @@ def test_other_platforms_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(Refused, match="found linux-aarch64, expected linux-x86_64: bundles are not written elsewhere"):
         check_bundle_folder(tmp_path / "new")
+
+
+def test_groups_without_a_kernel_stay_as_they_were(packages: Path, tmp_path: Path) -> None:
+    """The second group of the plan is a function of Python."""
+    model = chain()
+    runs = runs_of(model)
+    group = list(runs)[1]
+    runs[group] = lambda arrays: {"d": arrays["b"] / arrays["b"].sum(1, keepdims=True)}
+    write_bundle(tmp_path / "new", model, build_plan(model, runs, THREADS), FACTS)
+    found = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert found["original_nodes"] == [{"nodes": list(group), "why": "group 1 is a callable"}]
+    assert len(found["kernels"]) == 2
+    feeds = random_model_inputs(model, 3)
+    want = build_plan(model, {}, THREADS).run(feeds)
+    np.testing.assert_allclose(run(tmp_path / "new", packages, feeds, tmp_path)["z"], want["z"], 1e-5, 1e-5)
