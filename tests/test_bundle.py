@@ -285,6 +285,7 @@ def test_library_of_another_model_is_an_error(bundle: Path, packages: Path, tmp_
         ("shapes", [2, 64], "attribute shapes holds no shapes"),
         ("views", [1, -5, 1, 5], "attribute views holds a negative dimension"),
         ("views", [1, 5], "a node with 1 inputs has 2 shapes and 1 views, expected 2 of each"),
+        ("threads", [0], "found 0 threads, expected 1 to 65536"),
         ("views", [1, 5, 1, 5], "the view of argument 0 has another size than its shape"),
     ],
 )
@@ -294,7 +295,10 @@ def test_damaged_attributes_are_errors(
     def edit(proto: onnx.ModelProto) -> None:
         kernel = next(n for n in proto.graph.node if n.domain == onnx_fragment.DOMAIN)
         attribute = next(a for a in kernel.attribute if a.name == name)
-        attribute.ints[:] = numbers
+        if attribute.ints:
+            attribute.ints[:] = numbers
+        else:
+            attribute.i = numbers[0]
 
     with pytest.raises(RuntimeError, match=message):
         run(edited(bundle, tmp_path, edit), packages, {}, tmp_path)

@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
-       MAX_RANK = 64 };
+       MAX_RANK = 64, MAX_THREADS = 1 << 16 };
 
 /* OrtApi: functions by their place in the table, which has all but the last from version 17 on. */
 typedef void *Status;
@@ -210,6 +210,9 @@ static Status fill(Kernel *k, const void *info)
         return refuse(k->api, INVALID, "a node with %zu inputs has %zu shapes and %zu views, expected %zu of each",
                       inputs, k->arguments, views, inputs + 1);
     if ((status = names_of(k, info))) return status;
+    if (k->threads < 1 || k->threads > MAX_THREADS)
+        return refuse(k->api, INVALID, "node %s: found %lld threads, expected 1 to %d", k->node, (long long)k->threads,
+                      MAX_THREADS);
     for (size_t n = 0; n < views; n++)
         if (bytes_of(k->shapes[n]) != bytes_of(k->views[n]))
             return refuse(k->api, INVALID, "node %s: the view of argument %zu has another size than its shape", k->node,
