@@ -1,4 +1,4 @@
-"""Compare plans, run as one session and as calls between sessions, with the original model.
+"""Compare plans, run as one session, as calls between sessions and as a bundle, with the original model.
 
 ``python -m benchmarks.plans [--model NAME] [--replaced N] [--threads N] [--seconds N]`` prints µs and speedups.  A plan
 replaces the first N subprograms that can become Matmul + eOperator, even if that is slower.  A sample is the third
@@ -10,9 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
+
+import onnxruntime
 
 import einnet_explore as ee
 from einnet_evaluation.models import write
@@ -20,11 +24,13 @@ from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_inputs
+from einnet_explore.pipeline.bundle import LIBRARY, MODEL, BundleFacts, write_bundle
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.plan import GroupRun, ProgramCall, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
 from einnet_explore.pipeline.subprogram import Subprogram
 from einnet_explore.runtime.measurement import settle_seconds
+from einnet_explore.runtime.onnx_fragment import session_options
 from einnet_explore.runtime.program import compile_program
 
 SEARCH = 20
@@ -47,6 +53,15 @@ def replaced(model: Model, part: Subprogram, threads: int) -> ProgramCall | None
 def called(run: GroupRun) -> GroupRun:
     """Wrap *run* so that a plan must call it as a function."""
     return partial(run)
+
+
+def bundled(model: Model, plan: ExecutionPlan) -> onnxruntime.InferenceSession:
+    """Open *plan* as a bundle."""
+    options = session_options(plan.threads)
+    with TemporaryDirectory() as folder:
+        write_bundle(folder, model, plan, BundleFacts(numerics="reassociate", error=0.0, records={}))
+        options.register_custom_ops_library(str(Path(folder, LIBRARY)))
+        return onnxruntime.InferenceSession(str(Path(folder, MODEL)), options, providers=["CPUExecutionProvider"])
 
 
 def timed(calls: Mapping[str, Callable[[], Any]], seconds: float, threads: int) -> dict[str, list[float]]:
@@ -91,10 +106,13 @@ def main() -> None:
     }
     feeds = discriminating_inputs(model, original)
     calls = {name: lambda plan=plan: plan.run(feeds) for name, plan in plans.items()}
+    bundle = bundled(model, plans["one session"])
+    given = {value.name: feeds[value.name] for value in bundle.get_inputs()}
+    calls["bundle"] = lambda: bundle.run(None, given)
     samples = timed(calls, chosen.seconds, chosen.threads)
     base = samples["original"]
-    rows = [["plan", "sessions", "segments", "tenth µs", "median µs", "tenths", "median of pairs"]]
-    for name, plan in plans.items():
+    rows = [["plan", "sessions", "tenth µs", "median µs", "tenths", "median of pairs"]]
+    for name in calls:
         low = [quantiles(taken, n=10)[0] for taken in (base, samples[name])]
         pairs = median(one / other for one, other in zip(base, samples[name], strict=True))
         figures = [
@@ -103,7 +121,7 @@ def main() -> None:
             f"{low[0] / low[1]:.2f}",
             f"{pairs:.2f}",
         ]
-        rows.append([name, str(plan.sessions), str(len(plan.segments)), *figures])
+        rows.append([name, str(plans[name].sessions if name in plans else 1), *figures])
     print(format_table(rows))
 
 
