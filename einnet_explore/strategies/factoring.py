@@ -127,11 +127,11 @@ def _without_rest(derivation: Derivation, at: Path, position: Iterator | None, s
     """Compute positions that are no whole block in an expression of their own; return the place of the others."""
     if position is None or len(at) > 1 or position.lo or not position.extent % size:
         return derivation, at
-    cut = position.hi - position.extent % size
-    known = derivation.end.names()
+    cut, known = position.hi - position.extent % size, derivation.end.names()
     derivation = derivation.then(Match(EXPRESSION_SPLITTING, at, Cut(position, (cut,))))
     made = (n for n, e in enumerate(derivation.end.equations) if e.name not in known)
-    return derivation, (min(made, key=lambda n: derivation.end.equations[n].scope.traversals[0].lo),)
+    whole = Iterator(position.name, 0, cut)
+    return derivation, (next(n for n in made if whole in derivation.end.equations[n].scope.traversals),)
 
 
 def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivation:
