@@ -43,6 +43,7 @@ from einnet_explore.onnx_import.model import (
 )
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
 """Domain, name and overload of an operator or function."""
@@ -498,7 +499,7 @@ def _evaluate_by_runtime(single: onnx.ModelProto, feed: Mapping[str, Array]) -> 
     try:
         session = onnxruntime.InferenceSession(single.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return [np.asarray(a) for a in session.run(None, dict(feed))]
-    except Exception:  # ONNX Runtime's exceptions share no base; the node is not folded
+    except ONNXRUNTIME_ERRORS:  # the node is not folded
         return None
 
 

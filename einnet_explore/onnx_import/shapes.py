@@ -18,6 +18,7 @@ from einnet_explore.onnx_import.model import (
     list_nodes,
     replace_contents,
 )
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 
 
 def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
@@ -122,7 +123,7 @@ def _infer_by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(shown.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # ONNX Runtime's exceptions share no base; running the model will report the failure
+    except ONNXRUNTIME_ERRORS:  # running the model will report the failure
         return proto
     for found in session.get_outputs():
         # An unknown rank is reported like the rank of a scalar.

@@ -39,7 +39,7 @@ from einnet_explore.runtime.measurement import (
     time_samplers,
     times_faster,
 )
-from einnet_explore.runtime.program import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.support.errors import Refused
 
 Effort: TypeAlias = Literal["full", "brief"]

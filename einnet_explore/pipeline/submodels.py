@@ -14,8 +14,13 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.runtime.onnx_fragment import Waiting, opset_imports, register_custom_ops, session_options
-from einnet_explore.runtime.program import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_fragment import (
+    ONNXRUNTIME_ERRORS,
+    Waiting,
+    opset_imports,
+    register_custom_ops,
+    session_options,
+)
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options

@@ -30,7 +30,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from einnet_explore.ir import Scope
 from einnet_explore.runtime import compiled
@@ -55,6 +57,12 @@ _HEADERS_AT, _HEADER_SIZES = Struct("<Q"), Struct("<HH")
 """Fields of the header of an ELF file, at bytes 32 and 54."""
 
 _VERSION_SCRIPT = "{ global: RegisterCustomOps; local: *; };\n"
+
+ONNXRUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    *(c for c in vars(onnxruntime_pybind11_state).values() if isinstance(c, type) and issubclass(c, Exception)),
+    *(EncodeError, MemoryError, RuntimeError, TypeError, ValueError),
+)
+"""Exceptions of ONNX Runtime when it opens or runs a session: a class for each kind of failure, and Python's own."""
 
 Shape: TypeAlias = tuple[int, ...]
 Waiting: TypeAlias = Literal["spin", "sleep"]
@@ -233,7 +241,9 @@ def _custom_op_library() -> Path | None:
     try:
         path = compiled.c_library(source)
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
-    except Exception:  # ONNX Runtime has a class of its own for every kind of failure
+    except OSError:
+        return None
+    except ONNXRUNTIME_ERRORS:
         return None
     return path
 

@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
-from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnxruntime.capi import onnxruntime_pybind11_state
 
 from einnet_explore.analysis.counts import is_transposed_for
 from einnet_explore.ir import Equation, Program, Scope, tensors
@@ -36,18 +34,13 @@ from einnet_explore.runtime.implementations import (
 )
 from einnet_explore.runtime.onnx_fragment import (
     LOADED_KERNELS,
+    ONNXRUNTIME_ERRORS,
     FragmentWriter,
     KernelTable,
     bind_session,
     onnx_session,
 )
 from einnet_explore.support.errors import BackendError
-
-ONNXRUNTIME_ERRORS: tuple[type[Exception], ...] = (
-    *(c for c in vars(onnxruntime_pybind11_state).values() if isinstance(c, type) and issubclass(c, Exception)),
-    *(EncodeError, MemoryError, RuntimeError, TypeError, ValueError),
-)
-"""Exceptions of ONNX Runtime when it opens or runs a session: a class for each kind of failure, and Python's own."""
 
 
 @dataclass(frozen=True, slots=True)
