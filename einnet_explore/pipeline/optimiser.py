@@ -18,6 +18,8 @@ from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 
+import onnx
+
 from einnet_explore.cost import CostModel
 from einnet_explore.ir import Equation, Program
 from einnet_explore.onnx_import.load import load_model
@@ -74,7 +76,9 @@ from einnet_explore.support.limits import STARVATION_FACTOR
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
 
-def read_model(model: str | Path | Model | Program, shapes: Mapping[str, tuple[int, ...]] = NOTHING) -> Model:
+def read_model(
+    model: str | Path | Model | Program | onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]] = NOTHING
+) -> Model:
     """Return *model*, read from a file if it is a path; programs are exported first."""
     match model:
         case Model():
@@ -505,7 +509,7 @@ class Optimiser:
 
 
 def optimize_model(
-    model: str | Path | Model | Program,
+    model: str | Path | Model | Program | onnx.ModelProto,
     *,
     shapes: Mapping[str, tuple[int, ...]] = NOTHING,
     device: str = "cpu",

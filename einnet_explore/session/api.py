@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import graph_figure
 
 if TYPE_CHECKING:
+    import onnx
+    import torch
+
     from einnet_explore.pipeline.optimised import Optimised
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
@@ -114,8 +117,16 @@ def graph(program: Program, title: str = "") -> Figure:
 # Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.
 
 
-def optimize(model: str | Path | Program, **options: Any) -> Optimised:
-    """Optimise an ONNX model or a program; see ``pipeline.optimiser.optimize_model`` for the options."""
-    from einnet_explore.pipeline.optimiser import optimize_model as run
+def optimize(
+    model: str | Path | Program | onnx.ModelProto | torch.nn.Module,
+    example_inputs: Sequence[object] = (),
+    **options: Any,
+) -> Optimised:
+    """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*.
 
-    return run(model, **options)
+    See ``pipeline.optimiser.optimize_model`` for the options.
+    """
+    from einnet_explore.pipeline.optimiser import optimize_model as run
+    from einnet_explore.pipeline.torch_modules import export_module, is_module
+
+    return run(export_module(model, example_inputs) if is_module(model) else model, **options)
