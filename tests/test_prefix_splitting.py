@@ -13,8 +13,9 @@ from rules_kit import assert_equal
 import einnet_check
 import einnet_explore as ee
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.ir import Program
+from einnet_explore.ir import Iterator, Program
 from einnet_explore.rules import PREFIX_SPLITTING, Refused
+from einnet_explore.rules.prefix_splitting import Blocks
 from einnet_explore.strategies.candidate import to_record
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 
@@ -158,7 +159,7 @@ def test_lengths_without_divisors_have_a_rest(
     (*_, chunked) = factorings(program(whole, depth, depth))
     heads = 2 if len(start.inputs[-1].shape) == 3 else 1
     rest = heads * ((length - whole) * length * (2 * depth + 2) + length * depth)
-    assert products_at_run_time(best.end) <= 1.05 * (products_at_run_time(chunked.end) + rest)
+    assert products_at_run_time(best.end) <= 1.05 * (products_at_run_time(chunked.program) + rest)
     assert certify(start, best.end).kind == "proved"
     assert all(certify(step.before, step.after).kind == "proved" for step in best.steps)
 
@@ -218,3 +219,28 @@ def test_an_exponential_is_computed_once_for_several_reads() -> None:
     for found in factorings(start):
         assert sum("exp" in repr(e.scope.body) for e in found.end.equations) == 1
         assert certify(start, found.end).kind == "proved"
+
+
+BLOCKS_OF_7 = Blocks(Iterator("s", 0, 91), 7)
+
+
+@pytest.mark.parametrize("score", ["S[t, s]", "exp(L[t] - L[s]) * S[t, s]"])
+def test_chunks_are_proved_for_all_lengths_and_sizes_of_chunks(score: str) -> None:
+    family = ee.family(f"""param W >= 2, R >= 2, D, V
+tensor L[W*R]
+tensor C[W*R, D]
+tensor B[W*R, D]
+tensor X[W*R, V]
+S[t:W*R, s:W*R] = sum[d:D] C[t, d] * B[s, d]
+M[t:W*R, s:W*R] = where(s <= t, {score}, 0)
+Y[t:W*R, v:V] = sum[s:W*R] M[t, s] * X[s, v]
+output Y
+""")
+    sizes = {"W": 13, "R": 7, "D": 17, "V": 19}
+    chunks = (f for f in factorings(family.at(**sizes)) if any(s.match.params == BLOCKS_OF_7 for s in f.steps))
+    derived = family.lift(next(chunks), sizes)
+    assert derived.proof.kind == "proved"
+    other = {"W": 3, "R": 4, "D": 2, "V": 5}
+    chunked = derived.instantiate(**other)
+    assert certify(family.at(**other), chunked.program).kind == "proved"
+    assert any((0, 3) in e.scope.box for e in chunked.program.equations)
