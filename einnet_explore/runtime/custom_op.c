@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
        MAX_RANK = 64, MAX_THREADS = 1 << 16 };
@@ -26,7 +27,7 @@ enum {
     ELEMENT_TYPE = 60, RANK = 61, DIMENSIONS = 62, TYPE_AND_SHAPE = 65, ALLOCATE = 75, FREE = 76, MEMORY_OF = 77,
     DEFAULT_ALLOCATOR = 78, INTEGER = 86, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_TYPE_AND_SHAPE = 99,
     RELEASE_DOMAIN = 101, RELEASE_ALLOCATOR = 132, INTEGERS = 163, INPUT_COUNT = 230, INPUT_NAME = 232,
-    NODE_NAME = 244, ALLOCATOR = 253, PARALLEL_FOR = 274, SHAPE_REFERENCE = 414
+    NODE_NAME = 244, CONSTANT_INPUT = 249, ALLOCATOR = 253, PARALLEL_FOR = 274, SHAPE_REFERENCE = 414
 };
 typedef struct { Api (*get_api)(uint32_t); const char *(*get_version)(void); } Base;
 
@@ -223,6 +224,39 @@ static Status fill(Kernel *k, const void *info)
     return NULL;
 }
 
+/* Move memory into large pages where the system has them: a kernel that reads megabytes of weights from small ones
+ * waits for the translation of their addresses. */
+static void use_large_pages(void *place, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    enum { LARGE_PAGE = 2 << 20, COLLAPSE = 25 /* MADV_COLLAPSE, from Linux 6.1 on; else a daemon does it later */ };
+    const uintptr_t start = ((uintptr_t)place + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    const uintptr_t stop = ((uintptr_t)place + bytes) / LARGE_PAGE * LARGE_PAGE;
+    if (stop <= start) return;
+    madvise((void *)start, stop - start, MADV_HUGEPAGE);
+    madvise((void *)start, stop - start, COLLAPSE);
+#else
+    (void)place, (void)bytes;
+#endif
+}
+
+static Status check(const Kernel *k, size_t n, const void *value);
+
+static Status place_weights(const Kernel *k, const void *info)
+{
+    Status (*constant)(const void *, size_t, int *, const void **) = k->api[CONSTANT_INPUT];
+    Status (*data)(const void *, void **) = k->api[TENSOR_DATA];
+    for (size_t n = 0; n + 1 < k->arguments; n++) {
+        const void *value = NULL;
+        void *place;
+        int is_constant = 0;
+        Status status = constant(info, n, &is_constant, &value);
+        if (status || (is_constant && ((status = check(k, n, value)) || (status = data(value, &place))))) return status;
+        if (is_constant) use_large_pages(place, bytes_of(k->shapes[n]));
+    }
+    return NULL;
+}
+
 static Status create(const void *op, Api api, const void *info, void **out)
 {
     Kernel *k = calloc(1, sizeof *k);
@@ -230,7 +264,7 @@ static Status create(const void *op, Api api, const void *info, void **out)
     (void)op;
     if (!k) return refuse(api, FAILED, "no memory for a kernel");
     k->api = api;
-    if ((status = fill(k, info))) {
+    if ((status = fill(k, info)) || (status = place_weights(k, info))) {
         destroy(k);
         return status;
     }
