@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from onnx_building import build, node
 
 from einnet_explore.codegen.register_tiles import cpu_flags
@@ -270,6 +271,15 @@ def test_wrong_type_is_an_error_of_onnxruntime(bundle: Path, packages: Path, tmp
 
     with pytest.raises(RuntimeError, match=r"Type 'tensor\(double\)' of input parameter \(x\).*kernel of"):
         run(edited(bundle, tmp_path, edit), packages, {"x": np.zeros((64, 4500))}, tmp_path)
+
+
+def test_wrong_weight_is_an_error_when_the_session_is_opened(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    def edit(proto: onnx.ModelProto) -> None:
+        weight = max(proto.graph.initializer, key=lambda tensor: tensor.ByteSize())
+        weight.CopyFrom(numpy_helper.from_array(np.zeros((3, 5), np.float32), weight.name))
+
+    with pytest.raises(RuntimeError, match=r"node kernel of .*: input .* has shape \[3, 5\], expected \[\d+\]"):
+        run(edited(bundle, tmp_path, edit), packages, {}, tmp_path)
 
 
 def test_library_of_another_model_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
