@@ -16,7 +16,7 @@ import onnxruntime
 
 from einnet_evaluation.models import write
 from einnet_explore.cli.output import format_table
-from einnet_explore.pipeline.submodels import random_model_inputs
+from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.onnx_fragment import session_options
 

@@ -19,9 +19,14 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import EOPERATOR, VIEW, Instance, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.submodels import library_forms, program_model
 from einnet_explore.pipeline.subprogram import certify_trial
-from einnet_explore.pipeline.tuning_context import Implementations, OriginalOpener, Settings
+from einnet_explore.pipeline.tuning_context import (
+    Implementations,
+    OriginalOpener,
+    Settings,
+    library_forms,
+    program_model,
+)
 from einnet_explore.pipeline.tuning_task import MAX_ESTIMATE_RATIO, TuningTask
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.implementation_choice import ProfileStore, compile_measured

@@ -25,7 +25,7 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Access, Iterator, Program, Scope, Table, accesses, as_index, map_accesses
-from einnet_explore.pipeline.submodels import program_model
+from einnet_explore.pipeline.tuning_context import program_model
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, FEWER_PRODUCTS, RULES, Derivation, Refused
 from einnet_explore.rules.bilinear_substitution import Filter
 from einnet_explore.runtime.program import compile_program

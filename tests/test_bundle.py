@@ -22,9 +22,9 @@ from onnx_building import build, node
 from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.bundle import BundleFacts, check_bundle_folder, write_bundle
 from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
 from einnet_explore.runtime.onnx_fragment import INSTRUCTION_SETS, LibraryKernels

@@ -21,7 +21,7 @@ from einnet_explore.ir import Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators import expressions as ops
 from einnet_explore.pipeline import tuning_task
-from einnet_explore.pipeline.submodels import program_model
+from einnet_explore.pipeline.tuning_context import program_model
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.profile_store import ProfileKey
 from einnet_explore.syntax import text

@@ -21,11 +21,10 @@ from einnet_explore.onnx_export.export import rewrite_model
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline.assembly import WeightFolder
-from einnet_explore.pipeline.baseline import discriminating_inputs
+from einnet_explore.pipeline.baseline import discriminating_inputs, random_model_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, SIBLING_MERGING, TRAVERSAL_MERGING, Derivation, Refused
 from einnet_explore.session.records import from_record
 from einnet_explore.session.run import Run

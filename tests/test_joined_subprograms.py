@@ -20,12 +20,12 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.pipeline import assembly, layouts
 from einnet_explore.pipeline.assembly import Assembler, Piece, WeightFolder, join_adjacent, join_programs
+from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import build_plan, export_model
-from einnet_explore.pipeline.submodels import compile_in_onnxruntime, program_model, random_model_inputs
 from einnet_explore.pipeline.subprogram import Subprogram
-from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
+from einnet_explore.pipeline.tuning_context import Settings, TuningHistory, compile_in_onnxruntime, program_model
 from einnet_explore.pipeline.tuning_task import Trial, trial_from_json, trial_to_json
 from einnet_explore.rules import EOPERATOR_GENERATION, RULES, Derivation
 from einnet_explore.runtime.implementation_choice import ProfileStore

@@ -18,12 +18,11 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
-from einnet_explore.pipeline.baseline import Baseline, time_with_original_process
+from einnet_explore.pipeline.baseline import Baseline, random_model_inputs, time_with_original_process
 from einnet_explore.pipeline.optimised import ExportSelection
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel, build_plan
 from einnet_explore.pipeline.selection import ForwardSelection, select_for_export
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import TunedSubprogram, choose_joined_or_parts
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Trial

@@ -12,7 +12,7 @@ from einnet_evaluation import library_runtimes
 from einnet_evaluation.engines import Task, prepare
 from einnet_evaluation.rivals import ORT, RIVALS
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.submodels import random_model_inputs
+from einnet_explore.pipeline.baseline import random_model_inputs
 
 CONVERTED = ("openvino", "ncnn", "mnn")
 

@@ -21,10 +21,10 @@ from einnet_explore.pipeline import assembly as assembling_module
 from einnet_explore.pipeline import optimised as attribution_module
 from einnet_explore.pipeline import plan as plan_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline.baseline import Baseline
+from einnet_explore.pipeline.baseline import Baseline, random_model_inputs
 from einnet_explore.pipeline.optimised import ExportSelection, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
+from einnet_explore.pipeline.plan import ExecutionPlan, build_plan, open_session, run_session
 from einnet_explore.pipeline.selection import (
     ELIMINATION_SECONDS,
     FORWARD_SELECTION_SECONDS,
@@ -36,7 +36,6 @@ from einnet_explore.pipeline.selection import (
     selection_seconds,
 )
 from einnet_explore.pipeline.selection import EXPORT_SELECTION_SECONDS as FILING
-from einnet_explore.pipeline.submodels import open_session, random_model_inputs, run_session
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.onnx_fragment import FragmentWriter
 from einnet_explore.support.errors import BackendError, Refused

@@ -14,7 +14,7 @@ from einnet_evaluation.models import write
 from einnet_evaluation.rivals import COMPILED, TORCH
 from einnet_evaluation.torch_engine import torch_engine
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.pipeline.submodels import random_model_inputs
+from einnet_explore.pipeline.baseline import random_model_inputs
 
 pytest.importorskip("torch")
 

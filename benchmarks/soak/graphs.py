@@ -34,9 +34,9 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
 from einnet_explore.onnx_import.shapes import replace_misjudged_nodes
+from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.partition import partition
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore

@@ -1,5 +1,7 @@
 """The baseline: the original model, whose outputs and time every plan is compared with, measured in turns.
 
+Inputs are random, and such that other outputs than the original's are noticed.
+
 Without this project a user runs one engine in one process.  A process that measures many programs with several threads
 has a thread pool for each, which compete for memory and cores.  So with several threads the original runs in a process
 of its own: this module, run as a script.
@@ -12,7 +14,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,10 +24,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx
+import onnxruntime
+from onnx import helper
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.submodels import open_session, random_model_inputs
+from einnet_explore.pipeline.plan import ExecutionPlan, ModelRegions, open_session
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, differences, largest_error
 from einnet_explore.runtime.measurement import (
     NOTHING,
@@ -60,6 +63,62 @@ MIN_ROUNDS = 3
 
 MAX_INPUT_DRAWS = 16
 """Random inputs that are tried to find one on which the model itself is well-conditioned."""
+
+
+def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
+    """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), integers 0 and 1, truth values.
+
+    Raises Refused for an input without static shape, or one that is no tensor of numbers.
+    """
+    rng = np.random.default_rng(seed)
+    return {name: _random(name, dtype, shape, rng) for name, dtype, shape in _signature(of)}
+
+
+def _random(name: str, dtype: np.dtype | None, shape: tuple[object, ...], rng: np.random.Generator) -> Array:
+    sizes = [n for n in shape if isinstance(n, int)]
+    if len(sizes) < len(shape):
+        raise Refused(f"input {name}: found shape {list(shape)}, expected static dimensions")
+    match dtype.kind if dtype is not None else "":
+        case "f":
+            return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too
+        case "i" | "u":
+            return np.asarray(rng.integers(0, 2, sizes), dtype)
+        case "b":
+            return np.asarray(rng.integers(0, 2, sizes), np.bool_)
+    raise Refused(f"input {name}: found type {dtype or 'unknown'}, expected a tensor of numbers")
+
+
+_ORT_TYPES: Mapping[str, str] = {"float": "float32", "double": "float64"}
+
+
+def _signature(
+    of: Model | onnx.ModelProto | onnxruntime.InferenceSession,
+) -> Iterable[tuple[str, np.dtype | None, tuple[object, ...]]]:
+    match of:
+        case Model(inputs=inputs):
+            for value in inputs:
+                yield value.name, value.dtype, ("?",) if value.shape is None else value.shape
+        case onnx.ModelProto():
+            regions = ModelRegions(of)
+            for name in regions.inputs:
+                tensor = regions.infos[name].type.tensor_type
+                dims = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim)
+                yield name, _numpy(tensor.elem_type), dims
+        case _:
+            for entry in of.get_inputs():
+                kind = entry.type.removeprefix("tensor(").removesuffix(")")
+                try:
+                    dtype = np.dtype(_ORT_TYPES.get(kind, kind))
+                except TypeError:
+                    dtype = None
+                yield entry.name, dtype, tuple(entry.shape)
+
+
+def _numpy(code: int) -> np.dtype | None:
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    except KeyError:
+        return None
 
 
 def discriminating_inputs(model: Model, plan: ExecutionPlan) -> dict[str, Array]:

@@ -21,11 +21,10 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
-from einnet_explore.pipeline.baseline import conservative_speedup, plan_speedup
+from einnet_explore.pipeline.baseline import conservative_speedup, plan_speedup, random_model_inputs
 from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
-from einnet_explore.pipeline.submodels import random_model_inputs
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
 from einnet_explore.pipeline.tuning_context import LEVELS, TuningHistory
 from einnet_explore.rules import Derivation

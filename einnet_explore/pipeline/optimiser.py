@@ -25,14 +25,13 @@ from einnet_explore.ir import Equation, Program
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
-from einnet_explore.pipeline.baseline import Baseline, discriminating_seed
+from einnet_explore.pipeline.baseline import Baseline, discriminating_seed, random_model_inputs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import Selector
-from einnet_explore.pipeline.submodels import library_forms, program_model, random_model_inputs
 from einnet_explore.pipeline.subprogram import (
     Subprogram,
     TunedSubprogram,
@@ -49,7 +48,9 @@ from einnet_explore.pipeline.tuning_context import (
     Runtime,
     Settings,
     TuningHistory,
+    library_forms,
     parse_level,
+    program_model,
 )
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,

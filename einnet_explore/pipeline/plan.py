@@ -7,6 +7,8 @@ The nodes that stay run in as few sessions as the replaced groups allow: with
 (groups take the largest *s* before them, -1 if there is none), all nodes of one *s* run in one session.  The longest
 alternation along a path forces that many, so fewer are impossible.
 
+``ModelRegions`` extracts any set of a model's nodes, from border to border, as a model of its own.
+
 If a session can run every compiled program (``runtime.onnx_fragment``), there is one session: original nodes and
 programs are written into one graph, in which ONNX Runtime lays out memory and shares its threads.
 """
@@ -28,27 +30,138 @@ from onnx import helper, numpy_helper
 
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import restore_folded_nodes
-from einnet_explore.onnx_import.model import Model, ModelNode
-from einnet_explore.pipeline.submodels import (
-    ModelRegions,
-    describe_nodes,
-    open_session,
-    run_session,
-)
+from einnet_explore.onnx_import.model import Model, ModelNode, list_nodes
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.onnx_fragment import (
     DOMAIN,
     LOADED_KERNELS,
+    ONNXRUNTIME_ERRORS,
     FragmentWriter,
     KernelTable,
+    Waiting,
     copy_to_large_pages,
     initializer,
     opset_imports,
+    register_custom_ops,
+    session_options,
     share_equal_weights,
     share_initializers,
 )
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.errors import Refused
+
+
+def describe_nodes(nodes: Collection[ModelNode]) -> str:
+    """Describe *nodes* in a message."""
+    return ("node " if len(nodes) == 1 else "nodes ") + ", ".join(f"{node.name} ({node.op})" for node in nodes)
+
+
+class ModelRegions:
+    """A model, indexed for the extraction of submodels."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        graph = proto.graph
+        self.nodes = list_nodes(graph)
+        self.weights = {w.name: w for w in graph.initializer}
+        self.sparse = {w.values.name: w for w in graph.sparse_initializer}
+        self.inputs = tuple(v.name for v in graph.input if v.name not in self.weights)
+        self.outputs = tuple(v.name for v in graph.output)
+        self.infos = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
+
+    def constant(self, name: str) -> bool:
+        """Whether *name* is a weight."""
+        return name in self.weights or name in self.sparse
+
+    def named(self, names: Iterable[str]) -> tuple[ModelNode, ...]:
+        """The nodes called *names*, in the order of the model; raises Refused for one that it does not have."""
+        wanted = set(names)
+        if unknown := wanted - {node.name for node in self.nodes}:
+            raise Refused(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
+        return tuple(node for node in self.nodes if node.name in wanted)
+
+    def border(self, nodes: Collection[ModelNode]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the values that *nodes* read from elsewhere (no weights), and their results that are used there."""
+        made = {name for node in nodes for name in node.results}
+        own = {node.name for node in nodes}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads)
+        needed = {name for node in self.nodes if node.name not in own for name in node.reads} | set(self.outputs)
+        inputs = tuple(name for name in reads if name not in made and not self.constant(name))
+        return inputs, tuple(name for node in nodes for name in node.results if name in needed)
+
+    def extract(self, nodes: Collection[ModelNode]) -> onnx.ModelProto:
+        """Return *nodes*, in the order of the model, as a model from border to border."""
+        inputs, outputs = self.border(nodes)
+        if not outputs:
+            raise Refused(f"{describe_nodes(nodes)}: found no value that is used elsewhere, expected one")
+        reads = {name for node in nodes for name in node.reads} | set(outputs)
+        if untyped := [name for name in inputs if name not in self.infos]:
+            raise Refused(
+                f"{describe_nodes(nodes)}: found no type for {', '.join(untyped)}, expected one from shape inference"
+            )
+        graph = helper.make_graph(
+            [node.proto for node in nodes],
+            self.proto.graph.name or "region",
+            [self.infos[name] for name in inputs],
+            [self.infos.get(name) or onnx.ValueInfoProto(name=name) for name in outputs],
+            initializer=[w for name, w in self.weights.items() if name in reads],
+            sparse_initializer=[w for name, w in self.sparse.items() if name in reads],
+            value_info=[v for v in self.proto.graph.value_info if v.name in reads and v.name not in outputs],
+        )
+        return helper.make_model(
+            graph,
+            functions=list(self.proto.functions),
+            opset_imports=list(self.proto.opset_import),
+            ir_version=self.proto.ir_version,
+        )
+
+
+def open_session(
+    model: onnx.ModelProto | bytes | str,
+    threads: int,
+    waiting: Waiting = "spin",
+    nodes: Collection[ModelNode] = (),
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
+    whole: str = "the model",
+) -> onnxruntime.InferenceSession:
+    """Open *model* (or its path) in ONNX Runtime with all graph optimisations; raises Refused if that fails.
+
+    *adjust* may change the options.  Messages name *nodes*, or *whole* for a model that is no part of another.
+    """
+    kernels = isinstance(model, onnx.ModelProto) and bool(opset_imports(model.graph.node))
+    options = session_options(threads, waiting)
+    if kernels:
+        register_custom_ops(options)
+    adjust(options)
+    try:
+        held = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+        return onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
+    except ONNXRUNTIME_ERRORS as error:
+        where = describe_nodes(nodes) if nodes else whole
+        raise Refused(f"{where}: ONNX Runtime refuses: {str(error).strip()}") from error
+
+
+def run_session(
+    session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
+) -> Sequence[Array]:
+    """Return *outputs* of *session* for *feeds*; raises Refused if the run fails."""
+    try:
+        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+    except ONNXRUNTIME_ERRORS as error:
+        raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
+
+
+def subgraph_session(
+    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1
+) -> onnxruntime.InferenceSession:
+    """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
+
+    Its inputs and outputs are the values that cross the group's border; it holds its weights.  Raises Refused, with the
+    nodes, if one is unknown, a border value has no known type, or ONNX Runtime refuses.
+    """
+    regions = ModelRegions(model.proto if isinstance(model, Model) else model)
+    nodes = regions.named(node_names)
+    return open_session(regions.extract(nodes), threads, nodes=nodes)
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:

@@ -1,4 +1,4 @@
-"""Settings, cost model, compiler and history that the tuning tasks of a model share."""
+"""Settings, numerics levels, cost model, compilers and history that the tuning tasks of a model share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+import onnx
+from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
 from einnet_explore.codegen.versions import all_versions
-from einnet_explore.cost import CostModel, cpu_default
+from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
-from einnet_explore.pipeline.submodels import compile_in_onnxruntime
+from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
+from einnet_explore.pipeline.plan import open_session
 from einnet_explore.rules import (
     BATCH_MERGING,
     BILINEAR_PRODUCT,
@@ -48,7 +51,9 @@ from einnet_explore.runtime.implementation_choice import (
     stream_bandwidth,
 )
 from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
-from einnet_explore.strategies.options import Cost
+from einnet_explore.strategies.engine import Search
+from einnet_explore.strategies.events import Found
+from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.errors import BackendError
 
 ProgramCompiler: TypeAlias = "Callable[[Program, Arrays], Callable[[Arrays], Arrays]]"
@@ -151,6 +156,46 @@ class TuningContext:
     cost: Cost
     compiler: ProgramCompiler
     ahead: AheadCompiler = lambda programs, constants: None
+
+
+MAX_LIBRARY_FORMS = 4
+"""Forms in library operators that are tried in addition to the program as written."""
+
+
+def library_forms(program: Program) -> Iterable[Program]:
+    """Yield *program* as written, then in library operators, cheapest first; nothing is derived.
+
+    A program whose equations are all instantiated has no other form.
+    """
+    yield program
+    if all(e.via for e in program.equations):
+        return
+    search = Search(program, program_seconds, Options(max_depth=0))
+    found = sorted(((e.seconds, e.state.program) for e in search.run() if isinstance(e, Found)), key=lambda f: f[0])
+    yield from (written for _, written in found[:MAX_LIBRARY_FORMS])
+
+
+def program_model(program: Program, constants: Arrays) -> onnx.ModelProto:
+    """Return *program* as an ONNX model with its own input and output names and its weights; raises Refused."""
+    names = {t.name: t.name for t in program.inputs if t.name not in constants}
+    shapes = {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
+    made = to_onnx(program, names | {name: name for name in shapes}, constants, "v__")
+    graph = helper.make_graph(
+        made.nodes,
+        "program",
+        [helper.make_tensor_value_info(t.name, TensorProto.FLOAT, t.shape) for t in program.inputs if t.name in names],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in program.outputs],
+        initializer=made.initialisers,
+    )
+    imports = [helper.make_opsetid("", EXPORT_OPSET), *(helper.make_opsetid(f.domain, 1) for f in made.functions[:1])]
+    return helper.make_model(graph, functions=made.functions, opset_imports=imports, ir_version=IR_VERSION)
+
+
+def compile_in_onnxruntime(program: Program, constants: Arrays, threads: int) -> Callable[[Arrays], Arrays]:
+    """Return *program* as a function that ONNX Runtime runs; raises Refused."""
+    session = open_session(program_model(program, constants), threads)
+    outputs = list(program.outputs)
+    return lambda inputs: dict(zip(outputs, session.run(outputs, dict(inputs)), strict=True))
 
 
 @dataclass
