@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tvm
 
-from einnet_explore.ir import EOPERATOR, Equation, Instance, Program
+from einnet_explore.ir import EOPERATOR, Equation, Instance, Program, tensors
 from einnet_explore.runtime import compiled
+from einnet_explore.runtime.arrays import aligned, aligned_empty
 from einnet_explore.runtime.implementation_choice import ProfileStore, compile_ahead, compile_measured
+from einnet_explore.runtime.implementations import tiled_contraction
 from einnet_explore.syntax import parse
 
 TEXT = """tensor x[24, 40]
@@ -73,3 +75,21 @@ def test_refused_kernel_leaves_the_others(builds: Counter[str], monkeypatch: pyt
 
     monkeypatch.setattr(compiled, "build_tvm", refusing)
     assert compile_ahead([program()], 1, {"W": W}, ProfileStore()) > 1 < len(builds)
+
+
+def test_equal_products_of_several_operators_are_one_kernel(builds: Counter[str]) -> None:
+    texts = (
+        "tensor A[24, 32]\ntensor B[32, 48]\nY[m:24, n:48] = sum[k:32] A[m, k] * B[k, n]",
+        "tensor B[1, 32, 48]\ntensor A[24, 32, 1]\nY[z:1, f:24, h:48] = sum[c:32, r:1] B[z, c, h] * A[f, c, r]",
+    )
+    found = [tiled_contraction(parse(text).equations[0].scope) for text in texts]
+    rng = np.random.default_rng(0)
+    a, b = (aligned(rng.standard_normal(shape)) for shape in ((24, 32), (32, 48)))
+    for made in found:
+        assert made is not None
+        shapes = {t.name: t.shape for t in tensors(made.scope)}
+        out = aligned_empty(made.scope.shape)
+        made.bind({"A": a.reshape(shapes["A"]), "B": b.reshape(shapes["B"])}, out)()
+        assert np.allclose(out.reshape(24, 48), a @ b, atol=1e-4)
+    files = {compiled.kernel_file(key) for key in builds}
+    assert len(builds) == 2 and len({file.read_bytes() for file in files if file is not None}) == 1

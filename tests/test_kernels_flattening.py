@@ -131,7 +131,7 @@ def test_squashing_agrees_with_the_backends(scope: Scope) -> None:
         flatten_scope(scope).merge_neighbours(),
         flatten_scope(collapse_dimensions(scope)).merge_neighbours(),
     )
-    assert sorted(before.ranges) == sorted(after.ranges)
+    assert sorted(n for n in before.ranges if n != 1) == sorted(n for n in after.ranges if n != 1)
 
 
 @given(st.integers(2, 5), st.integers(2, 5), st.integers(2, 5), st.data())

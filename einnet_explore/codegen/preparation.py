@@ -242,17 +242,43 @@ def _cheap(body: Scalar) -> bool:
 def collapse_dimensions(scope: Scope) -> Scope:
     """Collapse the iterators of *scope* that every access reads as neighbouring dimensions.
 
-    Its tensors keep the order of their elements and lose dimensions.  Scopes that read scopes are unchanged.
+    Iterators and dimensions of one element are dropped.  Its tensors keep the order of their elements and lose
+    dimensions.  Scopes that read scopes are unchanged.
     """
-    reads = tuple(accesses(scope.body))
-    if scope.domain or any(isinstance(a.source, Scope) for a in reads):
+    if scope.domain or any(isinstance(a.source, Scope) for a in accesses(scope.body)):
         return scope
+    scope = _drop_unit_iterators(scope)
+    reads = tuple(accesses(scope.body))
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
         places = _places(reads, x, y)
         if places is not None and not {x, y} & {*compared_iterators(scope.body)}:
             return collapse_dimensions(_merge(scope, x, y, places))
     return scope
+
+
+def _drop_unit_iterators(scope: Scope) -> Scope:
+    """Substitute the iterators of one value, and drop the dimensions of one element that are read there."""
+    single = {x: as_index(x.lo) for x in (*scope.traversals, *scope.summations) if x.extent == 1}
+    body = map_accesses(substitute(scope.body, single) if single else scope.body, drop_unit_dimensions)
+    ranks = {(a.source.name, len(a.index)) for a in accesses(body) if isinstance(a.source, Tensor)}
+    if len(ranks) > len({name for name, _ in ranks}):
+        return scope  # a tensor is also read beside its one element
+    kept = tuple(x for x in scope.traversals if x not in single) or scope.traversals[-1:]
+    sums = tuple(y for y in scope.summations if y not in single)
+    return replace(scope, traversals=kept, summations=sums, reduce=scope.reduce if sums else "sum", body=body)
+
+
+def drop_unit_dimensions(access: Access) -> Access:
+    """Return *access* without the dimensions of one element in which it reads that element."""
+    match access.source:
+        case Tensor(name, shape, _, value, weight, origin) as source:
+            kept = [d for d, (lo, hi) in enumerate(source.box) if hi - lo != 1 or access.index[d] != as_index(lo)]
+            if len(kept) < len(shape):
+                start = tuple(origin[d] for d in kept) if origin else ()
+                one = Tensor(name, tuple(shape[d] for d in kept), (), value, weight, start)
+                return Access(one, tuple(access.index[d] for d in kept))
+    return access
 
 
 def _places(reads: tuple[Access, ...], x: Iterator, y: Iterator) -> Mapping[str, int] | None:

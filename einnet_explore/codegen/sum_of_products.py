@@ -25,7 +25,7 @@ from einnet_explore.analysis.indices import (
     substitute,
 )
 from einnet_explore.analysis.products import two_reads
-from einnet_explore.codegen.preparation import narrowest_window
+from einnet_explore.codegen.preparation import drop_unit_dimensions, narrowest_window
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -76,12 +76,12 @@ def split_epilogue(scope: Scope) -> tuple[Scope, Scalar] | None:
 
 
 def normalize_ranges(core: Scope, epilogue: Scalar) -> tuple[Scope, Scalar]:
-    """Count every iterator from 0; iterators of one value are substituted."""
+    """Count every iterator from 0; iterators of one value are substituted, and dropped unless no traversal is left."""
     to = {x: Iterator(x.name, 0, x.extent) for x in (*core.traversals, *core.summations)}
     at: Mapping[Iterator, IndexLike] = {x: y + x.lo if x.extent > 1 else x.lo for x, y in to.items()}
     moved = replace(
         core,
-        traversals=tuple(to[x] for x in core.traversals),
+        traversals=tuple(to[x] for x in core.traversals if x.extent != 1) or (to[core.traversals[-1]],),
         summations=tuple(to[x] for x in core.summations if x.extent != 1),
         body=substitute(core.body, at),
         padding=(),
@@ -195,12 +195,18 @@ def match_sum_of_products(scope: Scope) -> SumOfProducts | None:
     # If phases do not divide the extents, a few products with zeros are better than no tiles.
     ratio = prod(y.extent for y in core.summations) / prod(y.extent for y in narrow.summations)
     candidates = (narrow, core) if ratio <= MAX_ZERO_RATIO else (narrow,)
-    return next((f for c in candidates if (f := _build(*_collapse_traversals(c, epilogue))) is not None), None)
+    without = map_accesses(epilogue, drop_unit_dimensions)
+    plain = (replace(c, body=map_accesses(c.body, drop_unit_dimensions)) for c in candidates)
+    return next((f for c in plain if (f := _build(*_collapse_traversals(c, without))) is not None), None)
 
 
 def _build(core: Scope, epilogue: Scalar) -> SumOfProducts | None:
     reads = product_operands(core)
-    return None if reads is None else _split_phases(core, reads, epilogue)
+    if reads is None:
+        return None
+    # Equal products have equal kernels, whichever operand is written first.
+    inner = [any(core.traversals[-1] in i.iterators for i in read.index) for read in reads]
+    return _split_phases(core, reads[::-1] if inner == [False, True] else reads, epilogue)
 
 
 def affine_terms(index: Index) -> tuple[int, dict[Iterator, int]]:

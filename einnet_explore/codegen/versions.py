@@ -58,13 +58,13 @@ def _index(index: Index, own: dict[Iterator, str]) -> str:
 C_KERNEL_VERSION = 2
 """Kernels in C: the fused ones, regions, transposed tiles, and the function around them."""
 
-SCHEDULE_VERSION = 29
+SCHEDULE_VERSION = 30
 """Kernels that TVM compiles: schedule templates, rows, one-pass softmax, chains in blocks."""
 
-TILED_KERNEL_VERSION = 4
+TILED_KERNEL_VERSION = 5
 """Tiled contractions."""
 
-TILE_CHOICE_VERSION = 1
+TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
 SEARCH_VERSION = 9

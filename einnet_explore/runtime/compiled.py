@@ -20,11 +20,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 import tvm
+import tvm_ffi
 
 from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.support.errors import BackendError
@@ -187,8 +189,36 @@ def build_tvm(function: tvm.tirx.PrimFunc, key: str, threads: int) -> CompiledFu
 
     Before it is stored it runs once in the sandbox; raises BackendError if it crashes or hangs there.
     """
+    path, place = _path(key), Future[Path | None]()
+    structure = tvm_ffi.StructuralKey(function)  # type: ignore[call-arg]  # TVM FFI's stub has its field
+    known = _built.setdefault((structure, threads), place)
+    if known is not place and (kept := _load_copy(known.result(), path)) is not None:
+        return kept
+    try:
+        compiled = _build_tvm(function, path, threads)
+    finally:
+        if not place.done():
+            place.set_result(path if path.exists() else None)
+    return compiled
+
+
+_built: dict[tuple[tvm_ffi.StructuralKey, int], Future[Path | None]] = {}
+"""The files of this process's kernels by function and threads: equal functions of different scopes are built once."""
+
+
+def _load_copy(built: Path | None, path: Path) -> CompiledFunction | None:
+    """Return the function in *built*, copied to *path*; None if there is no such file."""
+    if built is None:
+        return None
+
+    def write(new: Path) -> None:
+        shutil.copy2(built, new)
+
+    return _load(path) if write_aside(path, write) else None
+
+
+def _build_tvm(function: tvm.tirx.PrimFunc, path: Path, threads: int) -> CompiledFunction:
     module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
-    path = _path(key)
     arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
     if write_aside(path, lambda new: _save_and_try(module, new, arrays)) and (kept := _load(path)) is not None:
         return kept
