@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 MAX_RELATIVE_ERROR = 1e-4
 """The largest accepted difference from eager execution, relative to the largest output."""
-
-
-def is_module(model: object) -> bool:
-    """Return whether *model* is a ``torch.nn.Module``; torch is not imported for that."""
-    loaded = sys.modules.get("torch")
-    return loaded is not None and isinstance(model, loaded.nn.Module)
 
 
 def export_module(module: torch.nn.Module, example_inputs: Sequence[object]) -> onnx.ModelProto:

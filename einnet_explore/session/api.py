@@ -127,6 +127,10 @@ def optimize(
     See ``pipeline.optimiser.optimize_model`` for the options.
     """
     from einnet_explore.pipeline.optimiser import optimize_model as run
-    from einnet_explore.pipeline.torch_modules import export_module, is_module
 
-    return run(export_module(model, example_inputs) if is_module(model) else model, **options)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return run(model, **options)
+    from einnet_explore.pipeline.torch_modules import export_module
+
+    return run(export_module(model, example_inputs), **options)
