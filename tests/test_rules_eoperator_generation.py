@@ -105,3 +105,15 @@ def test_an_epilogue_of_a_sum_is_one_kernel() -> None:
     sums = parse("tensor A[3, 4]\nY[x:4, y:1] = relu({[z:4] sum[k:3] A[k, z]}[x])")
     after = EOPERATOR_GENERATION.match(sums, (0,)).apply(sums).after
     assert after.equations[0].via is not None and after.equations[0].via.operator == EOPERATOR
+
+
+def test_operand_of_a_library_call_is_no_view_unless_it_is_packed() -> None:
+    head = "tensor X[512, 64]\ntensor Z[512, 64]\n"
+    call = "T[m:64, n:64] = sum[k:512] Z[k, m] * Y[n, k] via Matmul(b=1, m=64, n=64, k=512, ta=1, tb=1)"
+    program = parse(f"{head}Y[i:64, j:512] = X[j, i]\n{call}")
+    after = EOPERATOR_GENERATION.rewrite(program, (0,), None)
+    assert after.equations[0].via == EOperatorKind.LAYOUT.instance
+    free = parse(f"{head}Y[i:64, j:512] = X[j, i]\nT[m:64, n:64] = sum[k:512] Z[k, m] * Y[n, k]")
+    assert EOPERATOR_GENERATION.rewrite(free, (0,), None).equations[0].via.operator == VIEW
+    packed = parse(f"{head.replace('X[512, 64]', 'X[64, 512]')}Y[i:64, j:512] = X[i, j]\n{call}")
+    assert EOPERATOR_GENERATION.rewrite(packed, (0,), None).equations[0].via.operator == VIEW

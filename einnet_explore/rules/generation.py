@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from einnet_explore.analysis.counts import COMPUTE_BOUND, intensity, is_compute_bound, reads_once
-from einnet_explore.analysis.equations import instantiate_at
+from einnet_explore.analysis.equations import instantiate_at, readers
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.fused_chain import find_chain
 from einnet_explore.analysis.online_softmax import check_softmax_laws, match_online_softmax
@@ -54,22 +54,27 @@ def _eoperator(program: Program, at: Path) -> Instance:
     :math:`\max_k (A + B)`, are generated at any intensity: they have no product that a library would compute faster.
     Scopes inside it must be plain re-indexings, which the kernel computes in place, or each element must be read at
     most once: other summations inside would be repeated for every read.  A scope that only reorders its tensor's
-    elements, as strides can express, needs no kernel: it is a ``View``.  An output is a view only if its strides are
-    row-major, because the caller sees an array.
+    elements, as strides can express, needs no kernel: it is a ``View``.  An output and an operand of a library
+    operator are views only if their strides are row-major: the caller sees an array, the library reads packed rows.
     """
     scope = program.scope_at(at)
     if (repeated := next(iter(_repeated(scope, at)), None)) is not None:
         path, inner = repeated
         sums = ", ".join(y.name for y in inner.summations)
         raise Refused(f"the scope at {show_path(path)} sums over {sums} for every read of it: instantiate it first")
-    is_output = len(at) == 1 and program.equations[at[0]].name in program.outputs
+    must_be_packed = len(at) == 1 and _is_read_as_array(program, program.equations[at[0]].name)
     match view_strides(scope):
-        case (offset, strides) if not is_output or strides == row_major_strides(scope.shape):
+        case (offset, strides) if not must_be_packed or strides == row_major_strides(scope.shape):
             return Instance(VIEW, (("offset", offset), ("strides", strides)))
     if is_compute_bound(scope) and _has_sum_of_formula(scope):
         measured = f"intensity {intensity(scope):.1f} FLOP/element"
         raise Refused(f"{measured} is not below {COMPUTE_BOUND}: this is compute-bound")
     return _kind(scope).instance
+
+
+def _is_read_as_array(program: Program, name: str) -> bool:
+    vias = [program.equations[n].via for n in readers(program, name)]
+    return name in program.outputs or any(via is not None and via.is_library_call for via in vias)
 
 
 def _has_sum_of_formula(scope: Scope) -> bool:
