@@ -8,6 +8,7 @@
  * ONNX Runtime's and TVM's headers are not needed: what is used of their C interfaces is declared here, and neither may
  * change it (ONNX Runtime only ever appends to its table of functions, TVM FFI's structures are its ABI).
  */
+#include <sched.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -408,34 +409,41 @@ static const struct {
 
 static void *domain;
 static Api domain_api;
+static char registering; /* sessions may be opened in several threads */
 
 __attribute__((destructor)) static void unload(void)
 {
     if (domain) ((void (*)(void *))domain_api[RELEASE_DOMAIN])(domain);
 }
 
+static Status make_domain(Api api, const Base *base)
+{
+    void *allocator, *made;
+    int minor = 0;
+    Status status;
+    has_shape_reference = sscanf(base->get_version(), "1.%d", &minor) == 1 && minor >= 24;
+    if ((status = ((Status(*)(void **))api[DEFAULT_ALLOCATOR])(&allocator)) ||
+        (status = ((Status(*)(const void *, const void **))api[MEMORY_OF])(allocator, &cpu_memory)) ||
+        (status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made)) ||
+        (status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operator)))
+        return status;
+    domain_api = api;
+    domain = made;
+    return NULL;
+}
+
 /* ONNX Runtime calls this when the library is registered with a session's options. */
 __attribute__((visibility("default"))) Status RegisterCustomOps(void *options, const Base *base)
 {
     Api api = base->get_api(VERSION);
-    void *allocator;
     const char *why = machine_refusal();
-    Status status;
+    Status status = NULL;
     if (!api)
         return refuse(base->get_api(1), FAILED, "found ONNX Runtime %s, expected at least 1.%d", base->get_version(),
                       VERSION);
     if (why) return refuse(api, FAILED, "%s", why);
-    int minor = 0;
-    has_shape_reference = sscanf(base->get_version(), "1.%d", &minor) == 1 && minor >= 24;
-    if ((status = ((Status(*)(void **))api[DEFAULT_ALLOCATOR])(&allocator)) ||
-        (status = ((Status(*)(const void *, const void **))api[MEMORY_OF])(allocator, &cpu_memory)))
-        return status;
-    if (!domain) {
-        void *made;
-        if ((status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made))) return status;
-        if ((status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operator))) return status;
-        domain = made;
-        domain_api = api;
-    }
-    return ((Status(*)(void *, void *))api[ADD_DOMAIN])(options, domain);
+    while (__atomic_test_and_set(&registering, __ATOMIC_ACQUIRE)) sched_yield();
+    if (!domain) status = make_domain(api, base);
+    __atomic_clear(&registering, __ATOMIC_RELEASE);
+    return status ? status : ((Status(*)(void *, void *))api[ADD_DOMAIN])(options, domain);
 }
