@@ -197,6 +197,8 @@ def _positions(i: Array, size: int, out: int, scale: float, mode: str) -> Array:
         case "pytorch_half_pixel":
             return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros_like(i, float)
         case "align_corners":
+            if abs(size * scale - out) > _MARGIN * out:  # the reference divides by size times scale, runtimes by out
+                raise Refused(f"{size} times {scale:.6g} is not {out}: the position of its last element differs")
             return i * (size - 1) / (out - 1) if out > 1 else np.zeros_like(i, float)
         case other:
             raise Refused(f"coordinate_transformation_mode is {other}")
