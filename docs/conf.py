@@ -34,6 +34,7 @@ nb_execution_cache_path = str(DOCS.parent / "build" / "notebooks")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 nb_mime_priority_overrides = [
     ("html", "application/vnd.jupyter.widget-view+json", None)
 ]  # needs a kernel: show pictures

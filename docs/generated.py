@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,6 @@ OUTSIDE = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTI
 """Pages outside the folder of the documentation, and their names in the site."""
 
 BY_HAND: dict[str, dict[str, Any]] = {
-    "recentring": {"at": "0", "factor": 0, "within": ["w"]},
     "storage_layout": {"at": "0", "phi": {"j": "j", "i": "i"}},
 }
 """Steps that no rule proposes by itself: parameters for the first example that accepts them."""
@@ -177,23 +177,38 @@ def rule_page(rule: Rule[Any]) -> str:
     text = str(RulePage(rule)._repr_mimebundle_()["text/markdown"])
     step = example_steps()[rule.name]
     certificate = ee.certify(step.before, step.after)
-    parts = [f"# {rule.name}", text, "## A step", f"`{step.match}`", "Before:", _math(step.before)]
+    parts = [
+        f"# {rule.name}",
+        text,
+        "## A step",
+        _source(step.before),
+        f"`{step.match}`",
+        "Before:",
+        _math(step.before),
+    ]
     parts += ["After:", _math(step.after), f"Certificate: **{certificate.kind}** {certificate.detail}"]
     if (refusal := _refusal(rule.name)) is not None:
-        parts += ["## A refusal", _math(refusal[0]), f"Refused: {refusal[1]}"]
-    parts += ["## The program of the step", f"```text\n{ee.text(step.before).strip()}\n```"]
+        parts += ["## A refusal", _source(refusal[0]), f"Refused: {refusal[1]}"]
+    parts += ["See the [text form](/text-form.md), [glossary](/glossary.md) and [certificates](/certificates.md)."]
     return "\n\n".join(parts) + "\n"
 
 
+def _source(program: Program) -> str:
+    return f"```text\n{ee.text(program).strip()}\n```"
+
+
 def _refusal(name: str) -> tuple[Program, str] | None:
-    """Return an example that the rule refuses, and why; one whose reason has a number, if there is one."""
+    """Return an example that the rule refuses, and why: the reason that fewest examples share, if possible a number."""
     found = [
         (program, refusal.why)
         for program in examples()
         for refusal in ee.explore(program, rules=ALL_RULES).refusals("0")
         if refusal.rule == name
     ]
-    return max(found, key=lambda pair: bool(re.search(r"\d", pair[1])), default=None)
+    times = Counter(re.sub(r"\W.*", "", why) for _, why in found)
+    return min(
+        found, key=lambda pair: (not re.search(r"\d", pair[1]), times[re.sub(r"\W.*", "", pair[1])]), default=None
+    )
 
 
 def _math(program: Program) -> str:

@@ -58,7 +58,7 @@ session.refusals(at="Y")
 # ## By hand: from a convolution to a matrix product
 #
 # The expression is not yet a matrix product: every $h$ reads three rows of $A$. First split the summation. The inner
-# scope sums over the channels $c$; the outer scope sums over the window $r, s$. The formula colours everything that
+# scope sums over the channels $c$; the outer scope sums over the window $r, s$. The formula marks everything that
 # the last step changed.
 
 # %%
@@ -145,7 +145,7 @@ print(session.script())
 # %% [markdown]
 # The explorer does the same with the mouse or the keyboard. Select a scope in the expression by a click or with the
 # arrow keys. Point at a rule to see its result, and click to apply it. `u` and `r` undo and redo; `s` searches. (The
-# explorer needs a running kernel. Without a kernel you see a picture of it.)
+# explorer needs a running kernel. Without a kernel you see the expression only.)
 
 # %%
 import einnet_widgets

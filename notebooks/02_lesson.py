@@ -75,9 +75,9 @@ ee.graph(way.end, "the final program of the derivation")
 # %% [markdown]
 # ## Guess the rule
 #
-# `question` shows the expression before and after a step, and colours the new parts. `guess` takes the name of a rule.
+# `question` shows the expression before and after a step, and marks the new parts. `guess` takes the name of a rule.
 # Each call of `hint` reveals a little more. The quiz also has buttons: with a running kernel, answer all seven steps
-# here, then read on and compare. (Without a kernel you see a picture of the first question.)
+# here, then read on and compare. (Without a kernel you see the first question only.)
 
 # %%
 import einnet_widgets
@@ -250,7 +250,7 @@ ee.certify(conv, wrong)
 # ## Now you
 #
 # Repeat the derivation with the explorer: start at the convolution and derive the product. Select a scope, point at a
-# rule, and see its result. (The explorer needs a running kernel. Without a kernel you see a picture of it.)
+# rule, and see its result. (The explorer needs a running kernel. Without a kernel you see the expression only.)
 
 # %%
 einnet_widgets.explorer(ee.explore(conv))

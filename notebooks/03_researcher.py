@@ -235,7 +235,7 @@ print(session.script())
 
 # %% [markdown]
 # The explorer offers the same with buttons: search, stop, a tree that grows, and a click on a state goes there. (It
-# needs a running kernel. Without a kernel you see a picture of it.)
+# needs a running kernel. Without a kernel you see the expression only.)
 
 # %%
 import einnet_widgets

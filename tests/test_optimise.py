@@ -21,6 +21,7 @@ import einnet_explore as ee
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.cli import optimize as command
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as contests_module
@@ -404,3 +405,11 @@ def test_a_program_is_optimised_as_a_model() -> None:
     for name in backward.outputs:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
     assert fast.summary()
+
+
+def test_a_file_without_rewrites_is_the_original(tmp_path: Path) -> None:
+    path, out = tmp_path / "old.onnx", tmp_path / "out.onnx"
+    proto = build([node("Relu", ["x"], ["y"])], {"x": (3, 4)}, ["y"], opset=17)
+    onnx.save(proto, path)
+    Optimiser(load_model(path), Settings(1), budget=1e-9).result().save(out)
+    assert out.read_bytes() == path.read_bytes()

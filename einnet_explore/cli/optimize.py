@@ -39,7 +39,7 @@ from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.views import html_page
 
 _REASON_LINES = 8
-"""Printed reasons why nodes are in no subprogram; the JSON has one for each node."""
+"""Printed reasons why nodes are not optimised; the JSON has one for each node."""
 
 
 def run_optimize(arguments: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         print(format_table(fast.rows()))
         print(fast.summary())
         for line in fast.untouched()[:_REASON_LINES]:
-            print(f"in no subprogram: {line}")
+            print(f"not optimised: {line}")
     if work.interrupted:
         every = count_noun(len(work.subprograms), "subprogram")
         say(f"interrupted after {len(work.parts)} of {every}: these are reported")
@@ -118,7 +118,9 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
 
 def _write_model(path: str, fast: Optimised) -> None:
     """Write the optimised model, and report the derivations that the file lacks."""
-    save_file(path, fast.onnx().SerializeToString())
+    save_file(path, fast.onnx_bytes())
+    if not fast.replacements:
+        say(f"{path}: the original model: no rewrite is faster in plain ONNX Runtime")
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
         say(f"{path}: {lacks}")
 

@@ -23,7 +23,7 @@ import onnx
 from einnet_explore.onnx_import.model import Model, ModelValue
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
 from einnet_explore.runtime.compiled import c_compiler
-from einnet_explore.runtime.onnx_fragment import API_VERSION, INSTRUCTION_SETS, LibraryKernels
+from einnet_explore.runtime.onnx_fragment import API_VERSION, DOMAIN, INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused
@@ -150,7 +150,7 @@ def _file_entry(file: Path) -> JsonObject:
 _README = Template("""\
 # An optimised model for ONNX Runtime
 
-`model.onnx` needs the custom operator in `kernels.so`. Both need ONNX Runtime 1.$api or newer with operator set $opset,
+$content Both need ONNX Runtime 1.$api or newer with operator set $opset,
 on $platform, and nothing else. `manifest.json` lists inputs, outputs, instruction sets, hashes of the files, and the
 largest error; `certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find
 the library.
@@ -194,7 +194,11 @@ def _readme(model: Model, proto: onnx.ModelProto) -> str:
     """Return the page of a bundle of *model*, written as *proto*: five lines for each language."""
     names = [json.dumps(value.name) for value in model.inputs]
     shapes = [f"numpy.zeros({value.shape}, {str(value.dtype)!r})" for value in model.inputs]
+    needs_library = any(opset.domain == DOMAIN for opset in proto.opset_import)
     return _README.substitute(
+        content="`model.onnx` needs the custom operator in `kernels.so`."
+        if needs_library
+        else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
         api=API_VERSION,
         opset=_opsets(proto)["ai.onnx"],
         platform=_platform(),

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import onnx
+from onnx import external_data_helper
 
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.export import Replacement, rewrite_model
@@ -248,9 +249,19 @@ class Optimised:
         made = restore_folded_nodes(self.model)
         return rewrite_model(made, self.replacements) if self.replacements else made
 
+    def onnx_bytes(self) -> bytes:
+        """Return ``onnx()`` as the content of a file: without rewrites, that of the original file if it is whole."""
+        source = Path(self.model.path)
+        if not self.replacements and source.is_file():
+            proto = onnx.load(source, load_external_data=False)
+            if not any(external_data_helper.uses_external_data(tensor) for tensor in proto.graph.initializer):
+                return source.read_bytes()
+        made: bytes = self.onnx().SerializeToString()
+        return made
+
     def save(self, path: str | Path) -> None:
         """Write ``onnx()`` to *path*, whole or not at all."""
-        write_atomically(path, self.onnx().SerializeToString())
+        write_atomically(path, self.onnx_bytes())
 
     def save_bundle(self, path: str | Path) -> None:
         """Write the plan to the folder *path*, as a model, a library of kernels, certificates and a page on their use.
@@ -289,7 +300,7 @@ class Optimised:
         )
 
     def untouched(self) -> list[str]:
-        """Return why nodes are in no subprogram, a line for each operator and reason, most nodes first."""
+        """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
         operators = {node.name: node.op for node in self.model.nodes}
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
         lines = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
@@ -327,9 +338,7 @@ class Optimised:
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
         shown = " open" if self._count_untried() else ""  # else "1 of 1 replaced" looks as if there were no more
         stays = (
-            f"<details{shown}><summary>in no subprogram</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>"
-            if left
-            else ""
+            f"<details{shown}><summary>not optimised</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>" if left else ""
         )
         return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
 

@@ -144,12 +144,12 @@ def _argument(
 
 
 def importable_name(value: object) -> tuple[str, str]:
-    """Return the module that has *value* under a public name, and that name: the notebook first, then the shortest.
+    """Return the module that has *value* under a public name, and that name: the shortest; the notebook if no other.
 
     Raises LookupError if there is none, so that a script cannot name it.
     """
     found = [
-        (module != "__main__", module.count("."), module, name)
+        (module == "__main__", module.count("."), module, name)
         for module, contents in list(sys.modules.items())
         for name, each in list(getattr(contents, "__dict__", {}).items())
         if each is value and name.isidentifier() and not name.startswith("_")
