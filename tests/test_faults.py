@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto
 from onnx_building import build, node
@@ -160,7 +161,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     done = command(tmp_path, "-o", str(tmp_path / "out.onnx"), env=environment)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert "profiles are kept in memory only" in done.stderr
-    onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
+    onnxruntime.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("n", [4, 5, 6])

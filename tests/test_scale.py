@@ -117,13 +117,21 @@ def test_late_results_are_not_awaited() -> None:
 
 
 def interrupted(waiting: Any) -> None:
-    """Wait for *waiting*, with a Ctrl-C after half a second, which another thread gets: that ends no wait of this."""
-    timer = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
-    timer.start()
+    """Wait for *waiting*, with a Ctrl-C after half a second, which another thread gets: that ends no wait of this.
+
+    Another one comes after ten seconds: a finaliser that happens to run ignores the first.
+    """
+    timers = [
+        threading.Timer(seconds, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+        for seconds in (0.5, 10)
+    ]
+    for timer in timers:
+        timer.start()
     try:
         next(waiting)
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
 
 
 def test_invalid_executor_arguments_are_refused() -> None:
