@@ -7,8 +7,6 @@ downloaded.  Widths are those of published models; layers, vocabularies and imag
 from __future__ import annotations
 
 import importlib.util
-import logging
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import onnx
 
 from benchmarks.zoo.parts import Kind
+from einnet_explore.pipeline.torch_modules import export_module
 
 TOKENS, WORDS = 128, 1000
 
@@ -52,16 +51,7 @@ def _exported(kind: str, config: str, inputs: Inputs, options: Mapping[str, Any]
     given = tuple(
         torch.randint(0, WORDS, shape) if name.endswith("ids") else torch.randn(shape) for name, shape in inputs.items()
     )
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(First().eval(), given, input_names=[*inputs], dynamo=True, verbose=False)
-    finally:
-        logging.disable(level)
-    proto: onnx.ModelProto = program.model_proto
-    return proto
+    return export_module(First().eval(), given, [*inputs])
 
 
 def _packaged(package: str, path: str, shape: tuple[int, ...]) -> onnx.ModelProto:

@@ -162,15 +162,15 @@ class _Samples:
         self.precise_constants = tuple({abs(c) for c in _constants_of(scope) if _is_precise(c)} for scope in self.pair)
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self.poles: tuple[set[Mutant], set[Mutant]] = (set(), set())
-        self._require(_drop_operands)
+        self._require(self.unseen, _drop_operands)
         self.points = sum(map(grid_points, self.pair))
         self.constants = np.array(sorted({c for scope in self.pair for c in _constants_of(scope)}))
 
-    def _require(self, *changes: Change) -> None:
-        """Require that samples depend on what *changes* change."""
-        for scope, unseen in zip(self.pair, self.unseen, strict=True):
+    def _require(self, required: tuple[set[Mutant], set[Mutant]], *changes: Change) -> None:
+        """Add the mutants of both scopes by *changes* to those that are *required* to be told."""
+        for scope, mutants in zip(self.pair, required, strict=True):
             for change in changes:
-                unseen.update(islice(_mutants(scope, change), MAX_MUTANTS + 1))
+                mutants.update(islice(_mutants(scope, change), MAX_MUTANTS + 1))
 
     @property
     def elements(self) -> int:
@@ -209,7 +209,7 @@ class _Samples:
             agree = _same(left, right)
             if not np.all(agree):
                 self.holds_for_all_functions = False
-                self._require(_drop_operands)
+                self._require(self.unseen, _drop_operands)
                 return None if self.has_reals else _shifted(_difference(agree, left, right), window)
             self.windows.add(window)
             for own, coverage, unseen in zip((left, right), self.coverage, self.unseen, strict=True):
@@ -242,9 +242,8 @@ class _Samples:
         """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
         if not self.holds_for_all_functions:
-            self._require(_change_constant, _drop_functions)
-            for scope, poles in zip(self.pair, self.poles, strict=True):
-                poles.update(islice(_mutants(scope, _drop_poles), MAX_MUTANTS + 1))
+            self._require(self.unseen, _change_constant, _drop_functions)
+            self._require(self.poles, _drop_poles)
         for _ in range(ELEMENTS):
             if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
                 break
