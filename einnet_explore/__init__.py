@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from einnet_explore.operators.operator import Operator
     from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
+    from einnet_explore.runtime.array_functions import fuse
     from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.session import Session
@@ -50,6 +51,7 @@ __all__ = [
     "evaluate",
     "explore",
     "family",
+    "fuse",
     "grad",
     "graph",
     "latex",
@@ -81,6 +83,7 @@ _HOMES = {
     "einnet_explore.operators.operator": ("Operator",),
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
+    "einnet_explore.runtime.array_functions": ("fuse",),
     "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
     "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.session": ("Session",),
