@@ -100,3 +100,8 @@ def test_other_types_are_refused() -> None:
         ee.fuse(lambda x, y: x + y)(np.ones(3, "float32"), np.ones(3))
     with pytest.raises(BackendError, match="int64"):
         ee.fuse(lambda x: x + 1)(np.ones(3, "int64"))
+
+
+def test_an_array_by_keyword_is_refused() -> None:
+    with pytest.raises(Refused, match="y is a ndarray: a keyword argument is a constant"):
+        ee.fuse(lambda x, y: x + y)(np.ones(3), y=np.ones(3))

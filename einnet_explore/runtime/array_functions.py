@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import update_wrapper
 from math import prod
 from traceback import extract_tb
@@ -215,6 +215,8 @@ class FusedFunction:
         self, *values: object, out: Array | tuple[Array, ...] | None = None, **options: object
     ) -> Array | tuple[Array, ...]:
         """The function's results, in new arrays or in *out*; see ``fuse``."""
+        if wrong := [name for name, v in options.items() if not isinstance(v, Hashable)]:
+            raise Refused(f"{wrong[0]} is a {type(options[wrong[0]]).__name__}: a keyword argument is a constant")
         names = self._names(len(values))
         dtype = next((v.dtype for v in values if isinstance(v, np.ndarray)), np.dtype("float64"))
         arrays = {
