@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from einnet_explore.runtime.array_functions import fuse
     from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
+    from einnet_explore.session.model_equality import equal
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
     from einnet_explore.syntax import latex, parse, text
@@ -48,6 +49,7 @@ __all__ = [
     "check",
     "clean",
     "cse",
+    "equal",
     "evaluate",
     "explore",
     "family",
@@ -86,6 +88,7 @@ _HOMES = {
     "einnet_explore.runtime.array_functions": ("fuse",),
     "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
     "einnet_explore.session.explanations": ("Quiz",),
+    "einnet_explore.session.model_equality": ("equal",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.moves": ("clean",),
     "einnet_explore.syntax": ("latex", "parse", "text"),

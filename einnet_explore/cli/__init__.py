@@ -326,6 +326,28 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
     _json_option(command)
 
 
+def _equal_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("first", metavar="FIRST")
+    command.add_argument("second", metavar="SECOND")
+    command.add_argument(
+        "--limit-seconds",
+        type=parse_seconds,
+        default=60.0,
+        metavar="S",
+        help="start no comparison after this time (default: 60)",
+    )
+    command.add_argument(
+        "--require",
+        choices=("proved", "rounded"),
+        default="proved",
+        help="the weakest verdict with exit code 0 (rounded: weights or constants may be equal up to rounding)",
+    )
+    command.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each proved pair of values")
+    command.add_argument("--inputs", metavar="FILE.npz", help="write the inputs on which the models differ")
+    command.add_argument("--html", metavar="FILE", help="write the report as one page")
+    _json_option(command)
+
+
 def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL.onnx")
     command.add_argument("-o", "--output", metavar="OUT.onnx", help="write the optimised model")
@@ -465,6 +487,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "fuse": ("fuse a program into one kernel: print its stages, sizes and text", _fuse_arguments),
     "grad": ("differentiate a program: print the gradients of its inputs as a program", _grad_arguments),
     "check": ("replay the certificates of a derivation without the optimiser", _check_arguments),
+    "equal": ("prove that two models or programs are equal, or find an input on which they differ", _equal_arguments),
     "optimize": ("optimise an ONNX model", _optimize_arguments),
     "bench": ("measure against other engines, interleaved", _bench_arguments),
     "reproduce": ("print the tables and figures of the paper's evaluation, measured here", _reproduce_arguments),

@@ -121,9 +121,13 @@ _NO_SHAPES: Mapping[str, Shape] = MappingProxyType({})
 
 
 def load_model(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto, shapes: Mapping[str, Shape] = _NO_SHAPES
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    shapes: Mapping[str, Shape] = _NO_SHAPES,
+    rewrite: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda proto: proto,
 ) -> Model:
     """Read *model*, set the *shapes* of its dynamic inputs, check it and normalise it (see ``Model``).
+
+    *rewrite* returns an equal model for everything but ``Model.original``.
 
     Raises ModelError for a file that is missing, truncated or not ONNX, an IR version or opset that is too new, names
     that are defined twice or never, a cycle, shapes that are missing, misnamed or contradictory, NaN weights,
@@ -136,6 +140,7 @@ def load_model(
     set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
     original = copy_message(proto)
+    proto = rewrite(proto)
     _check_valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)

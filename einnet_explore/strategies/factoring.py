@@ -92,6 +92,12 @@ def factorings(program: Program) -> Iterable[Derivation]:
                 yield found
 
 
+def multiplied_out(program: Program) -> Iterable[Program]:
+    """Yield *program*, and the programs with one more multilinear intermediate multiplied out each time."""
+    for derivation in (Derivation(program), *_substituted(Derivation(program))):
+        yield derivation.end
+
+
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
     """Yield *derivation* with a sum up to a position split into blocks, and the position into block and place."""
     derivation = _with_exponentials_in_one_sum(derivation)

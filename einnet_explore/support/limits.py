@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +54,28 @@ class MemoryLimit:
 
 MEMORY_LIMIT = MemoryLimit()
 """The limit of this process, shared by searches and measurements."""
+
+
+@contextmanager
+def interrupt_after(seconds: float, what: str) -> Generator[None]:
+    """Raise Refused in the body after *seconds*; only in the main thread, and where the system has such a timer."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def refuse(*_: object) -> None:
+        raise Refused(f"{what} takes more than {seconds:g} s")
+
+    start = perf_counter()
+    handler = signal.signal(signal.SIGALRM, refuse)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # an alarm of the caller goes on
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (perf_counter() - start)), interval)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,213 @@
+"""Weights of one program as products of weights of another, found by their elements.
+
+A normalisation's scale that was folded into a convolution's weight is the product of two weights in the terms of the
+program that was not folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+from math import isfinite, prod
+
+import numpy as np
+
+from einnet_explore.analysis.equations import constant_tensors
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import flatten_product
+from einnet_explore.equivalence.program_diff import inline_equations
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Const,
+    Equation,
+    Iterator,
+    Program,
+    Scalar,
+    Scope,
+    add,
+    as_index,
+    mul,
+    scopes,
+    tensors,
+    terms,
+    walk_scalar,
+)
+from einnet_explore.ir.program import with_body
+from einnet_explore.runtime.arrays import Array
+from einnet_explore.strategies.factoring import multiplied_out
+from einnet_explore.support.errors import Refused
+
+MAX_ROUNDING = 1e-5
+"""Largest difference of a weight from its definition, relative to its largest element."""
+
+EPSILON = 3e-7
+"""Largest relative difference of a constant from its definition: some roundings to float32."""
+
+PART = "M"
+"""The name of a product of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedWeight:
+    """A *weight* of one model alone as a function of weights of the other, and their largest relative difference.
+
+    The weight may also be a constant, which is a product or quotient of the other model's constants.
+    """
+
+    weight: str
+    definition: Scope
+    error: float
+
+
+def find_folded_weights(
+    unknown: Mapping[str, Array], reference: Program, weight: Callable[[str], Array]
+) -> Iterable[FoldedWeight]:
+    """Yield a definition of each of the *unknown* weights that is a product of weights in a term of *reference*.
+
+    *weight* returns the array of a weight of *reference*.
+    """
+    sizes = {array.size for array in unknown.values()}
+    left = dict(unknown)
+    for scope in weight_parts(reference):
+        if prod(scope.shape) not in sizes:
+            continue
+        given = {t.name: weight(t.name).astype(np.float64) for t in tensors(scope)}
+        try:
+            value = evaluate(scope, given, np.float64)
+        except (ValueError, Refused):
+            continue
+        for name, array in tuple(left.items()):
+            found = _axes_of(value, array)
+            if found is not None:
+                axes, error = found
+                yield FoldedWeight(name, _transposed(scope, axes, array.shape), error)
+                del left[name]
+                break
+
+
+@lru_cache(256)
+def weight_parts(program: Program) -> tuple[Scope, ...]:
+    """Return the products of weights in the terms of *program*, multiplied out, and the sums of terms of weights alone.
+
+    Each is a scope over weights alone.
+    """
+    found: dict[Scope, None] = {}
+    for step in multiplied_out(program):
+        constant = constant_tensors(step)
+        made = tuple(e for e in step.equations if e.name in constant)
+        for equation in step.equations:
+            for _, scope in scopes(equation.scope) if equation.name not in constant else ():
+                for part in _constant_parts(scope, constant):
+                    whole = Program(step.inputs, (*made, Equation(PART, part)), (PART,))
+                    found[inline_equations(whole, ())[PART]] = None
+    return tuple(found)
+
+
+def _constant_parts(scope: Scope, constant: frozenset[str]) -> Iterable[Scope]:
+    """Yield the product of the *constant* factors of each term of *scope*, and the sum of the constant terms."""
+    alone = list[Scalar]()
+    for term in terms(scope.body):
+        flat = flatten_product(term, scope.traversals, scope.summations)
+        known = [part for part in flat.parts if _reads(part) <= constant]
+        varying = {x for part in flat.parts if part not in known for x in iterators_of(part)}
+        if not varying and not scope.summations:
+            alone.append(term)
+        elif any(map(_reads, known)):
+            body = mul(*flat.constants, *known)
+            summed = tuple(x for x in flat.summations if x in iterators_of(body) - varying)
+            every = (*scope.traversals, *flat.summations)
+            yield Scope(tuple(x for x in every if x in iterators_of(body) and x not in summed), summed, body)
+    if alone:
+        body = add(*alone)
+        yield Scope(tuple(x for x in scope.traversals if x in iterators_of(body)), (), body)
+
+
+def _reads(body: Scalar) -> set[str]:
+    """The tensors that *body* reads, those in nested scopes included."""
+    return {t.name for t in tensors(Scope((), (), body))}
+
+
+def find_folded_constants(unknown: Iterable[float], known: Iterable[float]) -> Mapping[float, Scalar]:
+    """Return each of the *unknown* constants that is one of the *known*, a reciprocal, a product or a quotient.
+
+    The first of these is taken.
+    """
+    given = sorted(value for value in set(known) if isfinite(value) and value)
+    made: list[tuple[float, Scalar]] = [(a, Const(a)) for a in given]
+    made += [(1 / a, Apply("/", (Const(1), Const(a)))) for a in given]
+    made += [(a * b, Apply("*", (Const(a), Const(b)))) for a in given for b in given if a <= b]
+    made += [(a / b, Apply("/", (Const(a), Const(b)))) for a in given for b in given]
+    found: dict[float, Scalar] = {}
+    for value in set(unknown).difference(given):
+        if isfinite(value) and value != int(value):
+            form = next((form for about, form in made if abs(value - about) <= EPSILON * abs(value)), None)
+            if form is not None:
+                found[value] = form
+    return found
+
+
+def constants_of(scope: Scope) -> Iterable[float]:
+    """Yield the constants in the bodies of *scope* and of its nested scopes."""
+    for _, inner in scopes(scope):
+        yield from (part.value for part in walk_scalar(inner.body) if isinstance(part, Const))
+
+
+def with_constants(scope: Scope, new: Mapping[float, Scalar]) -> Scope:
+    """Return *scope* with other scalars in place of some constants."""
+    return _map_scalars(scope, lambda part: new.get(part.value, part) if isinstance(part, Const) else part)
+
+
+def rsqrt_as_quotient(scope: Scope) -> Scope:
+    """Return *scope* with reciprocal square roots as quotients, as they stand where a square root has its own node."""
+
+    def change(part: Scalar) -> Scalar:
+        match part:
+            case Apply("rsqrt", args):
+                return Apply("/", (Const(1), Apply("sqrt", args)))
+        return part
+
+    return _map_scalars(scope, change)
+
+
+def _map_scalars(scope: Scope, change: Callable[[Scalar], Scalar]) -> Scope:
+    def within(body: Scalar) -> Scalar:
+        match body:
+            case Apply(op, args):
+                return change(Apply(op, tuple(map(within, args))))
+            case Access(Scope() as inner, index):
+                return Access(_map_scalars(inner, change), index)
+        return change(body)
+
+    return with_body(scope, within(scope.body))
+
+
+def _axes_of(value: Array, weight: Array) -> tuple[tuple[int, ...], float] | None:
+    """The axes of *value* in the order of the axes of *weight* longer than 1, and the error; None if it differs."""
+    shape = tuple(n for n in weight.shape if n > 1)
+    axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
+    want = weight.astype(np.float64).reshape(shape)
+    limit = MAX_ROUNDING * float(np.abs(want).max(initial=0))
+    held = value.reshape([value.shape[n] for n in axes])
+    if held.size != want.size or not np.allclose(
+        np.sort(held, axis=None), np.sort(want, axis=None), rtol=0, atol=limit
+    ):
+        return None
+    for order in permutations(range(len(axes))):
+        if tuple(held.shape[n] for n in order) == shape:
+            error = float(np.abs(held.transpose(order) - want).max(initial=0))
+            if error <= limit:
+                return tuple(axes[n] for n in order), error / (limit / MAX_ROUNDING) if limit else 0.0
+    return None
+
+
+def _transposed(scope: Scope, axes: tuple[int, ...], shape: tuple[int, ...]) -> Scope:
+    """*scope*, read with its *axes* in this order, as a scope of *shape*."""
+    xs = tuple(Iterator(f"i{n}", 0, size) for n, size in enumerate(shape))
+    long = [x for x in xs if x.extent > 1]
+    place = dict(zip(axes, long, strict=True))
+    index = tuple(place[n] + lo if n in place else lo for n, (lo, _) in enumerate(scope.box))
+    return Scope(xs, (), Access(scope, tuple(map(as_index, index))))

@@ -1,0 +1,370 @@
+"""Equality of two models: equal values are found on random inputs and proved one by one, from the inputs on.
+
+This is the sweep by which equal circuits are recognised.  Both models run on the same random inputs; values with equal
+samples are candidates.  In the order of the first model, each candidate pair is compared as two programs over the
+nearest values that were proved equal before, then over values further back.  A pair that is proved is one tensor for
+all that follows.  Nodes without an expression are equal if their operators, attributes and operands are.
+
+Weights are equal by content.  A weight of one model alone may be a product of weights of the other (a normalisation's
+scale in a convolution's weight): the products of weights in the terms of the other program are evaluated, and one with
+the same elements becomes the weight's definition, up to the rounding that is reported.
+
+Source: A. Kuehlmann, V. Paruthi, F. Krohm, M. K. Ganai, Robust Boolean reasoning for equivalence checking and
+functional property verification, IEEE TCAD 21(12), 2002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from graphlib import TopologicalSorter
+from time import perf_counter
+
+import numpy as np
+
+from einnet_explore.analysis.equations import rename_tensors
+from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence.verdict import PROOF_KINDS
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Equation, Program, Scope, Tensor, map_tensors, scopes, tensors
+from einnet_explore.onnx_import import express
+from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
+from einnet_explore.onnx_import.node_call import (
+    NotUnderstood,
+    assemble,
+    extent_iterators,
+    ravel_index,
+    unravel_index,
+)
+from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.folded_weights import (
+    FoldedWeight,
+    constants_of,
+    find_folded_constants,
+    find_folded_weights,
+    rsqrt_as_quotient,
+    with_constants,
+)
+from einnet_explore.pipeline.subprogram import content_digest
+from einnet_explore.pipeline.value_samples import ValueSample, sample_values
+from einnet_explore.runtime.arrays import Array
+from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import interrupt_after
+
+MAX_LOOK_BACK = 3
+"""Levels of equal values that a comparison looks behind, if it cannot be proved over the nearest ones."""
+
+LOOK_BACK_SECONDS = 1.0
+"""Seconds after which a comparison looks no further behind."""
+
+MAX_EQUATIONS = 24
+"""Equations of a compared program, at most: proofs of longer ones take too long."""
+
+MAX_REDUCTIONS = 4
+"""Equations of a compared program that sum over more than one element, at most."""
+
+PROOF_SECONDS = 2.0
+"""Seconds after which a comparison of two programs is given up."""
+
+RESULT = "Y"
+"""The output of compared programs; their other tensors are numbered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePair:
+    """Value *first* of one model and *second* of the other, as programs over what was proved equal before."""
+
+    first: str
+    second: str
+    before: Program
+    after: Program
+    certificate: Certificate
+
+
+@dataclass(slots=True)
+class ModelEquations:
+    """The equations of *model* by tensor name, each name with *prefix*, and why nodes have none."""
+
+    model: Model
+    prefix: str
+    equations: dict[str, Equation] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.model.nodes:
+            match express(node, self.model):
+                case NotUnderstood(reason):
+                    self.opaque[node.name] = reason
+                case found:
+                    for e in found:
+                        scope = map_tensors(rsqrt_as_quotient(e.scope), lambda t: replace(t, name=self.prefix + t.name))
+                        self.equations[self.prefix + e.name] = Equation(self.prefix + e.name, scope)
+
+    def tensor(self, value: str) -> str:
+        """Return the name of the tensor of *value*."""
+        return self.prefix + self.model.identifiers[value]
+
+
+@dataclass(slots=True, eq=False)
+class Sweep:
+    """The values of two models that were proved equal: *same* has the representative of each such tensor."""
+
+    one: ModelEquations
+    other: ModelEquations
+    samples: tuple[Mapping[str, ValueSample], Mapping[str, ValueSample]]
+    weights: Mapping[str, Array]
+    shapes: Mapping[str, Shape]
+    same: dict[str, str]
+    folded: list[FoldedWeight] = field(default_factory=list)
+
+    def run(self) -> Iterable[ValuePair]:
+        """Yield each pair of values once it is proved."""
+        for node in self.one.model.nodes:
+            if node.name in self.one.opaque:
+                self._merge_opaque(node)
+                continue
+            for first in node.results:
+                for second in self.candidates(first):
+                    pair = self._proved_pair(first, second)
+                    if pair is not None:
+                        self._merge(first, second)
+                        yield pair
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Return whether *first* and *second* were proved equal."""
+        a, b = (self.same.get(side.tensor(name)) for side, name in ((self.one, first), (self.other, second)))
+        return a is not None and a == b
+
+    def first_undecided(self) -> tuple[tuple[str, str], str]:
+        """Return the nodes of the first values that could not be proved equal, and the reason."""
+        for node in self.one.model.nodes:
+            for first in node.results:
+                if self.one.tensor(first) in self.same:
+                    continue
+                if node.name in self.one.opaque:
+                    return (node.name, ""), f"{node}: {self.one.opaque[node.name]}"
+                second = next(iter(self.candidates(first)), None)
+                if second is None:
+                    continue
+                twin = next(other.name for other in self.other.model.nodes if second in other.results)
+                found = self._compare(first, second, 0)
+                why = "too many equations" if found is None else found.certificate.detail or "not proved"
+                return (node.name, twin), f"{first} of {node} and {second} of node {twin}: {why}"
+        return ("", ""), "no value before the outputs has a counterpart in the other model"
+
+    def _merge_opaque(self, node: ModelNode) -> None:
+        operands = [self.same.get(self.one.tensor(name)) for name in node.reads]
+        for twin in self.other.model.nodes:
+            theirs = [self.same.get(self.other.tensor(name)) for name in twin.reads]
+            if None not in operands and operands == theirs and _call_key(node) == _call_key(twin):
+                for first, second in zip(node.outputs, twin.outputs, strict=True):
+                    if first and second:
+                        self._merge(first, second)
+
+    def _merge(self, first: str, second: str) -> None:
+        a, b = self.one.tensor(first), self.other.tensor(second)
+        if b in self.same:
+            self.same[a] = self.same[b]
+        else:
+            self.same[b] = self.same.setdefault(a, a)
+
+    def _proved_pair(self, first: str, second: str) -> ValuePair | None:
+        start = perf_counter()
+        for levels in range(MAX_LOOK_BACK + 1):
+            if levels and perf_counter() - start > LOOK_BACK_SECONDS:
+                break
+            pair = self._compare(first, second, levels)
+            if pair is not None and pair.certificate.kind in PROOF_KINDS:
+                return pair
+        return None
+
+    def candidates(self, first: str) -> Iterable[str]:
+        """Yield the values of the second model whose samples are those of *first*."""
+        mine = self.samples[0].get(first)
+        if mine is not None:
+            yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs))
+
+    def _compare(self, first: str, second: str, levels: int) -> ValuePair | None:
+        """Compare two values over the tensors *levels* behind the nearest equal ones; None if that is too much."""
+        try:
+            before = self._program(self.one, self.one.tensor(first), levels)
+            after = self._program(self.other, self.other.tensor(second), levels)
+            after = _with_shape(after, before.equations[-1].scope.shape)
+            if self._define_weights(before, after):
+                return self._compare(first, second, levels)
+        except Refused:
+            return None
+        before, after = _comparable(before, after)
+        try:
+            return ValuePair(first, second, before, after, _prove(before, after))
+        except Refused:
+            return None
+
+    def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
+        """The program of tensor *name* over representatives, *levels* of which are computed too."""
+        root = side.equations.get(name)
+        if root is None:
+            raise Refused(f"{name} has no equation")
+        if self.same.get(name) == name:  # it is known, and compared with one more value
+            root = Equation(RESULT, Scope(root.scope.traversals, (), root.tensor[root.scope.traversals]))
+        definitions = self._definitions(side, root, levels)
+
+        def represent(t: Tensor) -> Tensor | Scope:
+            known = self.same.get(t.name, t.name)
+            weight = t.weight and known not in definitions
+            shape = self.shapes.get(known, t.shape)
+            if shape == t.shape:
+                return replace(t, name=known, weight=weight)
+            return replace(_reshaped(Tensor(known, shape, weight=weight), t.shape), padding=t.padding, value=t.value)
+
+        made = {each.name: map_tensors(each.scope, represent) for each in definitions.values()}
+        order = TopologicalSorter({one: {t.name for t in tensors(made[one])} & made.keys() for one in made})
+        inside = tuple(Equation(one, made[one]) for one in order.static_order() if one != root.name)
+        return assemble((*inside, Equation(RESULT, made[root.name])), (RESULT,))
+
+    def _definitions(self, side: ModelEquations, root: Equation, levels: int) -> Mapping[str, Equation]:
+        """The equations of *root* and of what it needs, up to representatives *levels* behind the nearest."""
+        found: dict[str, tuple[int, Equation]] = {}
+
+        def visit(at: ModelEquations, equation: Equation, left: int) -> None:
+            if found.get(equation.name, (-1, equation))[0] >= left:
+                return
+            found[equation.name] = left, equation
+            if len(found) > MAX_EQUATIONS or sum(_reduces(e) for _, e in found.values()) > MAX_REDUCTIONS:
+                raise Refused(f"{root.name} needs too many equations")
+            for t in tensors(equation.scope):
+                known = self.same.get(t.name)
+                where, rest = (at, left) if known is None else (self.one, left - 1)
+                definition = where.equations.get(known or t.name) if rest >= 0 else None
+                if definition is not None:
+                    visit(where, definition, rest)
+
+        visit(side, root, levels)
+        return {name: equation for name, (_, equation) in found.items()}
+
+    def _define_weights(self, before: Program, after: Program) -> bool:
+        """Define weights that one program alone reads by weights of the other; return whether there are any."""
+        for side, own, reference in ((self.other, after, before), (self.one, before, after)):
+            unknown = {
+                t.name: self.weights[t.name]
+                for t in own.inputs
+                if t.weight and t.name not in self.same and t.name not in side.equations
+            }
+            found = tuple(find_folded_weights(unknown, reference, self.weights.__getitem__)) if unknown else ()
+            for each in found:
+                side.equations[each.weight] = Equation(each.weight, each.definition)
+                self.same.update({t.name: self.same.get(t.name, t.name) for t in tensors(each.definition)})
+            self.folded.extend(found)
+            if found:
+                return True
+        return False
+
+
+def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sweep:
+    """Run both models on random inputs, and merge their inputs and their equal weights.
+
+    Raises Refused if the inputs or outputs of *second* are not those of *first*, by name or by position.
+    """
+    inputs = match_interface("input", first.inputs, second.inputs)
+    one, other = ModelEquations(first, "a_"), ModelEquations(second, "b_")
+    feeds = [random_model_inputs(first, seed) for seed in seeds]
+    theirs = [{inputs[name]: array for name, array in feed.items()} for feed in feeds]
+    samples = sample_values(first, feeds), sample_values(second, theirs)
+    weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
+    same = {one.tensor(name): one.tensor(name) for name in inputs}
+    same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
+    by_content = {
+        content_digest({"": array}): name for name, array in reversed(weights.items()) if name.startswith("a_")
+    }
+    for name, array in weights.items():
+        twin = by_content.get(content_digest({"": array})) if name.startswith("b_") else None
+        if twin is not None:
+            same |= {twin: twin, name: twin}
+    shapes = {
+        side.tensor(name): value.shape
+        for side in (one, other)
+        for name, value in side.model.values.items()
+        if value.shape is not None
+    }
+    sweep = Sweep(one, other, samples, weights, shapes, same)
+    sweep.folded += _fold_constants(one, other)
+    return sweep
+
+
+def _fold_constants(one: ModelEquations, other: ModelEquations) -> Iterable[FoldedWeight]:
+    """Write the constants that the second model alone has as products and quotients of the first one's."""
+    known, unknown = ([c for e in side.equations.values() for c in constants_of(e.scope)] for side in (one, other))
+    new = find_folded_constants(unknown, known)
+    for name, equation in other.equations.items() if new else ():
+        other.equations[name] = replace(equation, scope=with_constants(equation.scope, new))
+    for value, form in new.items():
+        definition = Scope((), (), form)
+        error = abs(float(evaluate(definition, {}, np.float64)) / value - 1)
+        yield FoldedWeight(f"constant {value:g}", definition, error)
+
+
+def match_interface(kind: str, first: Sequence[ModelValue], second: Sequence[ModelValue]) -> Mapping[str, str]:
+    """Return the name in *second* of each value of *first*: its own, or by position if no name is common.
+
+    Raises Refused if their numbers, names, shapes or element types differ.
+    """
+    names = {value.name: value for value in second}
+    if len(first) != len(second):
+        raise Refused(f"{kind}s: found {len(second)} in the second model, expected {len(first)} as in the first")
+    if not names.keys() & {value.name for value in first}:
+        names = {mine.name: theirs for mine, theirs in zip(first, second, strict=True)}
+    for value in first:
+        found = names.get(value.name)
+        if found is None:
+            raise Refused(f"{kind} {value.name}: found none in the second model, which has {', '.join(names)}")
+        if (found.shape, found.dtype) != (value.shape, value.dtype):
+            raise Refused(
+                f"{kind} {found.name}: found {found.dtype}{list(found.shape or ())} in the second model, expected "
+                f"{value.dtype}{list(value.shape or ())}"
+            )
+    return {value.name: names[value.name].name for value in first}
+
+
+def _call_key(node: ModelNode) -> Hashable:
+    attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.proto.attribute)
+    return node.op, node.domain, tuple(attributes), tuple(map(bool, node.inputs)), tuple(map(bool, node.outputs))
+
+
+def _reshaped(source: Tensor | Scope, shape: Shape) -> Scope:
+    """*source* with the same elements in the same order, in another *shape*."""
+    xs = extent_iterators(shape)
+    if [n for n in source.shape if n > 1] == [n for n in shape if n > 1]:
+        long = iter([x for x in xs if x.extent > 1])
+        return Scope(xs, (), source[tuple(next(long) if n > 1 else 0 for n in source.shape)])
+    return Scope(xs, (), source[unravel_index(ravel_index(xs, shape), source.shape)])
+
+
+def _with_shape(program: Program, shape: Shape) -> Program:
+    """*program* with its result in another *shape*."""
+    *rest, last = program.equations
+    if last.scope.shape == shape:
+        return program
+    return replace(program, equations=(*rest, replace(last, scope=_reshaped(last.scope, shape))))
+
+
+def _comparable(before: Program, after: Program) -> tuple[Program, Program]:
+    """Name the tensors of both by position, those of one name alike; *before* has the inputs of both."""
+    known = {t.name for t in before.inputs}
+    before = replace(before, inputs=(*before.inputs, *(t for t in after.inputs if t.name not in known)))
+    names: dict[str, str] = {RESULT: RESULT}
+    for n, t in enumerate(before.inputs):
+        names[t.name] = f"{'w' if t.weight else 'x'}{n}"
+    for n, e in enumerate((*before.equations, *after.equations)):
+        names.setdefault(e.name, f"t{n}")
+    return rename_tensors(before, names), rename_tensors(after, names)
+
+
+@lru_cache(1024)  # layers of one model are often equal
+def _prove(before: Program, after: Program) -> Certificate:
+    with interrupt_after(PROOF_SECONDS, "the proof"):
+        return certify(before, after, exact_elements=None)
+
+
+def _reduces(equation: Equation) -> bool:
+    return any(y.extent > 1 for _, scope in scopes(equation.scope) for y in scope.summations)

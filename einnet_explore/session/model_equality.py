@@ -1,0 +1,261 @@
+"""Equality of two models or programs: proved, different with an input and an element, or unknown with the part open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import Literal, TypeAlias
+
+import numpy as np
+import onnx
+
+from einnet_explore.analysis.equations import rename_tensors
+from einnet_explore.checker.record import FORMAT, VERSION
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.equivalence.verdict import weakest_kind
+from einnet_explore.ir import Program
+from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.pipeline.folded_weights import FoldedWeight
+from einnet_explore.pipeline.plan import open_session, run_session
+from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
+from einnet_explore.pipeline.value_samples import without_optimisations
+from einnet_explore.runtime.arrays import Array
+from einnet_explore.strategies.candidate import save_record
+from einnet_explore.support.errors import Refused
+from einnet_explore.support.json_values import JsonObject
+from einnet_explore.support.wording import count_noun
+from einnet_explore.syntax import text
+from einnet_explore.viz.tables import DisplayedAsTable, TextTable
+
+EqualityKind: TypeAlias = Literal["proved", "rounded", "different", "unknown"]
+"""``rounded``: proved, with weights or constants that are equal up to rounding."""
+
+COMPARISON = "comparison"
+"""The name of the step of a certificate: no rule made it."""
+
+NOISE_FACTOR = 32
+"""A difference counts if it is this many times the difference between two orders of computation of one model."""
+
+MAX_DRAWS = 16
+"""Random inputs that are tried."""
+
+LEAST_DIFFERENCE = 1e-5
+"""The least difference, relative to the largest element of an output, that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Element *at* of an *output*, *first* in one model and *second* in the other, for the *inputs*."""
+
+    output: str
+    at: tuple[int, ...]
+    first: float
+    second: float
+    inputs: Mapping[str, Array] = field(repr=False)
+
+    def __str__(self) -> str:
+        element = f"{self.output}[{', '.join(map(str, self.at))}]"
+        return f"{element} is {self.first:g} in the first model, {self.second:g} in the second"
+
+    def save_inputs(self, path: str | PathLike[str]) -> None:
+        """Write the inputs by name as a NumPy archive (``.npz``)."""
+        np.savez(path, allow_pickle=False, **self.inputs)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Equality(DisplayedAsTable):
+    """How two models compare.
+
+    *pairs* are the proved values, *folded* the weights and constants of one model that were found to be products of the
+    other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models that differ, or
+    whose equality is not proved, ``""`` if unknown; *why* says what is known of them.
+    """
+
+    kind: EqualityKind
+    pairs: tuple[ValuePair, ...]
+    folded: tuple[FoldedWeight, ...]
+    seconds: float
+    difference: Difference | None = None
+    nodes: tuple[str, str] = ("", "")
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether equality is proved, up to the rounding of weights."""
+        return self.kind in ("proved", "rounded")
+
+    def to_json(self) -> JsonObject:
+        """Return the document that ``einnet-explore equal --json`` writes."""
+        found = self.difference
+        shown = found and {"output": found.output, "at": list(found.at), "first": found.first, "second": found.second}
+        return {
+            "kind": self.kind,
+            "pairs": [
+                {"first": p.first, "second": p.second, "certificate": p.certificate.to_json()} for p in self.pairs
+            ],
+            "folded_weights": [{"weight": f.weight, "error": f.error} for f in self.folded],
+            "seconds": self.seconds,
+            "difference": shown,
+            "nodes": list(self.nodes),
+            "why": self.why,
+        }
+
+    def table(self) -> TextTable:
+        """Return one row for each pair of values."""
+        rows = tuple(
+            (p.first, p.second, p.certificate.kind, str(len(p.before.equations)), str(len(p.after.equations)))
+            for p in self.pairs
+        )
+        head = ("first model", "second model", "equal", "equations", "equations of the second")
+        return TextTable(head, rows, "; ".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """Return the verdict and what is known beside it."""
+        proved = count_noun(len(self.pairs), "pair of values", "pairs of values")
+        lines = [f"{self.kind}: {proved} proved in {self.seconds:.1f} s"]
+        if self.folded:
+            error = max(each.error for each in self.folded)
+            weights = count_noun(len(self.folded), "weight or constant", "weights and constants")
+            lines.append(
+                f"{weights} of one model are products of the other's, up to {error:.1e} of the largest element"
+            )
+        return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def save_certificates(self, folder: str | PathLike[str]) -> None:
+        """Write one record for each pair to *folder*: ``python -m einnet_check RECORD.json --rule comparison``."""
+        where = Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        for number, pair in enumerate(self.pairs):
+            step = {"rule": COMPARISON, "at": "0", "params": {}, "after": text(pair.after)}
+            step["certificate"] = pair.certificate.to_json()
+            record = {"format": FORMAT, "version": VERSION, "start": text(pair.before), "steps": [step]}
+            save_record(where / f"{number:04}.json", {**record, "values": [pair.first, pair.second]})
+
+
+def equal(first: ModelLike, second: ModelLike, limit: float = 60.0) -> Equality:
+    """Compare two ONNX models (paths, bytes or protocol buffers) or two programs, for at most about *limit* seconds.
+
+    Inputs and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser
+    are understood.  Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit.
+    """
+    if isinstance(first, Program) and isinstance(second, Program):
+        return compare_programs(first, second)
+    if isinstance(first, Program) or isinstance(second, Program):
+        raise Refused("found a program and a model, expected two programs or two models")
+    one, other = (load_model(each, rewrite=expand_contrib_operators) for each in (first, second))
+    return compare_models(one, other, limit)
+
+
+ModelLike: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto | Program"
+
+
+def compare_programs(first: Program, second: Program) -> Equality:
+    """Compare two programs whose inputs correspond by name, and outputs by name or by position."""
+    start = perf_counter()
+    if set(first.outputs).isdisjoint(second.outputs) and len(first.outputs) == len(second.outputs):
+        inner = [e.name for e in second.equations if e.name not in second.outputs]
+        new = dict(zip(second.outputs, first.outputs, strict=True))
+        taken = {*first.outputs, *inner, *(t.name for t in second.inputs)}
+        new |= {name: _fresh(name, taken) for name in inner if name in first.outputs}
+        second = rename_tensors(second, new)
+    found = certify(first, second)
+    kinds: dict[str, EqualityKind] = {"proved": "proved", "rounded": "rounded", "false": "different"}
+    pairs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs)
+    return Equality(kinds.get(found.kind, "unknown"), pairs, (), perf_counter() - start, why=str(found))
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    return next(new for n in range(len(taken) + 1) if (new := f"{name}_{n}") not in taken)
+
+
+def compare_models(first: Model, second: Model, limit: float = 60.0) -> Equality:
+    """Compare two models, with the same inputs and outputs by name or by position, for at most about *limit* seconds.
+
+    Weights are equal by content, or as products of the other model's weights up to rounding.  A difference is measured
+    in ONNX Runtime, on random inputs, against the difference that the order of computation makes.  Raises Refused if
+    the inputs or outputs do not fit, or ONNX Runtime cannot run a model.
+    """
+    start = perf_counter()
+    outputs = match_interface("output", first.outputs, second.outputs)
+    sweep = open_sweep(first, second)
+    difference = find_difference(first, second, outputs)
+    if difference is not None:
+        node = _first_difference(sweep)
+        why = f"no value of the second model may equal the result of node {node}" if node else ""
+        return Equality("different", (), (), perf_counter() - start, difference, (node, ""), why)
+    pairs = list[ValuePair]()
+    for pair in sweep.run():
+        pairs.append(pair)
+        if perf_counter() - start > limit:
+            break
+    seconds, folded = perf_counter() - start, tuple(sweep.folded)
+    if all(sweep.are_equal(mine, theirs) for mine, theirs in outputs.items()):
+        kind = weakest_kind(pair.certificate.kind for pair in pairs)
+        is_rounded = kind == "rounded" or any(each.error for each in folded)
+        return Equality("rounded" if is_rounded else "proved", tuple(pairs), folded, seconds)
+    late = f"the limit of {limit:g} s was reached; " if seconds > limit else ""
+    nodes, why = sweep.first_undecided()
+    return Equality("unknown", tuple(pairs), folded, seconds, None, nodes, late + why)
+
+
+def find_difference(first: Model, second: Model, outputs: Mapping[str, str], seconds: float = 5.0) -> Difference | None:
+    """Return the largest difference of the *outputs* on random inputs; None if it may be rounding.
+
+    Two inputs are tried, and more for at most *seconds*; they have different magnitudes.
+    """
+    start = perf_counter()
+    inputs = match_interface("input", first.inputs, second.inputs)
+    exact = open_session(first.original, 1, adjust=without_optimisations)
+    fast, other = open_session(first.original, 1), open_session(second.original, 1)
+    for seed in range(MAX_DRAWS):
+        if seed > 1 and perf_counter() - start > seconds:
+            break
+        draw = random_model_inputs(first, seed)
+        scale = 4.0 ** (seed % 3)  # a value that is far below 0 on small inputs may matter on large ones
+        feeds = {name: (a * scale).astype(a.dtype) if a.dtype.kind == "f" else a for name, a in draw.items()}
+        want, again = (dict(zip(outputs, run_session(s, list(outputs), feeds), strict=True)) for s in (exact, fast))
+        theirs = {inputs[name]: array for name, array in feeds.items()}
+        got = dict(zip(outputs, run_session(other, list(outputs.values()), theirs), strict=True))
+        for name in outputs:
+            at = _differing_element(want[name], again[name], got[name])
+            if at is not None:
+                return Difference(name, at, float(want[name][at]), float(got[name][at]), feeds)
+    return None
+
+
+def _differing_element(want: Array, again: Array, got: Array) -> tuple[int, ...] | None:
+    """The element in which *got* differs most from *want*, more than the same computation *again* does."""
+    if not want.size or want.dtype.kind not in "fiub":
+        return None
+    size = np.abs(want[np.isfinite(want)].astype(np.float64)).max(initial=0)
+    limit = max(NOISE_FACTOR * _distances(want, again).max(), LEAST_DIFFERENCE * size)
+    apart = _distances(want, got)
+    worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    return tuple(map(int, worst)) if apart[worst] > limit else None
+
+
+def _distances(a: Array, b: Array) -> Array:
+    """The distance of each element; 0 where both are infinite or no number, infinite where one is."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.nan_to_num(apart, nan=np.inf, posinf=np.inf))
+
+
+def _first_difference(sweep: Sweep) -> str:
+    """The first node of the first model that computes a value that no value of the second may equal."""
+    for node in sweep.one.model.nodes:
+        known = [name for name in node.results if name in sweep.samples[0]]
+        if known and not any(True for name in known for _ in sweep.candidates(name)):
+            return node.name
+    return ""

@@ -1,0 +1,276 @@
+"""Equality of models: what optimisers write is proved, and single changes are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import einnet_explore as ee
+from einnet_check import check as check_independently
+from einnet_explore.cli import main
+from einnet_explore.session.model_equality import Equality
+from einnet_explore.support.errors import Refused
+
+LENGTH, WIDTH, HEADS = 6, 16, 2
+
+
+class Block:
+    """A transformer block with a convolution in front, written in one of two ways."""
+
+    def __init__(self, spelling: str) -> None:
+        self.spelling = spelling
+        self.nodes: list[onnx.NodeProto] = []
+        rng = np.random.default_rng(1)
+        shapes = {"w": (4, 3, 3, 3), "bias": (4,), "g0": (4,), "h0": (4,), "mean": (4,), "Wp": (4 * 24, WIDTH * LENGTH)}
+        shapes |= {f"W{n}": (WIDTH, WIDTH) for n in "qkvo"} | {f"b{n}": (WIDTH,) for n in "qkvo"}
+        shapes |= {"W1": (WIDTH, 32), "b1": (32,), "W2": (32, WIDTH), "b2": (WIDTH,), "g1": (WIDTH,), "h1": (WIDTH,)}
+        self.weights = {
+            name: (rng.standard_normal(shape) / np.sqrt(shape[0] if len(shape) > 1 else 1)).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+        self.weights["h0"] = np.abs(self.weights["h0"])  # no channel is always below 0
+        self.weights["var"] = np.abs(rng.standard_normal(4)).astype(np.float32) + np.float32(0.5)
+
+    def constant(self, value: object, kind: type = np.float32) -> str:
+        name = f"c{len(self.weights)}"
+        self.weights[name] = np.array(value, kind)
+        return name
+
+    def node(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+        name = output or f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], f"n{len(self.nodes)}", **attributes))  # type: ignore[arg-type]
+        return name
+
+    def normalised(self, x: str, scale: str, shift: str) -> str:
+        if self.spelling == "fused":
+            return self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=1e-5)
+        last = self.constant([-1], np.int64)
+        centred = self.node("Sub", x, self.node("ReduceMean", x, last))
+        variance = self.node("ReduceMean", self.node("Mul", centred, centred), last)
+        deviation = self.node("Sqrt", self.node("Add", variance, self.constant(1e-5)))
+        return self.node("Add", self.node("Mul", self.node("Div", centred, deviation), scale), shift)
+
+    def heads(self, x: str, letter: str) -> str:
+        if self.spelling == "fused":
+            y = self.node("Add", self.node("MatMul", x, f"W{letter}"), f"b{letter}")
+        else:
+            flat = self.node("Reshape", x, self.constant([LENGTH, WIDTH], np.int64))
+            y = self.node("Gemm", flat, f"W{letter}", f"b{letter}")
+        shape = self.constant([1, LENGTH, HEADS, WIDTH // HEADS], np.int64)
+        return self.node("Transpose", self.node("Reshape", y, shape), perm=[0, 2, 1, 3])
+
+    def convolution(self) -> str:
+        if self.spelling == "fused":
+            scale = self.weights["g0"] / np.sqrt(self.weights["var"] + np.float32(1e-5))
+            self.weights["folded"] = self.weights["w"] * scale[:, None, None, None]
+            self.weights["shift"] = (self.weights["bias"] - self.weights["mean"]) * scale + self.weights["h0"]
+            y = self.node("Conv", "image", "folded", "shift", pads=[1, 1, 1, 1])
+        else:
+            y = self.node("Conv", "image", "w", "bias", pads=[1, 1, 1, 1])
+            y = self.node("BatchNormalization", y, "g0", "h0", "mean", "var")
+        flat = self.node("Reshape", self.node("Relu", y), self.constant([1, -1], np.int64))
+        tokens = self.constant([1, LENGTH, WIDTH], np.int64)
+        return self.node("Reshape", self.node("MatMul", flat, "Wp"), tokens)
+
+    def attention(self, x: str) -> str:
+        q, k, v = (self.heads(x, letter) for letter in "qkv")
+        keys, root = self.node("Transpose", k, perm=[0, 1, 3, 2]), float(np.sqrt(WIDTH // HEADS))
+        if self.spelling == "fused":
+            scores = self.node("Div", self.node("MatMul", q, keys), self.constant(root))
+        else:
+            scores = self.node("MatMul", self.node("Mul", q, self.constant(1 / root)), keys)
+        mixed = self.node("MatMul", self.node("Softmax", scores, axis=-1), v)
+        joined = self.node("Transpose", mixed, perm=[0, 2, 1, 3])
+        flat = self.node("Reshape", joined, self.constant([1, LENGTH, WIDTH], np.int64))
+        return self.node("Add", self.node("MatMul", flat, "Wo"), "bo")
+
+    def gelu(self, z: str) -> str:
+        if self.spelling == "fused":
+            inside = self.node("Erf", self.node("Div", z, self.constant(np.sqrt(2))))
+            return self.node("Mul", self.node("Mul", z, self.node("Add", inside, self.constant(1))), self.constant(0.5))
+        inside = self.node("Erf", self.node("Mul", z, self.constant(np.sqrt(0.5))))
+        half = self.node("Mul", self.constant(0.5), z)
+        return self.node("Mul", half, self.node("Add", self.constant(1), inside))
+
+    def model(self) -> onnx.ModelProto:
+        x = self.convolution()
+        normal = self.normalised(x, "g1", "h1")
+        attended = self.attention(normal)
+        x = self.node("Add", *((x, attended) if self.spelling == "fused" else (attended, x)))
+        z = self.gelu(self.node("Add", self.node("MatMul", x, "W1"), "b1"))
+        self.node("Add", x, self.node("Add", self.node("MatMul", z, "W2"), "b2"), output="y")
+        read = {name for node in self.nodes for name in node.input}
+        graph = helper.make_graph(
+            self.nodes,
+            "block",
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 4, 6])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, LENGTH, WIDTH])],
+            [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def fused() -> onnx.ModelProto:
+    return Block("fused").model()
+
+
+@pytest.fixture(scope="module")
+def plain() -> onnx.ModelProto:
+    return Block("plain").model()
+
+
+def optimised(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(path)
+
+
+def replayed(found: Equality, folder: Path) -> set[str]:
+    """The verdicts of the independent checker on the certificates of *found*."""
+    found.save_certificates(folder)
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    assert len(records) == len(found.pairs)
+    return {v.kind for record in records for v in check_independently(record, rules={"comparison"})}
+
+
+def test_two_spellings_of_a_block_are_equal_and_the_certificates_are_replayed(
+    fused: onnx.ModelProto, plain: onnx.ModelProto, tmp_path: Path
+) -> None:
+    for one, other in ((fused, plain), (plain, fused)):
+        found = ee.equal(one, other)
+        assert found
+        assert found.kind == "rounded"
+        assert {"folded", "shift"} <= {each.weight.partition("_")[2] for each in found.folded}
+        assert max(each.error for each in found.folded) < 1e-6
+        assert replayed(found, tmp_path / str(one is fused)) == {"proved"}
+
+
+@pytest.mark.parametrize("level", ["BASIC", "EXTENDED"])
+def test_files_of_onnx_runtimes_optimiser_are_equal(
+    level: str, fused: onnx.ModelProto, plain: onnx.ModelProto, tmp_path: Path
+) -> None:
+    for model in (fused, plain):
+        assert ee.equal(model, optimised(model, level, tmp_path / "m.onnx"))
+
+
+def test_equal_models_without_folded_weights_are_proved(fused: onnx.ModelProto) -> None:
+    assert ee.equal(fused, fused).kind == "proved"
+
+
+def test_the_file_that_optimize_writes_is_equal(plain: onnx.ModelProto, tmp_path: Path) -> None:
+    fast = ee.optimize(plain, budget=5, threads=1, target_runtime="onnxruntime")
+    fast.save(tmp_path / "fast.onnx")
+    assert ee.equal(plain, tmp_path / "fast.onnx")
+
+
+def mutants(model: onnx.ModelProto) -> Iterable[tuple[str, onnx.ModelProto]]:
+    """*model* with one element of a weight, one attribute, one wire or one operator changed."""
+
+    def copy() -> onnx.ModelProto:
+        return onnx.ModelProto.FromString(model.SerializeToString())
+
+    for n, weight in enumerate(model.graph.initializer):
+        array = numpy_helper.to_array(weight)
+        if array.dtype.kind != "f" or weight.name == "bk":  # softmax does not depend on the key's bias
+            continue
+        for at in {0, array.size // 2, array.size - 1}:
+            changed, other = copy(), array.copy()
+            other.reshape(-1)[at] += np.float32(0.25)
+            changed.graph.initializer[n].CopyFrom(numpy_helper.from_array(other, weight.name))
+            yield f"{weight.name}[{at}]", changed
+    for n, node in enumerate(model.graph.node):
+        for spelled in {
+            "Add": "Sub",
+            "Mul": "Add",
+            "Div": "Mul",
+            "Relu": "Abs",
+            "Softmax": "Sigmoid",
+            "Erf": "Tanh",
+        }.items():
+            if node.op_type == spelled[0] and "bk" not in node.input:
+                changed = copy()
+                changed.graph.node[n].op_type = spelled[1]
+                if spelled[1] == "Sigmoid":
+                    del changed.graph.node[n].attribute[:]
+                yield f"{node.name}: {spelled[1]}", changed
+        if node.op_type == "MatMul" and node.input[1] in ("Wq", "Wk", "Wv", "Wo"):
+            changed = copy()
+            changed.graph.node[n].input[1] = {"Wq": "Wk", "Wk": "Wv", "Wv": "Wo", "Wo": "Wq"}[node.input[1]]
+            yield f"{node.name}: other weight", changed
+        if node.op_type == "LayerNormalization":
+            changed = copy()
+            changed.graph.node[n].attribute[1].f = 0.1
+            yield f"{node.name}: epsilon", changed
+
+
+def test_single_changes_are_found_with_an_element_that_differs(fused: onnx.ModelProto) -> None:
+    missed, count = [], 0
+    for what, changed in mutants(fused):
+        found = ee.equal(fused, changed)
+        count += 1
+        if found.kind != "different" or found.difference is None:
+            missed.append((what, str(found)))
+            continue
+        session = onnxruntime.InferenceSession(changed.SerializeToString(), providers=["CPUExecutionProvider"])
+        (got,) = session.run(["y"], dict(found.difference.inputs))
+        assert got[found.difference.at] == pytest.approx(found.difference.second, rel=1e-4)
+    assert count > 60
+    assert missed == []
+
+
+def test_a_change_below_the_noise_is_never_called_proved(fused: onnx.ModelProto) -> None:
+    changed = onnx.ModelProto.FromString(fused.SerializeToString())
+    weight = next(w for w in changed.graph.initializer if w.name == "Wp")
+    array = numpy_helper.to_array(weight).copy()
+    array[0, 0] += np.float32(1e-4)
+    weight.CopyFrom(numpy_helper.from_array(array, "Wp"))
+    found = ee.equal(fused, changed)
+    assert not found
+    assert found.kind in ("different", "unknown")
+
+
+def test_programs_are_compared_whatever_their_outputs_are_called() -> None:
+    one = ee.parse("tensor A[4, 5]\ntensor B[5, 6]\nY[i:4, j:6] = sum[k:5] A[i, k] * B[k, j]\n")
+    other = ee.parse("tensor A[4, 5]\ntensor B[5, 6]\nZ[a:4, b:6] = sum[c:5] B[c, b] * A[a, c]\n")
+    wrong = ee.parse("tensor A[4, 5]\ntensor B[5, 6]\nZ[a:4, b:6] = sum[c:4] B[c, b] * A[a, c]\n")
+    assert ee.equal(one, other).kind == "proved"
+    assert ee.equal(one, wrong).kind == "different"
+
+
+def test_models_that_do_not_fit_are_refused(fused: onnx.ModelProto) -> None:
+    other = onnx.ModelProto.FromString(fused.SerializeToString())
+    other.graph.output.append(helper.make_tensor_value_info("v0", TensorProto.FLOAT, None))
+    with pytest.raises(Refused, match="outputs: found 2 in the second model, expected 1"):
+        ee.equal(fused, other)
+    with pytest.raises(Refused, match="expected two programs or two models"):
+        ee.equal(fused, ee.parse("tensor A[4]\nY[i:4] = A[i]\n"))
+
+
+def test_the_command_has_exit_codes_and_writes_inputs(
+    fused: onnx.ModelProto, plain: onnx.ModelProto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, wrong = (str(tmp_path / f"{name}.onnx") for name in ("one", "other", "wrong"))
+    onnx.save(fused, one)
+    onnx.save(plain, other)
+    onnx.save(next(changed for _, changed in mutants(fused)), wrong)
+    assert main(["equal", one, one]) == 0
+    assert main(["equal", one, other]) == 3
+    assert main(["equal", one, other, "--require", "rounded"]) == 0
+    inputs, page, document = (str(tmp_path / name) for name in ("x.npz", "page.html", "found.json"))
+    assert main(["equal", one, wrong, "--inputs", inputs, "--html", page, "--json", document]) == 1
+    assert "in the first model" in capsys.readouterr().out
+    assert np.load(inputs)["image"].shape == (1, 3, 4, 6)
+    assert json.loads(Path(document).read_text())["kind"] == "different"
+    assert "different" in Path(page).read_text()
+    assert main(["equal", one, str(tmp_path / "missing.onnx")]) == 2
