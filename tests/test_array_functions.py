@@ -105,3 +105,10 @@ def test_other_types_are_refused() -> None:
 def test_an_array_by_keyword_is_refused() -> None:
     with pytest.raises(Refused, match="y is a ndarray: a keyword argument is a constant"):
         ee.fuse(lambda x, y: x + y)(np.ones(3), y=np.ones(3))
+
+
+def test_a_function_without_python_source_is_refused_with_its_name() -> None:
+    with pytest.raises(Refused, match="sort, which has no Python source"):
+        ee.fuse(np.sort)(np.ones((3, 4), np.float32))
+    with pytest.raises(Refused, match="sorted, which has no Python source"):
+        ee.fuse(sorted)(np.ones((3, 4), np.float32))

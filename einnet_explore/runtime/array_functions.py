@@ -257,7 +257,9 @@ class FusedFunction:
 
     def _place(self, error: Exception) -> str:
         """The last line of the user's file that led to *error*."""
-        code = self.function.__code__
+        code = getattr(self.function, "__code__", None)
+        if code is None:  # a built-in function or a ufunc
+            return f"{getattr(self.function, '__name__', 'the function')}, which has no Python source"
         lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == code.co_filename]
         return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
 
