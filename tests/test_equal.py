@@ -248,6 +248,37 @@ def test_programs_are_compared_whatever_their_outputs_are_called() -> None:
     assert ee.equal(one, wrong).kind == "different"
 
 
+def test_copies_of_inputs_and_operators_without_expression_are_equal() -> None:
+    def model(nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+        image, numbers = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y"))
+        graph = helper.make_graph(nodes, "g", [image], [numbers, helper.make_tensor_value_info("z", 1, [2, 3])])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+    one = model(
+        [
+            helper.make_node("Identity", ["x"], ["y"]),
+            helper.make_node("Round", ["y"], ["r"]),
+            helper.make_node("Add", ["r", "x"], ["z"]),
+        ]
+    )
+    other = model(
+        [
+            helper.make_node("Round", ["x"], ["r"]),
+            helper.make_node("Identity", ["x"], ["y"]),
+            helper.make_node("Add", ["x", "r"], ["z"]),
+        ]
+    )
+    wrong = model(
+        [
+            helper.make_node("Floor", ["x"], ["r"]),
+            helper.make_node("Identity", ["x"], ["y"]),
+            helper.make_node("Add", ["x", "r"], ["z"]),
+        ]
+    )
+    assert ee.equal(one, other).kind == "proved"
+    assert ee.equal(one, wrong).kind == "different"
+
+
 def test_models_that_do_not_fit_are_refused(fused: onnx.ModelProto) -> None:
     other = onnx.ModelProto.FromString(fused.SerializeToString())
     other.graph.output.append(helper.make_tensor_value_info("v0", TensorProto.FLOAT, None))

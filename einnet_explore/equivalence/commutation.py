@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise, permutations
+from itertools import groupby, pairwise, permutations, product
 
-from einnet_explore.equivalence.linear_space import Factor, Form
+from einnet_explore.equivalence.linear_space import Factor, Form, Undecided
 from einnet_explore.equivalence.term_relation import Term
+
+MAX_PIECES = 2000
+"""Pieces of terms up to which factors are ordered: four factors of one tensor of rank 2 have about 400."""
 
 
 def order_factors(terms: list[Term]) -> list[Term]:
     """Sort the factors of one tensor by their indices, in lexical order.
 
     Every permutation of a term's factors becomes a piece, restricted to where it is the stably sorted one; the pieces
-    partition the term.
+    partition the term.  Raises Undecided for more than ``MAX_PIECES``.
     """
-    return [piece for term in terms for piece in _sorted_pieces(term)]
+    pieces: list[Term] = []
+    for term in terms:
+        for piece in _sorted_pieces(term):
+            if len(pieces) == MAX_PIECES:
+                raise Undecided(f"the factors of one tensor have more than {MAX_PIECES} orders")
+            pieces.append(piece)
+    return pieces
 
 
 def _sorted_pieces(term: Term) -> Iterable[Term]:
     names = [name for name, _ in term.factors]
-    for order in permutations(range(len(names))):
-        if [names[n] for n in order] != names:
-            continue
+    groups = [permutations(list(same)) for _, same in groupby(range(len(names)), names.__getitem__)]
+    for chosen in product(*groups):
+        order = [n for group in chosen for n in group]
         choices: list[tuple[Form, ...]] = [()]
         for a, b in pairwise(order):
             if names[a] == names[b]:

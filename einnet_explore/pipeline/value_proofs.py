@@ -147,10 +147,13 @@ class Sweep:
                 second = next(iter(self.candidates(first)), None)
                 if second is None:
                     continue
-                twin = next(other.name for other in self.other.model.nodes if second in other.results)
+                twin = next((other.name for other in self.other.model.nodes if second in other.results), "")
                 found = self._compare(first, second, 0)
                 why = "too many equations" if found is None else found.certificate.detail or "not proved"
-                return (node.name, twin), f"{first} of {node} and {second} of node {twin}: {why}"
+                return (
+                    node.name,
+                    twin,
+                ), f"{first} of {node} and {second} of {f'node {twin}' if twin else 'the inputs'}: {why}"
         return ("", ""), "no value before the outputs has a counterpart in the other model"
 
     def _merge_opaque(self, node: ModelNode) -> None:
@@ -204,10 +207,13 @@ class Sweep:
     def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
         """The program of tensor *name* over representatives, *levels* of which are computed too."""
         root = side.equations.get(name)
+        if self.same.get(name) == name or (
+            root is None and name in self.same
+        ):  # known, and compared with one more value
+            xs = extent_iterators(self.shapes[name])
+            root = Equation(RESULT, Scope(xs, (), Tensor(name, self.shapes[name])[xs]))
         if root is None:
             raise Refused(f"{name} has no equation")
-        if self.same.get(name) == name:  # it is known, and compared with one more value
-            root = Equation(RESULT, Scope(root.scope.traversals, (), root.tensor[root.scope.traversals]))
         definitions = self._definitions(side, root, levels)
 
         def represent(t: Tensor) -> Tensor | Scope:
