@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import einnet_explore as ee
 from einnet_check import check as check_independently
 from einnet_explore.cli import main
-from einnet_explore.session.model_equality import Equality
+from einnet_explore.session.model_equality import Difference, Equality
 from einnet_explore.support.errors import Refused
 
 LENGTH, WIDTH, HEADS = 6, 16, 2
@@ -305,3 +305,10 @@ def test_the_command_has_exit_codes_and_writes_inputs(
     assert json.loads(Path(document).read_text())["kind"] == "different"
     assert "different" in Path(page).read_text()
     assert main(["equal", one, str(tmp_path / "missing.onnx")]) == 2
+
+
+def test_inputs_of_any_name_are_saved(tmp_path: Path) -> None:
+    inputs = {name: np.arange(3, dtype=np.float32) for name in ("file", "allow_pickle", "args/0")}
+    Difference("y", (0,), 1.0, 2.0, inputs).save_inputs(tmp_path / "x.npz")
+    saved = np.load(tmp_path / "x.npz")
+    assert {name: saved[name].tolist() for name in inputs} == {name: [0, 1, 2] for name in inputs}

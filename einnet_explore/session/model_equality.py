@@ -8,9 +8,11 @@ from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, TypeAlias
+from zipfile import ZipFile
 
 import numpy as np
 import onnx
+from numpy.lib.format import write_array
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.checker.record import FORMAT, VERSION
@@ -65,7 +67,10 @@ class Difference:
 
     def save_inputs(self, path: str | PathLike[str]) -> None:
         """Write the inputs by name as a NumPy archive (``.npz``)."""
-        np.savez(path, allow_pickle=False, **self.inputs)
+        with ZipFile(path, "w") as archive:
+            for name, values in self.inputs.items():
+                with archive.open(f"{name}.npy", "w") as entry:
+                    write_array(entry, np.asarray(values))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
