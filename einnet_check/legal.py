@@ -71,13 +71,13 @@ def wrong_call(equation: Equation, views: dict[str, tuple[int, ...]]) -> str | N
                 return f"operand {n} of {equation.operator} is no tensor of shape {shape}"
             outside = -inf if "= max" in text else Fraction(0)
             given[f"T{n}"] = source._replace(reach=source.box, value=outside, weight=False)
-            *_, row, beside = (0, *views.get(source.name, (0, shape[-1], 1)))
-            if beside != 1 and shape[-1] > 1:
-                return f"elements of a row of operand {n} are {beside} apart, not 1"
-            name = f"ld{'ab'[n]}" if equation.operator.endswith("Matmul") else ""
-            named = a(name, shape[-1]) if name else shape[-1]
-            if len(shape) > 1 and row != named and (name in attributes or shape[-2] > 1):
-                return f"rows of operand {n} are {row} apart, not {named}"
+            packed = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+            held = views.get(source.name, packed)
+            matrix = equation.operator.endswith("Matmul")
+            want = (*held[:-2], a(f"ld{'ab'[n]}", shape[-1]), 1) if matrix else packed
+            for d, extent in enumerate(shape):
+                if held[d] != want[d] and extent > 1:
+                    return f"operand {n} has stride {held[d]} in dimension {d}, not {want[d]}"
         scope = Parser(text, given).scope("=")
         if unknown := set(attributes) - seen:
             return f"{equation.operator} has no attribute {', '.join(sorted(unknown))}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import einnet_check
 from einnet_explore.checker.record import RecordError, check_file, check_record, require_instance
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Equation, Instance, Iterator, Scope, Tensor, mul
@@ -99,6 +100,40 @@ def test_a_start_that_is_wrong_by_itself() -> None:
     text = "tensor A[4, 4]\nY[i:4] = A[0, i] via Matmul(m=4, n=1, k=1)\n"
     report = check_record({"format": "einnet-explore record", "version": 1, "start": text, "steps": []})
     assert report.counterexample == "start: Y: Matmul takes 2 operands, the equation reads 1"
+
+
+ROWS = "T[i:4, j:2] = C[i, j+{first}] via View(offset={first}, strides=(4, 1))"
+COLUMNS = "T[i:4, j:2] = D[j+{first}, i] via View(offset={offset}, strides=(1, 4))"
+PRODUCT = "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2{lda})"
+
+
+@pytest.mark.parametrize(
+    ("view", "lda", "fault"),
+    [
+        (ROWS.format(first=1), ", lda=4", None),
+        (ROWS.format(first=1), "", "takes A with stride 2 in dimension 0, T has 4"),
+        (ROWS.format(first=1), ", lda=3", "takes A with stride 3 in dimension 0, T has 4"),
+        (COLUMNS.format(first=1, offset=4), ", lda=4", "takes A with stride 4 in dimension 0, T has 1"),
+        ("T[i:4, j:2] = C[i, j+1]", ", lda=4", "takes A with stride 4 in dimension 0, T has 2"),
+        ("T[i:4, j:2] = C[i, j+1]", ", lda=2", None),
+    ],
+)
+def test_both_checkers_compare_the_strides_of_operands(view: str, lda: str, fault: str | None) -> None:
+    text = f"tensor B[2, 4]\ntensor C[4, 4]\ntensor D[4, 4]\n{view}\n{PRODUCT.format(lda=lda)}\n"
+    record = {"format": "einnet-explore record", "version": 1, "start": text, "steps": []}
+    report, independent = check_record(record), einnet_check.certificate(record)
+    assert (report.ok, independent["kind"] == "proved") == (fault is None, fault is None)
+    assert fault is None or fault in str(report.counterexample)
+
+
+def test_a_view_that_changes_under_an_operator_is_refused() -> None:
+    before = f"tensor B[2, 4]\ntensor C[4, 4]\n{ROWS.format(first=0)}\n{PRODUCT.format(lda=', lda=4')}\n"
+    after = before.replace("C[i, j+0] via View(offset=0, strides=(4, 1))", "C[i, j]")
+    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": after}
+    record = {"format": "einnet-explore record", "version": 1, "start": before, "steps": [step]}
+    assert check_record({**record, "steps": []}).ok
+    assert "T has 2" in str(check_record(record).counterexample)
+    assert "dimension 0" in str(einnet_check.certificate(record))
 
 
 MATMUL = next(o for o in OPERATORS if o.name == "Matmul")

@@ -568,7 +568,7 @@ SOLE = [
     (f'{PRODUCT}Matmul(m=4, n=4, k="2")', "Matmul: attribute k is '2', expected an integer"),
     (f"{PRODUCT}Conv1d(m=4)", "Conv1d: attribute n is None"),
     (f"{PRODUCT}Matmul(m=5, n=4, k=2)", "operand 0 of Matmul is no tensor of shape [5, 2]"),
-    (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=3)", "rows of operand 0 are 2 apart, not 3"),
+    (f"{PRODUCT}Matmul(m=4, n=4, k=2, lda=3)", "operand 0 has stride 2 in dimension 0, not 3"),
     (f"{PRODUCT}Matmul(m=4, n=4, k=2, x=3)", "Matmul has no attribute x"),
     (f"{PRODUCT}Matmul(m=4, n=4, k=2, b=3)", "operand 0 of Matmul is no tensor of shape [3, 4, 2]"),
     (f"{PRODUCT}Add(i=16)", "operand 0 of Add is no tensor of shape [16]"),
@@ -579,9 +579,10 @@ SOLE = [
     ("Y[m:4, n:2] = {[i:4] C[i, i]}[m] * A[m, n] via Mul(i=8)", "operand 0 of Mul is no tensor"),
     ("T[n:4, k:2] = C[n, 2*k] via View(offset=0, strides=(4, 2))\n"
      "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2, lda=4)",
-     "elements of a row of operand 0 are 2 apart, not 1"),
+     "operand 0 has stride 2 in dimension 1, not 1"),
     ("T[k:4, n:4] = C[n, k] via View(offset=0, strides=(1, 4))\n"
-     "Y[m:4, n:4] = sum[k:4] T[m, k]*C[k, n] via Matmul(m=4, n=4, k=4, lda=1)", "are 4 apart, not 1"),
+     "Y[m:4, n:4] = sum[k:4] T[m, k]*C[k, n] via Matmul(m=4, n=4, k=4, lda=1)",
+     "operand 0 has stride 4 in dimension 1, not 1"),
     ("Y[i:4] = sum[k:4] C[i, k] via View", "a view reads one tensor and nothing else"),
     ("Y[i:4] = A[i//2, 0] via View", "a view lies elsewhere"),
     ("Y[i:5] = D[i] via View", "a view lies elsewhere"),
@@ -604,13 +605,14 @@ SOLE = [
     ("T[i:4, j:2] = C[i, j+1] via View(offset=1, strides=(4, 1))\n"
      "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2, lda=4)", None),
     ("T[i:4, j:2] = C[i, j+1] via View(offset=1, strides=(4, 1))\n"
-     "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2)", "rows of operand 0 are 4 apart, not 2"),
+     "Y[m:4, n:4] = sum[k:2] T[m, k]*B[k, n] via Matmul(m=4, n=4, k=2)",
+     "operand 0 has stride 4 in dimension 0, not 2"),
     ("T[n:2, c:2] = C[n, c+1] via View(offset=1, strides=(4, 1))\n"
      "Y[n:2, f:2, h:1] = sum[c:2, r:1] {[n:2, c:2, h:1] T[n, c]}[n, c, h] * {[f:2, c:2, r:1] B[f, c]}[f, c, r] "
      "via Conv1d(n=2, f=2, c=2, h=1, r=1, H=1, sh=1, dh=1, ph=0)", "operand 0 of Conv1d is no tensor"),
     ("T[n:1, c:2, h:3] = C[c, h+1] via View(offset=1, strides=(0, 4, 1))\nK[f:1, c:2, r:1] = B[0, c]\n"
      "Y[n:1, f:1, h:3] = sum[c:2, r:1] T[n, c, h+r] * K[f, c, r] "
-     "via Conv1d(n=1, f=1, c=2, h=3, r=1, H=3, sh=1, dh=1, ph=0)", "rows of operand 0 are 4 apart, not 3"),
+     "via Conv1d(n=1, f=1, c=2, h=3, r=1, H=3, sh=1, dh=1, ph=0)", "operand 0 has stride 4 in dimension 1, not 3"),
     ("T[n:1, c:2, h:4] = C[c, h] via View(offset=0, strides=(0, 4, 1))\nK[f:1, c:2, r:1] = B[0, c]\n"
      "Y[n:1, f:1, h:4] = sum[c:2, r:1] T[n, c, h+r] * K[f, c, r] "
      "via Conv1d(n=1, f=1, c=2, h=4, r=1, H=4, sh=1, dh=1, ph=0)", None),

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from einnet_explore.analysis.flattening import flat_address
+from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.equivalence.assumptions import assume_infinite_tensors, join_axioms
 from einnet_explore.equivalence.certificate import Certificate, CertificateKind, certify, certify_chain
 from einnet_explore.equivalence.linear_space import Undecided
@@ -34,6 +35,7 @@ from einnet_explore.ir import (
     accesses,
     read_path,
 )
+from einnet_explore.operators.layout import strides_of
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.support.errors import Refused
@@ -175,11 +177,18 @@ def _mismatch(source: str, at: str, found: str, expected: str) -> RecordError:
     return RecordError(f"{source}: {at}: found {found}, expected {expected}")
 
 
-def require_instance(equation: Equation, operators: tuple[Operator, ...] = OPERATORS) -> None:
+Strides: TypeAlias = "Mapping[str, tuple[int, ...]]"
+"""The strides of views, by the views' names."""
+
+
+def require_instance(
+    equation: Equation, operators: tuple[Operator, ...] = OPERATORS, views: Strides = MappingProxyType({})
+) -> None:
     """Raise Refused if *equation* differs from its instance.
 
     An operator's equation must be its canonical expression, with its attributes, of the tensors that the equation
-    reads; a view must read one tensor, inside its box, at an address that is affine in the traversals.
+    reads; those among *views* must have the strides that the operator expects.  A view must read one tensor, inside its
+    box, at an address that is affine in the traversals.
     """
     via = equation.via
     if via is None or via.is_eoperator:
@@ -187,7 +196,7 @@ def require_instance(equation: Equation, operators: tuple[Operator, ...] = OPERA
     if via.operator == VIEW:
         _require_view(equation.scope, via)
     else:
-        _require_call(equation.scope, via, operators)
+        _require_call(equation.scope, via, operators, views)
 
 
 def _require_view(scope: Scope, via: Instance) -> None:
@@ -223,7 +232,7 @@ def _require_address(scope: Scope, address: Index, via: Instance) -> None:
             raise Refused(f"a view with {name} {named[name]}, the address has {value}")
 
 
-def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) -> None:
+def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...], views: Strides) -> None:
     operator = next((o for o in operators if via.operator in o.names), None)
     if operator is None:
         known = ", ".join(name for each in operators for name in each.names)
@@ -231,8 +240,9 @@ def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) 
             f"unknown operator {via.operator}, expected one of {known}; "
             f"an operator of your own needs operators=, or --operator '{via.operator}: EXPRESSION'"
         )
-    operands = [access.source for access in accesses(scope.body)]
-    if not all(isinstance(source, Tensor) for source in operands):
+    sources = [access.source for access in accesses(scope.body)]
+    operands = [source for source in sources if isinstance(source, Tensor)]
+    if len(operands) != len(sources):
         raise Refused(f"{via.operator} reads tensors, the equation reads a scope")
     expected = len(operator.pattern.operands)
     if len(operands) != expected:
@@ -241,6 +251,8 @@ def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) 
         canonical = operator.instantiate(dict(via.attributes), operands)
     except ValueError as error:
         raise Refused(str(error)) from None
+    for operand, source in zip(operator.pattern.operands, operands, strict=True):
+        _require_strides(operator, operand.name, source, via, views)
     if canonical == scope:
         return
     if canonical.box != scope.box:
@@ -251,6 +263,23 @@ def _require_call(scope: Scope, via: Instance, operators: tuple[Operator, ...]) 
         raise Refused(f"{via!r} could not be compared with the equation: {beyond}") from None
     if witness is not None:
         raise Refused(f"{via!r} is another expression: {witness}")
+
+
+def _require_strides(operator: Operator, operand: str, source: Tensor, via: Instance, views: Strides) -> None:
+    """Compare the strides of *source* with those that the operator takes; extents of 1 have any stride.
+
+    Rows of a *strided* operator's operand are as far apart as the attribute ``ld`` and its name says, batches any
+    distance.
+    """
+    want: tuple[Attribute, ...] = row_major_strides(source.shape)
+    held = views.get(source.name, want)
+    if operator.strided:
+        want = (*held[:-2], dict(via.attributes).get(f"ld{operand.lower()}", source.shape[-1]), 1)
+    for d, extent in enumerate(source.shape):
+        if extent > 1 and held[d] != want[d]:
+            raise Refused(
+                f"{via!r} takes {operand} with stride {want[d]} in dimension {d}, {source.name} has {held[d]}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +427,8 @@ def check_file(
 
 
 def _replay_step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
-    known = set(before.equations)
-    wrong = tuple(_instance_faults((e for e in step.after.equations if e not in known), operators))
+    old = set(_instance_faults(before, operators))
+    wrong = tuple(fault for fault in _instance_faults(step.after, operators) if fault not in old)
     claimed = None if step.certificate is None else step.certificate.kind
     return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
 
@@ -408,12 +437,16 @@ def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterab
     """Yield the illegal reads of *program*, then the instances that differ from their operators."""
     for equation in program.equations:
         yield from (f"{equation.name}: {wrong}" for wrong in illegal_reads(equation.scope))
-    yield from _instance_faults(program.equations, operators)
+    yield from _instance_faults(program, operators)
 
 
-def _instance_faults(equations: Iterable[Equation], operators: tuple[Operator, ...]) -> Iterable[str]:
-    for equation in equations:
+def _instance_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
+    """Yield how equations of *program* differ from their instances."""
+    views = dict[str, tuple[int, ...]]()
+    for equation in program.equations:
         try:
-            require_instance(equation, operators)
+            require_instance(equation, operators, views)
+            if equation.via is not None and equation.via.operator == VIEW:
+                views[equation.name] = strides_of(equation.scope)
         except Refused as why:
             yield f"{equation.name}: {why}"
