@@ -8,7 +8,7 @@ The other half are sums, products and maxima with windows, strides, domains and 
 first, or the result of a rule, mostly with one change of an index, range, bound, sum, factor or padding
 (``tests/certificate_steps.py``).  They are evaluated on random integers.
 
-The verdicts of ``certify``, the record checker, ``einnet_check`` and ``--modular`` are compared.  A pair that is called
+The verdicts of the record checker, ``einnet_check`` and ``--modular`` are compared.  A pair that is called
 ``proved`` or ``exact`` and differs at some input, of any sign and magnitude, is a finding; so is a ``rounded`` pair
 that differs by more than its bound.
 """
@@ -28,7 +28,7 @@ import einnet_check
 from benchmarks.soak.expressions import drawn
 from benchmarks.soak.outcome import Outcome
 from einnet_explore.checker.record import check_record
-from einnet_explore.equivalence.certificate import certify, compare_modulo_prime
+from einnet_explore.equivalence.certificate import Certificate, compare_modulo_prime
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import Program
@@ -90,7 +90,7 @@ def is_legal(program: Program) -> bool:
 def examine_programs(before: Program, after: Program, rng: random.Random, outcome: Outcome) -> None:
     """Compare the verdicts of all checkers on a pair with evaluation on integers."""
     texts = [text(program) for program in (before, after)]
-    verdicts = verdicts_of(texts, before, after, certify(before, after).kind)
+    _, verdicts = verdicts_of(texts, before, after)
     equal = are_equal(before, after, rng.getrandbits(30))
     for name, kind in verdicts.items():
         claims = kind in ("proved", "rounded", "exact")
@@ -114,13 +114,13 @@ def are_equal(before: Program, after: Program, seed: int) -> bool:
     return True
 
 
-def verdicts_of(texts: list[str], before: Program, after: Program, certified: str) -> dict[str, str]:
-    """Return the verdict of each checker on two programs with these *texts*; *certified* is that of ``certify``."""
+def verdicts_of(texts: list[str], before: Program, after: Program) -> tuple[Certificate, dict[str, str]]:
+    """Return the certificate of two programs with these *texts*, and the verdict of each checker."""
     step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": texts[1]}
     record = {"format": "einnet-explore record", "version": 1, "start": texts[0], "steps": [step]}
-    return {
-        "certify": certified,
-        "check": check_record(record).kind,
+    report = check_record(record)
+    return report.whole, {
+        "check": report.kind,
         "einnet_check": einnet_check.certificate(record)["kind"],
         "modular": _modular_verdict(before, after),
     }
@@ -311,8 +311,7 @@ def examine(before: Expression, after: Expression, rng: random.Random, outcome: 
     if pair[0] == pair[1]:  # reading folds constants in double precision
         outcome.counts["read as one program"] += 1
         return
-    found = certify(*pair)
-    verdicts = verdicts_of(texts, *pair, found.kind)
+    found, verdicts = verdicts_of(texts, *pair)
     claims = {name: kind for name, kind in verdicts.items() if kind in ("proved", "rounded", "exact")}
     differs = difference(before, after, rng, found.error) if claims else None
     for name, kind in verdicts.items():
@@ -323,7 +322,7 @@ def examine(before: Expression, after: Expression, rng: random.Random, outcome: 
         undefined = None in differs[1]
         if undefined and kind != "exact":  # proofs assume 1/x finite
             continue
-        if kind == "rounded" and (name != "certify" or differs[2]):  # only certify says by how much
+        if kind == "rounded" and (name != "check" or differs[2]):  # only check says by how much
             continue
         outcome.found(
             f"a pair that differs is called {kind} by {name}",
