@@ -11,9 +11,14 @@ from onnx_building import build, node
 
 from benchmarks.zoo import measured
 from benchmarks.zoo.__main__ import main
+from benchmarks.zoo.across import ACROSS
 from benchmarks.zoo.measured import Effort, Lab, spread, table
+from benchmarks.zoo.parts import Kind
 from einnet_evaluation.engines import EXPORTED, OURS
 from einnet_evaluation.rivals import ORT, RIVALS
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.strategies.factoring import factorings, products_at_run_time
 
 
 def result(path: str, ours: float, ort: float, load: float = 0.5) -> dict[str, Any]:
@@ -111,3 +116,10 @@ def test_results_of_other_options_are_renamed(
     main(["--out", str(out), "--threads", "2", models[1]])
     assert (out / "zoo.other.json").read_text() == first
     assert set(Lab(Effort(2), out).run([]).column("model")) == {"b"}
+
+
+@pytest.mark.parametrize("kind", ACROSS, ids=lambda kind: kind.name)
+def test_operators_that_algebra_reorders_are_one_subprogram_with_few_products(kind: Kind) -> None:
+    (subprogram,) = partition(load_model(kind.write())).subprograms
+    *_, best = factorings(subprogram.program)
+    assert products_at_run_time(subprogram.program) > 3.5 * products_at_run_time(best.end)

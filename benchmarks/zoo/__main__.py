@@ -6,8 +6,9 @@ subprograms and the reasons for the others; the kept, tuned and all subprograms;
 written file over ONNX Runtime, interleaved; the largest error; and the wall time.
 
 ``--exported`` takes real architectures with random weights instead of the small models (``exported.py``; most need the
-extra ``zoo``).  ``--out DIR`` measures the models and all rivals with one process for each engine, writes tables there,
-and resumes after an interrupt (``measured.py``).
+extra ``zoo``), ``--across`` programs whose operators linear algebra reorders (``across.py``).  ``--out DIR`` measures
+the models and all rivals with one process for each engine, writes tables there, and resumes after an interrupt
+(``measured.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from time import perf_counter
 import onnx
 
 from benchmarks.zoo import KINDS
+from benchmarks.zoo.across import ACROSS
 from benchmarks.zoo.exported import EXPORTED
 from benchmarks.zoo.measured import Effort, Lab
 from einnet_evaluation.engines import check_engines
@@ -43,7 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS", help="of each model (default: 60)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every engine (default: 1)")
-    parser.add_argument("--exported", action="store_true", help="real architectures instead of the small models")
+    family = parser.add_mutually_exclusive_group()
+    family.add_argument(
+        "--exported", dest="kinds", action="store_const", const=EXPORTED, default=KINDS, help="real architectures"
+    )
+    family.add_argument(
+        "--across", dest="kinds", action="store_const", const=ACROSS, help="programs that linear algebra reorders"
+    )
     parser.add_argument("--write", type=Path, metavar="DIR", help="only write the models to files in this folder")
     parser.add_argument("--read", action="store_true", help="only import the models and count the nodes in subprograms")
     parser.add_argument("--out", type=Path, metavar="DIR", help="measure, and write zoo.md, zoo.csv and zoo.json there")
@@ -56,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--again", action="store_true", help="with --out: repeat the measurements of an earlier run")
     asked = parser.parse_args(argv)
-    names = asked.models or [kind.name for kind in (EXPORTED if asked.exported else KINDS)]
+    names = asked.models or [kind.name for kind in asked.kinds]
     if asked.out:
         against = check_engines("", asked.against.split(","))
         lab = Lab(Effort(asked.threads, asked.budget, asked.rounds, asked.limit, against), asked.out)
@@ -84,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _asked(names: Sequence[str]) -> Iterable[tuple[str, str, onnx.ModelProto]]:
     """Name, title and model of each of *names*; a name may be a file's."""
-    known = {kind.name: kind for kind in (*KINDS, *EXPORTED)}
+    known = {kind.name: kind for kind in (*KINDS, *EXPORTED, *ACROSS)}
     for name in names:
         if name in known:
             try:
