@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import einnet_explore as ee
 from einnet_check import check as check_independently
 from einnet_explore.cli import main
+from einnet_explore.session.comparison_graphs import DIFFERENT
 from einnet_explore.session.model_equality import Difference, Equality
 from einnet_explore.support.errors import Refused
 
@@ -304,7 +306,24 @@ def test_the_command_has_exit_codes_and_writes_inputs(
     assert np.load(inputs)["image"].shape == (1, 3, 4, 6)
     assert json.loads(Path(document).read_text())["kind"] == "different"
     assert "different" in Path(page).read_text()
+    report = str(tmp_path / "report.xml")
+    for two, failures, kind in ((other, 1, "rounded"), (one, 0, None)):
+        assert main(["equal", one, two, "--junit", report]) == (3 if failures else 0)
+        suite = ElementTree.parse(report).getroot()
+        assert int(suite.attrib["failures"]) == failures
+        assert [each.attrib["type"] for each in suite.iter("failure")] == [kind] * failures
     assert main(["equal", one, str(tmp_path / "missing.onnx")]) == 2
+
+
+def test_the_page_shows_both_graphs_and_the_term_that_differs(fused: onnx.ModelProto) -> None:
+    wrong = dict(mutants(fused))["W2[0]"]
+    found = ee.equal(fused, wrong, parts=True)
+    assert found.nodes == ("n35", "n35") and "W2[0, 0] · v34[0, 0, 0] occurs 1 time before and 0 times" in found.why
+    assert len(found.pairs) > 35 and not ee.equal(fused, wrong).pairs
+    page = found.page("fused and wrong")
+    assert page.count("<svg") == 2 and page.count(DIFFERENT) == 2
+    numbers = [graph.count(f">= {n}<") for graph in page.split("second model</text>") for n in range(1, 40)]
+    assert sum(numbers) > 60 and numbers[:39] == numbers[39:]
 
 
 def test_inputs_of_any_name_are_saved(tmp_path: Path) -> None:

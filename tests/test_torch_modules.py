@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import einnet_explore as ee
@@ -161,3 +162,15 @@ def test_a_module_that_torch_cannot_export_is_refused() -> None:
 
     with pytest.raises(ee.Refused, match="Random: torch cannot export it: "):
         ee.optimize(Random(), (torch.randn(3),))
+
+
+def test_modules_are_compared_with_each_other_and_with_their_files(tmp_path: Path) -> None:
+    module, x = Attention().eval(), torch.randn(2, 5, 16)
+    onnx.save(torch_modules.export_module(module, (x,)), tmp_path / "a.onnx")
+    assert ee.equal(module, tmp_path / "a.onnx", example_inputs=(x,)).kind == "proved"
+    other = Attention().eval()
+    assert ee.equal(module, other, example_inputs=(x,)).kind == "different"
+    other.load_state_dict(module.state_dict())
+    assert ee.equal(module, other, example_inputs=(x,)).kind == "proved"
+    with pytest.raises(ValueError, match="Attention: found no example_inputs, expected a tuple of tensors"):
+        ee.equal(module, other)

@@ -344,7 +344,10 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--certificates", metavar="DIR", help="write one RECORD.json for each proved pair of values")
     command.add_argument("--inputs", metavar="FILE.npz", help="write the inputs on which the models differ")
-    command.add_argument("--html", metavar="FILE", help="write the report as one page")
+    command.add_argument(
+        "--html", metavar="FILE", help="write the verdict and both graphs, with equal values in one colour, as one page"
+    )
+    command.add_argument("--junit", metavar="FILE.xml", help="write the verdict as one test case in JUnit's form")
     _json_option(command)
 
 

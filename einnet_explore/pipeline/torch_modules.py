@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnx
@@ -52,6 +53,19 @@ def export_module(
         logging.disable(level)
     proto: onnx.ModelProto = program.model_proto
     return proto
+
+
+Source = TypeVar("Source")
+
+
+def export_if_module(model: Source, example_inputs: Sequence[object]) -> Source | onnx.ModelProto:
+    """Export *model* with the shapes of its *example_inputs* if it is a PyTorch module; return others as they are."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return model
+    if not example_inputs:
+        raise Refused(f"{type(model).__name__}: found no example_inputs, expected a tuple of tensors")
+    return export_module(model, example_inputs)
 
 
 def compile_graph(

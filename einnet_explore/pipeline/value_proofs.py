@@ -147,14 +147,53 @@ class Sweep:
                 second = next(iter(self.candidates(first)), None)
                 if second is None:
                     continue
-                twin = next((other.name for other in self.other.model.nodes if second in other.results), "")
+                twin = next((other for other in self.other.model.nodes if second in other.results), None)
                 found = self._compare(first, second, 0)
                 why = "too many equations" if found is None else found.certificate.detail or "not proved"
-                return (
-                    node.name,
-                    twin,
-                ), f"{first} of {node} and {second} of {f'node {twin}' if twin else 'the inputs'}: {why}"
+                names = (node.name, twin.name if twin else "")
+                return names, f"{first} of {node} and {second} of {twin or 'the inputs'}: {why}"
         return ("", ""), "no value before the outputs has a counterpart in the other model"
+
+    def first_difference(self) -> tuple[tuple[str, str], str]:
+        """Return the first node whose result no value of the second model may equal, its twin, and how they differ."""
+        for node in self.one.model.nodes:
+            first = next((name for name in node.results if name in self.samples[0]), None)
+            if first is None or any(True for _ in self.candidates(first)):
+                continue
+            twin = self._twin(node)
+            if twin is None:
+                return (node.name, ""), f"no value of the second model may equal the result of {node}"
+            return (
+                node.name,
+                twin.name,
+            ), f"{first} of {node} and {twin.results[0]} of {twin}: {self._term(first, twin)}"
+        return ("", ""), ""
+
+    def _term(self, first: str, twin: ModelNode) -> str:
+        """Say in which term *first* and the result of *twin* differ; ``second_`` begins names of the second model."""
+        try:
+            before, after = self._programs(first, twin.results[0], 0)
+            names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
+            names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
+            names |= {e.name: e.name for program in (before, after) for e in program.equations}
+            found = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
+        except Refused as why:
+            return str(why)
+        return found.counterexample or "they differ"
+
+    def _twin(self, node: ModelNode) -> ModelNode | None:
+        """Return the node of the second model that has the operator of *node* and most operands in common."""
+
+        def common(twin: ModelNode) -> int:
+            return sum(
+                self.are_equal(mine, theirs) or theirs in self.candidates(mine)
+                for mine, theirs in zip(node.inputs, twin.inputs, strict=False)
+                if mine and theirs
+            )
+
+        twins = [each for each in self.other.model.nodes if (each.op, each.domain) == (node.op, node.domain)]
+        best = max(twins, key=common, default=None)
+        return best if best is not None and best.results and common(best) else None
 
     def _merge_opaque(self, node: ModelNode) -> None:
         operands = [self.same.get(self.one.tensor(name)) for name in node.reads]
@@ -191,18 +230,17 @@ class Sweep:
     def _compare(self, first: str, second: str, levels: int) -> ValuePair | None:
         """Compare two values over the tensors *levels* behind the nearest equal ones; None if that is too much."""
         try:
-            before = self._program(self.one, self.one.tensor(first), levels)
-            after = self._program(self.other, self.other.tensor(second), levels)
-            after = _with_shape(after, before.equations[-1].scope.shape)
-            if self._define_weights(before, after):
-                return self._compare(first, second, levels)
-        except Refused:
-            return None
-        before, after = _comparable(before, after)
-        try:
+            before, after = _comparable(*self._programs(first, second, levels))
             return ValuePair(first, second, before, after, _prove(before, after))
         except Refused:
             return None
+
+    def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
+        """The programs of two values over representatives, *levels* of which are computed too."""
+        before = self._program(self.one, self.one.tensor(first), levels)
+        after = self._program(self.other, self.other.tensor(second), levels)
+        after = _with_shape(after, before.equations[-1].scope.shape)
+        return self._programs(first, second, levels) if self._define_weights(before, after) else (before, after)
 
     def _program(self, side: ModelEquations, name: str, levels: int) -> Program:
         """The program of tensor *name* over representatives, *levels* of which are computed too."""
@@ -356,14 +394,18 @@ def _with_shape(program: Program, shape: Shape) -> Program:
 
 def _comparable(before: Program, after: Program) -> tuple[Program, Program]:
     """Name the tensors of both by position, those of one name alike; *before* has the inputs of both."""
-    known = {t.name for t in before.inputs}
-    before = replace(before, inputs=(*before.inputs, *(t for t in after.inputs if t.name not in known)))
+    before = _with_inputs_of(before, after)
     names: dict[str, str] = {RESULT: RESULT}
     for n, t in enumerate(before.inputs):
         names[t.name] = f"{'w' if t.weight else 'x'}{n}"
     for n, e in enumerate((*before.equations, *after.equations)):
         names.setdefault(e.name, f"t{n}")
     return rename_tensors(before, names), rename_tensors(after, names)
+
+
+def _with_inputs_of(before: Program, after: Program) -> Program:
+    known = {t.name for t in before.inputs}
+    return replace(before, inputs=(*before.inputs, *(t for t in after.inputs if t.name not in known)))
 
 
 @lru_cache(1024)  # layers of one model are often equal

@@ -127,10 +127,6 @@ def optimize(
     See ``pipeline.optimiser.optimize_model`` for the options.
     """
     from einnet_explore.pipeline.optimiser import optimize_model as run
+    from einnet_explore.pipeline.torch_modules import export_if_module
 
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
-        return run(model, **options)
-    from einnet_explore.pipeline.torch_modules import export_module
-
-    return run(export_module(model, example_inputs), **options)
+    return run(export_if_module(model, example_inputs), **options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from zipfile import ZipFile
 
 import numpy as np
@@ -25,15 +26,21 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
 from einnet_explore.pipeline.plan import open_session, run_session
-from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
+from einnet_explore.pipeline.torch_modules import export_if_module
+from einnet_explore.pipeline.value_proofs import ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
+from einnet_explore.viz.views import html_page
+
+if TYPE_CHECKING:
+    import torch
 
 EqualityKind: TypeAlias = Literal["proved", "rounded", "different", "unknown"]
 """``rounded``: proved, with weights or constants that are equal up to rounding."""
@@ -89,6 +96,7 @@ class Equality(DisplayedAsTable):
     difference: Difference | None = None
     nodes: tuple[str, str] = ("", "")
     why: str = ""
+    models: tuple[Model, Model] | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         """Whether equality is proved, up to the rounding of weights."""
@@ -131,6 +139,13 @@ class Equality(DisplayedAsTable):
             )
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
+    def page(self, title: str) -> str:
+        """Return an HTML page: the verdict, the graphs of both models side by side, and the table."""
+        lines = [f"<p>{escape(line)}</p>" for line in self.lines()]
+        equal_values = [(pair.first, pair.second) for pair in self.pairs]
+        graphs = self.models and side_by_side(self.models, equal_values, self.nodes)
+        return html_page(title, [*lines, graphs or "", self.table()._repr_html_()])
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
@@ -148,21 +163,30 @@ class Equality(DisplayedAsTable):
             save_record(where / f"{number:04}.json", {**record, "values": [pair.first, pair.second]})
 
 
-def equal(first: ModelLike, second: ModelLike, limit: float = 60.0) -> Equality:
-    """Compare two ONNX models (paths, bytes or protocol buffers) or two programs, for at most about *limit* seconds.
+def equal(
+    first: ModelLike,
+    second: ModelLike,
+    limit: float = 60.0,
+    example_inputs: Sequence[object] = (),
+    parts: bool = False,
+) -> Equality:
+    """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules) or two programs.
 
-    Inputs and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser
-    are understood.  Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit.
+    It takes at most about *limit* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs and
+    outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
+    understood.  *parts*: prove which values are equal even if the models differ.  Raises ModelError for a file that is
+    no model, Refused if the inputs or outputs do not fit.
     """
     if isinstance(first, Program) and isinstance(second, Program):
         return compare_programs(first, second)
     if isinstance(first, Program) or isinstance(second, Program):
         raise Refused("found a program and a model, expected two programs or two models")
-    one, other = (load_model(each, rewrite=expand_contrib_operators) for each in (first, second))
-    return compare_models(one, other, limit)
+    exported = (export_if_module(each, example_inputs) for each in (first, second))
+    one, other = (load_model(each, rewrite=expand_contrib_operators) for each in exported)
+    return compare_models(one, other, limit, parts)
 
 
-ModelLike: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto | Program"
+ModelLike: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | Program"
 
 
 def compare_programs(first: Program, second: Program) -> Equality:
@@ -184,8 +208,10 @@ def _fresh(name: str, taken: set[str]) -> str:
     return next(new for n in range(len(taken) + 1) if (new := f"{name}_{n}") not in taken)
 
 
-def compare_models(first: Model, second: Model, limit: float = 60.0) -> Equality:
+def compare_models(first: Model, second: Model, limit: float = 60.0, parts: bool = False) -> Equality:
     """Compare two models, with the same inputs and outputs by name or by position, for at most about *limit* seconds.
+
+    *parts*: prove which values are equal even if the models differ.
 
     Weights are equal by content, or as products of the other model's weights up to rounding.  A difference is measured
     in ONNX Runtime, on random inputs, against the difference that the order of computation makes.  Raises Refused if
@@ -193,25 +219,23 @@ def compare_models(first: Model, second: Model, limit: float = 60.0) -> Equality
     """
     start = perf_counter()
     outputs = match_interface("output", first.outputs, second.outputs)
-    sweep = open_sweep(first, second)
+    models, sweep = (first, second), open_sweep(first, second)
     difference = find_difference(first, second, outputs)
-    if difference is not None:
-        node = _first_difference(sweep)
-        why = f"no value of the second model may equal the result of node {node}" if node else ""
-        return Equality("different", (), (), perf_counter() - start, difference, (node, ""), why)
     pairs = list[ValuePair]()
-    for pair in sweep.run():
+    for pair in sweep.run() if difference is None or parts else ():
         pairs.append(pair)
         if perf_counter() - start > limit:
             break
     seconds, folded = perf_counter() - start, tuple(sweep.folded)
+    if difference is not None:
+        return Equality("different", tuple(pairs), folded, seconds, difference, *sweep.first_difference(), models)
     if all(sweep.are_equal(mine, theirs) for mine, theirs in outputs.items()):
         kind = weakest_kind(pair.certificate.kind for pair in pairs)
         is_rounded = kind == "rounded" or any(each.error for each in folded)
-        return Equality("rounded" if is_rounded else "proved", tuple(pairs), folded, seconds)
+        return Equality("rounded" if is_rounded else "proved", tuple(pairs), folded, seconds, models=models)
     late = f"the limit of {limit:g} s was reached; " if seconds > limit else ""
     nodes, why = sweep.first_undecided()
-    return Equality("unknown", tuple(pairs), folded, seconds, None, nodes, late + why)
+    return Equality("unknown", tuple(pairs), folded, seconds, None, nodes, late + why, models)
 
 
 def find_difference(first: Model, second: Model, outputs: Mapping[str, str], seconds: float = 5.0) -> Difference | None:
@@ -255,12 +279,3 @@ def _distances(a: Array, b: Array) -> Array:
     with np.errstate(invalid="ignore"):
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
     return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.nan_to_num(apart, nan=np.inf, posinf=np.inf))
-
-
-def _first_difference(sweep: Sweep) -> str:
-    """The first node of the first model that computes a value that no value of the second may equal."""
-    for node in sweep.one.model.nodes:
-        known = [name for name in node.results if name in sweep.samples[0]]
-        if known and not any(True for name in known for _ in sweep.candidates(name)):
-            return node.name
-    return ""

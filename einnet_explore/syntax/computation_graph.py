@@ -32,11 +32,17 @@ MAX_LABEL_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One tensor or one equation."""
+    """One tensor or one equation; *colour* fills it, that of its *kind* by default."""
 
     name: str
     kind: str
     label: str
+    colour: str = ""
+
+    @property
+    def fill(self) -> str:
+        """The colour that fills the node."""
+        return self.colour or NODE_COLOURS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def dot_of(drawn: Graph, title: str = "") -> str:
         bold = ", penwidth=2" if node.kind == "eOperator" else ""
         lines.append(
             f"  {_quote(node.name)} [label={_quote(node.label)}, shape={NODE_SHAPES[node.kind]}, "
-            f'fillcolor="{NODE_COLOURS[node.kind]}"{bold}];'
+            f'fillcolor="{node.fill}"{bold}];'
         )
     lines += [f"  {_quote(a)} -> {_quote(b)} [label={_quote(label)}];" for a, b, label in drawn.edges]
     return "\n".join([*lines, "}"]) + "\n"

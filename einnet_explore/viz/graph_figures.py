@@ -19,7 +19,7 @@ from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
-from einnet_explore.syntax.computation_graph import NODE_COLOURS, Graph, GraphNode, computation_graph, dot_of
+from einnet_explore.syntax.computation_graph import Graph, GraphNode, computation_graph, dot_of
 from einnet_explore.viz.figure import (
     Curve,
     Ellipse,
@@ -155,7 +155,7 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tu
 def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
     wide, high = layout.wide[node.name], layout.high[node.name]
     x, y = layout.x[node.name] - wide / 2, layout.y[node.name]
-    look = ShapeStyle(NODE_COLOURS[node.kind], "black", 2 if node.kind == "eOperator" else 1)
+    look = ShapeStyle(node.fill, "black", 2 if node.kind == "eOperator" else 1)
     shapes: tuple[Shape, ...]
     match node.kind:
         case "input" | "weight":

@@ -252,6 +252,7 @@ td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabula
 .proved { color: #1b7a3d; } .exact { color: #9a6a00; } .false { color: #b00020; }
 details { margin: .3rem 0; font-size: 13px; } summary { cursor: pointer; color: #555; }
 .pair { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; }
+.pair.halves { flex-wrap: nowrap; } .halves figure { flex: 1 1 50%; min-width: 0; }
 figure { margin: .5rem 0; max-width: 100%; } figcaption { font-weight: bold; font-size: 13px; }
 svg { max-width: 100%; height: auto; background: white; }
 @media (prefers-color-scheme: dark) { body { background: #1c1c1c; color: #ddd; } pre { background: #2a2a2a; }
