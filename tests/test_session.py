@@ -1,6 +1,7 @@
 """Sessions: steps by hand, a tree that loses nothing, refusals in words, scripts and records that lead back."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -335,6 +336,23 @@ def test_find_returns_the_best_candidate_with_a_call() -> None:
         run.find("Matmul", m=5)
     graph = run.to_networkx()
     assert set(graph) == set(range(len(run.search.states))) and graph.has_edge(0, found.state)
+
+
+def test_the_candidates_of_a_run_are_a_data_frame() -> None:
+    pytest.importorskip("pandas")
+    run = ee.search(ee.ops.matmul(4, 6, 8), operators=["matmul"], rules=["summation_splitting"]).start().wait()
+    frame = run.to_dataframe()
+    assert list(frame.columns) == ["state", "operators", "eoperators", "steps", "seconds", "certificate"]
+    assert list(frame.state) == [c.state for c in sorted(run.candidates, key=lambda c: c.rank)]
+    assert frame.seconds.is_monotonic_increasing and set(frame.certificate) == {"proved"}
+    assert frame.operators.str.contains(r"Matmul\(b=1, m=4, n=6").any()
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    run = ee.search(ee.ops.matmul(4, 6, 8), max_depth=0)
+    with pytest.raises(ImportError, match="to_dataframe needs pandas: pip install pandas"):
+        run.to_dataframe()
 
 
 def test_sessions_take_names_labels_and_clean_ups() -> None:

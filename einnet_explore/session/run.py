@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path as FilePath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import networkx
 
@@ -27,6 +27,9 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import search_graph, tree_figure
 from einnet_explore.viz.tables import TextTable
 from einnet_explore.viz.views import Steps
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Run(RunningSearch):
@@ -147,6 +150,24 @@ class Run(RunningSearch):
         return networkx.node_link_graph(
             self.graph() | {"directed": True, "multigraph": True}, source="from", target="to", edges="edges"
         )
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return the candidates as a data frame of pandas, cheapest first; *seconds* are estimates.
+
+        Its columns: state, operators (library calls), eoperators and steps (counts), seconds, certificate.  Raises
+        ImportError without pandas, which this package does not install.
+        """
+        try:
+            import pandas  # optional
+        except ImportError as error:
+            raise ImportError("run.to_dataframe needs pandas: pip install pandas") from error
+        found = sorted(self.candidates, key=lambda c: c.rank)
+        rows = [
+            (c.state, ", ".join(str(e.via) for e in c.operators), c.eoperators, len(c.derivation.steps), c.seconds)
+            for c in found
+        ]
+        frame = pandas.DataFrame(rows, columns=["state", "operators", "eoperators", "steps", "seconds"])
+        return frame.assign(certificate=[self.verdict(c) for c in found])
 
     def why_not(self, derivation: Derivation) -> str:
         """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""
