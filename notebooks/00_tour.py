@@ -212,7 +212,8 @@ fast = ee.optimize("infogan.onnx", budget="15s", threads=1)
 fast
 
 # %% [markdown]
-# The result is a Python function. `save` writes an ONNX file of standard operators, which any ONNX runtime executes.
+# The result is a Python function. `save` writes an ONNX file of standard operators, and of functions made of them
+# (ONNX's model-local functions), which any ONNX runtime executes.
 
 # %%
 fast.save("infogan_fast.onnx")

@@ -99,9 +99,10 @@ for part in fast.attribution():
 # %% [markdown]
 # ## Export
 #
-# `save` writes an ONNX file of standard operators, which any ONNX runtime executes. It keeps only the rewrites that
-# are also faster in plain ONNX Runtime; if there are none, the file is your original model. The next cell compares
-# both files in ONNX Runtime; its last line reports the speedup, or why there is none.
+# `save` writes an ONNX file of standard operators, and of functions made of them (ONNX's model-local functions), which
+# any ONNX runtime executes. It keeps only the rewrites that are also faster in plain ONNX Runtime; if there are none,
+# the file is your original model. The next cell compares both files in ONNX Runtime; its last line reports the speedup,
+# or why there is none.
 
 # %%
 fast.save("fast.onnx")

@@ -209,6 +209,22 @@ def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.Capt
     assert said["ok"] is False and "step 0" in said["counterexample"]
 
 
+def test_check_of_several_records_has_the_exit_code_of_the_worst(
+    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(record.read_text().replace("h+r-1, s+w-1", "h+s-1, r+w-1", 1))
+    assert main(["check", str(record), str(record)]) == 0
+    assert capsys.readouterr().out.count(f"{record}: proved") == 2
+    assert main(["check", str(record), str(wrong), str(record), "--json", "-"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert [(each["record"], each["ok"]) for each in said] == [
+        (str(record), True),
+        (str(wrong), False),
+        (str(record), True),
+    ]
+
+
 @pytest.mark.parametrize("at", [[], ["--at", "0"], ["--at", "Y"]])
 def test_rules_prints_matches_and_refusals(at: list[str], case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules", str(case), *at, "--json", "-"]) == 0

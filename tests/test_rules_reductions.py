@@ -348,4 +348,4 @@ def test_recentring_refuses_a_place_that_may_be_infinite() -> None:
 def test_recentring_refuses_a_maximum() -> None:
     program = parse(SOFTMAX.replace("= sum", "= max"))
     refuses(RECENTRING, program, (0,), "takes the max, expected a plain sum", factor=0, within=["w"])
-    assert "1 summations" in explained(RECENTRING, program)
+    assert "the scope has 1 summation," in explained(RECENTRING, program)

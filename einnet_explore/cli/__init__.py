@@ -305,7 +305,7 @@ def _grad_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("record", metavar="RECORD.json")
+    command.add_argument("records", nargs="+", metavar="RECORD.json")
     command.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
     command.add_argument(
         "--operator",

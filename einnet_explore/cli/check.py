@@ -1,46 +1,53 @@
-"""``einnet-explore check``: replay a record's certificates without rules or search."""
+"""``einnet-explore check``: replay the certificates of records without rules or search."""
 
 from __future__ import annotations
 
 import argparse
 
-from einnet_explore.checker.record import RULE_NAMES, check_record, load_json, read_record
+from einnet_explore.checker.record import RULE_NAMES, Report, check_record, load_json, read_record
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, write_json
-from einnet_explore.equivalence.certificate import compare_modulo_prime
-from einnet_explore.equivalence.verdict import is_at_least
+from einnet_explore.equivalence.certificate import ModularComparison, compare_modulo_prime
+from einnet_explore.equivalence.verdict import CertificateKind, is_at_least
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
+from einnet_explore.support.json_values import JsonObject
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Return exit code 0 if the record is proved, 1 if a step is false or an evaluation differs, else 3.
+    """Return the exit code of the worst record: 0 if proved, 1 if a step is false or an evaluation differs, else 3.
 
-    ``--require`` names the weakest verdict with exit code 0.
+    ``--require`` names the weakest verdict with exit code 0.  JSON has one document, or a list of several records'.
     """
-    check_writable(json=arguments.json, reads=[arguments.record])
-    record = load_json(arguments.record)
-    report = check_record(
-        record,
-        source=arguments.record,
-        operators=(*OPERATORS, *map(_operator, arguments.operator)),
-        rules=(*RULE_NAMES, *arguments.rule),
-    )
-    document, opinion = report.to_json(), None
-    if arguments.modular:
-        replay = read_record(record, arguments.record)
-        opinion = compare_modulo_prime(replay.start, replay.steps[-1].after if replay.steps else replay.start)
-        document["second_opinion"] = opinion.to_json()
+    check_writable(json=arguments.json, reads=arguments.records)
+    rules, operators = (*RULE_NAMES, *arguments.rule), (*OPERATORS, *map(_operator, arguments.operator))
+    documents: list[JsonObject] = []
+    codes = [OK]
+    for source in arguments.records:
+        record = load_json(source)
+        report = check_record(record, source=source, operators=operators, rules=rules)
+        opinion = _second_opinion(record, source) if arguments.modular else None
+        documents.append(report.to_json() | ({} if opinion is None else {"second_opinion": opinion.to_json()}))
+        codes.append(_exit_code(report, opinion, arguments.require))
+        if arguments.json != STDOUT:
+            print(report)
+            if opinion is not None:
+                print(f"start to end: {opinion}")
     if arguments.json:
-        write_json(arguments.json, document)
-    if arguments.json != STDOUT:
-        print(report)
-        if opinion is not None:
-            print(f"start to end: {opinion}")
+        write_json(arguments.json, documents[0] if len(documents) == 1 else documents)
+    return min(codes, key=[NO, NOT_PROVED, OK].index)
+
+
+def _second_opinion(record: object, source: str) -> ModularComparison:
+    """Compare the ends of *record* modulo a prime."""
+    replay = read_record(record, source)
+    return compare_modulo_prime(replay.start, replay.steps[-1].after if replay.steps else replay.start)
+
+
+def _exit_code(report: Report, opinion: ModularComparison | None, require: CertificateKind) -> int:
     if report.kind == "false" or (opinion is not None and opinion.differs is not None):
         return NO
-    accepted = is_at_least(report.kind, arguments.require)
-    if opinion is not None and opinion.rounded:
-        accepted = accepted and is_at_least("rounded", arguments.require)
+    rounded = opinion is not None and opinion.rounded
+    accepted = is_at_least(report.kind, require) and not (rounded and not is_at_least("rounded", require))
     return OK if accepted else NOT_PROVED
 
 

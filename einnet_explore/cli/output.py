@@ -91,7 +91,7 @@ def say(message: str) -> None:
     print(printable(message), file=sys.stderr)
 
 
-def write_json(where: str, document: Mapping[str, object]) -> None:
+def write_json(where: str, document: Mapping[str, object] | Sequence[object]) -> None:
     """Write one JSON document to standard output (``-``) or atomically to a file; infinities and NaN become null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     data = text.encode(errors="backslashreplace")  # file names that are not UTF-8 become JSON's \udcff

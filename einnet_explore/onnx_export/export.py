@@ -57,9 +57,10 @@ def rewrite_model(
 ) -> onnx.ModelProto:
     """Return *model* with the nodes of each replacement replaced by its program, and without unread weights.
 
-    The result passes ONNX's full check and uses standard operators only.  Raises Refused if a node of a group is
-    unknown or in two groups, if a group is not convex or computes a needed value that its program does not compute, if
-    an operator set below ``MIN_OPSET`` cannot be converted, and if a program cannot be expressed in ONNX.
+    The result passes ONNX's full check; it has only standard operators and model-local functions made of them.  Raises
+    Refused if a node of a group is unknown or in two groups, if a group is not convex or computes a needed value that
+    its program does not compute, if an operator set below ``MIN_OPSET`` cannot be converted, and if a program cannot be
+    expressed in ONNX.
     """
     groups = tuple(replacements)
     out = _convert_opset(model)

@@ -27,6 +27,7 @@ from einnet_explore.analysis.products import has_finite_padding, summed_factors
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, add, as_index, factors, mul
 from einnet_explore.rules.base import accepted, scope_rule
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.wording import count_noun
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def _largest(scope: Scope, a: Scalar, b: Scalar, within: tuple[Iterator, ...]) -
 def explain(scope: Scope) -> str:
     """Return why no factor can be re-centred."""
     if len(scope.summations) < 2:
-        return f"the scope has {len(scope.summations)} summations, expected one to stand within another, or a condition"
+        found = count_noun(len(scope.summations), "summation")
+        return f"the scope has {found}, expected one to stand within another, or a condition"
     return "no factor is the exponential of a difference of what is summed and what is not"
 
 
