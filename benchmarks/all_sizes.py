@@ -46,7 +46,7 @@ def main() -> None:
     """Print one line per case."""
     print(f"{'derivation':26} steps  by         all sizes  one size  instance (ms of process time, least of 3)")
     for name, (text, options) in CASES.items():
-        derived = ee.family(text).derive(target="Matmul", limit=None, **options)
+        derived = ee.family(text).derive(target="Matmul", budget=None, **options)
         sizes = {p.name: 56 for p in derived.ground.parameters}
         instance = derived.instantiate(**sizes)
         proof = milliseconds(lambda d=derived: all_steps(d))  # type: ignore[misc]

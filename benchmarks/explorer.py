@@ -33,9 +33,7 @@ receive = face.desk.receive
 face.desk.receive = lambda *asked: (events.append(time.time()), receive(*asked))[1]
 face"""
 LARGE = f"""other = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
-run = other.search(max_depth=3, strategy="paper", limit=20)
-for _ in run:
-    pass
+run = other.search(max_depth=3, strategy="paper", budget=20)
 states = run.search.states
 block = len(states)
 while len(states) < {STATES}:
@@ -44,7 +42,7 @@ while len(states) < {STATES}:
     states.append(replace(old, id=len(states), parent=old.parent + shift if old.parent else 0, phase="explorative"))
 einnet_widgets.SearchMonitor(other)"""
 LIVE = """live = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
-feed = live.search(max_depth=7, strategy="paper", limit=60)
+feed = live.live_search(max_depth=7, strategy="paper", budget=60)
 monitor = einnet_widgets.SearchMonitor(live)
 sizes = []
 send = monitor.send

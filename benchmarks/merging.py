@@ -90,7 +90,7 @@ def how(candidate: Candidate) -> str:
 def kinds(program: Program, seconds: float) -> list[Candidate]:
     """Return the cheapest unmerged candidate, then the cheapest for every set of merges."""
     best: dict[str, Candidate] = {}
-    for candidate in Run(program, program_seconds, limit=seconds).start().wait().candidates:
+    for candidate in Run(program, program_seconds, budget=seconds).start().wait().candidates:
         key = how(candidate).partition(":")[0]
         if key not in best or candidate.seconds < best[key].seconds:
             best[key] = candidate
@@ -115,7 +115,7 @@ def one_by_one(program: Program, seconds: float) -> str:
     """Run Algorithm 1; return the cheapest unmerged program and the cheapest of all."""
     began = process_time()
     best: dict[bool, tuple[float, float]] = {}
-    run = Run(program, program_seconds, limit=seconds)
+    run = Run(program, program_seconds, budget=seconds)
     for event in run:
         if isinstance(event, Found):
             for kind in {how(run.candidates[-1]).startswith("not merged"), False}:

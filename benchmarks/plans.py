@@ -39,7 +39,7 @@ SEARCH = 20
 
 def replaced(model: Model, part: Subprogram, threads: int) -> ProgramCall | None:
     """Return *part* with a Matmul and eOperators; None if none is found."""
-    run = ee.search(part.program, target="Matmul", limit=SEARCH).start().wait()
+    run = ee.search(part.program, target="Matmul", budget=SEARCH)
     if run.best is None:
         return None
     program = fuse_eoperators(run.best.derivation).end

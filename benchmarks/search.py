@@ -132,7 +132,7 @@ def whole(chosen: Sequence[Case] = CASES) -> int:
         ]
     ]
     for case in chosen:
-        run = Run(case.program, program_seconds, target=case.target, limit=20, options=Options())
+        run = Run(case.program, program_seconds, target=case.target, budget=20, options=Options())
         for _ in run:
             pass
         first = run.first_found or (float("nan"), 0)

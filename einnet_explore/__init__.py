@@ -3,7 +3,7 @@
 >>> import einnet_explore as ee
 >>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
 >>> session = ee.explore(conv)              # rules by hand: session.rules(at="0"), session.apply(...), session.undo()
->>> run = ee.search(conv, target="Matmul")  # events as they happen: for event in run: ...
+>>> run = ee.search(conv, target="Matmul")  # run.best, run.table(); events as they happen: ee.live_search
 
 A name is imported when it is first used, so that commands which need no compiler and no solver start at once.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import fuse
-    from einnet_explore.session.api import check, explore, graph, load, optimize, search, search_all
+    from einnet_explore.session.api import check, explore, graph, live_search, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.model_equality import equal
     from einnet_explore.session.session import Session
@@ -57,6 +57,7 @@ __all__ = [
     "grad",
     "graph",
     "latex",
+    "live_search",
     "load",
     "load_family",
     "ops",
@@ -86,7 +87,16 @@ _HOMES = {
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.runtime.array_functions": ("fuse",),
-    "einnet_explore.session.api": ("check", "explore", "graph", "load", "optimize", "search", "search_all"),
+    "einnet_explore.session.api": (
+        "check",
+        "explore",
+        "graph",
+        "live_search",
+        "load",
+        "optimize",
+        "search",
+        "search_all",
+    ),
     "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.model_equality": ("equal",),
     "einnet_explore.session.session": ("Session",),

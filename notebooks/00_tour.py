@@ -159,7 +159,7 @@ einnet_widgets.explorer(ee.explore(conv))
 # whole program. The estimated time comes from a model of this machine's memory bandwidth and arithmetic speed.
 
 # %%
-run = ee.search(conv, target="Matmul", max_depth=4, limit=10).start().wait()
+run = ee.search(conv, target="Matmul", max_depth=4, budget=10)
 run
 
 # %% [markdown]

@@ -61,7 +61,7 @@ print("the same in all", found.size, "elements, for these numbers")
 # search finds many programs; see the number of candidates.)
 
 # %%
-run = ee.search(conv, target="Matmul", max_depth=2, limit=20).start().wait()
+run = ee.search(conv, target="Matmul", max_depth=2, budget=20)
 
 
 def sizes(candidate):
@@ -273,4 +273,4 @@ other.question()
 
 # %%
 strided = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=8, R=3, S=3, stride=2, padding=1)
-ee.search(strided, target="Matmul", max_depth=1, limit=10).start().wait()
+ee.search(strided, target="Matmul", max_depth=1, budget=10)

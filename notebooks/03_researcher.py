@@ -31,12 +31,13 @@ session.formula()
 # %% [markdown]
 # ## Live, with a pause
 #
-# A search yields events as they happen: a state was reached, a move was pruned, a candidate was found. Leaving the
-# loop pauses the search without losing anything. (`run.start()` runs the search in a thread, and `run.stop()` stops
-# it. The buttons of the explorer call these methods.)
+# `session.search` returns when the search is finished. `session.live_search` returns a search that has not begun: it
+# yields events as they happen: a state was reached, a move was pruned, a candidate was found. Leaving the loop pauses
+# the search without losing anything. (`run.start()` runs the search in a thread, and `run.stop()` stops it. The buttons
+# of the explorer call these methods.)
 
 # %%
-run = session.search("Matmul", max_depth=2)
+run = session.live_search("Matmul", max_depth=2)
 for event in run:
     if len(run.candidates) == 3:
         print(type(event).__name__, "state", event.state.id)
@@ -44,12 +45,11 @@ for event in run:
 run
 
 # %% [markdown]
-# A second loop resumes the search at the same point:
+# A second loop, or `finish`, resumes the search at the same point:
 
 # %%
 before = len(run.search.states)
-for _ in run:
-    pass
+run.finish()
 print(before, "states before the pause,", len(run.search.states), "now; complete:", run.search.complete)
 run
 
@@ -120,8 +120,6 @@ session.formula()
 
 # %%
 elsewhere = session.search(["Conv2d", "Matmul"], max_depth=1)
-for _ in elsewhere:
-    pass
 elsewhere
 
 # %% [markdown]
@@ -144,10 +142,7 @@ session.tree()
 
 # %%
 def experiment(**options):
-    tried = ee.search(upsample, target="Matmul", **{"max_depth": 2, **options})
-    for _ in tried:
-        pass
-    return tried
+    return ee.search(upsample, target="Matmul", **{"max_depth": 2, **options})
 
 
 ablations = {"everything": {}}

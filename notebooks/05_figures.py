@@ -39,7 +39,7 @@ from einnet_explore.support.errors import Refused
 from einnet_explore.viz.tables import TextTable
 
 CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
-MATMULS = ee.search(CONV, max_depth=3, limit=60).start().wait()
+MATMULS = ee.search(CONV, max_depth=3, budget=60)
 
 
 def the(run, operator, **sizes):
@@ -70,7 +70,7 @@ def merged():
     R[n:1, f:16, h:9, w:8] = relu(Y[n, f, h, w])
     output R, Z
     """)
-    found = ee.search(start, limit=12, max_depth=2).start().wait().candidates
+    found = ee.search(start, budget=12, max_depth=2).candidates
     both = next(c for c in found if any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators))
     return ee.graph(start, "Fig. 3, before"), ee.graph(fuse_eoperators(both.derivation).end, "Fig. 3, after")
 
@@ -116,7 +116,7 @@ fig5
 # %%
 def smaller_window():
     five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
-    run = ee.search(five, target="Conv2d", max_depth=4, limit=4).start().wait()
+    run = ee.search(five, target="Conv2d", max_depth=4, budget=4)
     return ee.graph(the(run, "Conv2d", r=3, s=3, f=4).program, "Fig. 6: Conv5×5 as Conv3×3")
 
 
@@ -148,7 +148,7 @@ def matched():
     tensor Z[5, 6, 7]
     Y[u:6, v:8, w:7] = sum[x:5] X[u, v, x] * Z[x, u, w]
     """)
-    run = ee.search(batched, target="Matmul", max_depth=1, limit=4).start().wait()
+    run = ee.search(batched, target="Matmul", max_depth=1, budget=4)
     return ee.show(min(run.candidates, key=lambda c: c.seconds).program)
 
 
@@ -226,7 +226,7 @@ def generator():
     T[n:1, c:8, y:8, x:8] = tanh(Z[n, c, y, x])
     output T
     """)
-    found = ee.search(start, limit=6, max_depth=2).start().wait().candidates
+    found = ee.search(start, budget=6, max_depth=2).candidates
     best = min((c for c in found if any(e.via.operator == "Matmul" for e in c.operators)), key=lambda c: c.seconds)
     return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(
         fuse_eoperators(best.derivation).end, "Fig. 11 c: fused"
@@ -251,7 +251,7 @@ def dense_bands():
     Y[b:2, m:64, n:16] = sum[w:9] E[b, m, w] * V[b, m+2*w-8, n]
     output Y
     """)
-    found = ee.search(start, limit=15, max_depth=3).start().wait().candidates
+    found = ee.search(start, budget=15, max_depth=3).candidates
     both = [c for c in found if sum(dict(e.via.attributes).get("d") == 1 for e in c.operators) == 2]
     best = min(both, key=lambda c: (len(c.operators), c.seconds))
     return ee.graph(start, "Fig. 14, before"), ee.graph(best.program, "Fig. 14 d")
@@ -283,7 +283,7 @@ def separable():
     def between(candidate):
         return sorted(s.match.rule.name for s in candidate.derivation.steps if s.match.rule.name in wanted)
 
-    found = ee.search(start, limit=15, max_depth=2).start().wait().candidates
+    found = ee.search(start, budget=15, max_depth=2).candidates
     best = min((c for c in found if between(c) == wanted), key=lambda c: c.seconds)
     return ee.graph(start, "Fig. 15 a"), ee.graph(fuse_eoperators(best.derivation).end, "Fig. 15 c")
 

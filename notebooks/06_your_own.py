@@ -113,10 +113,10 @@ ee.explore(ee.ops.matmul(4, 5, 6), rules=(MAX_OUTSIDE,)).refusals(at="Y")
 # rule, the search finds MaxPool:
 
 # %%
-ee.search(pooled, max_depth=2).start().wait()
+ee.search(pooled, max_depth=2)
 
 # %%
-run = ee.search(pooled, max_depth=2, rules=(*RULES, MAX_OUTSIDE)).start().wait()
+run = ee.search(pooled, max_depth=2, rules=(*RULES, MAX_OUTSIDE))
 run
 
 # %%
@@ -165,7 +165,7 @@ operators = (*ee.OPERATORS, DEPTHWISE)
 ee.explore(mobile, operators=operators).table("DepthwiseConv2d")
 
 # %%
-run = ee.search(mobile, target="DepthwiseConv2d", operators=operators, max_depth=1).start().wait()
+run = ee.search(mobile, target="DepthwiseConv2d", operators=operators, max_depth=1)
 run
 
 # %% [markdown]

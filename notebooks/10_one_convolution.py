@@ -27,7 +27,7 @@ ee.show(conv)
 ee.graph(conv, "a 3×3 convolution")
 
 # %%
-run = ee.search(conv, max_depth=3, limit=60).start().wait()
+run = ee.search(conv, max_depth=3, budget=60)
 run
 
 
@@ -118,7 +118,7 @@ five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
 ee.graph(five, "before: Conv5×5, one output channel")
 
 # %%
-run = ee.search(five, target="Conv2d", max_depth=4, limit=4).start().wait()
+run = ee.search(five, target="Conv2d", max_depth=4, budget=4)
 three = the("Conv2d", r=3, s=3, f=4)
 ee.show(three)
 

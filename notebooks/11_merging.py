@@ -121,7 +121,7 @@ session
 # the results. The next cell prints the cheapest candidate of each kind, sorted by estimated time.
 
 # %%
-found = sorted(ee.search(fig3, limit=20, max_depth=2).start().wait().candidates, key=lambda c: c.rank)
+found = sorted(ee.search(fig3, budget=20, max_depth=2).candidates, key=lambda c: c.rank)
 
 
 def calls(candidate):
@@ -187,7 +187,7 @@ ee.graph(fig15, "before")
 # hint.
 
 # %%
-found = sorted(ee.search(fig15, limit=20, max_depth=2).start().wait().candidates, key=lambda c: c.rank)
+found = sorted(ee.search(fig15, budget=20, max_depth=2).candidates, key=lambda c: c.rank)
 pairs = next(c for c in found if sorted(between(c)) == ["batch_merging", "sibling_merging"])
 print(f"{len(found)} programs; {calls(pairs)}")
 

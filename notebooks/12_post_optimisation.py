@@ -55,7 +55,7 @@ ee.graph(generator, "before")
 # The search turns both into matrix products. This is the cheapest candidate with two products:
 
 # %%
-found = ee.search(generator, limit=20, max_depth=2).start().wait().candidates
+found = ee.search(generator, budget=20, max_depth=2).candidates
 products = next(c for c in found if calls(c).count("Matmul") == 2)
 ee.graph(products.program, "as searched")
 
@@ -116,7 +116,7 @@ ee.graph(attention, "before: both bands are dilated")
 # becomes a *batch* dimension, so that each class has its own zero padding.
 
 # %%
-found = ee.search(attention, limit=25, max_depth=3).start().wait().candidates
+found = ee.search(attention, budget=25, max_depth=3).candidates
 dense = next(
     c for c in found if [e.via.operator for e in c.operators] == ["G2BMM", "GBMM"] and calls(c).count("d=1") == 2
 )

@@ -74,7 +74,7 @@ session.check()
 # `ee.search` does all of it, and matches the new expressions with operators.
 
 # %%
-run = ee.search(linear_attention.start, limit=20).start().wait()
+run = ee.search(linear_attention.start, budget=20)
 best = min(run.candidates, key=lambda c: c.seconds)
 ee.show(best.program)
 

@@ -235,9 +235,7 @@ def test_substituted_filter_runs_and_is_exported_to_onnx() -> None:
 
 def test_search_finds_the_nested_algorithm_by_itself() -> None:
     program = ee.ops.conv2d(N=1, H=9, W=10, C=32, F=32, R=3, S=3)
-    run = ee.search(program, target="Matmul", rules=RULES + FEWER_PRODUCTS, max_depth=1, limit=60)
-    for _ in run:
-        pass
+    run = ee.search(program, target="Matmul", rules=RULES + FEWER_PRODUCTS, max_depth=1, budget=60)
     nested = [c for c in run.candidates if _batch(c) == 36]
     assert nested, "F(4x4, 3x3) multiplies 36 matrices"
     assert run.verdict(nested[0]) == "proved"

@@ -41,7 +41,7 @@ def case(tmp_path: Path) -> Path:
 @pytest.fixture
 def record(case: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     path = case.with_name("record.json")
-    argv = ["derive", str(case), "--target", "Matmul", "--max-depth", "5", "--limit-seconds", "20", "--save", str(path)]
+    argv = ["derive", str(case), "--target", "Matmul", "--max-depth", "5", "--budget", "20", "--save", str(path)]
     assert main([*argv, "--json", str(case.with_name("derive.json"))]) == 0
     capsys.readouterr()
     return path

@@ -35,7 +35,7 @@ def test_factoring_reaches_the_count_derived_by_hand(name: str) -> None:
 
 def searched(start: Program, least: int) -> Derivation | None:
     """The first derivation that the public search finds with at most *least* products, within the time."""
-    run, began = ee.search(start, max_depth=4), perf_counter()
+    run, began = ee.live_search(start, max_depth=4), perf_counter()
     for event in run:
         if isinstance(event, Found) and products_at_run_time(event.state.program) <= least:
             return run.search.derivation(event.state.id)

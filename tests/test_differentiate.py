@@ -310,7 +310,7 @@ def test_windows_over_strides_leave_the_taps_that_meet() -> None:
 
 def derives(program: Program, target: str, wanted: Callable[[dict[str, Any]], bool]) -> bool:
     """Whether search finds a candidate with one library call, a *target* with the attributes *wanted*."""
-    search = ee.search(program, target=target, limit=120, max_depth=4)
+    search = ee.live_search(program, target=target, budget=120, max_depth=4)
     for _ in search:
         for candidate in search.candidates:
             match candidate.operators:

@@ -176,7 +176,7 @@ def test_a_derivation_by_keyboard_alone(lab: Lab) -> None:
 
 WIDE = """
 session = ee.explore(ee.ops.conv2d(N=1, H=7, W=7, C=64, F=64, R=3, S=3))
-run = session.search(max_depth=7, strategy="paper", limit=120)
+run = session.live_search(max_depth=7, strategy="paper", budget=120)
 session"""
 COUNT = "() => Number(document.querySelector('.ein-tree').dataset.count ?? 0)"
 
@@ -250,8 +250,6 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     session.apply("operator_matching", at="Y.0", operator="Matmul")
     run = session.search(target="Matmul", max_depth=1)
-    for _ in run:
-        pass
     einnet_widgets.to_html(session, tmp_path / "page.html")
     with page_of(lab.context, 1400, 1200) as visiting:
         page = visiting.page

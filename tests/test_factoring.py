@@ -133,8 +133,6 @@ def test_one_public_search_finds_the_collapse(name: str) -> None:
     build, sizes = COLLAPSES[name]
     start, least = build(*sizes[0])
     run = ee.search(start, max_depth=2)
-    for _ in run:
-        pass
     scaled = least + sum(
         prod(e.scope.shape) for e in start.equations if e.name in start.outputs
     )  # a library scales apart

@@ -40,7 +40,7 @@ LINE = "param C\ntensor A[C]\ntensor B[C]\nY[] = sum[c:C] A[c] * B[c]\n"
 
 @pytest.fixture(scope="module")
 def convolution() -> FamilyDerivation:
-    return family(CONVOLUTION).derive(target="Matmul", limit=None, max_depth=6)
+    return family(CONVOLUTION).derive(target="Matmul", budget=None, max_depth=6)
 
 
 def lifted(made: Family, sizes: dict[str, int], **params: object) -> FamilyDerivation:
@@ -137,7 +137,7 @@ S[g:8, i:T, j:T] = sum[d:D] Q[i, D*g+d] * K[j, D*g+d]""",
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivations_of_every_kind_are_proved_for_all_sizes(kind: str) -> None:
     text, target, means = KINDS[kind]
-    derived = family(text).derive(target=target, limit=None, max_depth=2)
+    derived = family(text).derive(target=target, budget=None, max_depth=2)
     assert derived.proof.kind == "proved", derived.proof
     assert derived.proof.means == ((means,) if means else ())
     assert f"via {target}(" in derived.text() or f"via Batch{target}(" in derived.text()
@@ -206,7 +206,7 @@ def test_missing_z3_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = family(ROWS).equals(family(BY_ROWS))
     assert found.kind == "unproved"
     assert "z3 is not installed" in found.why
-    derived = family(IMAGE).derive(target="Matmul", limit=None, max_depth=1)
+    derived = family(IMAGE).derive(target="Matmul", budget=None, max_depth=1)
     assert derived.proof.kind == "unproved" and "z3 is not installed" in derived.proof.verdicts[1].why
     # At one size it is still proved, as ever.
     assert derived.instantiate(H=3, W=5, C=2, F=1).certificate.method == "term relation"
@@ -214,7 +214,7 @@ def test_missing_z3_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_image_convolution_as_one_product_is_proved_for_all_sizes() -> None:
     pytest.importorskip("z3", reason="products of sizes and iterators need z3-solver")
-    derived = family(IMAGE).derive(target="Matmul", limit=None, max_depth=1)
+    derived = family(IMAGE).derive(target="Matmul", budget=None, max_depth=1)
     assert derived.proof.kind == "proved" and "z3" in derived.proof.means
     assert "m=H*W" in derived.text()
     instance = derived.instantiate(H=3, W=5, C=2, F=2)
@@ -268,7 +268,7 @@ def test_a_derivation_that_does_not_carry_over_is_refused() -> None:
 
 def test_a_search_that_finds_nothing_says_so() -> None:
     with pytest.raises(ValueError, match=r"the search at C = 11 found no program with Conv2d"):
-        family(LINE).derive(target="Conv2d", limit=None, max_depth=0)
+        family(LINE).derive(target="Conv2d", budget=None, max_depth=0)
 
 
 def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:

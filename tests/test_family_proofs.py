@@ -223,7 +223,7 @@ tensor A[H, W, 4] pad [1, 1, 0]
 tensor K[3, 3, F, 4] weight
 Y[h:H, w:W, f:F] = sum[c:4, r:3, s:3] A[h+r-1, w+s-1, c] * K[r, s, f, c]
 """
-    derived = family(text).derive(target="Matmul", limit=None, max_depth=2)
+    derived = family(text).derive(target="Matmul", budget=None, max_depth=2)
     end = display.schema_text(derived.ground, replace_runs(derived.schemas[-1]))
     for token in re.finditer(r"(?<!\w)(\d+|[HWF])(?!\w)", end):
         for off in ("1", "0-1", "H-5", "W-H") if token.start() > end.index("A1[") else ():
@@ -352,7 +352,7 @@ def test_conditions_that_exclude_one_another() -> None:
 
 
 def test_a_wrong_call_is_no_call() -> None:
-    derived = family(TEXTS["convolution"]).derive(target="Matmul", limit=None, max_depth=6)
+    derived = family(TEXTS["convolution"]).derive(target="Matmul", budget=None, max_depth=6)
     end, ground = derived.schemas[-1], derived.ground
     check_operators(ground, end)
     for n, equation in enumerate(end.equations):

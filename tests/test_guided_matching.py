@@ -61,7 +61,7 @@ def _distances(program: Program, target: Operator) -> Iterable[int]:
 )
 def test_the_operator_is_one_that_matching_finds_at_once(start: Program) -> None:
     """Every scope of a search's states that an operator matches: joining one by one ends with the same attributes."""
-    run = ee.search(start, max_depth=2, limit=60, between=()).start().wait()
+    run = ee.search(start, max_depth=2, budget=60, between=())
     found = {scope: (state.program, at) for state in run.search.states[:120] for at, scope in places(state.program)}
     compared = 0
     for scope, (program, at) in found.items():

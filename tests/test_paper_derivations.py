@@ -18,7 +18,7 @@ from tests.strategies import inputs_for
 
 def found(program: Program, wanted: Callable[[Candidate], bool], **options: object) -> Candidate:
     """The first candidate that is *wanted*; it is proved and computes the same numbers."""
-    run = ee.search(program, limit=None, **options)
+    run = ee.live_search(program, budget=None, **options)
     seen = 0
     for _ in run:
         if len(run.candidates) > seen:

@@ -22,7 +22,7 @@ ODD = r"a_b & 50% of {x} <#1> ^~\ $ × Σ"
 @pytest.fixture(scope="module")
 def found() -> Candidate:
     conv = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
-    run = ee.search(conv, target="Matmul", max_depth=3, limit=8).start().wait()
+    run = ee.search(conv, target="Matmul", max_depth=3, budget=8)
     return max(run.candidates, key=lambda c: len(c.derivation.steps))
 
 

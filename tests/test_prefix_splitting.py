@@ -182,7 +182,7 @@ def test_short_lengths_are_not_divided() -> None:
 
 def test_the_search_keeps_the_chunked_form() -> None:
     start = attention(512, 32, 32)
-    best = min(ee.search(start, limit=60).start().wait().candidates, key=lambda c: c.seconds)
+    best = min(ee.search(start, budget=60).candidates, key=lambda c: c.seconds)
     sizes = [dict(e.via.attributes) for e in best.operators if "Matmul" in e.via.operator]
     assert len(sizes) > 2 and 5 * sum(np.prod([a[x] for x in "bmnk"]) for a in sizes) < products_at_run_time(start)
     assert certify(start, best.program).kind == "proved"
@@ -191,7 +191,7 @@ def test_the_search_keeps_the_chunked_form() -> None:
 @pytest.mark.parametrize("length", [256, 257])
 def test_a_search_finds_gated_chunks_that_both_checkers_prove(length: int) -> None:
     start = gated(length, 16, 16)
-    run = ee.search(start, limit=None)
+    run = ee.search(start, budget=None)
     for _ in run:
         if len(run.candidates) == 2:
             break

@@ -60,7 +60,7 @@ def test_verdicts_have_distinct_colours() -> None:
 def test_counts_have_the_right_plural() -> None:
     assert [count_noun(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
     assert [count_noun(n, "guess", "guesses") for n in (1, 3)] == ["1 guess", "3 guesses"]
-    run = ee.search(ee.parse("tensor A[3]\nY[i:3] = exp(A[i])"), max_depth=0).start().wait()
+    run = ee.search(ee.parse("tensor A[3]\nY[i:3] = exp(A[i])"), max_depth=0)
     assert repr(run).startswith("<Run: 1 candidate, 2 states, ") and "1 of 1 candidate; 2 states, " in repr(run.table())
     (found,) = run.candidates
     assert ": 1 eOperator, 1 step, " in repr(found)

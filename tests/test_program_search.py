@@ -57,7 +57,7 @@ def calls(candidate: Candidate) -> list[tuple[str, dict[str, object]]]:
 
 def test_queries_keys_and_values_are_one_product() -> None:
     program = qkv(36, 30, 10)
-    run = ee.search(program, max_depth=1, limit=None)
+    run = ee.live_search(program, max_depth=1, budget=None)
     assert not any(run.running for _ in run) and run.search.complete
     best = run.best
     assert best is not None and [name for name, _ in calls(best)] == ["Matmul"]
@@ -67,29 +67,25 @@ def test_queries_keys_and_values_are_one_product() -> None:
 
 
 def test_a_search_of_several_expressions_is_saved_and_goes_on(tmp_path) -> None:
-    run = ee.search(qkv(36, 30, 10), max_depth=1, limit=None)
+    run = ee.live_search(qkv(36, 30, 10), max_depth=1, budget=None)
     for event in run:
         if isinstance(event, Found):
             break
     run.save(tmp_path / "run.einx")
     again = ee.load(tmp_path / "run.einx")
-    for _ in again:
-        pass
-    for _ in run:
-        pass
+    for each in (again, run):
+        each.finish()
     assert [c.derivation for c in again.candidates] == [c.derivation for c in run.candidates]
     assert again.search.options.between == run.search.options.between
 
 
 def test_rules_between_expressions_are_forbidden_by_leaving_them_out() -> None:
     program = qkv(36, 30, 10)
-    only = ee.search(program, max_depth=1, limit=None, between=(EXPRESSION_SPLITTING,))
-    for _ in only:
-        pass
+    only = ee.search(program, max_depth=1, budget=None, between=(EXPRESSION_SPLITTING,))
     used = {s.match.rule.name for c in only.candidates for s in c.derivation.steps}
     assert "operator_matching" in used and not used & {"sibling_merging", "batch_merging"}
-    assert isinstance(ee.search(program, between=()).search, Search)
-    named = Session(program).search(rules=["summation_splitting", "sibling_merging"])
+    assert isinstance(ee.live_search(program, between=()).search, Search)
+    named = Session(program).live_search(rules=["summation_splitting", "sibling_merging"])
     assert named.search.options.between == (SIBLING_MERGING,) and len(named.search.options.rules) == 1
 
 
@@ -167,9 +163,7 @@ def test_states_of_each_expression_are_bounded(states: int) -> None:
 
 def test_best_candidate_is_replayed_and_checked() -> None:
     program = qkv(40, 24, 16)
-    run = ee.search(program, max_depth=1, limit=None)
-    for _ in run:
-        pass
+    run = ee.search(program, max_depth=1, budget=None)
     best = run.best
     assert best is not None
     assert replay(program, steps_to_json(best.derivation)) == best.derivation

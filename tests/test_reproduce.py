@@ -181,7 +181,7 @@ def test_sheets_as_csv_and_markdown():
 
 def test_the_command_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "dir"
-    argv = ["reproduce", "e4", "--quick", "--max-depth", "1", "--limit-seconds", "20", "--out", str(out)]
+    argv = ["reproduce", "e4", "--quick", "--max-depth", "1", "--budget", "20", "--out", str(out)]
     assert main(argv) == 0
     assert {p.name for p in out.iterdir()} == {"e4.csv", "e4.md", "e4.svg"}
     said = capsys.readouterr()
@@ -203,7 +203,7 @@ def test_bad_experiments_and_places_are_one_line(tmp_path: Path, capsys: pytest.
 
 
 def test_an_interruption_keeps_the_searches_that_are_done(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "einnet_explore", "reproduce", "e4", "--max-depth", "9", "--limit-seconds", "1",
+    argv = [sys.executable, "-m", "einnet_explore", "reproduce", "e4", "--max-depth", "9", "--budget", "1",
             "--count-seconds", "1"]  # fmt: skip
     with subprocess.Popen(
         [*argv, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

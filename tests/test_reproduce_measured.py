@@ -218,7 +218,7 @@ def test_the_command_writes_what_was_measured_and_keeps_it_when_interrupted(
         return result(ours=1.0, ort=2.0)
 
     monkeypatch.setattr(end_to_end, "run_benchmark", measured)
-    options = ["--threads", "2", "--limit-seconds", "3", "--model", "infogan", "--model", "fsrcnn"]
+    options = ["--threads", "2", "--budget", "3", "--model", "infogan", "--model", "fsrcnn"]
     assert main(["reproduce", "e1", *options, "--out", str(tmp_path)]) == 130
     assert asked == ["infogan", "fsrcnn", "infogan", "fsrcnn"]
     said = capsys.readouterr()
@@ -258,7 +258,7 @@ def test_interrupted_reproduce_resumes(
     assert main([*command, "--model", "dcgan"]) == 0 and main(both) == 0 and asked == [("dcgan", 20)]
     assert main([*both, "--again"]) == 0 and len(asked) == 3
     everything = (tmp_path / "e1.json").read_text()
-    assert main([*both, "--limit-seconds", "1"]) == 0 and len(asked) == 5
+    assert main([*both, "--budget", "1"]) == 0 and len(asked) == 5
     assert rows(tmp_path) == {"infogan": "2.0", "fsrcnn": "2.0"}  # of one origin, the other is kept
     assert (tmp_path / "e1.other.json").read_text() == everything
     for damaged in ("{", "[]", "{}", '{"origin": 1, "results": 2}'):

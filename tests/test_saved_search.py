@@ -86,7 +86,7 @@ def test_a_search_goes_on_as_if_it_had_not_been_left(tmp_path: Path, strategy: s
 
 
 def test_time_limit_applies_to_each_iteration() -> None:
-    run = Run(CONV, ee.program_seconds, limit=1e-9, options=Options("paper", 2))
+    run = Run(CONV, ee.program_seconds, budget=1e-9, options=Options("paper", 2))
     assert [sum(1 for _ in run) for _ in range(3)] == [1, 1, 1]
     assert run.events == 3
 

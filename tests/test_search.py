@@ -17,7 +17,7 @@ from einnet_explore.strategies.options import Options
 
 
 def search(program, target, **options):
-    run = Run(program, ee.program_seconds, target=target, limit=60, options=Options(**options))
+    run = Run(program, ee.program_seconds, target=target, budget=60, options=Options(**options))
     for _ in run:
         pass
     return run

@@ -57,11 +57,11 @@ def held() -> tuple[Run, Held]:
 
 @pytest.mark.parametrize("limit", [-1, -0.5, float("nan")])
 def test_a_limit_that_is_never_reached_or_always_is_refused(limit: float) -> None:
-    with pytest.raises(ValueError, match=f"limit {limit}: expected 0 or more seconds, or None for no limit"):
-        search(limit=limit)
+    with pytest.raises(ValueError, match=f"budget {limit}: expected 0 or more seconds, or None for no limit"):
+        search(budget=limit)
     with pytest.raises(ValueError, match="states 0: expected 1 or more, or None for no limit"):
         search(states=0)
-    assert search(limit=float("inf")).limit == float("inf")
+    assert search(budget=float("inf")).budget == float("inf")
 
 
 def test_starting_a_search_that_runs_changes_nothing(through: Run) -> None:
@@ -234,3 +234,48 @@ def test_limit_of_states_is_saved(tmp_path: Path) -> None:
     del data["most"]
     (tmp_path / "old.einx").write_text(json.dumps(data))
     assert Run.load(tmp_path / "old.einx", ee.program_seconds).most is None
+
+
+class Interrupting:
+    """A cost that interrupts the search at its third candidate, once."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, program: Program) -> tuple[float, str]:
+        self.calls += 1
+        if self.calls == 3:
+            raise KeyboardInterrupt
+        return ee.program_seconds(program)
+
+
+def test_an_interrupt_ends_a_search_with_its_results_and_finish_continues(through: Run) -> None:
+    run = Run(CONV, Interrupting(), target="Matmul", options=Options("paper", 2)).finish()
+    assert run.interrupted and len(run.candidates) == 2 and run.best in run.candidates
+    assert "interrupted: finish() continues" in repr(run) and "interrupted" in repr(run.table())
+    assert not run.finish().interrupted and run.search.complete
+    assert [c.derivation for c in run.candidates] == [c.derivation for c in through.candidates]
+
+
+def test_search_is_finished_and_its_old_spellings_warn(through: Run) -> None:
+    options = {"target": "Matmul", "strategy": "paper", "max_depth": 2}
+    run = ee.search(CONV, **options)
+    assert run.search.complete and not run.running and len(run.candidates) == len(through.candidates)
+    with pytest.warns(DeprecationWarning, match=r"the run is finished: leave out start\(\)"):
+        assert run.start().wait() is run and not run.running
+    run = ee.search(CONV, **options)
+    with pytest.warns(DeprecationWarning, match="write live_search"):
+        events = list(run)
+    assert len(events) == run.events and events == list(ee.live_search(CONV, **options))
+    with pytest.warns(DeprecationWarning, match=r"search\(limit=...\) is deprecated: write budget=..."):
+        assert ee.search(CONV, limit=7, max_depth=0).budget == 7
+    with pytest.raises(TypeError, match="search: found limit and budget, expected only budget"):
+        ee.search(CONV, limit=7, budget=7)
+
+
+def test_searches_of_a_session_are_finished_too() -> None:
+    session = ee.explore(CONV)
+    run = session.search("Matmul", max_depth=1)
+    live = session.live_search("Matmul", max_depth=1)
+    assert session.runs == [run, live] and not live.candidates
+    assert live.finish().candidates == run.candidates != []

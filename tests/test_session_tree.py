@@ -108,8 +108,6 @@ def test_kept_candidate_becomes_a_node() -> None:
     session = ee.explore(CONV)
     run = session.search(target="Matmul", max_depth=2)
     assert session.runs == [run]
-    for _ in run:
-        pass
     best = run.best
     assert best is not None
     node = session.keep(best)
@@ -126,8 +124,6 @@ def test_kept_candidate_becomes_a_node() -> None:
 def test_rules_can_be_forbidden() -> None:
     session = ee.explore(CONV)
     run = session.search(max_depth=2, rules=["summation_splitting"])
-    for _ in run:
-        pass
     used = {m.rule.name for s in run.search.states for m in s.matches}
     assert used == {"summation_splitting", "operator_matching", "eoperator_generation"}  # and what ends a derivation
 
@@ -139,8 +135,6 @@ def test_clean_ups_can_be_forbidden_too(forbidden: str) -> None:
     def used(*without: str) -> set[str]:
         names = [rule.name for rule in ee.RULES if rule.name not in without]
         run = session.search(target="Matmul", max_depth=2, rules=names)
-        for _ in run:
-            pass
         return {m.rule.name for s in run.search.states for m in s.matches}
 
     assert forbidden in used()

@@ -164,6 +164,4 @@ def test_search_has_the_simplified_program_as_a_candidate() -> None:
     start = attention(12, 20, 8, "S[{i}, {j}] = sum[{k}] Q[i, k] * B[j, k]", "B[{j}, {k}] = K[j, k] + b[k]")
     assert any(without_bias(found.end) for found in derive_across(start, Options()))
     run = ee.search(start, max_depth=2)
-    for _ in run:
-        pass
     assert any(without_bias(candidate.program) for candidate in run.candidates)

@@ -21,7 +21,7 @@ from tests.widgets_kit import CONV, decoded, told, until
 
 
 def test_columns_equal_the_states_of_the_search() -> None:
-    run = ee.search(CONV, target="Matmul", max_depth=2, strategy="paper")
+    run = ee.live_search(CONV, target="Matmul", max_depth=2, strategy="paper")
     columns, parts = monitor.Columns(run), []
     since = merged = 0
     for n, _ in enumerate(run):
@@ -77,8 +77,6 @@ def test_states_are_shown_taken_pinned_and_searched_from() -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)
     run = session.search(target="Matmul", max_depth=2)
-    for _ in run:
-        pass
     best = run.best
     assert best is not None
     face.receive({"do": "state", "state": best.state})
@@ -111,7 +109,7 @@ def test_a_search_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Run) -> None:
         raise MemoryError("no room")
 
-    run = session.search(max_depth=1)
+    run = session.live_search(max_depth=1)
     monkeypatch.setattr(run.search._converging, "cost", fail)
     run.start()
     until(lambda: face.search["status"] == "failed")
@@ -190,8 +188,6 @@ def test_search_without_a_session_has_a_monitor() -> None:
     alone = ee.search(CONV, target="Matmul", max_depth=1)
     face = einnet_widgets.SearchMonitor(alone)
     assert face.search["run"] == id(alone)
-    for _ in alone:
-        pass
     until(lambda: face.search["status"] == "done")
     assert face.search["states"] == len(alone.search.states)
 

@@ -65,7 +65,7 @@ def test_a_session_applies_and_certifies_it() -> None:
 
 def test_search_with_a_user_rule_finds_more_operators() -> None:
     def pools(rules: tuple[Rule[object], ...]) -> list[str]:
-        run = ee.search(POOLED, max_depth=1, rules=rules).start().wait()
+        run = ee.search(POOLED, max_depth=1, rules=rules)
         assert all(certificate.ok for c in run.candidates for certificate in ee.check(c.derivation))
         return [e.via.operator for c in run.candidates for e in c.operators if e.via]
 
@@ -75,7 +75,7 @@ def test_search_with_a_user_rule_finds_more_operators() -> None:
 
 def test_an_operator_of_ones_own_is_matched_with_its_attributes_solved() -> None:
     assert ee.explore(MOBILE, operators=OPERATORS).table("DepthwiseConv2d").operator == DEPTHWISE
-    run = ee.search(MOBILE, target="DepthwiseConv2d", operators=OPERATORS, max_depth=1).start().wait()
+    run = ee.search(MOBILE, target="DepthwiseConv2d", operators=OPERATORS, max_depth=1)
     found = next(c for c in run.candidates if c.operators)
     (call,) = found.operators
     assert call.via is not None and call.via.operator == "DepthwiseConv2d"
@@ -172,7 +172,7 @@ def test_rule_parameters_may_have_any_names(rule: Rule[object], branches: bool, 
 
 def test_a_script_names_the_rules_that_a_search_brought_in() -> None:
     session = ee.explore(MOBILE, rules=RULES[:2], operators=ee.OPERATORS[:3])
-    run = ee.search(MOBILE, target="Conv2d", max_depth=2).start().wait()
+    run = ee.search(MOBILE, target="Conv2d", max_depth=2)
     found = next(c for c in run.candidates if {s.match.rule for s in c.derivation.steps} - {*RULES[:2]})
     session.adopt(found.derivation)
     names: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def test_a_record_of_ones_own_operator_is_checked_with_its_expression(
 ) -> None:
     program = ee.parse("tensor A[7]\ntensor B[5]\nY[i:7, j:5] = B[j] * A[i]")
     outer = ee.Operator("Outer", "Y[m, n] = A[m] * B[n]")
-    run = ee.search(program, target="Outer", operators=(*ee.OPERATORS, outer)).start().wait()
+    run = ee.search(program, target="Outer", operators=(*ee.OPERATORS, outer))
     (found,) = (c for c in run.candidates if c.operators)
     path = tmp_path / "record.json"
     path.write_text(json.dumps(run.record(found)))

@@ -229,7 +229,7 @@ def _derive_arguments(command: argparse.ArgumentParser) -> None:
         help="the paper's ablation: match operators only at expression distance 0",
     )
     command.add_argument(
-        "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of the search (default: none)"
+        "--budget", "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of the search (default: none)"
     )
     _states_option(command)
     _memory_option(command)
@@ -250,7 +250,7 @@ def _sweep_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("cases", nargs="+", metavar="CASE.ein")
     _search_options(command)
     command.add_argument(
-        "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of each search (default: none)"
+        "--budget", "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of each search (default: none)"
     )
     _states_option(command)
     _executor_options(command)
@@ -264,7 +264,7 @@ def _family_arguments(command: argparse.ArgumentParser) -> None:
         "--assume", action="append", default=[], metavar="'W >= K'", help="additional assumption; repeatable"
     )
     command.add_argument(
-        "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of the search (default: none)"
+        "--budget", "--limit-seconds", type=parse_seconds, metavar="S", help="time limit of the search (default: none)"
     )
     command.add_argument("--sizes", metavar="H=11,W=17", help="sizes to search at (default: small primes)")
     command.add_argument("--at", metavar="H=56,W=56", help="also print the program at these sizes")
@@ -330,6 +330,7 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("first", metavar="FIRST")
     command.add_argument("second", metavar="SECOND")
     command.add_argument(
+        "--budget",
         "--limit-seconds",
         type=parse_seconds,
         default=60.0,
@@ -460,6 +461,7 @@ def _limit_options(command: argparse.ArgumentParser) -> None:
         help="e4 to e6: time limit of counting the states of a case (default: 3600)",
     )
     command.add_argument(
+        "--budget",
         "--limit-seconds",
         type=parse_seconds,
         metavar="S",

@@ -44,7 +44,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
         program,
         cost,
         target=arguments.target,
-        limit=arguments.limit_seconds,
+        budget=arguments.budget,
         options=options,
         states=arguments.limit_states,
     )

@@ -18,7 +18,7 @@ def run_equal(arguments: argparse.Namespace) -> int:
     files = [arguments.first, arguments.second]
     check_writable(arguments.inputs, arguments.html, arguments.junit, json=arguments.json, reads=files)
     first, second = map(_read, files)
-    found = equal(first, second, limit=arguments.limit_seconds, parts=bool(arguments.html))
+    found = equal(first, second, budget=arguments.budget, parts=bool(arguments.html))
     if arguments.certificates:
         found.save_certificates(arguments.certificates)
     if arguments.inputs and found.difference is not None:

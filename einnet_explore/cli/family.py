@@ -19,7 +19,7 @@ def run_family(arguments: argparse.Namespace) -> int:
     if wanted is not None:
         family.ground.refuse(wanted)
     found = None if arguments.sizes is None else _parse_sizes(arguments.sizes)
-    derived = family.derive(arguments.target, arguments.limit_seconds, found)
+    derived = family.derive(arguments.target, arguments.budget, found)
     instance = None if wanted is None else derived.instantiate(**wanted)
     if arguments.json:
         write_json(arguments.json, _report(arguments.case, derived, instance))

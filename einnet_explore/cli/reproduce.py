@@ -18,7 +18,7 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.tables import ResultTable
 
 _OPTION_READERS = {
-    "quick": "e1 e2 e3 e4 e5 e6", "limit_seconds": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6",
+    "quick": "e1 e2 e3 e4 e5 e6", "budget": "e1 e2 e3 e4 e5 e6", "max_depth": "e4 e5 e6",
     "count_seconds": "e4 e5 e6", "threads": "e1 e2 e3",
     "model": "e1", "batch": "e1", "again": "e1 e2 e3", "results": "--device cuda",
 }  # fmt: skip
@@ -86,7 +86,7 @@ def _searches(
     base = QUICK if arguments.quick else SearchEffort()
     effort = SearchEffort(
         arguments.max_depth or base.max_depth,
-        arguments.limit_seconds or base.limit,
+        arguments.budget or base.limit,
         arguments.count_seconds or base.count_limit,
         base.measure,
     )
@@ -116,8 +116,8 @@ def _end_to_end(
         effort = replace(effort, models=end_to_end.known(arguments.model))
     if arguments.batch:
         effort = replace(effort, batches=tuple(dict.fromkeys(arguments.batch)))
-    if arguments.limit_seconds:
-        effort = replace(effort, budget=arguments.limit_seconds)
+    if arguments.budget:
+        effort = replace(effort, budget=arguments.budget)
     lab = end_to_end.EndToEndLab(effort, say, out=_samples(arguments, "e1"))
     if resumed := lab.resume(arguments.again):
         say(f"found {count_noun(resumed, 'model')} measured before: {lab.out}")
@@ -139,8 +139,8 @@ def _operators(
     effort = operator_cases.operator_effort(arguments.quick)
     if arguments.threads:
         effort = replace(effort, threads=arguments.threads)
-    if arguments.limit_seconds:
-        effort = replace(effort, search=arguments.limit_seconds)
+    if arguments.budget:
+        effort = replace(effort, search=arguments.budget)
     lab = operator_cases.OperatorLab(effort, say, out=_samples(arguments, "e2-e3"))
     if resumed := lab.resume(arguments.again):
         say(f"found {count_noun(resumed, 'operator')} measured before: {lab.out}")

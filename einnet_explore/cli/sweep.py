@@ -86,7 +86,7 @@ def _search(
     """Fill *reports* and *failures* by case; after an interrupt *reports* has all finished searches."""
     targets, options = tuple(arguments.target), {"strategy": arguments.strategy, "max_depth": arguments.max_depth}
     check_options(programs, targets, options)
-    limits = arguments.limit_seconds, options, arguments.limit_states
+    limits = arguments.budget, options, arguments.limit_states
     futures: dict[str, Any] = {}
     try:
         for case, program in programs.items():

@@ -58,6 +58,7 @@ from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.parametric_text import Template
@@ -102,21 +103,22 @@ class Family:
         """The literal program, with polynomials for its integers; raises Undecided."""
         return literal_schema(self.template, self.ground)
 
+    @renamed_argument("limit", "budget")
     def derive(
         self,
         target: str | Iterable[str] = (),
-        limit: float | None = 60,
+        budget: float | None = 60,
         sizes: Mapping[str, int] | None = None,
         **options: Any,
     ) -> FamilyDerivation:
         """Search at *sizes* (by default primes) and lift the best derivation to all sizes.
 
-        *target*, *limit* and *options* are those of ``ee.search``; with a target, only derivations that call a library
+        *target*, *budget* and *options* are those of ``ee.search``; with a target, only derivations that call a library
         operator count.  Raises Refused for sizes that violate an assumption and for a derivation that does not carry
         over, ValueError if the search finds no program.
         """
         sizes = dict(sizes) if sizes is not None else default_sizes(self.ground)
-        run = Run(self.at(**sizes), program_seconds, target=target, limit=limit, options=Options(**options))
+        run = Run(self.at(**sizes), program_seconds, target=target, budget=budget, options=Options(**options))
         for _ in run:
             pass
         # with a target, a candidate has to call a library operator

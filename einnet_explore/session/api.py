@@ -19,6 +19,7 @@ from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
 from einnet_explore.session.session import Session, load_faces
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
 from einnet_explore.viz.figure import Figure
@@ -68,18 +69,22 @@ def load(path: str | Path) -> Program | Derivation | Run | Session:
     return from_record(data, source=str(path))
 
 
+@renamed_argument("limit", "budget")
 def search(
     program: Program,
     target: str | Iterable[str] = (),
-    limit: float | None = 60,
+    budget: float | None = 60,
     operators: Iterable[Operator | str] = OPERATORS,
     device: str = "cpu",
     **options: Any,
 ) -> Run:
-    """Return a search of *program* for the *operators* named by *target* (all when empty), for at most *limit* seconds.
+    """Search *program* for the *operators* named by *target* (all when empty) and return the finished run.
 
-    Iterate the search for its events, or ``start`` it in a thread.  *options* are those of
-    ``strategies.options.Options``, such as *rules*: the library's and yours, as values or by name.
+    It takes at most about *budget* seconds (None: no limit).  An interrupt (Ctrl-C) ends the search, too; the run has
+    its results so far, and its ``finish`` continues.  ``live_search`` returns a run that has not begun.
+
+    *options* are those of ``strategies.options.Options``, such as *rules*: the library's and yours, as values or by
+    name.
 
     A program of several expressions is searched by Algorithm 1: rules *between* expressions make equal programs, and
     each expression of these is searched by itself.  The program's candidates are the cheapest *combinations* of the
@@ -87,6 +92,22 @@ def search(
 
     The *device* ``profile:FILE.sqlite`` orders candidates by times and rates that were recorded elsewhere; raises
     ValueError if that file has none.
+    """
+    return live_search(program, target, budget, operators, device, **options).finish()
+
+
+@renamed_argument("limit", "budget")
+def live_search(
+    program: Program,
+    target: str | Iterable[str] = (),
+    budget: float | None = 60,
+    operators: Iterable[Operator | str] = OPERATORS,
+    device: str = "cpu",
+    **options: Any,
+) -> Run:
+    """Return a search that has not begun, with the arguments of ``search``.
+
+    Iterate it for its events, ``start`` it in a thread, or ``finish`` it.
     """
     cost: Cost = program_seconds
     for name in {"rules", "between"} & options.keys():
@@ -96,7 +117,7 @@ def search(
 
         cost = device_cost(device)
     chosen = Options(**options)
-    return Run(program, cost, target=target, limit=limit, operators=find_operators(operators), options=chosen)
+    return Run(program, cost, target=target, budget=budget, operators=find_operators(operators), options=chosen)
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_record
+from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
@@ -163,17 +164,18 @@ class Equality(DisplayedAsTable):
             save_record(where / f"{number:04}.json", {**record, "values": [pair.first, pair.second]})
 
 
+@renamed_argument("limit", "budget")
 def equal(
     first: ModelLike,
     second: ModelLike,
-    limit: float = 60.0,
+    budget: float = 60.0,
     example_inputs: Sequence[object] = (),
     parts: bool = False,
 ) -> Equality:
     """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules) or two programs.
 
-    It takes at most about *limit* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs and
-    outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
+    It takes at most about *budget* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs
+    and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
     understood.  *parts*: prove which values are equal even if the models differ.  Raises ModelError for a file that is
     no model, Refused if the inputs or outputs do not fit.
     """
@@ -183,7 +185,7 @@ def equal(
         raise Refused("found a program and a model, expected two programs or two models")
     exported = (export_if_module(each, example_inputs) for each in (first, second))
     one, other = (load_model(each, rewrite=expand_contrib_operators) for each in exported)
-    return compare_models(one, other, limit, parts)
+    return compare_models(one, other, budget, parts)
 
 
 ModelLike: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | Program"
@@ -208,8 +210,8 @@ def _fresh(name: str, taken: set[str]) -> str:
     return next(new for n in range(len(taken) + 1) if (new := f"{name}_{n}") not in taken)
 
 
-def compare_models(first: Model, second: Model, limit: float = 60.0, parts: bool = False) -> Equality:
-    """Compare two models, with the same inputs and outputs by name or by position, for at most about *limit* seconds.
+def compare_models(first: Model, second: Model, budget: float = 60.0, parts: bool = False) -> Equality:
+    """Compare two models, with the same inputs and outputs by name or by position, for at most about *budget* seconds.
 
     *parts*: prove which values are equal even if the models differ.
 
@@ -224,7 +226,7 @@ def compare_models(first: Model, second: Model, limit: float = 60.0, parts: bool
     pairs = list[ValuePair]()
     for pair in sweep.run() if difference is None or parts else ():
         pairs.append(pair)
-        if perf_counter() - start > limit:
+        if perf_counter() - start > budget:
             break
     seconds, folded = perf_counter() - start, tuple(sweep.folded)
     if difference is not None:
@@ -233,7 +235,7 @@ def compare_models(first: Model, second: Model, limit: float = 60.0, parts: bool
         kind = weakest_kind(pair.certificate.kind for pair in pairs)
         is_rounded = kind == "rounded" or any(each.error for each in folded)
         return Equality("rounded" if is_rounded else "proved", tuple(pairs), folded, seconds, models=models)
-    late = f"the limit of {limit:g} s was reached; " if seconds > limit else ""
+    late = f"the budget of {budget:g} s was reached; " if seconds > budget else ""
     nodes, why = sweep.first_undecided()
     return Equality("unknown", tuple(pairs), folded, seconds, None, nodes, late + why, models)
 

@@ -20,6 +20,7 @@ from einnet_explore.session import explanations
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
@@ -201,40 +202,44 @@ class Run(RunningSearch):
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
             f"{count_noun(self.search.size, 'state')}, {self.search.pruned} pruned, "
-            f"{explanations.end_text(self.search)}, {self.seconds:.2f} s"
+            f"{self._end_text()}, {self.seconds:.2f} s"
         )
         return tables.candidate_table(
             ((c, combined_verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption
         )
 
+    def _end_text(self) -> str:
+        return "interrupted: finish() continues" if self.interrupted else explanations.end_text(self.search)
+
     def __repr__(self) -> str:
         candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(self.search.size, "state")
-        return f"<Run: {candidates}, {states}, {self.seconds:.2f} s>"
+        return f"<Run: {candidates}, {states}, {self._end_text()}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.table()._repr_mimebundle_()
 
 
+@renamed_argument("limit", "budget")
 def run_searches(
     programs: Iterable[Program] | Mapping[str, Program],
     executor: WorkExecutor | None = None,
     *,
     target: str | Iterable[str] = (),
-    limit: float | None = None,
+    budget: float | None = None,
     states: int | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Search each of *programs*; return their reports (JSON of ``derive``) in order.
 
     *executor* runs the searches (by default processes of this machine).  Apart from the seconds in them, the reports
-    equal those of searches in this process, unless *limit* ends a search by the clock; *states* ends it after a
-    number of states, which is deterministic.  The keys of a mapping name the cases.  *options* are those of
+    equal those of searches in this process, unless *budget* (seconds) ends a search by the clock; *states* ends it
+    after a number of states, which is deterministic.  The keys of a mapping name the cases.  *options* are those of
     ``strategies.options.Options``.  Raises ValueError for unknown options or targets, and the exceptions of a search.
     """
     named = dict(programs) if isinstance(programs, Mapping) else {str(n): p for n, p in enumerate(programs)}
     names = (target,) if isinstance(target, str) else tuple(target)
     check_options(named, names, options)
-    items = [(case, program, names, limit, options, states) for case, program in named.items()]
+    items = [(case, program, names, budget, options, states) for case, program in named.items()]
     if executor is not None:
         return gather_results(submit_work(executor, run_search, *each) for each in items)
     with ProcessExecutor(len(os.sched_getaffinity(0))) as processes:
@@ -251,12 +256,12 @@ def run_search(
     case: str,
     program: Program,
     target: tuple[str, ...],
-    limit: float | None,
+    budget: float | None,
     options: Mapping[str, Any],
     states: int | None = None,
 ) -> dict[str, Any]:
     """Return the report of one search: plain values in and out, for use in another process."""
-    run = Run(program, program_seconds, target=target, limit=limit, states=states, options=Options(**options))
+    run = Run(program, program_seconds, target=target, budget=budget, states=states, options=Options(**options))
     before = gc.get_threshold()
     # Expressions have no reference cycles; looking for cycles among them takes a fifth of the time.
     gc.set_threshold(50_000, 20, 20)

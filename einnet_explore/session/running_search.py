@@ -1,4 +1,4 @@
-"""A search and its results so far: in the foreground (``for event in it``), in a thread (``start``), saved as JSON.
+"""A search and its results so far: run here (``finish``, ``for event in it``), in a thread (``start``), saved as JSON.
 
 A saved search (``.einx``) has its start, its options, every state as the steps that lead to it, and the refusals.  It
 can be shown at once.  To continue it, the search is replayed to its checkpoint and every state is verified: search is
@@ -11,6 +11,7 @@ import gc
 import json
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -53,9 +54,9 @@ def _post_optimise(derivation: Derivation) -> Derivation:
 class RunningSearch:
     """One search and its results so far.
 
-    *limit* is in seconds; *states* is the maximum number of states, which is deterministic.  *target* names operators
+    *budget* is in seconds; *states* is the maximum number of states, which is deterministic.  *target* names operators
     (all when empty).  The search also ends, with its results, when the memory is ``full``.
-    Iterating runs it; ``start`` runs it in a thread and returns at once.
+    Iterating runs it; ``finish`` runs it to its end; ``start`` runs it in a thread and returns at once.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class RunningSearch:
         cost: Cost,
         *,
         target: str | Iterable[str] = (),
-        limit: float | None = None,
+        budget: float | None = None,
         operators: tuple[Operator, ...] = OPERATORS,
         options: Options | None = None,
         states: int | None = None,
@@ -73,14 +74,16 @@ class RunningSearch:
         targets = find_operators(names, operators)
         self.target = tuple(o.name for o in targets) if names else ()
         # Negated to refuse NaN, which is neither more nor less than 0.
-        if limit is not None and not limit >= 0:
-            raise ValueError(f"limit {limit}: expected 0 or more seconds, or None for no limit")
+        if budget is not None and not budget >= 0:
+            raise ValueError(f"budget {budget}: expected 0 or more seconds, or None for no limit")
         if states is not None and states < 1:
             raise ValueError(f"states {states}: expected 1 or more, or None for no limit")
         self.search = search_program(start, cost, replace(options or Options(), targets=targets), _post_optimise)
-        self.limit = limit
+        self.budget = budget
         self.most = states
         self.full = False
+        self.interrupted = False
+        self._finished = False
         self.candidates: list[Candidate] = []
         self.pruned: list[Pruned] = []
         self.refused: list[MatchRefused] = []
@@ -95,7 +98,35 @@ class RunningSearch:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def finish(self) -> Self:
+        """Run to the end, the budget or the number of states; an interrupt ends it, too.  All results are kept.
+
+        If it has not reached its end, ``finish`` continues it, for another budget.
+        """
+        self._finished = self.interrupted = False
+        try:
+            for _ in self:
+                pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self._finished = True
+        return self
+
+    def _warn_if_finished(self) -> bool:
+        """Warn of the spellings of the time when ``ee.search`` returned a run that had not begun; once for each run."""
+        finished, self._finished = self._finished, False
+        if finished:
+            warnings.warn(
+                "the run is finished: leave out start() and loops after search(), write live_search() for a run that "
+                "has not begun, and finish() to continue",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+        return finished
+
     def __iter__(self) -> Generator[SearchEvent]:
+        if self._warn_if_finished():
+            return (event for event in islice(self._new_search().run(), self.events))
         if self.running:
             raise ValueError("the search runs in a thread: expected that it is stopped and waited for before it is run")
         self._stopped = threading.Event()
@@ -113,7 +144,7 @@ class RunningSearch:
                 for observer in tuple(self._observers):
                     observer(event)
                 yield event
-                if stopped.is_set() or (self.limit is not None and self.seconds - before > self.limit):
+                if stopped.is_set() or (self.budget is not None and self.seconds - before > self.budget):
                     return
                 if self.most is not None and self.search.size >= self.most:
                     return
@@ -167,8 +198,7 @@ class RunningSearch:
 
         Raises ValueError if the search makes other states now.
         """
-        saved = self.search
-        again = search_program(saved.start, saved.cost, saved.options, _post_optimise)
+        saved, again = self.search, self._new_search()
         going = (event for event in again.run())
         replayed = 0
         for _ in islice(going, events):
@@ -185,6 +215,10 @@ class RunningSearch:
         with self._event:
             self.search, self._going, self._events_to_replay = again, going, None
         return True
+
+    def _new_search(self) -> Search | ProgramSearch:
+        """Return the search as it was before its first event."""
+        return search_program(self.search.start, self.search.cost, self.search.options, _post_optimise)
 
     def _record(self, event: SearchEvent) -> None:
         match event:
@@ -203,6 +237,8 @@ class RunningSearch:
 
     def start(self) -> Self:
         """Run in a thread and return at once; a running search is left alone, one that is stopping continues."""
+        if self._warn_if_finished():
+            return self
         before = self._thread if self.running else None
         if before is not None and not self.stopping:
             return self
@@ -278,7 +314,7 @@ def saved_search_to_json(run: RunningSearch) -> JsonObject:
             "version": SAVED_VERSION,
             "start": text(search.start),
             "target": list(run.target),
-            "limit": run.limit,
+            "limit": run.budget,
             "most": run.most,
             "options": _options_to_json(search),
             "events": run.events,
@@ -362,7 +398,7 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
         parse(json_field(data, "start", str)),
         cost,
         target=json_field(data, "target", list),
-        limit=json_field(data, "limit", int, float, NoneType),
+        budget=json_field(data, "limit", int, float, NoneType),
         states=json_field({"most": None, **data}, "most", int, NoneType),  # older files have no limit of states
         options=Options(**options),
     )

@@ -38,6 +38,7 @@ from einnet_explore.strategies.candidate import Candidate, save_record, to_recor
 from einnet_explore.strategies.instantiation import guided_matching, matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Options
+from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz import tables
@@ -331,23 +332,35 @@ class Session(DerivationTree):
         """Return the computation graph of the current program."""
         return graph_figure(self.program, title)
 
+    @renamed_argument("limit", "budget")
     def search(
         self,
         target: str | Iterable[str] = (),
-        limit: float | None = 60,
+        budget: float | None = 60,
         rules: Iterable[Rule[object] | str] | None = None,
         **options: Any,
     ) -> Run:
-        """Return a search from the current program, as ``ee.search``; ``goto`` goes to its results.
+        """Search from the current program, as ``ee.search``, and return the finished run; ``goto`` goes to its results.
 
         *rules* are the rules that it uses, as values or by name (None: all).
         """
+        return self.live_search(target, budget, rules, **options).finish()
+
+    @renamed_argument("limit", "budget")
+    def live_search(
+        self,
+        target: str | Iterable[str] = (),
+        budget: float | None = 60,
+        rules: Iterable[Rule[object] | str] | None = None,
+        **options: Any,
+    ) -> Run:
+        """Return a search from the current program that has not begun, as ``ee.live_search``."""
         if rules is not None:
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
             options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
             options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
         chosen = Options(**options)
-        run = Run(self.program, program_seconds, target=target, limit=limit, operators=self.operators, options=chosen)
+        run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)
         with self._lock:
             self.runs.append(run)
             self._notify()

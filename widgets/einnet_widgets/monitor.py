@@ -96,7 +96,7 @@ def options(run: Run | None) -> Shown:
     held = run.search.options if run else Options()
     return {
         "max_depth": held.max_depth,
-        "limit": run.limit if run else 60,
+        "limit": run.budget if run else 60,
         "strategy": held.strategy,
         "rules": [rule.name for rule in held.rules],
     }
@@ -143,7 +143,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "pruned": run.search.pruned,
         "candidates": len(candidates),
         "spent": spent,
-        "progress": 1.0 if how == "done" else min(1.0, spent / run.limit) if run.limit else 0.0,
+        "progress": 1.0 if how == "done" else min(1.0, spent / run.budget) if run.budget else 0.0,
         "best": candidates[0].seconds if candidates else None,
         "top": [
             {

@@ -98,7 +98,7 @@ class OptimizeCell(Face):
     def download(self) -> None:
         """Send the optimised model to the browser as a download; raise ValueError without a result."""
         name = f"{Path(self.model).stem}_fast.onnx"
-        self.say({"do": "file", "name": name}, self._result().onnx().SerializeToString())
+        self.say({"do": "file", "name": name}, self._result().onnx_bytes())
 
     def write(self, path: str) -> None:
         """Write the optimised model to *path*; raise ValueError without a result, and OSError."""

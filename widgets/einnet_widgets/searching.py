@@ -79,11 +79,12 @@ class Searching:
             self._sent[face] = self._send(face, (int(asked["since"]), 0))
 
     def _search(self, _: Face, asked: Shown) -> None:
-        allowed = {"max_depth", "limit", "strategy", "rules"}
-        chosen = {k: v for k, v in asked.items() if k in allowed and v is not None}
+        names = {"max_depth": "max_depth", "limit": "budget", "strategy": "strategy", "rules": "rules"}
+        chosen = {names[k]: v for k, v in asked.items() if k in names and v is not None}
         if self.run is not None and self.run.running:
             raise ValueError("a search still runs: pause or stop it first")
-        self.desk.session.search(target=(self.desk.look.target,) if self.desk.look.target else (), **chosen).start()
+        target = (self.desk.look.target,) if self.desk.look.target else ()
+        self.desk.session.live_search(target, **chosen).start()
         self._news.set()
 
     def _pause(self, _: Face, __: Shown) -> None:
