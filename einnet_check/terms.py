@@ -325,6 +325,10 @@ class Space:
                 return collected([(Fraction(1), tuple((f"e^({of})", at) for of, at in parts))])
             case (("maximum" | "minimum"), [a, b]) if (least := constant(-inf if op == "maximum" else inf)) in (a, b):
                 return b if a == least else a
+            case (("maximum" | "minimum"), [a, b]) if () in (a, b):
+                sign = 1 if op == "maximum" else -1
+                positive = self.applied("relu", [tuple((sign * k, f) for k, f in a or b)])
+                return tuple((sign * k, f) for k, f in positive)
             case "relu", [() | ((_, ()),) as a]:
                 return a if a and a[0][0] > 0 else ()
             case _, [()] if op in AT_ZERO:

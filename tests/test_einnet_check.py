@@ -29,6 +29,7 @@ from einnet_check.record import EXPONENTIAL
 from einnet_check.terms import MOST, ROUNDED, Beyond, Space, simple
 from einnet_check.text import Parser
 from einnet_evaluation import cases
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.ir import Program
@@ -313,6 +314,25 @@ def test_recentring_is_proved_with_an_axiom_that_is_named(tmp_path: Path, capsys
 def test_exponential_law_proves_equal_programs(before: str, after: str, proved: bool) -> None:
     found = why(*(f"tensor a[5]\ntensor b[5]\ntensor c[5]\nY[i:5] = {body}" for body in (before, after)))
     assert (found is None) == proved, found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "proved"),
+    [
+        ("relu(a[i] - b[i])", "maximum(a[i] - b[i], 0)", True),
+        ("relu(a[i])", "maximum(0, 3*a[i]) / 3", True),
+        ("-relu(b[i] - a[i])", "minimum(a[i] - b[i], 0)", True),
+        ("a[i]", "maximum(a[i], 0) + minimum(0, a[i])", False),  # relu(x) - relu(-x) is not known to be x
+        ("relu(a[i])", "maximum(a[i], 1/1000)", False),
+        ("relu(a[i])", "minimum(a[i], 0)", False),
+        ("relu(-a[i])", "minimum(a[i], 0)", False),
+        ("relu(a[i])", "maximum(b[i], 0)", False),
+    ],
+)
+def test_largest_of_a_number_and_zero_is_relu(before: str, after: str, proved: bool) -> None:
+    texts = [f"tensor a[5]\ntensor b[5]\nc[i:5] = {body}" for body in (before, after)]
+    assert (why(*texts) is None) == proved
+    assert (certify(*map(ee.parse, texts)).kind == "proved") == proved
 
 
 def test_a_block_that_may_be_masked_is_not_recentred() -> None:

@@ -38,6 +38,11 @@ def apply_to_polynomials(op: str, args: list[Polynomial], rounding: Rounding | N
     if found is not None:
         return found
     match op, args:
+        case "maximum", [(), other] | [other, ()]:
+            return apply_to_polynomials("relu", [other], rounding)
+        case "minimum", [(), other] | [other, ()]:
+            positive = apply_to_polynomials("relu", [apply_to_polynomials("neg", [other])], rounding)
+            return apply_to_polynomials("neg", [positive])
         case "abs", [((k, factors),)] if len(factors) > (k == 1):
             parts = [_symbol(op, [((Fraction(1), (f,)),)]) for f in factors]
             return apply_to_polynomials("*", [((-k if k < 0 else k, ()),), *parts])

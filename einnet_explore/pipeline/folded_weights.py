@@ -28,6 +28,7 @@ from einnet_explore.ir import (
     Program,
     Scalar,
     Scope,
+    Tensor,
     add,
     as_index,
     mul,
@@ -159,6 +160,18 @@ def constants_of(scope: Scope) -> Iterable[float]:
 def with_constants(scope: Scope, new: Mapping[float, Scalar]) -> Scope:
     """Return *scope* with other scalars in place of some constants."""
     return _map_scalars(scope, lambda part: new.get(part.value, part) if isinstance(part, Const) else part)
+
+
+def with_elements(scope: Scope, elements: Mapping[str, float]) -> Scope:
+    """Return *scope* with the *elements* of weights that have only one as constants."""
+
+    def change(part: Scalar) -> Scalar:
+        match part:
+            case Access(Tensor(name) as tensor) if name in elements and not tensor.padding:
+                return Const(elements[name])
+        return part
+
+    return _map_scalars(scope, change)
 
 
 def rsqrt_as_quotient(scope: Scope) -> Scope:

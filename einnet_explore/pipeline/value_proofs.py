@@ -45,6 +45,7 @@ from einnet_explore.pipeline.folded_weights import (
     find_folded_weights,
     rsqrt_as_quotient,
     with_constants,
+    with_elements,
 )
 from einnet_explore.pipeline.subprogram import content_digest
 from einnet_explore.pipeline.value_samples import ValueSample, sample_values
@@ -84,21 +85,28 @@ class ValuePair:
 
 @dataclass(slots=True)
 class ModelEquations:
-    """The equations of *model* by tensor name, each name with *prefix*, and why nodes have none."""
+    """The equations of *model* by tensor name, each name with *prefix*, and why nodes have none.
+
+    Weights of one element, *elements*, are constants.
+    """
 
     model: Model
     prefix: str
     equations: dict[str, Equation] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
+    elements: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
+        arrays = {self.model.identifiers[name]: array for name, array in self.model.weights.items()}
+        self.elements = {name: float(array.flat[0]) for name, array in arrays.items() if array.size == 1}
         for node in self.model.nodes:
             match express(node, self.model):
                 case NotUnderstood(reason):
                     self.opaque[node.name] = reason
                 case found:
                     for e in found:
-                        scope = map_tensors(rsqrt_as_quotient(e.scope), lambda t: replace(t, name=self.prefix + t.name))
+                        scope = with_elements(rsqrt_as_quotient(e.scope), self.elements)
+                        scope = map_tensors(scope, lambda t: replace(t, name=self.prefix + t.name))
                         self.equations[self.prefix + e.name] = Equation(self.prefix + e.name, scope)
 
     def tensor(self, value: str) -> str:
