@@ -23,7 +23,7 @@ from einnet_evaluation.models import MODELS
 from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 
-LIMIT_SECONDS = 60.0
+BUDGET_SECONDS = 60.0
 HEAD = ["model", "compared with", "verdict", "seconds", "pairs proved", "weights folded", "why"]
 
 
@@ -40,13 +40,13 @@ def main() -> None:
             continue
         proto = kind.write(1, kind.size)
         for name, other in forms(proto, arguments.budget):
-            found = ee.equal(proto, other, limit=LIMIT_SECONDS)
+            found = ee.equal(proto, other, budget=BUDGET_SECONDS)
             sizes = [f"{found.seconds:.1f}", str(len(found.pairs)), str(len(found.folded))]
             rows.append([kind.name, name, found.kind, *sizes, found.why])
             print(*rows[-1], sep=" | ", flush=True)
             counts[found.kind] += 1
         for name, changed in mutations(proto, arguments.mutations):
-            found = ee.equal(proto, changed, limit=LIMIT_SECONDS)
+            found = ee.equal(proto, changed, budget=BUDGET_SECONDS)
             counts[f"mutations {found.kind}"] += 1
             if found.kind != "different":
                 print(kind.name, name, found, sep=" | ", flush=True)

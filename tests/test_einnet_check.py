@@ -155,7 +155,7 @@ def test_the_gallery_is_proved(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", cases.CASES)
 def test_every_candidate_of_the_gallery_is_proved(name: str) -> None:
-    run = found_by_search(cases.CASES[name], 3, limit=60)
+    run = found_by_search(cases.CASES[name], 3, budget=60)
     for candidate in run.candidates[:: max(1, len(run.candidates) // 150)]:
         found = certificate(run.record(candidate))
         assert found["kind"] == "proved", found
