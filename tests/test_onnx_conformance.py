@@ -5,6 +5,7 @@ from collections import Counter
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -68,7 +69,7 @@ def work(program: Program) -> int:
 
 def verdict(case: Any) -> tuple[str, str]:
     """("right" | "wrong" | "passed through" | "refused" | "large", why)."""
-    arrays, expected = case.data_sets[0]
+    arrays, expected = ([_array(each) for each in held] for held in case.data_sets[0])
     proto, feed = with_parameters_known(case.model, arrays)
     try:
         model = load_model(proto)
@@ -89,9 +90,16 @@ def verdict(case: Any) -> tuple[str, str]:
         # Some outputs were written by hand with four digits, and halves have three: ONNX's own tolerance holds there.
         coarse = wanted.dtype != np.float64 and np.array_equal(wanted, wanted.round(4))
         rtol = case.rtol if coarse or wanted.dtype.itemsize < 4 else 1e-4
+        if wanted.dtype == ml_dtypes.bfloat16:
+            rtol = 2**-7
         if array.shape != wanted.shape or not np.allclose(array, wanted.astype(float), rtol, 1e-6, equal_nan=True):
             return "wrong", f"{value.name}: shape {array.shape}, differs by {worst(array, wanted)}"
     return "right", ""
+
+
+def _array(held: Any) -> Any:
+    """Return *held*, which is a protocol buffer for elements of bfloat16, as an array."""
+    return numpy_helper.to_array(held) if isinstance(held, onnx.TensorProto) else held
 
 
 def worst(array: Any, wanted: Any) -> str:

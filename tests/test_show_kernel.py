@@ -96,3 +96,19 @@ def test_show_kernel_prints_fused_reductions(dialect: str, said: str) -> None:
     assert said in kernel.text and "// stage 1" in kernel.text  # the sum, then what is divided by it
     with pytest.raises(Refused, match="a table of known numbers is read"):
         kernel_texts(ee.parse("tensor X[2]\nY[i:2] = X[i] * table[2] (1, 1/2) [i]"), dialect)
+
+
+@pytest.mark.parametrize("show", ["show", "fuse"])
+def test_integers_that_would_wrap_are_refused(show: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    product = tmp_path / "product.ein"
+    product.write_text("tensor A[4, 40]\ntensor B[40, 4]\nY[i:4, j:4] = sum[k:40] A[i, k] * B[k, j]\noutput Y\n")
+    assert main([show, str(product), "--kernel", "c", "--dtype", "int8"]) == 2
+    assert "Y: values lie in [-650240, 655360], int8 holds [-128, 127]; expected a wider" in capsys.readouterr().err
+    assert main([show, str(product), "--kernel", "c", "--dtype", "int32"]) == 0
+    for body, dtype, fits in (
+        ("maximum(A[i], 3)", "int8", True), ("minimum(A[i], 5) * 1", "int8", True), ("A[i] + A[i]", "uint8", False),
+        ("-A[i]", "int16", False), ("maximum({[i:3] -A[i]}[i], 0)", "int16", False), ("A[i] - 1", "uint16", False),
+    ):  # fmt: skip
+        product.write_text(f"tensor A[3]\nY[i:3] = {body}\noutput Y\n")
+        assert main([show, str(product), "--kernel", "c", "--dtype", dtype]) in ((0,) if fits else (2,)), body
+        assert fits or f"{dtype} holds" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_attention_agrees_with_onnx_runtime(case: str) -> None:
     [
         ({"mask": np.tri(4, k=-1, dtype=bool)}, "its mask of shape (4, 4) leaves some row none of the 4 keys"),
         ({"mask": np.ones((4, 3), bool)}, "its mask of shape (4, 3) leaves some row none of the 4 keys"),
-        ({"softmax_precision": 10}, "its softmax is in another precision"),
+        ({"softmax_precision": 11}, "its softmax is in another precision"),
     ],
 )
 def test_unsupported_attention_is_unchanged(more: dict[str, Any], why: str) -> None:

@@ -23,7 +23,7 @@ from functools import lru_cache, reduce
 from math import inf, isfinite, isnan, nextafter, prod
 from typing import NamedTuple, TypeAlias
 
-from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor, scopes, walk_scalar
+from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor, scopes, tensors, walk_scalar
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Interval: TypeAlias = "tuple[float, float]"
@@ -45,6 +45,12 @@ class ValueBound(NamedTuple):
 def value_range(body: Scalar) -> Interval:
     """Return an interval that holds every finite value of *body*, for all inputs."""
     return _Bounds().scalar(body).range
+
+
+def scope_range(scope: Scope, elements: Interval) -> Interval:
+    """Return an interval that holds every finite value of *scope*, for tensors with *elements* in that interval."""
+    bound = ValueBound(elements)
+    return _Bounds({t.name: bound for t in tensors(scope)}).scope(scope).range
 
 
 def is_positive(body: Scalar) -> bool:

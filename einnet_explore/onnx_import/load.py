@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from math import prod
@@ -43,6 +44,7 @@ from einnet_explore.onnx_import.model import (
 )
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
+from einnet_explore.onnx_import.widening import narrow_types, widen
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
@@ -127,7 +129,8 @@ def load_model(
 ) -> Model:
     """Read *model*, set the *shapes* of its dynamic inputs, check it and normalise it (see ``Model``).
 
-    *rewrite* returns an equal model for everything but ``Model.original``.
+    Elements of 16 bits become float32 (see ``widen``).  *rewrite* returns an equal model for everything but
+    ``Model.original``.
 
     Raises ModelError for a file that is missing, truncated or not ONNX, an IR version or opset that is too new, names
     that are defined twice or never, a cycle, shapes that are missing, misnamed or contradictory, NaN weights,
@@ -139,13 +142,23 @@ def load_model(
     _sort(file, proto)
     set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
+    stored, types = proto, narrow_types(proto)
+    proto = _widened(file, proto) if types else proto
     original = copy_message(proto)
     proto = rewrite(proto)
     _check_valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
-    return with_interpolation_matrices(_model(file, proto, original, folded))
+    known = with_interpolation_matrices(_model(file, proto, original, folded))
+    return replace(known, stored=stored, narrow=tuple(sorted(types))) if types else known
+
+
+def _widened(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return widen(proto)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{file}: found {_line(error)}, expected the elements of 16-bit tensors") from None
 
 
 def _model(file: str, proto: onnx.ModelProto, original: onnx.ModelProto, folded: tuple[onnx.NodeProto, ...]) -> Model:

@@ -105,8 +105,9 @@ class Model:
 
     *proto* is normalised: local functions are inlined, ``Constant`` nodes are initialisers, nodes that depend on no
     input are folded, the opset is 21 if ONNX's converter succeeds, and the nodes have the order of *nodes*.  *original*
-    is the model as read, with the requested shapes: the reference for comparisons.  *folded* are the nodes whose
-    results became weights.
+    is the model as read, with the requested shapes and without 16-bit types: the reference for comparisons.  *folded*
+    are the nodes whose results became weights.  *stored* is the model with its 16-bit types, whose names are *narrow*;
+    None if it has none.
     """
 
     path: str
@@ -119,6 +120,8 @@ class Model:
     values: Mapping[str, ModelValue]
     identifiers: Mapping[str, str]
     folded: tuple[onnx.NodeProto, ...] = ()
+    narrow: tuple[str, ...] = ()
+    stored: onnx.ModelProto | None = None
 
     @property
     def opset(self) -> int:

@@ -28,7 +28,7 @@ import onnxruntime
 from onnx import helper
 
 from einnet_explore.onnx_import.model import Model
-from einnet_explore.pipeline.plan import ExecutionPlan, ModelRegions, open_session
+from einnet_explore.pipeline.plan import ExecutionPlan, ModelRegions, open_session, run_session
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, Arrays, differences, largest_error
 from einnet_explore.runtime.measurement import (
     NOTHING,
@@ -229,6 +229,28 @@ class MeasuredPlan:
         return conservative_speedup(self.timings)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """The model with its 16-bit *types* in ONNX Runtime: its time relative to the plan's, and the plan's difference.
+
+    Both are None where ONNX Runtime has no operators of these types, for the reason *why*.
+    """
+
+    types: tuple[str, ...]
+    times_longer: float | None = None
+    difference: float | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        wide = f"{' and '.join(self.types)} computed in float32"
+        if self.times_longer is None or self.difference is None:
+            return f"{wide}; ONNX Runtime does not run the file ({self.why})"
+        return (
+            f"{wide}; the file takes {self.times_longer:.2f} times as long in ONNX Runtime, and differs by "
+            f"{self.difference:.1e} of the largest output"
+        )
+
+
 @dataclass
 class Baseline:
     """The *original* plan of *model*, a run of which takes about *seconds*, on the discriminating inputs *feeds*."""
@@ -269,6 +291,22 @@ class Baseline:
         """Measure the original once and compare it with itself."""
         timings = time_against_original(self.original, self.original, self.feeds, self.seconds)
         return MeasuredPlan(self.original, timings, (0.0, 0.0))
+
+    def compare_stored(self, plan: ExecutionPlan) -> StoredModel | None:
+        """Run the model with its 16-bit types in ONNX Runtime, in turns with *plan*; None if it has none."""
+        if self.model.stored is None:
+            return None
+        names = [value.name for value in self.model.outputs]
+        try:
+            session = open_session(self.model.stored, plan.threads)
+            want = dict(zip(names, run_session(session, names, self.feeds), strict=True))
+        except Refused as problem:
+            return StoredModel(self.model.narrow, why=str(problem).splitlines()[0])
+        got = plan.run(self.feeds)
+        calls = {"plan": lambda: plan.run(self.feeds), "stored": lambda: run_session(session, names, self.feeds)}
+        times = time_calls(calls, rounds=measurement_rounds(self.seconds, 11))
+        ratio = times["stored"].median / times["plan"].median
+        return StoredModel(self.model.narrow, ratio, differences(want, got)[1])
 
     def _time(self, plan: ExecutionPlan, warm: Mapping[str, float], effort: Effort) -> Mapping[str, Timing]:
         """Time the original and *plan* in turns; with several threads each has a process of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from math import inf
 from pathlib import Path
@@ -22,7 +22,7 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
-from einnet_explore.pipeline.baseline import conservative_speedup, plan_speedup, random_model_inputs
+from einnet_explore.pipeline.baseline import StoredModel, conservative_speedup, plan_speedup, random_model_inputs
 from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
@@ -140,6 +140,7 @@ class Optimised:
     exported: ExportSelection = UNMEASURED_EXPORT
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
     without: LeaveOneOut | None = field(default=None, repr=False)
+    stored: StoredModel | None = None
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -189,6 +190,7 @@ class Optimised:
                 "why": self.exported.why,
                 "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
             },
+            "stored": self.stored and {**asdict(self.stored), "types": list(self.stored.types)},
         }
 
     def attribution(self) -> tuple[Attribution, ...]:
@@ -297,6 +299,7 @@ class Optimised:
             f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
             f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}"
+            + (f"; {self.stored}" if self.stored else "")
         )
 
     def untouched(self) -> list[str]:

@@ -330,6 +330,7 @@ class Selector:
             exported=selection.exported,
             feeds=self.baseline.feeds,
             without=self._leave_one_out(selection),
+            stored=self.baseline.compare_stored(measured.plan),
         )
 
     @property

@@ -92,7 +92,10 @@ MAX_RELATIVE_ERROR = 1e-4
 
 
 def largest_error(want: Arrays, got: Arrays) -> float:
-    """The largest difference over all outputs, relative to each output's largest magnitude."""
+    """The largest difference over all outputs, relative to each output's largest magnitude.
+
+    Elements of float16 count from one unit in the last place on: each is rounded once.
+    """
     return max((_relative(want[name], got[name]) for name in want), default=0.0)
 
 
@@ -106,7 +109,8 @@ def _relative(want: Array, got: Array) -> float:
     a, b = want.astype(np.float64), got.astype(np.float64)
     apart = (a != b) & ~(np.isnan(a) & np.isnan(b))  # infinities may be the same, as in what a mask leaves out
     with np.errstate(invalid="ignore"):
-        difference = float(np.max(np.abs(a - b), where=apart, initial=0))
+        unit = np.abs(a) * np.finfo(np.float16).eps if want.dtype == np.float16 else 0
+        difference = float(np.max(np.abs(a - b) - unit, where=apart, initial=0))
     largest = float(np.max(np.abs(a), where=np.isfinite(a), initial=0))
     if not np.isfinite(difference):
         return float("inf")

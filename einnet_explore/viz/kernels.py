@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
+
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
@@ -21,7 +23,19 @@ from einnet_explore.codegen.language.values import Type, type_of
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tiling.cost import Hardware, TileCost, TileSearch, cpu_hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.ir import Access, Const, Equation, Iterator, Program, Scalar, accesses, map_accesses, tensors
+from einnet_explore.equivalence.value_bounds import scope_range
+from einnet_explore.ir import (
+    Access,
+    Const,
+    Equation,
+    Iterator,
+    Program,
+    Scalar,
+    accesses,
+    map_accesses,
+    scopes,
+    tensors,
+)
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
 from einnet_explore.syntax.printer import scalar_text
@@ -81,10 +95,11 @@ def kernel_texts(
 ) -> tuple[KernelText, ...]:
     """For each equation of *program* the kernel of the first of *makers* that makes one.
 
-    All tensors have elements of *dtype*.  Raises Refused for an unknown dtype, an unknown dialect, and where no
-    equation has a kernel, with the reason of each.
+    All tensors have elements of *dtype*.  Raises Refused for an unknown dtype, an unknown dialect, values that an
+    integer type of less than 32 bits does not hold, and where no equation has a kernel, with the reason of each.
     """
     kind = type_of(dtype)
+    require_range(program, kind)
     found = tuple(_text(e, kind, dialect, makers) for e in program.equations)
     if not any(k.text for k in found):
         raise Refused("no kernel: " + "; ".join(k.why for k in found))
@@ -99,6 +114,24 @@ def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGene
         except Refused as error:
             why.append(str(error))
     return KernelText(equation.name, "", "; ".join(dict.fromkeys(why)))
+
+
+def require_range(program: Program, kind: Type) -> None:
+    """Raise Refused if a value of *program* may lie outside *kind*, an integer type of less than 32 bits.
+
+    Sums of wider integers wrap, as NumPy's do.
+    """
+    if not kind.integer or kind.bits >= 32:
+        return
+    limits = np.iinfo(np.dtype(f"{kind.kind}{kind.bits}"))
+    for equation in program.equations:
+        for _, scope in scopes(equation.scope):
+            low, high = scope_range(scope, (float(limits.min), float(limits.max)))
+            if low < limits.min or high > limits.max:
+                raise Refused(
+                    f"{equation.name}: values lie in [{low:.0f}, {high:.0f}], {kind} holds [{limits.min}, "
+                    f"{limits.max}]; expected a wider dtype"
+                )
 
 
 def stage_graph(fused: FusedKernel) -> Graph:
@@ -220,9 +253,11 @@ def stages_text(fused: FusedKernel) -> str:
 def fused_text(fused: FusedKernel, dialect: str, dtype: str = "float32") -> str:
     """Return the kernel for contiguous arrays in *dialect*: by blocks for ``cuda`` and ``opencl``, by points for ``c``.
 
-    Raises Refused for an unknown dialect or dtype.
+    Raises Refused for an unknown dialect or dtype, and for values that an integer type of less than 32 bits does not
+    hold.
     """
     flat, kind = contiguous_plan(fused), type_of(dtype)
+    require_range(fused.program, kind)
     return emit(cpu_kernel(flat, kind) if dialect == "c" else gpu_kernel(flat, kind), dialect)
 
 
