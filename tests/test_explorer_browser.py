@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
+import nbconvert
 import nbformat
 import pytest
 
@@ -243,6 +244,52 @@ def test_two_explorers_a_restart_and_bad_use(lab: Lab) -> None:
         page.locator(".ein-node.here b", has_text="E1").wait_for()
         page.locator(".ein").first.get_by_role("button", name="Undo").click()
         page.locator(".ein-node.here b", has_text="E0").first.wait_for()
+
+
+LOST = "Error displaying widget"
+
+
+def shows_saved(visiting: Visit) -> None:
+    """The saved form is there, with a step that was applied by a click, its picture, and no error."""
+    page = visiting.page
+    saved = page.locator(".ein-saved")
+    saved.get_by_text("summation_splitting").wait_for()
+    assert saved.locator("img").first.evaluate("it => it.complete && it.naturalWidth > 100")
+    assert page.get_by_text(LOST).filter(visible=True).count() == 0
+    assert page.locator(".ein").count() == 0
+
+
+def test_a_saved_explorer_is_shown_as_it_was_when_its_kernel_is_gone(lab: Lab) -> None:
+    with explored(lab, START) as visiting:
+        page, own = visiting.page, visiting.errors
+        page.locator(".ein-match", has_text="outer = r, s").first.click()
+        stands(visiting, 1)
+        page.wait_for_timeout(3000)  # longer than einnet_widgets.face.SAVE_SECONDS
+        saved = page.locator(".ein-saved")
+        assert saved.count() == 1 and not saved.is_visible()  # while the widget is alive
+        page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        page.goto("about:blank")
+        lab.end_kernels()
+        visiting.open(lab.address, visiting.notebook)  # trusted, with a new kernel
+        shows_saved(visiting)
+        page.screenshot(path="/tmp/h25_saved.png")
+        assert page.locator(".jp-OutputArea-child").filter(visible=True).count() == 1
+        assert [e for e in own if "model not found" not in e] == []
+        own.clear()  # ipywidgets logs the missing model
+        path = lab.folder / visiting.notebook
+        assert path.stat().st_size < 60_000
+        held = nbformat.read(path, 4)
+        page_html, _ = nbconvert.HTMLExporter().from_notebook_node(held)
+        (lab.folder / "saved.html").write_text(page_html)
+        assert "widgets" not in held.metadata
+        held.cells[0].source += "  # by another hand, so that the notebook is not trusted"
+        nbformat.write(held, path)
+        visiting.open(lab.address, visiting.notebook)
+        shows_saved(visiting)
+        own.clear()
+    with page_of(lab.context, 1400, 1200) as visiting:
+        visiting.page.goto((lab.folder / "saved.html").as_uri())
+        shows_saved(visiting)
 
 
 def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ TOUR = {
     "session.history(certificates=True)": TABLE,
     "session.check()": TABLE,
     "session.tree()": FIGURE,
-    "einnet_widgets.explorer(ee.explore(conv))": EXPRESSION | {"application/vnd.jupyter.widget-view+json"},
+    "einnet_widgets.explorer(ee.explore(conv))": {"text/html", "text/latex", "text/plain"},
     "run": TABLE,
     "run.tree(to=found)": FIGURE,
     'ee.graph(conv, "before")': FIGURE,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,10 +212,36 @@ def test_without_a_kernel_there_is_still_a_picture(name: str) -> None:
     session = ee.explore(CONV)
     session.search(target="Matmul", max_depth=1)
     face = getattr(einnet_widgets, name)(session)
-    data, _ = face._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in data and data["text/plain"].strip()
-    assert "<svg" in data.get("image/svg+xml", "") or name == "IteratorTableView"
+    data = face.saved()
+    assert data["text/plain"].strip() and "as it was saved" in data["text/html"]
+    assert "data:image/svg+xml" in data["text/html"] or name == "IteratorTableView"
     assert ("text/latex" in data) == (name in ("Explorer", "ExpressionView"))
+    assert ("<h4>candidates</h4>" in data["text/html"]) == (name == "Explorer")
+
+
+def test_the_saved_form_follows_the_session_in_an_output_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, list[dict[str, Any]]] = {"display": [], "update": []}
+
+    def display(data: dict[str, Any], **options: Any) -> Any:
+        shown["display"].append({**data, **options})
+        return (
+            SimpleNamespace(update=lambda data, raw: shown["update"].append(data)) if "display_id" in options else None
+        )
+
+    monkeypatch.setattr("einnet_widgets.face.display", display)
+    monkeypatch.setattr("einnet_widgets.face.SAVE_SECONDS", 0.05)
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    session.apply("summation_splitting", at="Y", outer=["r", "s"])
+    face._ipython_display_()
+    live, saved = shown["display"]
+    assert "application/vnd.jupyter.widget-view+json" in live and "text/html" not in live
+    assert saved["display_id"] == face.key and f"ein-saved-{face.key}" in saved["text/html"]
+    assert "summation_splitting" in saved["text/html"] and "operator_matching" not in saved["text/html"]
+    session.apply("operator_matching", at="Y.0", operator="Matmul")
+    until(lambda: any("operator_matching" in data["text/html"] for data in shown["update"]))
+    assert len(saved["text/html"]) < 60_000
+    face.close()
 
 
 def test_a_page_holds_every_node_and_names_no_other_host(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from IPython import get_ipython
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+
 from einnet_widgets.page import PageFace, to_html
 from einnet_widgets.panels import (
     BenchPanel,
@@ -12,7 +15,6 @@ from einnet_widgets.panels import (
     IteratorTableView,
     RulePicker,
     SearchMonitor,
-    displayed,
     explorer,
 )
 from einnet_widgets.quizzing import QuizView
@@ -39,15 +41,11 @@ def _register() -> None:
     from einnet_explore.session.session import Session, register_face
 
     register_face(PageFace())
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return
     shell = get_ipython()
-    if shell is not None:
-        formatter = shell.display_formatter.mimebundle_formatter
-        formatter.for_type(Session, lambda session, include=None, exclude=None: displayed(session))
-        formatter.for_type(Quiz, lambda quiz, include=None, exclude=None: QuizView(quiz)._repr_mimebundle_())
+    if shell is not None and not isinstance(shell, TerminalInteractiveShell):
+        formatter = shell.display_formatter.ipython_display_formatter
+        formatter.for_type(Session, lambda session: explorer(session)._ipython_display_())
+        formatter.for_type(Quiz, lambda quiz: QuizView(quiz)._ipython_display_())
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
 from einnet_widgets.look import Look, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
+from einnet_widgets.saved import sections
 from einnet_widgets.searching import CALLS, Searching
 
 _later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-later")
@@ -88,13 +89,28 @@ class Desk(Board):
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
         """Return the static display of *panels* without a kernel."""
-        if panels == ("search",) and (run := self.searching.run) is not None:
-            return {"image/svg+xml": run.tree().svg, "text/plain": repr(run.table())}
-        if panels == ("graph",):
-            return self.session.graph()._repr_mimebundle_()
-        if panels == ("table",):
-            return self.session.table(self.look.operator or self.look.target, self.look.at or "0")._repr_mimebundle_()
-        return self.session._repr_mimebundle_()
+        with self.lock:
+            if len(panels) == 1:
+                return self._panel_picture(panels[0])
+            parts = [("expression", self._panel_picture("expression"))]
+            if self.session.derivation.steps:
+                parts.append(("derivation", self.session.history()._repr_mimebundle_()))
+            parts.append(("computation graph", self._panel_picture("graph")))
+            if (run := self.searching.run) is not None and not run.running:
+                parts += [("search", self._panel_picture("search")), ("candidates", run.table()._repr_mimebundle_())]
+            return {**self.session._repr_mimebundle_(), "text/html": sections(parts)}
+
+    def _panel_picture(self, panel: str) -> dict[str, str]:
+        match panel:
+            case "search" if (run := self.searching.run) is not None:
+                return {"image/svg+xml": run.tree().svg, "text/plain": repr(run.table())}
+            case "graph":
+                return self.session.graph()._repr_mimebundle_()
+            case "table":
+                operator = self.look.operator or self.look.target
+                return self.session.table(operator, self.look.at or "0")._repr_mimebundle_()
+            case _:
+                return self.session._repr_mimebundle_()
 
     # Handlers of messages
 

@@ -1,4 +1,4 @@
-"""Base widget of panels: traits that mirror values, forwarded messages, and a static picture without a kernel.
+"""Base widget of panels: traits that mirror values, forwarded messages, and a saved form without a kernel.
 
 The front end is one module for all panels (``static/einnet.js``, built from ``widgets/js``); *panels*
 names the visible ones.
@@ -6,14 +6,22 @@ names the visible ones.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 import anywidget
 import traitlets as t
+from IPython.display import DisplayHandle, display
+
+from einnet_widgets.saved import saved_form
 
 STATIC = Path(__file__).parent / "static"
 PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench", "optimise", "quiz")
+
+SAVE_SECONDS = 1.5
+"""The saved form is updated once its widget has not changed for this long."""
 
 
 class Behind(Protocol):
@@ -37,6 +45,7 @@ class Face(anywidget.AnyWidget):
 
     _esm = STATIC / "einnet.js"
     _css = STATIC / "einnet.css"
+    key = t.Unicode().tag(sync=True)
     panels = t.List(t.Unicode()).tag(sync=True)
     label = t.Unicode("einnet explorer").tag(sync=True)
     head = t.Dict().tag(sync=True)
@@ -51,11 +60,14 @@ class Face(anywidget.AnyWidget):
     optimise = t.Dict().tag(sync=True)
     quiz = t.Dict().tag(sync=True)
     desk: Behind | None = None
+    _display: DisplayHandle | None = None
+    _save: threading.Timer | None = None
 
     def __init__(self, desk: Behind | None, panels: tuple[str, ...], label: str, folded: tuple[str, ...] = ()) -> None:
         self.desk = desk
         self.wanted = set(panels) - set(folded)  # what is folded is not even made until the reader opens it
-        super().__init__(panels=list(panels), label=label)
+        super().__init__(key=uuid4().hex, panels=list(panels), label=label)
+        self.observe(lambda _: self._save_later(), list(PANELS))
         self.on_msg(lambda _, message, buffers: self.receive(message))
         if desk is not None:
             desk.open(self)
@@ -71,6 +83,8 @@ class Face(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Unregister from the desk and close the widget."""
+        if self._save is not None:
+            self._save.cancel()
         if self.desk is not None:
             self.desk.leave(self)
         super().close()
@@ -79,9 +93,23 @@ class Face(anywidget.AnyWidget):
         """Return the static display without a kernel."""
         return self.desk.picture(tuple(self.panels)) if self.desk is not None else {}
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        shown = super()._repr_mimebundle_(**options)
-        if shown is None:
-            return None
-        data, meta = shown if isinstance(shown, tuple) else (shown, {})
-        return {**data, **self._picture()}, meta
+    def saved(self) -> dict[str, str]:
+        """Return what a saved notebook shows in place of this widget, by format."""
+        return saved_form(self.key, self.label, self._picture())
+
+    def _ipython_display_(self) -> None:
+        data, meta = self._repr_mimebundle_() or ({}, {})
+        display({**data, "text/plain": f"{self.label}: interactive while its kernel runs"}, metadata=meta, raw=True)
+        self._display = display(self.saved(), raw=True, display_id=self.key)
+
+    def _save_later(self) -> None:
+        if self._display is not None:
+            if self._save is not None:
+                self._save.cancel()
+            self._save = threading.Timer(SAVE_SECONDS, self._update_saved)
+            self._save.daemon = True
+            self._save.start()
+
+    def _update_saved(self) -> None:
+        if self._display is not None:
+            self._display.update(self.saved(), raw=True)

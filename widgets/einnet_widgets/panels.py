@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from einnet_explore.session.run import Run
@@ -91,8 +90,3 @@ def session_of(run: Run) -> Session:
         session.runs.append(run)
         _sessions[run] = session
     return _sessions[run]
-
-
-def displayed(session: Session, **options: Any) -> Any:
-    """Return the notebook display of *session*: its explorer, or its expression without a kernel."""
-    return explorer(session)._repr_mimebundle_(**options)

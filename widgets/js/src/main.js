@@ -35,8 +35,18 @@ const GONE = "the kernel of this panel has ended or was restarted: run the cell 
 
 const WRITING = "input, textarea, select, [contenteditable]";
 
+/** Hide the saved form of the widget *key* while the widget is alive; returns how to show it again. */
+function hideSaved(page, key) {
+  if (!key) return () => {};
+  const style = page.createElement("style");
+  style.textContent = `.ein-saved-${key}, .jp-OutputArea-child:has(.ein-saved-${key}) { display: none !important; }`;
+  page.head.append(style);
+  return () => style.remove();
+}
+
 function render({ model, el }) {
   registerFonts(el.ownerDocument);
+  const showSaved = hideSaved(el.ownerDocument, model.get("key"));
   const names = model.get("panels");
   const act = (message) => {
     try {
@@ -156,6 +166,7 @@ function render({ model, el }) {
   for (const [event, listener] of listeners) if (event.startsWith("change:")) listener();
 
   return () => {
+    showSaved();
     sizes.disconnect();
     changes.disconnect();
     for (const [event, listener] of listeners) model.off(event, listener);
