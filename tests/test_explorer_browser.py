@@ -272,7 +272,6 @@ def test_a_saved_explorer_is_shown_as_it_was_when_its_kernel_is_gone(lab: Lab) -
         lab.end_kernels()
         visiting.open(lab.address, visiting.notebook)  # trusted, with a new kernel
         shows_saved(visiting)
-        page.screenshot(path="/tmp/h25_saved.png")
         assert page.locator(".jp-OutputArea-child").filter(visible=True).count() == 1
         assert [e for e in own if "model not found" not in e] == []
         own.clear()  # ipywidgets logs the missing model
