@@ -186,6 +186,9 @@ def substitute_domain(domain: tuple[Bound, ...], to: Mapping[Iterator, IndexLike
 
 def holds_everywhere(bound: Bound) -> bool:
     """Whether *bound* holds over the whole ranges of its iterators."""
+    x = bound.index.single
+    if x is not None and (x.lo, x.hi) == (bound.lo, bound.hi):  # sizes may be parameters, which have no order
+        return True
     lo, hi = bound.index.bounds
     return bound.lo <= lo and hi < bound.hi
 
