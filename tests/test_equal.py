@@ -14,7 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import einnet_explore as ee
+from benchmarks.equality import mutations, respelled
 from einnet_check import check as check_independently
+from einnet_evaluation.models.builder import Builder
 from einnet_explore.cli import main
 from einnet_explore.session.comparison_graphs import DIFFERENT
 from einnet_explore.session.model_equality import Difference, Equality
@@ -324,6 +326,19 @@ def test_the_page_shows_both_graphs_and_the_term_that_differs(fused: onnx.ModelP
     assert page.count("<svg") == 2 and page.count(DIFFERENT) == 2
     numbers = [graph.count(f">= {n}<") for graph in page.split("second model</text>") for n in range(1, 40)]
     assert sum(numbers) > 60 and numbers[:39] == numbers[39:]
+
+
+def test_a_form_in_other_operators_is_equal() -> None:
+    b = Builder("spelled", seed=3)
+    x = b.node("Relu", b.batch_norm(b.conv("x", 3, 4, 3, padding=1, bias=True), 4))
+    x = b.node("Relu", b.conv(x, 4, 1, 1, bias=True))
+    x = b.node("Tanh", b.linear(b.node("Flatten", x), 36, 5))
+    model = b.model({"x": (2, 3, 6, 6)}, x, (2, 5))
+    other = respelled(model)
+    assert {node.op_type for node in other.graph.node}.isdisjoint({"Relu", "BatchNormalization", "Gemm"})
+    assert ee.equal(model, other) and ee.equal(other, model)
+    for name, changed in mutations(model, 30):
+        assert ee.equal(other, changed).kind == "different", name
 
 
 def test_inputs_of_any_name_are_saved(tmp_path: Path) -> None:

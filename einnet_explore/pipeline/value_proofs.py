@@ -326,12 +326,10 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sw
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
-    by_content = {
-        content_digest({"": array}): name for name, array in reversed(weights.items()) if name.startswith("a_")
-    }
+    by_content: dict[str, str] = {}
     for name, array in weights.items():
-        twin = by_content.get(content_digest({"": array})) if name.startswith("b_") else None
-        if twin is not None:
+        twin = by_content.setdefault(content_digest({"": array.reshape(-1)}), name)
+        if twin != name:
             same |= {twin: twin, name: twin}
     shapes = {
         side.tensor(name): value.shape
