@@ -208,7 +208,7 @@ ee.graph(run.best.program, "after: the cheapest by estimate")
 
 # %%
 ee.write_model("infogan", "infogan.onnx")
-fast = ee.optimize("infogan.onnx", budget="15s", threads=1)
+fast = ee.optimize("infogan.onnx", budget=15, threads=1)
 fast
 
 # %% [markdown]

@@ -14,7 +14,7 @@
 # # A model, optimised in one cell
 #
 # You have an ONNX model and want it faster on this machine, with the same results. One call does this. Its report
-# lists the rewrites, the evidence that they are correct, the speedup of each, and the unchanged parts.
+# begins with the speedup, the proofs, the error and what to deploy; then it lists the rewrites and the unchanged parts.
 #
 # The example is the generator of InfoGAN, which turns noise into an image by transposed convolutions. Any ONNX file
 # works.
@@ -28,7 +28,7 @@ from IPython.display import display
 import einnet_explore as ee
 
 ee.write_model("infogan", "model.onnx")
-fast = ee.optimize("model.onnx", budget="15s", threads=1)
+fast = ee.optimize("model.onnx", budget=15, threads=1)
 fast
 
 # %% [markdown]

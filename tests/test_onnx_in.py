@@ -51,7 +51,7 @@ def test_a_named_dimension_is_given_once() -> None:
     model = load_model(proto, {"a": (5, 3)})
     assert model.shape("b") == (5, 1)
     assert refused(proto, {"a": (5, 3), "b": (1, 1)}) == (
-        "<model>: --shape b=1,1: found 1 for dimension 0 (N), expected 5 as in a"
+        "<model>: shape b=1,1: found 1 for dimension 0 (N), expected 5 as in a"
     )
 
 
@@ -239,27 +239,27 @@ def test_graphs_without_nodes_or_outputs_are_refused() -> None:
 def test_dynamic_shapes_without_sizes_are_refused() -> None:
     proto = build(CONV, {"x": ("N", 3, "H", None)}, ["y"], {"w": W})
     assert refused(proto) == (
-        "<model>: found dynamic shapes: dimension 0 (N), 2 (H), 3 (unnamed) of x (--shape x=?,3,?,?); "
-        "expected a number for each"
+        "<model>: found dynamic shapes: dimension 0 (N), 2 (H), 3 (unnamed) of x "
+        "(shapes={'x': (?, 3, ?, ?)} or --shape x=?,3,?,?); expected a number for each"
     )
 
 
 def test_an_unranked_input_is_open_until_given() -> None:
     proto = build([node("Relu", ["x"], ["y"])], {"x": ()}, ["y"])
     proto.graph.input[0].type.tensor_type.ClearField("shape")
-    assert "all dimensions of x (--shape x=…)" in refused(proto)
+    assert "all dimensions of x (shapes={'x': (…)} or --shape x=…)" in refused(proto)
     assert load_model(proto, {"x": (2, 3)}).shape("y") == (2, 3)
 
 
 def test_shapes_that_contradict_the_model_are_refused() -> None:
     proto = build(CONV, {"x": ("N", 3, "H", "W")}, ["y"], {"w": W})
-    assert refused(proto, {"z": (1, 3, 8, 8)}) == "<model>: --shape z: found no such input, expected one of x"
-    assert refused(proto, {"x": (1, 3, 8)}) == "<model>: --shape x=1,3,8: found 3 dimensions, expected 4"
+    assert refused(proto, {"z": (1, 3, 8, 8)}) == "<model>: shape z: found no such input, expected one of x"
+    assert refused(proto, {"x": (1, 3, 8)}) == "<model>: shape x=1,3,8: found 3 dimensions, expected 4"
     assert refused(proto, {"x": (1, 4, 8, 8)}) == (
-        "<model>: --shape x=1,4,8,8: found 4 for dimension 1, expected 3, which the model fixes"
+        "<model>: shape x=1,4,8,8: found 4 for dimension 1, expected 3, which the model fixes"
     )
     assert refused(proto, {"x": (0, 3, 8, 8)}) == (
-        "<model>: --shape x=0,3,8,8: found a dimension of size 0, expected at least 1"
+        "<model>: shape x=0,3,8,8: found a dimension of size 0, expected at least 1"
     )
 
 

@@ -84,7 +84,12 @@ def test_plan_of_all_derived_subprograms_is_correct_at_any_times(
     assert fast.form == "joined" and len(fast.programs) == 1 and fast.programs[0].certificate in ("proved", "none")
     assert fast.programs[0].piece.nodes == tuple(name for part in said["subprograms"] for name in part["nodes"])
     assert "2 of 2 subprograms replaced" in fast.summary() and "<details open>" not in fast._repr_html_()
+    gain, proofs, error, deploy, *_ = fast.conclusions("folder", "file.onnx")
+    assert gain.startswith(f"{fast.speedup:.2f} times as fast as your model in ONNX Runtime (1 thread): ")
+    assert (proofs, error[:14]) == ("2 of 2 subprograms replaced: all proved", "largest error ")
+    assert deploy.startswith(("deploy this: folder: a folder that", "deploy this: file.onnx: one ONNX file"))
     page = fast._repr_html_()
+    assert page.index("deploy this") < page.index("<table>")
     assert page.count("<tr>") == 3 and "eOperator" in page
     assert len(fast.graphs()) == 2
     assert {"before", "after"} == set(fast.benchmark(3))
@@ -146,6 +151,9 @@ def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tuner, "run_task", once)
     fast = optimize_model(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
+    assert fast.conclusions()[-1].startswith(
+        "interrupted: this is the best of what was found by then; 2 nodes not tuned"
+    )
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError, Fail])
@@ -173,6 +181,10 @@ def test_budget_ends_the_search() -> None:
     assert list(work.run()) == []
     fast = work.result()
     assert fast.speedup == 1.0 and "the time budget ended" in fast.untouched()[-1]
+    (said,) = fast.conclusions()
+    assert said.startswith(
+        "nothing gained: keep your file. Nothing was faster than your model in ONNX Runtime (1 thread)"
+    )
     assert "<details open>" in fast._repr_html_()  # seen without a click: nothing else says that there is more to do
 
 
@@ -274,13 +286,19 @@ def test_model_without_anything_to_derive(tmp_path: Path) -> None:
     assert [s["node"] for s in said["skipped"]] == ["topk_y"]
 
 
-@pytest.mark.parametrize(("given", "value"), [(None, None), (60, 60.0), ("60s", 60.0), ("1.5", 1.5)])
+@pytest.mark.parametrize(("given", "value"), [(None, None), (60, 60.0), (1.5, 1.5)])
 def test_budgets_are_parsed(given: float | str | None, value: float | None) -> None:
     assert parse_budget(given) == value
 
 
-@pytest.mark.parametrize("given", [0, -1, "nan", "soon"])
-def test_bad_budgets_are_refused(given: float | str) -> None:
+@pytest.mark.parametrize(("given", "value"), [("60s", 60.0), ("1.5", 1.5)])
+def test_budgets_as_text_warn(given: str, value: float) -> None:
+    with pytest.warns(DeprecationWarning, match=f"budget={given!r} is deprecated: write a number of seconds"):
+        assert parse_budget(given) == value
+
+
+@pytest.mark.parametrize("given", [0, -1, float("nan")])
+def test_bad_budgets_are_refused(given: float) -> None:
     with pytest.raises(ValueError, match=f"budget {given!r}: expected a positive number"):
         parse_budget(given)
 
@@ -413,3 +431,30 @@ def test_a_file_without_rewrites_is_the_original(tmp_path: Path) -> None:
     onnx.save(proto, path)
     Optimiser(load_model(path), Settings(1), budget=1e-9).result().save(out)
     assert out.read_bytes() == path.read_bytes()
+
+
+def test_saving_the_original_warns_and_parts_that_stay_have_no_verdict(tmp_path: Path) -> None:
+    work = Optimiser(model(transposed()), SHORT)
+    assert work.status().startswith("reading the model · ")
+    for _ in work.run():
+        assert work.status().startswith(f"tuning subprograms · {work.done} of 2 · ")
+        assert work.status("Cancel").endswith(" · Cancel measures and keeps these")
+    found = work.result()
+    assert work.status().startswith("done · ")
+    stayed = tuple(replace(part, kept=False, certificate="proved") for part in found.parts)
+    fast = replace(found, parts=stayed, replacements=())
+    with pytest.warns(UserWarning, match="is your original model: no rewrite is faster in plain ONNX Runtime$"):
+        fast.save(tmp_path / "fast.onnx")
+    assert [row[5] for row in fast.rows()] == ["certificate", "", ""]
+    kept = replace(
+        found,
+        parts=tuple(
+            replace(part, kept=True, certificate=c) for part, c in zip(stayed, ("proved", "exact"), strict=True)
+        ),
+        replacements=(),
+    )
+    with pytest.warns(UserWarning, match="save_bundle writes the plan, which is faster$"):
+        kept.save(tmp_path / "fast.onnx")
+    said = kept.conclusions()
+    assert said[1] == "2 of 2 subprograms replaced: 1 proved, 1 exact (equal on samples, not proved)"
+    assert said[4] == 'as one ONNX file (save("OUT.onnx")): your original: no rewrite is faster in plain ONNX Runtime'

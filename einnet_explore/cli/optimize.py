@@ -25,7 +25,7 @@ from einnet_explore.cli.output import (
 )
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.bundle import README, check_bundle_folder
-from einnet_explore.pipeline.optimised import Optimised
+from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR
@@ -67,7 +67,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     failures = _write_outputs(arguments, fast, report)
     if arguments.json != STDOUT:
         print(format_table(fast.rows()))
-        print(fast.summary())
+        bundle, file = arguments.bundle or "--bundle DIR", arguments.output or "-o OUT.onnx"
+        print("", *fast.conclusions(bundle, file), "", sep="\n")
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"not optimised: {line}")
     if work.interrupted:
@@ -120,7 +121,7 @@ def _write_model(path: str, fast: Optimised) -> None:
     """Write the optimised model, and report the derivations that the file lacks."""
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
-        say(f"{path}: the original model: no rewrite is faster in plain ONNX Runtime")
+        say(f"{path}: the original model: {ORIGINAL_FILE}")
     if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
         say(f"{path}: {lacks}")
 

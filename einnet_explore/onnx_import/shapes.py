@@ -32,13 +32,13 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
     symbols: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise ModelError(f"{file}: --shape {name}: found no such input, expected one of {', '.join(inputs)}")
+            raise ModelError(f"{file}: shape {name}: found no such input, expected one of {', '.join(inputs)}")
         _set_shape(file, inputs[name], tuple(shape), symbols)
     unknown = []
     for name, value in inputs.items():
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
-            unknown.append(f"all dimensions of {name} (--shape {name}=…)")
+            unknown.append(f"all dimensions of {name} ({_spellings(name, '…')})")
             continue
         for dim in tensor.shape.dim:
             if dim.dim_param in symbols:
@@ -46,14 +46,19 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
         if open_ := [n for n, d in enumerate(tensor.shape.dim) if _size(d) is None]:
             names = ", ".join(f"{n} ({tensor.shape.dim[n].dim_param or 'unnamed'})" for n in open_)
             asked = ",".join("?" if (size := _size(d)) is None else str(size) for d in tensor.shape.dim)
-            unknown.append(f"dimension {names} of {name} (--shape {name}={asked})")
+            unknown.append(f"dimension {names} of {name} ({_spellings(name, asked)})")
     if unknown:
         raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
 
 
+def _spellings(name: str, sizes: str) -> str:
+    """Return how the sizes of an input are given in Python and on the command line."""
+    return f"shapes={{{name!r}: ({sizes.replace(',', ', ')})}} or --shape {name}={sizes}"
+
+
 def _set_shape(file: str, value: onnx.ValueInfoProto, shape: Shape, symbols: dict[str, tuple[int, str]]) -> None:
     tensor = value.type.tensor_type
-    where = f"{file}: --shape {value.name}={','.join(map(str, shape))}"
+    where = f"{file}: shape {value.name}={','.join(map(str, shape))}"
     if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
         raise ModelError(f"{where}: found {len(shape)} dimensions, expected {len(tensor.shape.dim)}")
     if any(size < 1 for size in shape):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -114,6 +115,9 @@ class ExportSelection:
 
 ORIGINAL_EXPORT = ExportSelection(1.0, "no rewrite is kept: the file is the original")
 """The file if no derivation is kept."""
+
+ORIGINAL_FILE = "no rewrite is faster in plain ONNX Runtime"
+"""Why the file is the original model."""
 
 UNMEASURED_EXPORT = ExportSelection(None, "it was not measured")
 
@@ -262,8 +266,11 @@ class Optimised:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Write ``onnx()`` to *path*, whole or not at all."""
+        """Write ``onnx()`` to *path*, whole or not at all; warns if that is the original model."""
         write_atomically(path, self.onnx_bytes())
+        if not self.replacements:
+            plan = "; save_bundle writes the plan, which is faster" if any(part.kept for part in self.parts) else ""
+            warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=2)
 
     def save_bundle(self, path: str | Path) -> None:
         """Write the plan to the folder *path*, as a model, a library of kernels, certificates and a page on their use.
@@ -288,7 +295,8 @@ class Optimised:
                 f", … ({len(part.nodes)})" if len(part.nodes) > 2 else ""
             )
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
-            rows.append([*cells, now or f"original ({part.why})", part.certificate, str(part.numerics or "")])
+            certificate = part.certificate if part.kept else ""
+            rows.append([*cells, now or f"original ({part.why})", certificate, str(part.numerics or "")])
         return rows
 
     def summary(self) -> str:
@@ -301,6 +309,44 @@ class Optimised:
             f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}"
             + (f"; {self.stored}" if self.stored else "")
         )
+
+    def conclusions(self, bundle: str = 'save_bundle("DIR")', file: str = 'save("OUT.onnx")') -> list[str]:
+        """Return lines for the head of the report: gain, proofs, error, what to deploy, and whether it was interrupted.
+
+        *bundle* and *file* say how each is written.
+        """
+        kept = [part for part in self.parts if part.kept]
+        before, after = (f"{self.timings[name].median * 1e3:.3f} ms" for name in ("before", "after"))
+        rival = f"your model in ONNX Runtime ({count_noun(self.threads, 'thread')})"
+        lines = [f"nothing gained: keep your file. Nothing was faster than {rival}: {before}"]
+        if kept:
+            lines = [
+                f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
+                f"{len(kept)} of {count_noun(len(self.parts), 'subprogram')} replaced: {_count_certificates(kept)}",
+                f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
+                *self._advice(bundle, file),
+            ]
+        if self.interrupted:
+            late = self._count_untried()
+            untried = f"; {count_noun(late, 'node')} not tuned" if late else ""
+            lines.append(f"interrupted: this is the best of what was found by then{untried}. A second run continues")
+        return lines
+
+    def _advice(self, bundle: str, file: str) -> list[str]:
+        """Say what to deploy, if something was gained."""
+        inside = self.exported.speedup
+        known = (
+            "its speed in ONNX Runtime is not known"
+            if inside is None
+            else f"{inside:.2f} times as fast in ONNX Runtime"
+        )
+        if self.replacements and (inside or 0.0) >= self.speedup:
+            return [f"deploy this: {file}: one ONNX file, {known}"]
+        speed = f"{self.speedup:.2f} times as fast"
+        return [
+            f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language, {speed}",
+            f"as one ONNX file ({file}): {known if self.replacements else f'your original: {ORIGINAL_FILE}'}",
+        ]
 
     def untouched(self) -> list[str]:
         """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
@@ -343,7 +389,20 @@ class Optimised:
         stays = (
             f"<details{shown}><summary>not optimised</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>" if left else ""
         )
-        return f"<p><b>{escape(self.summary())}</b></p><table><tr>{cells}</tr>{body}</table>{stays}"
+        first, *others = map(escape, self.conclusions())
+        lines = "".join(f"<div>{line}</div>" for line in (f"<b>{first}</b>", *others))
+        table = f"<table><tr>{cells}</tr>{body}</table>" if rest else ""
+        return f"<div {_LEFT_ALIGNED}>{lines}</div>{table}{stays}"
+
+
+def _count_certificates(kept: Sequence[TunedSubprogram]) -> str:
+    """Say how many of *kept* have each certificate: ``all proved``, ``2 proved, 1 exact (equal on samples)``."""
+    words = {"exact": "exact (equal on samples, not proved)"}
+    counts = Counter(part.certificate for part in kept)
+    if len(counts) == 1:
+        (kind,) = counts
+        return f"all {words.get(kind, kind)}" if len(kept) > 1 else words.get(kind, kind)
+    return ", ".join(f"{n} {words.get(kind, kind)}" for kind, n in counts.most_common())
 
 
 def _file_word(name: str) -> str:

@@ -73,6 +73,7 @@ from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
 from einnet_explore.support.limits import STARVATION_FACTOR
+from einnet_explore.support.status_line import status_line
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
 
@@ -132,15 +133,17 @@ def check_device(device: str) -> None:
 
 
 def parse_budget(budget: float | str | None) -> float | None:
-    """Return seconds: ``60``, ``60.0`` and ``"60s"`` are sixty; raises ValueError unless they are positive."""
+    """Return seconds; ``"60s"`` is an old spelling of 60, and warns.  Raises ValueError unless they are positive."""
     if budget is None:
         return None
+    if isinstance(budget, str):
+        warnings.warn(f"budget={budget!r} is deprecated: write a number of seconds", DeprecationWarning, stacklevel=4)
     try:
         value = float(str(budget).removesuffix("s"))
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60 or '60s'")
+        raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60")
     return value
 
 
@@ -314,6 +317,10 @@ class Tuner:
         return self.digest, self._timeless_settings
 
 
+TUNING, SELECTING = "tuning subprograms", "measuring the whole model"
+"""Stages of ``Optimiser``."""
+
+
 @dataclass(frozen=True, slots=True)
 class TuningProgress:
     """One subprogram has been tuned: the *done*-th of *total*."""
@@ -339,7 +346,30 @@ class Optimiser:
     parts: list[TunedSubprogram] = field(default_factory=list)
     interrupted: bool = False
     executor: WorkExecutor | None = None
+    stage: str = "reading the model"
+    done: int = 0
+    _began: float = field(default_factory=perf_counter, init=False)
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
+
+    def status(self, interrupt: str = "Ctrl-C") -> str:
+        """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.
+
+        May be called from another thread while the model is optimised.
+        """
+        passed = perf_counter() - self._began
+        if self.stage != TUNING:
+            effect = f" · {interrupt} keeps the best plan so far" if self.stage == SELECTING else ""
+            return f"{self.stage} · {passed:.0f} s{effect}"
+        spent, gain = self.tuner.spent, sum(part.gain for part in tuple(self.parts) if part.kept)
+        best = f"best so far about {self.seconds / max(self.seconds - gain, 1e-9):.2f} times as fast" if gain else ""
+        budget = f"{self.budget or DEFAULT_BUDGET_SECONDS:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")
+        phrases = (
+            f"{self.stage} · {self.done} of {len(self.subprograms)}",
+            f"{spent:.0f} of {budget}",
+            best or "no gain yet",
+            f"{interrupt} measures and keeps these",
+        )
+        return " · ".join(phrases)
 
     @cached_property
     def split(self) -> Split:
@@ -428,6 +458,7 @@ class Optimiser:
         """
         self.prepare()
         self.tuner.start_clock()
+        self.stage = TUNING
         if self.executor is not None:
             try:
                 self.tuner.tune_ahead(self.executor, self.largest_first(), self._task_runner)
@@ -435,6 +466,7 @@ class Optimiser:
                 self.interrupted = self.tuner.closed = True
         for n, subprogram in enumerate(self.largest_first(), 1):
             trial = self.tuner.trial_of(subprogram)
+            self.done = n
             if trial is None:
                 continue
             name = subprogram.task_name(self.model)
@@ -462,6 +494,7 @@ class Optimiser:
 
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
+        self.stage = SELECTING
         found = self.selector().optimised()
         self.original.rest()
         parts = list(found.parts)
@@ -470,6 +503,7 @@ class Optimiser:
                 parts[n] = self._with_errors(part)
         except KeyboardInterrupt:
             self.interrupted = True
+        self.stage = "done"
         return replace(
             found,
             parts=tuple(parts),
@@ -524,22 +558,23 @@ def optimize_model(
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
-    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds (``60`` or ``"60s"``), all runs of the
-    model counted; final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that
-    pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding
-    differences (``tuning_context.Level``).  *states* bounds each search by its states and not by the clock; *executor*
-    (``support.executors``) runs the searches.  Ctrl-C keeps what was found so far.  Raises ModelError for a model that
-    cannot be read, ValueError for an unknown device or runtime.
+    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted; final
+    selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that pay in ONNX Runtime
+    on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding differences
+    (``tuning_context.Level``).  *states* bounds each search by its states and not by the clock; *executor*
+    (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C keeps what was found so
+    far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
     """
     settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
     work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor)
-    work.prepare()
-    try:
-        for _ in work.run():
-            pass
-    except KeyboardInterrupt:
-        work.interrupted = True
-    return work.result()
+    with status_line(work.status):
+        work.prepare()
+        try:
+            for _ in work.run():
+                pass
+        except KeyboardInterrupt:
+            work.interrupted = True
+        return work.result()
 
 
 def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> JsonObject:

@@ -360,7 +360,7 @@ def _select_recording(
     if len(fit) == 1:
         return fit[0]
     asked = f" for {wanted!r}" if wanted else ""
-    how = f"name one: {PROFILE_PREFIX}{path.name}#DEVICE, or --threads" if len(there) > 1 else "expected one"
+    how = f"name one: {PROFILE_PREFIX}{path.name}#DEVICE, or threads= (--threads)" if len(there) > 1 else "expected one"
     raise BackendError(f"profile {path}: {len(fit)} recordings{asked} ({how}); it holds {listed}")
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.optimiser import Optimiser, make_settings, parse_budget, read_model
+from einnet_explore.pipeline.optimiser import TUNING, Optimiser, make_settings, parse_budget, read_model
 from einnet_explore.pipeline.subprogram import TunedSubprogram
+from einnet_explore.support.status_line import PERIOD_SECONDS
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
+
+INTERRUPT = "Cancel"
+"""What ends the optimisation here, in place of an interrupt of the kernel."""
+
+OUTPUTS = ('result.save_bundle("DIR")', "Save here")
+"""How the bundle and the file are written here."""
 
 KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics"}
 
@@ -29,7 +37,8 @@ class OptimizeCell(Face):
         self.options = options
         self.result: Optimised | None = None
         self._rows: list[Shown] = []
-        self._total: int | None = None
+        self._optimiser: Optimiser | None = None
+        self._showing = threading.Lock()
         self._says = f"{self.model}: not optimised yet"
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -67,18 +76,25 @@ class OptimizeCell(Face):
         if self.running:
             raise ValueError("the optimisation is already running: cancel it first")
         self._stopped.clear()
-        self._rows, self.result, self._says = [], None, "reading the model …"
+        self._rows, self.result, self._optimiser, self._says = [], None, None, ""
         self._thread = threading.Thread(target=self._work, name="einnet-optimise", daemon=True)
         self._going = True
         self._thread.start()
         self._show()
+        threading.Thread(target=self._tick, name="einnet-optimise-clock", daemon=True).start()
         return self
+
+    def _tick(self) -> None:
+        """Display the time that has passed, once a second."""
+        while self._going:
+            self._show()
+            threading.Event().wait(PERIOD_SECONDS)
 
     def cancel(self) -> None:
         """Stop after the current tuning task; results so far are measured and selected."""
         self._stopped.set()
         if self.running:
-            self._says = "stopping after this subprogram …"
+            self._says = "stopping after this subprogram; then the best plan so far is measured"
             self._show()
 
     def wait(self, timeout: float | None = None) -> Optimised:
@@ -104,8 +120,11 @@ class OptimizeCell(Face):
         """Write the optimised model to *path*; raise ValueError without a result, and OSError."""
         if not path:
             raise ValueError("no file is named")
-        self._result().save(path)
-        self.notice = {"text": f"written to {path}", "kind": "", "code": ""}
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            self._result().save(path)
+        said = [str(warning.message) for warning in raised]
+        self.notice = {"text": "; ".join(said) or f"written to {path}", "kind": "", "code": ""}
 
     def _result(self) -> Optimised:
         if self.result is None:
@@ -120,20 +139,17 @@ class OptimizeCell(Face):
                 *(given.get("target_runtime", "plan"), given.get("numerics", "approximate")),
             )
             model = read_model(self.model, given.get("shapes", {}))
-            work = Optimiser(model, chosen, parse_budget(given.get("budget")))
-            self._total, self._says = len(work.split.subprograms), ""
-            self._show()
+            self._optimiser = work = Optimiser(model, chosen, parse_budget(given.get("budget")))
             for step in work.run():
                 self._rows.append(_row(step.part))
                 self._show()
                 if self._stopped.is_set():
                     work.interrupted = True
                     break
-            self._says = "measuring the whole model …"
-            self._show()
+            self._says = ""
             result = work.result()
             self._rows = [_row(part) for part in result.parts]
-            self.result, self._says = result, result.summary()
+            self.result, self._says = result, "\n".join(result.conclusions(*OUTPUTS))
         except Exception as error:
             ours = isinstance(error, (ValueError, OSError))  # of the model or the request, which says what is wrong
             self._says = "the optimisation failed"
@@ -145,18 +161,24 @@ class OptimizeCell(Face):
         self.notice = {"text": text, "kind": "error", "code": ""}
 
     def _show(self) -> None:
-        done = self.result is not None
-        graphs = self.result.graphs() if self.result else []
-        self.optimise = {
-            "status": "running" if self.running else "done" if done else "idle",
-            "rows": list(self._rows),
-            "total": self._total,
-            "says": self._says,
-            "path": f"{Path(self.model).stem}_fast.onnx",
-            "graphs": [
-                {"name": name, "before": graph_figure(a).svg, "after": graph_figure(b).svg} for name, a, b in graphs
-            ],
-        }
+        with self._showing:  # two threads call this, and the last state has to be displayed last
+            done = self.result is not None
+            work, graphs = self._optimiser, self.result.graphs() if self.result else []
+            self.optimise = {
+                "status": "running" if self.running else "done" if done else "idle",
+                "rows": list(self._rows),
+                "progress": self._progress(),
+                "says": self._says or (work.status(INTERRUPT) if work else "reading the model"),
+                "path": f"{Path(self.model).stem}_fast.onnx",
+                "graphs": [
+                    {"name": name, "before": graph_figure(a).svg, "after": graph_figure(b).svg} for name, a, b in graphs
+                ],
+            }
+
+    def _progress(self) -> float | None:
+        """Return the tuned fraction; None while that is not known."""
+        work = self._optimiser
+        return work.done / len(work.subprograms) if work is not None and work.stage == TUNING else None
 
     def _picture(self) -> dict[str, str]:
         if self.result is None:
@@ -174,6 +196,6 @@ def _row(part: TunedSubprogram) -> Shown:
         "before": before,
         "after": part.trial.seconds_after if part.kept else before,
         "now": now,
-        "certificate": part.certificate,
+        "certificate": part.certificate if part.kept else "",
         "numerics": str(part.numerics or ""),
     }

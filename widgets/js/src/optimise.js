@@ -1,5 +1,5 @@
 // A whole model: progress with cancel, then the table of its parts, before and after.
-import { counted, h, seconds } from "./dom.js";
+import { h, seconds } from "./dom.js";
 
 export function optimisePanel({ act }) {
   const start = h("button", { type: "button", onclick: () => act({ do: "optimise" }) }, "▶ Optimise");
@@ -8,7 +8,7 @@ export function optimisePanel({ act }) {
   const write = h("button", { type: "button", onclick: () => act({ do: "write", path: path.value }) }, "Save here");
   const fetched = h("button", { type: "button", title: "download the optimised model in this browser", onclick: () => act({ do: "download" }) }, "⤓ Download ONNX");
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the optimisation" });
-  const said = h("p", { role: "status" });
+  const said = h("p.ein-lines", { role: "status" });
   const holder = h("div.ein-scroll");
   const pictures = h("div.ein-graphs");
   const body = h("div.ein-optimise", {}, h("div.ein-tools", {}, start, cancel, progress, fetched, path, write), said, holder, pictures);
@@ -17,11 +17,12 @@ export function optimisePanel({ act }) {
     start.disabled = state.status === "running";
     start.hidden = state.status === "done";
     cancel.hidden = state.status !== "running";
-    progress.hidden = state.status === "idle";
-    progress.value = state.total ? state.rows.length / state.total : 0;
+    progress.hidden = state.status !== "running";
+    if (state.progress === null) progress.removeAttribute("value");
+    else progress.value = state.progress;
     for (const element of [fetched, path, write]) element.hidden = state.status !== "done";
     if (!path.value) path.value = state.path;
-    said.textContent = state.says || `${counted(state.rows.length, "subprogram")} of ${state.total ?? "?"}`;
+    said.textContent = state.says;
     holder.replaceChildren(
       h(
         "table",
