@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -281,6 +282,11 @@ def test_show_writes_svg_and_html(case: Path, record: Path, tmp_path: Path) -> N
         page = paged.read_text()
         assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
     assert page.count("class='proved'") == len(json.loads(record.read_text())["steps"])
+    pictures = ElementTree.parse(drawn).getroot().findall("{http://www.w3.org/2000/svg}svg")
+    first, second = ("".join(picture.itertext()) for picture in pictures)
+    assert f"{record.stem}: start" in first and "Matmul" not in first
+    assert f"{record.stem}: end" in second and "Matmul" in second
+    assert pictures[0].get("x") == "0" != pictures[1].get("x")
 
 
 def test_models_are_listed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

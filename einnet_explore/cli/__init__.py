@@ -198,7 +198,7 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
     form = command.add_mutually_exclusive_group()
     form.add_argument("--latex", action="store_true", help="print LaTeX")
     form.add_argument("--text", action="store_true", help="print the text form (the default)")
-    form.add_argument("--svg", metavar="FILE", help="draw the computation graph as SVG")
+    form.add_argument("--svg", metavar="FILE", help="draw the computation graph as SVG; of a derivation, start and end")
     form.add_argument("--html", metavar="FILE", help="write one page with expressions, steps and graphs")
     form.add_argument(
         "--table",

@@ -16,6 +16,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import printable
 from einnet_explore.syntax import latex, text
 from einnet_explore.syntax.latex_printer import align
+from einnet_explore.viz.figure import join_svgs
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.views import derivation_page
 
@@ -26,7 +27,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     derivation = _derivation_of(load(arguments.case))
     title = printable(Path(arguments.case).stem)
     if arguments.svg:
-        save_file(arguments.svg, graph_figure(derivation.end, title).svg)
+        save_file(arguments.svg, _graphs(derivation, title))
     elif arguments.html:
         save_file(arguments.html, derivation_page(derivation, title))
     elif arguments.table:
@@ -38,6 +39,14 @@ def run_show(arguments: argparse.Namespace) -> int:
     else:
         print(*map(_with_reason, [None, *_reasons(derivation)], map(text, _programs(derivation))), sep="\n", end="")
     return OK
+
+
+def _graphs(derivation: Derivation, title: str) -> str:
+    """Return the graph of a program, or those of both ends of a derivation next to each other."""
+    if not derivation.steps:
+        return graph_figure(derivation.start, title).svg
+    ends = (("start", derivation.start), ("end", derivation.end))
+    return join_svgs(graph_figure(program, f"{title}: {name}").svg for name, program in ends)
 
 
 def _tables(program: Program) -> None:

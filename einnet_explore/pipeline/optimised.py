@@ -324,6 +324,7 @@ class Optimised:
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
                 f"{len(kept)} of {count_noun(len(self.parts), 'subprogram')} replaced: {_count_certificates(kept)}",
                 f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
+                *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
             ]
         if self.interrupted:

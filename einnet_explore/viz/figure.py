@@ -52,6 +52,23 @@ def _svg_head(width: float, height: float) -> str:
     )
 
 
+_LENGTH = re.compile(r"\s(width|height)=['\"]([\d.]+)(pt|px)?['\"]")
+_PIXELS_PER_POINT = 4 / 3
+
+
+def join_svgs(svgs: Iterable[str], gap: float = 24) -> str:
+    """Return one SVG with *svgs* from left to right, each in its size, *gap* pixels apart."""
+    x, height, placed = 0.0, 0.0, list[str]()
+    for svg in svgs:
+        lengths = {
+            name: float(number) * (_PIXELS_PER_POINT if unit == "pt" else 1)
+            for name, number, unit in _LENGTH.findall(svg[: svg.index(">")])
+        }
+        placed.append(svg.replace("<svg ", f"<svg x='{x:.0f}' ", 1))
+        x, height = x + lengths["width"] + gap, max(height, lengths["height"])
+    return f"{_svg_head(max(x - gap, 0), height)}{''.join(placed)}</svg>"
+
+
 Point: TypeAlias = "tuple[float, float]"
 
 
