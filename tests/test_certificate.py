@@ -487,6 +487,7 @@ def test_identities_of_functions_are_exact(before: str, after: str) -> None:
          "min{}(abs(relu(tanh(A[i]))), sigmoid(relu(sigmoid(A[i])) + relu(B[i] - 1000000)))"),
         ("5e-7 + relu(A[i]) + rsqrt(A[i])", "5.000000005e-7 + relu(A[i]) + rsqrt(A[i])"),
         ("sqrt(tanh(A[i]))", "sqrt(tanh(A[i])*A[i]/A[i])"),
+        ("sqrt(log(log(A[i])))", "sqrt(log(log(A[i])*B[i]/B[i]))"),
         ("exp(1 + 0*A[i])", "2.718281828459045 + 0*A[i]"),
         ("tanh(2e-6)", "2e-6"),
         ("tanh(abs(A[i])/A[i]*log(sqrt(0.99999)))", "abs(A[i])/A[i]*log(sqrt(0.99999))"),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Bound, Iterator, Program, Scope, Tensor, as_index, program
 from einnet_explore.rules import BILINEAR_SUBSTITUTION, BOUNDARY_TIGHTENING, RULES, Refused
 from einnet_explore.rules import boundaries as module
@@ -200,3 +201,13 @@ def test_a_window_that_stays_inside_its_data_is_no_phase() -> None:
     assert module.phased(padded.scope_at((0,))) is None  # proposed as it is
     still = parse("tensor A[4]\ntensor K[3]\nY[h:2] = sum[r:3] A[h+r] * K[r]")
     assert module.phased(still.scope_at((0,))) is None  # nothing moves
+
+
+def test_windows_that_are_proposed_are_legal_together() -> None:
+    program = parse(
+        "tensor A[1, 2, 1] pad [(4, 0), (0, 1), (2, 0)]\ntensor B[1, 1] pad [(3, 0), (4, 2)]\n"
+        "Y[f:-2..-1, c:-1..1, r:-1..2 | -8 <= 3*f+3*r < -6] = sum[w:2, n:3] "
+        "A[f-n, c+2, 2*c] * A[(r+w) % 5-4, (2*r) % 3, -((2*n+2*r+2) % 3)] * B[f-w, 2*f+3*n]"
+    )
+    steps = [match.apply(program) for match in BOUNDARY_TIGHTENING.matches(program, (0,))]
+    assert steps and all(certify(program, step.after).kind == "proved" for step in steps)

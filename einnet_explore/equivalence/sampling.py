@@ -25,9 +25,9 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import islice
 from math import isfinite, prod
 from typing import Any, TypeAlias
@@ -71,6 +71,9 @@ MAX_REAL_POINTS = 1 << 20
 
 ELEMENTS, SAMPLES_PER_KIND = 6, 8
 """Single elements that are compared while there is a gap, and the samples of each with one kind of inputs."""
+
+NEARBY_STEPS = (1e-6, 1e-6, 1e-3, 1e-3, 0.1, 0.1, 1.0)
+"""Relative distances of inputs that are near: from a pole, one of them leaves the undefined inputs."""
 
 MAX_MUTANTS = 200
 """Operands and constants of a scope up to which each has to be told by a sample; more of them are a gap."""
@@ -245,7 +248,8 @@ class _Samples:
             self._require(self.unseen, _change_constant, _drop_functions)
             self._require(self.poles, _drop_poles)
         for _ in range(ELEMENTS):
-            if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
+            open_poles = sum(len({text for text, _ in some}) for some in self.poles)
+            if not self.gap() or sum(map(len, self.unseen)) + open_poles > MAX_MUTANTS:
                 break
             window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in self.pair[0].box))
             pair = (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))
@@ -253,17 +257,18 @@ class _Samples:
             if not count:
                 break
             batch = _Batch(pair, (REAL_INPUTS * SAMPLES_PER_KIND)[:count], random, self.constants)
-            found, decisive, reached = batch.compare(self.coverage)
+            found, decisive, kinks = batch.compare(self.coverage)
             if found is not None:
                 return _shifted(found, window)
             self.undefined_once |= batch.undefined_once
             decisive = np.asarray(decisive.reshape(len(decisive), -1).all(axis=1))
-            for total, sides in zip(self.real_sides, reached, strict=True):
+            for total, sides in zip(self.real_sides, kinks, strict=True):
                 total.update(side for side, samples in sides.items() if np.any(samples & decisive))
             for own, unseen in zip(batch.values, self.unseen, strict=True):
                 unseen -= {m for m in unseen if batch.tells(own, slice_scope(m[1], window), decisive)}
             for poles in self.poles:
-                poles -= {m for m in poles if batch.is_undefined_without(slice_scope(m[1], window))}
+                reached = {m[0] for m in poles if batch.is_undefined_without(slice_scope(m[1], window))}
+                poles -= {m for m in poles if m[0] in reached}
         return None
 
     def _slices(self, budget: int, random: np.random.Generator, n: int) -> tuple[Box, tuple[Scope, Scope]]:
@@ -314,7 +319,7 @@ class _Batch:
     ) -> None:
         self.count = len(draws)
         self.inputs = _draw_inputs(draws, pair, random, constants)
-        self.pair = tuple(_batch_samples(scope, self.count) for scope in pair)
+        self.pair = tuple(map(self._whole, pair))
         self.values: list[BoundedValue] = []
 
     def compare(self, coverage: Sequence[_BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
@@ -338,18 +343,40 @@ class _Batch:
 
     def tells(self, own: BoundedValue, mutant: Scope, decisive: Array) -> bool:
         """Whether a *decisive* sample of the original, of value *own*, differs from the *mutant*."""
-        agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, _batch_samples(mutant, self.count)))
+        agree, _ = compare_bounded(own, self._evaluate(DOUBLE_PRECISION, self._whole(mutant)))
         return bool(np.any(decisive & ~agree.reshape(self.count, -1).any(axis=1)))
 
     def is_undefined_without(self, mutant: Scope) -> bool:
-        """Whether a sample is certainly undefined on both sides, but not in *mutant*, which has one pole less."""
-        undefined = [np.isnan(value) & np.isfinite(error) for value, error in self.values]
-        value, error = self._evaluate(DOUBLE_PRECISION, _batch_samples(mutant, self.count))
-        return bool(np.any(undefined[0] & undefined[1] & np.isfinite(value) & np.isfinite(error)))
+        """Whether *mutant* (see ``_drop_poles``) is defined where both sides are undefined, but defined nearby."""
+        if not np.any(self._isolated):
+            return False
+        return bool(np.any(self._isolated & _is_defined(self._evaluate(DOUBLE_PRECISION, self._whole(mutant)))))
 
-    def _evaluate(self, numbers: NumberDomain, scope: Scope) -> BoundedValue:
+    @cached_property
+    def _isolated(self) -> Array:
+        """Where both sides are certainly undefined, and defined at inputs nearby: no other cause lies there."""
+        undefined = [np.isnan(value) & np.isfinite(error) for value, error in self.values]
+        both, nearby = undefined[0] & undefined[1], np.zeros(np.shape(undefined[0]), bool)
+        random = np.random.default_rng(0)
+        for step in NEARBY_STEPS if np.any(both) else ():
+            moved = {
+                name: array + step * random.uniform(-1, 1, array.shape) * np.maximum(np.abs(array), 1)
+                for name, array in self.inputs.items()
+            }
+            sides = (_is_defined(self._evaluate(DOUBLE_PRECISION, scope, moved)) for scope in self.pair)
+            nearby |= np.logical_and(*sides)
+        return np.asarray(both & nearby)
+
+    def _whole(self, scope: Scope) -> Scope:
+        return _batch_samples(scope, self.count)
+
+    def _evaluate(self, numbers: NumberDomain, scope: Scope, inputs: Mapping[str, Array] | None = None) -> BoundedValue:
         with np.errstate(all="ignore"):
-            return evaluate_with_errors(numbers, scope, self.inputs)
+            return evaluate_with_errors(numbers, scope, self.inputs if inputs is None else inputs)
+
+
+def _is_defined(found: BoundedValue) -> Array:
+    return np.isfinite(found.value) & np.isfinite(found.error)
 
 
 def grid_points(scope: Scope) -> int:
@@ -500,9 +527,27 @@ def _drop_functions(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
 
 
 def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
-    """Yield the first argument of a function that is undefined at some of its arguments, for example a numerator."""
-    if isinstance(scalar, Apply) and may_be_undefined(scalar):
-        yield f"the pole of {scalar!r}", scalar.args[0]
+    """Yield numbers in place of a function, which are defined only where the function is not but its arguments are.
+
+    If the whole is defined with one of them, nothing but this function makes it undefined.
+    """
+    if not isinstance(scalar, Apply) or not may_be_undefined(scalar):
+        return
+    only_there: Scalar
+    match scalar.op, scalar.args:
+        case "/", (a, b):
+            only_there = Apply("+", (_root(Apply("neg", (Apply("abs", (b,)),))), Apply("*", (Const(0), a))))
+        case "sqrt", (a,):
+            only_there = Apply("*", (Const(0), Apply("log", (Apply("neg", (a,)),))))
+        case _, (a, *_):
+            only_there = _root(Apply("neg", (a,)))
+    for number in (2, -2, 0.25):
+        yield f"the pole of {scalar!r}", Apply("+", (Const(number), only_there))
+
+
+def _root(scalar: Scalar) -> Scalar:
+    """Return 0 where *scalar* is not below 0; it is undefined elsewhere."""
+    return Apply("*", (Const(0), Apply("sqrt", (scalar,))))
 
 
 def _mutants(scope: Scope, change: Change) -> Iterable[Mutant]:

@@ -246,7 +246,11 @@ def propose_tightening(program: Program, at: Path) -> Iterable[Tightening]:
     iterators = scope.summations if len(at) == 1 else (*scope.traversals, *scope.summations)
     if ranges := tightest_ranges(scope, iterators):
         yield Tightening(ranges=tuple((x, lo, hi) for x, (lo, hi) in ranges.items()))
-    if legal := tuple(window for window in sliding_windows(scope) if _copies(scope, (window,)) is False):
+    legal: tuple[SlidingWindow, ...] = ()
+    for window in sliding_windows(scope):  # two that are legal alone need not be legal together
+        if _copies(scope, (*legal, window)) is False:
+            legal = (*legal, window)
+    if legal:
         yield Tightening(window=legal)
 
 
