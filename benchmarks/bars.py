@@ -91,7 +91,7 @@ def _wide_bands() -> Program:
 
 
 def _transposed() -> Program:
-    return ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1)
+    return ee.ops.conv_transpose2d(N=16, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1)
 
 
 def _five() -> Program:

@@ -44,7 +44,7 @@ CASES = (
     Case("Conv1x7 n1 7x7 2048-128", ee.ops.conv2d(N=1, H=7, W=7, C=2048, F=128, R=1, S=7), "Matmul"),
     Case(
         "ConvTranspose 4x4 s2 n16 2x2 448-256",
-        ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1),
+        ee.ops.conv_transpose2d(N=16, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1),
         "Matmul",
     ),
     Case("G2BMM b8 m10000 w32 k512 d4", ee.ops.g2bmm(b=8, m=10000, w=32, k=512, dilation=4), "G2BMM"),

@@ -65,7 +65,9 @@ CASES: dict[str, Case] = {
         ),
         Case(
             "ConvTranspose",
-            lambda: ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1),
+            lambda: ops.conv_transpose2d(
+                N=16, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1
+            ),
             ("Matmul", "ConvTranspose2d"),
             "ConvTranspose2d",
             "Matmul",

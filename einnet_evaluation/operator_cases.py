@@ -77,7 +77,9 @@ def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
         ),
         OperatorCase(
             "ConvTranspose", "Fig. 11",
-            ops.conv_transpose2d(N=n, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1, layout="NCHW"),
+            ops.conv_transpose2d(
+                N=n, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1, layout="NCHW"
+            ),
             "Matmul", {"k": 448}, (0.247, 0.0480),
         ),
         OperatorCase(

@@ -24,7 +24,7 @@ import numpy as np
 import einnet_explore as ee
 from einnet_explore.rules import RULES
 
-upsample = ee.ops.conv_transpose2d(N=1, H=4, W=4, F=64, C=32, R=4, S=4, stride=2, padding=1)
+upsample = ee.ops.conv_transpose2d(N=1, H=4, W=4, in_channels=64, out_channels=32, R=4, S=4, stride=2, padding=1)
 session = ee.explore(upsample)
 session.formula()
 

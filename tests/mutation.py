@@ -29,7 +29,7 @@ CASES = {
     "5 taps": ee.ops.conv2d(N=1, H=6, W=1, C=2, F=2, R=5, S=1),
     "strided": ee.ops.conv2d(N=1, H=6, W=1, C=2, F=2, R=3, S=1, stride=(2, 1), padding=(1, 0)),
     "dilated": ee.ops.conv2d(N=1, H=5, W=1, C=2, F=2, R=3, S=1, dilation=(2, 1)),
-    "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=1, F=3, C=2, R=4, S=1, stride=(2, 1)),
+    "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=1, in_channels=3, out_channels=2, R=4, S=1, stride=(2, 1)),
     "grouped": ee.ops.conv2d(N=1, H=3, W=1, C=4, F=4, R=3, S=1, groups=2),
     "depthwise": ee.ops.depthwise_conv2d(N=1, H=4, W=3, C=3, R=3, S=1),
     "band": ee.ops.g2bmm(b=2, m=4, w=1, k=3, dilation=2),

@@ -257,7 +257,7 @@ OPERATORS = {
     "conv, dilated and strided": ee.ops.conv2d(N=1, H=9, W=9, C=2, F=2, R=3, S=3, stride=2, dilation=3, padding=3),
     "conv, groups, NCHW": ee.ops.conv2d(N=1, H=5, W=5, C=4, F=4, R=3, S=3, groups=2, layout="NCHW"),
     "depthwise": ee.ops.depthwise_conv2d(N=1, H=5, W=5, C=3, R=3, S=3, stride=2, padding=1),
-    "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=4, F=2, C=3, R=4, S=4, stride=2, padding=1),
+    "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=4, in_channels=2, out_channels=3, R=4, S=4, stride=2, padding=1),
     "matmul": ee.ops.matmul(3, 4, 5, batch=2, transpose_b=True),
     "band": ee.ops.g2bmm(2, 7, 2, 3, dilation=2),
     "band times matrix": ee.ops.gbmm(2, 7, 2, 3),

@@ -230,7 +230,9 @@ def test_commands_and_options_are_unchanged(pinned: Pinned, monkeypatch: pytest.
 SMALL = {"N": 1, "H": 5, "W": 6, "C": 3, "F": 4, "R": 3, "S": 3}
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "conv3x3": lambda: ee.ops.conv2d(**SMALL),
-    "conv_transpose": lambda: ee.ops.conv_transpose2d(N=1, H=2, W=3, F=4, C=3, R=4, S=4, stride=2, padding=1),
+    "conv_transpose": lambda: ee.ops.conv_transpose2d(
+        N=1, H=2, W=3, in_channels=4, out_channels=3, R=4, S=4, stride=2, padding=1
+    ),
     "g2bmm": lambda: ee.ops.g2bmm(b=2, m=8, w=2, k=4, dilation=2),
     "matmul": lambda: ee.ops.matmul(4, 5, 6),
     "depthwise": lambda: ee.ops.depthwise_conv2d(N=1, H=5, W=6, C=3, R=3, S=3),

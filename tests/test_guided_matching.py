@@ -54,7 +54,7 @@ def _distances(program: Program, target: Operator) -> Iterable[int]:
     "start",
     [
         ee.ops.conv2d(N=1, H=6, W=5, C=4, F=8, R=3, S=3),
-        ee.ops.conv_transpose2d(N=1, H=4, W=4, C=3, F=5, R=4, S=4),
+        ee.ops.conv_transpose2d(N=1, H=4, W=4, out_channels=3, in_channels=5, R=4, S=4),
         ee.ops.g2bmm(b=2, m=12, w=2, k=4, dilation=2),
     ],
     ids=["conv2d", "conv_transpose2d", "g2bmm"],

@@ -217,7 +217,7 @@ def test_expressions_refuse_what_has_no_meaning() -> None:
     with pytest.raises(ValueError, match="layout 'HWC': expected NHWC or NCHW"):
         expressions.max_pool2d(N=1, H=4, W=4, C=4, R=2, S=2, layout="HWC")
     with pytest.raises(ValueError, match="the output would have 0x4 points"):
-        expressions.conv_transpose2d(N=1, H=1, W=4, F=1, C=1, R=2, S=1, padding=(1, 0))
+        expressions.conv_transpose2d(N=1, H=1, W=4, in_channels=1, out_channels=1, R=2, S=1, padding=(1, 0))
     with pytest.raises(ValueError, match="k has extent 0"):
         expressions.matmul(1, 1, 0)
 
@@ -228,7 +228,10 @@ def test_expressions_refuse_what_has_no_meaning() -> None:
         (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, groups=0), "0 groups do not divide 4 input"),
         (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, groups=-2), "-2 groups do not divide"),
         (lambda: expressions.conv2d(H=4, W=4, C=4, F=4, R=3, S=3, padding=(1, 1, 1)), r"padding \(1, 1, 1\): expected"),
-        (lambda: expressions.conv_transpose2d(H=2, W=2, C=1, F=1, R=2, S=2, stride=0), "with a stride of 0x0"),
+        (
+            lambda: expressions.conv_transpose2d(H=2, W=2, out_channels=1, in_channels=1, R=2, S=2, stride=0),
+            "with a stride of 0x0",
+        ),
         (lambda: expressions.unary("softplus", 3), "function 'softplus': expected one of relu, tanh"),
         (lambda: expressions.unary("pow", 3), "function 'pow': expected one of relu"),
         (lambda: expressions.binary("minus", 3), "operation 'minus': expected one of"),
@@ -243,7 +246,7 @@ def test_invalid_operator_arguments_are_refused(made: Callable[[], object], said
 
 def test_a_transposed_convolution_from_its_own_definition() -> None:
     """The golden of the conformance cases: N1 H=W=2 F3 C2, k4 s2 p1, iota inputs, its kernel is held FRSC."""
-    made = expressions.conv_transpose2d(N=1, H=2, W=2, F=3, C=2, R=4, S=4, stride=2, padding=1)
+    made = expressions.conv_transpose2d(N=1, H=2, W=2, in_channels=3, out_channels=2, R=4, S=4, stride=2, padding=1)
     kernel = np.arange(3 * 4 * 4 * 2).reshape(3, 4, 4, 2).transpose(1, 2, 3, 0)
     found = evaluate(made, {"A": np.arange(12).reshape(1, 2, 2, 3), "K": kernel})["Y"]
     golden = """
@@ -251,3 +254,20 @@ def test_a_transposed_convolution_from_its_own_definition() -> None:
     2210 1114 1135 2660 2711 2762 2813 1624 1654
     """
     assert found.ravel().tolist() == [int(word) for word in golden.split()]
+
+
+def test_channels_have_the_names_of_torch_and_old_letters_work() -> None:
+    sizes = {"H": 4, "W": 5, "R": 3, "S": 3}
+    named = expressions.conv2d(**sizes, in_channels=2, out_channels=6, padding="same")
+    assert named == expressions.conv2d(**sizes, C=2, F=6)
+    assert [t.shape for t in named.inputs] == [(1, 4, 5, 2), (3, 3, 6, 2)]
+    new = expressions.conv_transpose2d(**sizes, in_channels=2, out_channels=6)
+    assert [t.shape for t in new.inputs] == [(1, 4, 5, 2), (3, 3, 6, 2)]
+    with pytest.warns(DeprecationWarning, match="write in_channels= for F and out_channels= for C"):
+        assert expressions.conv_transpose2d(**sizes, F=2, C=6) == new
+    with pytest.raises(TypeError, match="found 0 of F and out_channels, expected one of them"):
+        expressions.conv2d(**sizes, C=2)
+    with pytest.raises(TypeError, match="found 2 of C and in_channels, expected one of them"):
+        expressions.conv2d(**sizes, C=2, in_channels=2, F=1)
+    with pytest.raises(ValueError, match="padding 'valid': expected one number, two, four, or 'same'"):
+        expressions.conv2d(**sizes, C=2, F=6, padding="valid")

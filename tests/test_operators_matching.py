@@ -146,7 +146,10 @@ def test_fig_5_inner_scope_is_a_product_at_distance_3() -> None:
 
 def test_one_row_has_no_leading_dimension() -> None:
     """A dimension of extent 1 has no stride to speak of: no ``lda``, and a result that is packed stays a view."""
-    for after in check(expressions.conv_transpose2d(N=1, H=2, W=2, F=6, C=5, R=4, S=4, stride=2, padding=1), "Matmul"):
+    for after in check(
+        expressions.conv_transpose2d(N=1, H=2, W=2, in_channels=6, out_channels=5, R=4, S=4, stride=2, padding=1),
+        "Matmul",
+    ):
         assert not {"lda", "ldb"} & dict(calls(after)[-2][1]).keys()
         assert calls(after)[-1] == (VIEW, {"offset": 0, "strides": (80, 20, 5, 1)})
 
@@ -217,13 +220,13 @@ def test_transposed_kernel_layout_is_a_layout_of_a_convolution() -> None:
     [
         (
             expressions.conv_transpose2d(
-                N=2, H=3, W=4, F=5, C=3, R=4, S=3, stride=(2, 3), padding=(1, 0), layout="NCHW"
+                N=2, H=3, W=4, in_channels=5, out_channels=3, R=4, S=3, stride=(2, 3), padding=(1, 0), layout="NCHW"
             ),
             "ConvTranspose2d",
             {"n": 2, "c": 5, "f": 3, "h": 3, "w": 4, "sh": 2, "sw": 3, "ph": 1, "pw": 0, "R": 4, "S": 3},
         ),
         (
-            expressions.conv_transpose2d(N=2, H=3, W=4, F=5, C=3, R=4, S=3, stride=2, padding=1),
+            expressions.conv_transpose2d(N=2, H=3, W=4, in_channels=5, out_channels=3, R=4, S=3, stride=2, padding=1),
             "ConvTranspose2d",
             {"sh": 2, "pw": 1},
         ),

@@ -80,7 +80,9 @@ def test_search_finds_im2col():
 
 @pytest.mark.parametrize(("size", "kernel", "stride", "padding"), [(2, 4, 2, 1), (3, 5, 3, 1), (4, 2, 2, 0)])
 def test_strided_transposed_convolution_becomes_a_matmul_and_an_overlap_add(size, kernel, stride, padding):
-    program = ee.ops.conv_transpose2d(N=2, H=size, W=size, F=5, C=3, R=kernel, S=kernel, stride=stride, padding=padding)
+    program = ee.ops.conv_transpose2d(
+        N=2, H=size, W=size, in_channels=5, out_channels=3, R=kernel, S=kernel, stride=stride, padding=padding
+    )
     run = search(program, "Matmul")
     found = offset_reduce(run, 2 * size * size, 3 * kernel * kernel, 5)
     assert found
@@ -174,7 +176,7 @@ EARLY = {
     "Conv3x3": (conv(7, 7, 512, 512), "Matmul", {"m": 49, "n": 9 * 512, "k": 512}),
     "Conv3x3, other sizes": (conv(13, 9, 6, 10), "Matmul", {"m": 13 * 9, "n": 9 * 10, "k": 6}),
     "ConvTranspose": (
-        ee.ops.conv_transpose2d(N=16, H=2, W=2, F=448, C=256, R=4, S=4, stride=2, padding=1),
+        ee.ops.conv_transpose2d(N=16, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1),
         "Matmul",
         {"m": 64, "n": 16 * 256, "k": 448},
     ),

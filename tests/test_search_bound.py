@@ -22,7 +22,9 @@ CASES = {
     "Conv3x3": ee.ops.conv2d(N=1, H=7, W=7, C=32, F=48, R=3, S=3),
     "Conv5x5": ee.ops.conv2d(N=2, H=12, W=12, C=8, F=2, R=5, S=5),
     "strided": ee.ops.conv2d(N=1, H=9, W=8, C=3, F=4, R=3, S=3, stride=2, padding=1),
-    "ConvTranspose": ee.ops.conv_transpose2d(N=2, H=4, W=4, F=12, C=8, R=4, S=4, stride=2, padding=1),
+    "ConvTranspose": ee.ops.conv_transpose2d(
+        N=2, H=4, W=4, in_channels=12, out_channels=8, R=4, S=4, stride=2, padding=1
+    ),
     "G2BMM": ee.ops.g2bmm(b=2, m=64, w=4, k=16, dilation=4),
     "chain": parse(
         """

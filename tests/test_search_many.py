@@ -24,7 +24,7 @@ from einnet_explore.support.executors import gather_results, has_device, submit_
 PROGRAMS = {
     "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
     "band": ee.ops.g2bmm(b=2, m=8, w=2, k=3, dilation=2),
-    "transposed": ee.ops.conv_transpose2d(N=1, H=2, W=2, F=3, C=2, R=4, S=4, stride=2, padding=1),
+    "transposed": ee.ops.conv_transpose2d(N=1, H=2, W=2, in_channels=3, out_channels=2, R=4, S=4, stride=2, padding=1),
     "matmul": ee.ops.matmul(4, 5, 3),
 }
 OPTIONS: dict[str, Any] = {"strategy": "paper", "max_depth": 1}

@@ -20,7 +20,7 @@ CASES = {
     "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),
     "Conv3x3": (ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3), 2),
     "strided Conv1x4": (ee.ops.conv2d(N=1, H=1, W=8, C=2, F=3, R=1, S=4, stride=2, padding=0), 3),
-    "ConvTranspose": (ee.ops.conv_transpose2d(N=1, H=2, W=1, F=3, C=2, R=4, S=1, stride=2), 3),
+    "ConvTranspose": (ee.ops.conv_transpose2d(N=1, H=2, W=1, in_channels=3, out_channels=2, R=4, S=1, stride=2), 3),
     "G2BMM": (ee.ops.g2bmm(b=2, m=4, w=1, k=3, dilation=2), 3),
     "Matmul": (ee.ops.matmul(4, 5, 3), 2),
     "MaxPool": (ee.ops.max_pool2d(N=1, H=4, W=4, C=2, R=2, S=2, stride=2), 2),

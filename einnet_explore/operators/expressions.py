@@ -7,6 +7,7 @@ Source: EinNet §3 and Table 3.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -29,18 +30,21 @@ from einnet_explore.ir import (
 from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 Pair: TypeAlias = "int | tuple[int, int]"
-Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | None"
+Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | str | None"
 
 
 def conv2d(
-    *, H: int, W: int, C: int, F: int, R: int, S: int, N: int = 1,
-    stride: Pair = 1, dilation: Pair = 1, padding: Pads = None, groups: int = 1, layout: str = "NHWC",
+    *, H: int, W: int, C: int | None = None, F: int | None = None, R: int, S: int, N: int = 1,
+    in_channels: int | None = None, out_channels: int | None = None,
+    stride: Pair = 1, dilation: Pair = 1, padding: Pads = "same", groups: int = 1, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,f] = Σ_crs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,f,c]; H and W are the input's.
 
-    *padding* is one number, (height, width) or (top, left, bottom, right); by default the output of a stride of 1 is as
-    large as the input.  With *groups*, F and C are all channels.  Raises ValueError where sizes do not fit.
+    C, or *in_channels*, and F, or *out_channels*, are all channels, also with *groups*.  *padding* is one number,
+    (height, width), (top, left, bottom, right), or as in torch ``"same"``, the default here: the output of a stride of
+    1 is as large as the input.  Raises ValueError where sizes do not fit, TypeError for missing channels.
     """
+    C, F = _one_of(C=C, in_channels=in_channels), _one_of(F=F, out_channels=out_channels)
     if groups < 1 or C % groups or F % groups:
         raise ValueError(f"{groups} groups do not divide {C} input and {F} output channels")
     n, f, c, r, s = _all(n=N, f=F, c=C // groups, r=R, s=S)
@@ -58,7 +62,7 @@ def conv2d(
 
 def depthwise_conv2d(
     *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
-    stride: Pair = 1, dilation: Pair = 1, padding: Pads = None, layout: str = "NHWC",
+    stride: Pair = 1, dilation: Pair = 1, padding: Pads = "same", layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,c]: a convolution of each channel by itself."""
     n, c, r, s = _all(n=N, c=C, r=R, s=S)
@@ -72,13 +76,19 @@ def depthwise_conv2d(
 
 
 def conv_transpose2d(
-    *, H: int, W: int, F: int, C: int, R: int, S: int, N: int = 1,
+    *, H: int, W: int, R: int, S: int, in_channels: int | None = None, out_channels: int | None = None, N: int = 1,
     stride: Pair = 1, padding: Pair = 0, output_padding: Pair = 0, layout: str = "NHWC",
+    F: int | None = None, C: int | None = None,
 ) -> Program:  # fmt: skip
-    """Y[n,y,x,c] = Σ_hwf A[n,h,w,f]·K[y+p-s·h, x+p-s·w, c, f], F channels in and C out; the kernel is 0 outside.
+    """Y[n,y,x,c] = Σ_hwf A[n,h,w,f]·K[y+p-s·h, x+p-s·w, c, f], f of *in_channels*, c of *out_channels*.
 
-    It is defined without a dilated input.  The output has s·(H-1)+R-2p+output_padding rows.
+    It is defined without a dilated input; the kernel is 0 outside.  The output has s·(H-1)+R-2p+output_padding rows.
+    The letters F (in) and C (out) are deprecated: ``conv2d`` uses them the other way round.
     """
+    if F is not None or C is not None:
+        message = "conv_transpose2d(F=, C=) is deprecated: write in_channels= for F and out_channels= for C"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    F, C = _one_of(F=F, in_channels=in_channels), _one_of(C=C, out_channels=out_channels)
     (sh, sw), (ph, pw), (oh, ow) = _pair(stride), _pair(padding), _pair(output_padding)
     rows, columns = sh * (H - 1) + R - 2 * ph + oh, sw * (W - 1) + S - 2 * pw + ow
     if min(rows, columns, sh, sw) < 1:
@@ -207,7 +217,7 @@ def _windows(
 
 def _pads(padding: Pads, span: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     match padding:
-        case None:
+        case None | "same":
             return tuple(n // 2 for n in span), tuple(n - n // 2 for n in span)
         case int():
             return (padding, padding), (padding, padding)
@@ -215,7 +225,15 @@ def _pads(padding: Pads, span: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
             return (height, width), (height, width)
         case (top, left, bottom, right):
             return (top, left), (bottom, right)
-    raise ValueError(f"padding {padding!r}: expected one number, two, or four")
+    raise ValueError(f"padding {padding!r}: expected one number, two, four, or 'same'")
+
+
+def _one_of(**given: int | None) -> int:
+    """Return the number that has one of two names; raises TypeError unless exactly one is given."""
+    found = [number for number in given.values() if number is not None]
+    if len(found) != 1:
+        raise TypeError(f"found {len(found)} of {' and '.join(given)}, expected one of them")
+    return found[0]
 
 
 def _pair(value: Pair) -> tuple[int, int]:
