@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.equality", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="evaluation models (default: all)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning for the own file (default: 20)")
-    parser.add_argument("--mutations", type=int, default=30, help="changes of each model (default: 30)")
+    parser.add_argument("--mutations", type=int, default=40, help="changes of each model (default: 40)")
     arguments = parser.parse_args()
     rows, counts = [HEAD], Counter[str]()
     for kind in MODELS:
