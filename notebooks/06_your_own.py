@@ -109,14 +109,15 @@ ee.explore(ee.ops.matmul(4, 5, 6), rules=(MAX_OUTSIDE,)).refusals(at="Y")
 # %% [markdown]
 # ## In a search
 #
-# Without our rule, the maximum of a ReLU matches no operator, so a kernel must be generated for all of it. With the
-# rule, the search finds MaxPool:
+# A search of one expression (`between=()`) without our rule matches no operator to the maximum of a ReLU, so a kernel
+# must be generated for all of it. With the rule, it finds MaxPool. (So does `monotone_exchange`, the package's rule for
+# all monotone functions, which is one of the rules between expressions.)
 
 # %%
-ee.search(pooled, max_depth=2)
+ee.search(pooled, max_depth=2, between=())
 
 # %%
-run = ee.search(pooled, max_depth=2, rules=(*RULES, MAX_OUTSIDE))
+run = ee.search(pooled, max_depth=2, rules=(*RULES, MAX_OUTSIDE), between=())
 run
 
 # %%

@@ -16,6 +16,7 @@ import pytest
 import einnet_explore as ee
 import einnet_widgets
 from tests.lab_kit import ROOT, Lab, Visit, browser, laboratory, marimo, page_of
+from tests.widgets_kit import told
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 pytest.importorskip("playwright", reason="the Python package playwright is not installed")
@@ -296,7 +297,12 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     session.apply("operator_matching", at="Y.0", operator="Matmul")
     run = session.search(target="Matmul", max_depth=1)
-    einnet_widgets.to_html(session, tmp_path / "page.html")
+    face = einnet_widgets.Explorer(session)
+    sent = told(face)
+    face.receive({"do": "share"})
+    ((message, _),) = sent
+    (tmp_path / "page.html").write_text(message["text"])
+    assert message["name"] == "session.html" and len(message["text"]) < 600_000
     with page_of(lab.context, 1400, 1200) as visiting:
         page = visiting.page
         page.goto((tmp_path / "page.html").as_uri())
@@ -319,6 +325,14 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
         page.locator(".ein-node.here b", has_text="E1").wait_for()
         page.get_by_role("button", name="Script").click()
         assert "session.apply('operator_matching'" in page.locator(".ein-notice pre").inner_text()
+        page.get_by_role("button", name="Copy").click()
+        page.get_by_role("button", name="✓ Copied").wait_for()
+        page.evaluate(
+            "() => { document.body.append(Object.assign(document.createElement('textarea'), { id: 'paste' })); }"
+        )
+        page.locator("#paste").focus()
+        page.keyboard.press("ControlOrMeta+v")
+        assert "session.apply('operator_matching'" in page.locator("#paste").input_value()
         assert visiting.strangers == [] and visiting.errors == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -249,14 +251,64 @@ def test_a_run_reports_verdicts_of_its_candidates():
     report = run.report("case")
     assert {c["certificate"] for c in report["candidates"]} == {"proved"}
     assert report["complete"] is True and report["unique"] == len(run.search.states)
-    assert ", complete, " in run.table().caption
+    assert ", complete to depth 1, " in run.table().caption
     cheap = search(conv(4, 3, 2, 3), "Matmul", patience=0)
     assert cheap.search.complete is False and cheap.search.ended
     assert ", ended: nothing cheaper in 0 levels, " in cheap.table().caption
     early = Run(conv(4, 3, 2, 3), ee.program_seconds, target="Matmul", states=3)
     for _ in early:
         pass
-    assert ", not exhausted, " in early.table().caption
+    assert ", not exhausted: limit of 3 states reached, " in early.table().caption
+
+
+def test_every_end_of_a_search_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = conv(4, 3, 2, 3)
+
+    def ending(**limits: object) -> str:
+        return ee.search(program, target="Matmul", **limits).ending
+
+    assert ending(budget=0.0) == "not exhausted: budget of 0 s spent"
+    assert ee.search(ee.ops.matmul(4, 5, 3)).ending == "complete"
+    live = ee.live_search(program)
+    assert live.ending == "not exhausted"
+    live.start().stop()
+    live.wait(20)
+    assert live.ending == "not exhausted: stopped"
+    monkeypatch.setattr("einnet_explore.session.running_search.MEMORY_LIMIT", SimpleNamespace(full=lambda: True))
+    assert ending() == "not exhausted: memory limit reached"
+
+
+ATTENTION = """tensor E[2, 8, 8]
+tensor V[2, 8, 4]
+tensor Z[2, 8]
+O[b:2, i:8, d:4] = sum[j:8] E[b, i, j] * V[b, j, d] / Z[b, i]"""
+
+
+@pytest.mark.parametrize("source", [ATTENTION, ATTENTION.replace("8", "16")])
+def test_a_division_that_does_not_depend_on_the_sum_is_no_obstacle(source: str) -> None:
+    run = ee.search(ee.parse(source))
+    assert run.find("BatchMatmul", b=2) and run.best is not None and run.verdict(run.best) == "proved"
+    assert run.blockers() == ()
+
+
+def test_a_search_without_candidates_names_the_equation_and_a_rewrite_that_helps() -> None:
+    session = ee.explore(ee.parse(ATTENTION))
+    run = session.search(between=())
+    (blocker,) = run.blockers()
+    assert blocker.equation == "O" and "compute-bound" in blocker.why and blocker.unblock is not None
+    assert blocker.unblock.rule.name == "distributivity"
+    assert run.table().caption.endswith("Apply distributivity at 0 with direction = out and search from there")
+    session.apply(blocker.unblock)
+    assert session.search(between=()).candidates
+
+
+def test_a_best_candidate_that_is_slower_than_the_start_is_called_so() -> None:
+    slow = ee.search(conv(4, 3, 2, 3), target="Matmul", max_depth=1)
+    start = ee.program_seconds(slow.search.start)[0]
+    assert slow.best is not None and slow.best.seconds > start
+    assert "the best is estimated slower than the start: " in slow.table().caption
+    fast = ee.search(ee.ops.matmul(512, 512, 512))
+    assert fast.best is not None and "slower" not in fast.table().caption
 
 
 def test_bad_options_say_what_was_expected():

@@ -269,3 +269,16 @@ def test_marimo_is_given_the_explorer_and_the_expression_where_there_is_no_face(
     monkeypatch.setattr(sessions, "_faces", [])
     monkeypatch.setattr(sessions, "load_faces", lambda: None)
     assert session._display_() == session.formula()
+
+
+def test_the_search_panel_says_why_a_search_ended_and_offers_the_step_that_unblocks_it() -> None:
+    source = "tensor E[2,8,8]\ntensor V[2,8,4]\ntensor Z[2,8]\nO[b:2,i:8,d:4] = sum[j:8] E[b,i,j]*V[b,j,d]/Z[b,i]"
+    session = ee.explore(ee.parse(source))
+    face = einnet_widgets.Explorer(session)
+    session.search(between=())
+    until(lambda: face.search["ending"] == "complete")
+    (remark,) = face.search["remarks"]
+    assert remark["says"].startswith("no candidate, because of O: intensity")
+    face.receive({"do": "apply", **remark["step"]})
+    assert session.derivation.steps[-1].match.rule.name == "distributivity" and not face.notice
+    assert session.search(between=()).candidates

@@ -65,7 +65,7 @@ def test_a_session_applies_and_certifies_it() -> None:
 
 def test_search_with_a_user_rule_finds_more_operators() -> None:
     def pools(rules: tuple[Rule[object], ...]) -> list[str]:
-        run = ee.search(POOLED, max_depth=1, rules=rules)
+        run = ee.search(POOLED, max_depth=1, rules=rules, between=())
         assert all(certificate.ok for c in run.candidates for certificate in ee.check(c.derivation))
         return [e.via.operator for c in run.candidates for e in c.operators if e.via]
 

@@ -17,7 +17,6 @@ from einnet_explore.cli.output import (
     write_json,
 )
 from einnet_explore.cost import program_seconds
-from einnet_explore.session.explanations import end_text
 from einnet_explore.session.run import Run
 from einnet_explore.session.running_search import SEARCH_SUFFIX
 from einnet_explore.strategies.candidate import Candidate
@@ -100,17 +99,26 @@ def _search(search: Run) -> bool:
 def _summary(search: Run) -> str:
     best = search.best
     states = count_noun(search.search.size, "state")
-    pruned, ended = search.search.pruned, end_text(search.search)
-    head = f"{states}, {pruned} pruned, {search.seconds:.2f} s ({ended}); {_found(search)}"
+    head = f"{states}, {search.search.pruned} pruned, {search.seconds:.2f} s ({search.ending}); {_found(search)}"
     if best is None:
-        refusals = list(dict.fromkeys(f"  {r.target}: {r.why}" for r in search.refused))
-        return "\n".join([head, f"no candidate was found{'; refusals:' if refusals else ''}", *refusals[:8]])
+        return "\n".join([head, *(search.remarks() or ["no candidate was found"])])
     kinds = _kinds(search)
     head_row: list[object] = ["estimate", "candidates", "steps", "eOperators", "certificate", "library operators"]
     rows = [_row(search, operators, candidates) for operators, candidates in kinds[:_TABLE_ROWS]]
     left = count_noun(len(kinds) - _TABLE_ROWS, "kind")
     more = [f"and {left} more (--json lists every candidate)"] if len(kinds) > _TABLE_ROWS else []
-    return "\n".join([head, "", format_table([head_row, *rows]), *more, "", "the best:", text(best.program).rstrip()])
+    return "\n".join(
+        [
+            head,
+            "",
+            format_table([head_row, *rows]),
+            *more,
+            *search.remarks(),
+            "",
+            "the best:",
+            text(best.program).rstrip(),
+        ]
+    )
 
 
 def _found(search: Run) -> str:

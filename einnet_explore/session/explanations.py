@@ -8,7 +8,8 @@ the program that the rule makes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from html import escape
 from itertools import islice
 from math import prod
@@ -17,12 +18,14 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Path, Program, read_path, scopes, show_path
 from einnet_explore.operators.library import OPERATORS
-from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Refused, Rule, Step
+from einnet_explore.rules import ALL_RULES, FEWER_PRODUCTS, INTER_RULES, RULES, Derivation, Match, Refused, Rule, Step
+from einnet_explore.rules.base import places
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.strategies.engine import MIN_IMPROVEMENT, Search
-from einnet_explore.strategies.events import MatchRefused, Pruned
+from einnet_explore.strategies.events import Found, MatchRefused, Pruned
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.strategies.program_search import ProgramSearch
+from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.wording import GREEN, RED, count_noun, hue_style
 from einnet_explore.syntax import latex, text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable, format_parameters
@@ -31,7 +34,10 @@ from einnet_explore.viz.views import _CHANGED_COLOUR, Formula, formula_figure, m
 SIGNS = {"right": "✓", "wrong": "✗", "shown": "→"}
 
 TRIED = 32
-"""Matches of a guessed rule that are tried."""
+"""Matches of a rule that are tried."""
+
+PROBE_EVENTS = 60
+"""Events of a search after which a rewrite does not count as one that unblocks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +129,51 @@ def applicability(name: str, rule: Rule[object], program: Program, at: Path) -> 
     return f"{name} applies, in {count_noun(ways, 'way')}" if ways else refusal_reason(rule, program, at)
 
 
-def end_text(search: Search | ProgramSearch) -> str:
-    """Describe in a few words how *search* ended: complete, nothing cheaper, or not exhausted."""
-    if search.complete:
-        return "complete"
-    if search.ended:
-        return f"ended: nothing cheaper in {count_noun(search.options.patience, 'level')}"
-    return "not exhausted"
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """An equation for which a search found no implementation, why, and a step after which it finds one."""
+
+    equation: str
+    why: str
+    unblock: Match[object] | None
+
+    def __str__(self) -> str:
+        step = self.unblock
+        if step is None:
+            return f"no candidate, because of {self.equation}: {self.why}"
+        with_ = f" with {params}" if (params := format_parameters(step)) else ""
+        return (
+            f"no candidate, because of {self.equation}: {self.why}. "
+            f"Apply {step.rule.name} at {show_path(step.at)}{with_} and search from there"
+        )
+
+
+def blockers(search: Search | ProgramSearch, refused: Iterable[MatchRefused]) -> Iterable[Blocker]:
+    """Yield the equations of the start for which *search* refused an eOperator, each once."""
+    reasons: dict[int, str] = {}
+    for each in refused:
+        if each.state == 0 and each.target == "eOperator":
+            reasons.setdefault(each.at[0], each.why)
+    program = search.states[0].program if search.states else search.start
+    for n, why in sorted(reasons.items()):
+        if n < len(program.equations):
+            yield Blocker(program.equations[n].name, why, _unblocking_step(program, n, search.cost, search.options))
+
+
+@lru_cache(64)
+def _unblocking_step(program: Program, n: int, cost: Cost, options: Options) -> Match[object] | None:
+    """Return a step at equation *n* from which a search finds a candidate at once; None if no rule has one."""
+    for rule in ALL_RULES:
+        if rule in options.rules or rule in FEWER_PRODUCTS:
+            continue
+        for at, _ in places(program):
+            if at[0] != n:
+                continue
+            for match in islice(rule.matches(program, at), TRIED):
+                probe = search_program(match.apply(program).after, cost, replace(options, max_depth=1, ahead=0))
+                if any(isinstance(event, Found) for event in islice(probe.run(), PROBE_EVENTS)):
+                    return match
+    return None
 
 
 def unexpanded_reason(search: Search | ProgramSearch, state: int) -> str:

@@ -17,12 +17,13 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.session import explanations
+from einnet_explore.session.explanations import Blocker
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
-from einnet_explore.support.wording import count_noun
+from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import search_graph, tree_figure
@@ -31,6 +32,9 @@ from einnet_explore.viz.views import Steps
 
 if TYPE_CHECKING:
     import pandas
+
+SLOWER = 1.01
+"""Ratio of estimates from which the best candidate is called slower than the start."""
 
 
 class Run(RunningSearch):
@@ -170,6 +174,21 @@ class Run(RunningSearch):
         frame = pandas.DataFrame(rows, columns=["state", "operators", "eoperators", "steps", "seconds"])
         return frame.assign(certificate=[self.verdict(c) for c in found])
 
+    def blockers(self) -> tuple[Blocker, ...]:
+        """Return the equations that have no candidate, if the search found none, each with a rewrite that helps."""
+        return () if self.candidates else tuple(explanations.blockers(self.search, self.refused))
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what a reader of the results must know: why there are none, or that the best is slower."""
+        best = self.best
+        if best is None:
+            return tuple(map(str, self.blockers())) if self.events and not self.running else ()
+        start = self.search.cost(self.search.start)[0]
+        if best.seconds <= start * SLOWER:
+            return ()
+        times = f"{format_seconds(best.seconds)} against {format_seconds(start)}"
+        return (f"the best is estimated slower than the start: {times}, as one kernel for each of its equations",)
+
     def why_not(self, derivation: Derivation) -> str:
         """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""
         return explanations.unfollowed_reason(self.search, derivation)
@@ -202,18 +221,15 @@ class Run(RunningSearch):
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
             f"{count_noun(self.search.size, 'state')}, {self.search.pruned} pruned, "
-            f"{self._end_text()}, {self.seconds:.2f} s"
-        )
+            f"{self.ending}, {self.seconds:.2f} s"
+        ) + "".join(f"\n{line}" for line in self.remarks())
         return tables.candidate_table(
             ((c, combined_verdict(self.certificates(c.derivation))) for c in ordered[:limit]), caption
         )
 
-    def _end_text(self) -> str:
-        return "interrupted: finish() continues" if self.interrupted else explanations.end_text(self.search)
-
     def __repr__(self) -> str:
         candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(self.search.size, "state")
-        return f"<Run: {candidates}, {states}, {self._end_text()}, {self.seconds:.2f} s>"
+        return f"<Run: {candidates}, {states}, {self.ending}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.table()._repr_mimebundle_()

@@ -35,6 +35,7 @@ from einnet_explore.strategies.program_search import ProgramSearch, search_progr
 from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.limits import MEMORY_LIMIT
 from einnet_explore.support.storage import write_atomically
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import parse, text
 
 EVENTS_BEFORE_FREEZE = 2_000
@@ -83,6 +84,7 @@ class RunningSearch:
         self.most = states
         self.full = False
         self.interrupted = False
+        self._limit = ""
         self._finished = False
         self.candidates: list[Candidate] = []
         self.pruned: list[Pruned] = []
@@ -137,6 +139,7 @@ class RunningSearch:
         if self._events_to_replay is not None and not self._catch_up(self._events_to_replay, stopped):
             return
         before, began = self.seconds, time.perf_counter()
+        self._limit = ""
         try:
             while (event := self._next(began - before)) is not None:
                 if self.events % EVENTS_BEFORE_FREEZE == 0:
@@ -144,15 +147,39 @@ class RunningSearch:
                 for observer in tuple(self._observers):
                     observer(event)
                 yield event
-                if stopped.is_set() or (self.budget is not None and self.seconds - before > self.budget):
-                    return
-                if self.most is not None and self.search.size >= self.most:
-                    return
-                if MEMORY_LIMIT.full():
-                    self.full = True
+                if limit := self._limit_reached(stopped, self.seconds - before):
+                    self._limit = limit
                     return
         finally:
             gc.unfreeze()
+
+    def _limit_reached(self, stopped: threading.Event, seconds: float) -> str:
+        """Return what ends an iteration that has taken *seconds*, in words; empty if nothing does."""
+        if stopped.is_set():
+            return "stopped"
+        if self.budget is not None and seconds > self.budget:
+            return f"budget of {self.budget:g} s spent"
+        if self.most is not None and self.search.size >= self.most:
+            return f"limit of {count_noun(self.most, 'state')} reached"
+        if MEMORY_LIMIT.full():
+            self.full = True
+            return "memory limit reached"
+        return ""
+
+    @property
+    def ending(self) -> str:
+        """Why the search ended, in a few words: complete, nothing cheaper, or the limit; or that it has not ended."""
+        search, options = self.search, self.search.options
+        if search.complete:
+            cut = any(s.depth == options.max_depth and s.phase == "explorative" for s in search.states)
+            return f"complete to depth {options.max_depth}" if cut else "complete"
+        if search.ended:
+            return f"ended: nothing cheaper in {count_noun(options.patience, 'level')}"
+        if self.interrupted:
+            return "interrupted: finish() continues"
+        if self.running:
+            return "running"
+        return f"not exhausted: {self._limit}" if self._limit else "not exhausted"
 
     def _next(self, since: float) -> SearchEvent | None:
         """Record and return the next event, or None at the end; *since* is the time at which the seconds were 0.

@@ -195,11 +195,11 @@ class DerivationTree:
             observer(self)
 
     def rule(self, name: str) -> Rule[object]:
-        """Return the rule *name*; raises LookupError with the known names."""
-        for rule in self.known:
-            if rule.name == name:
-                return rule
-        raise LookupError(f"no rule is called {name!r}: there are {', '.join(r.name for r in self.known)}")
+        """Return the rule *name*, one of the session's or of the package's; raises LookupError with the names."""
+        found = {rule.name: rule for rule in (*ALL_RULES, *self.known)}
+        if name not in found:
+            raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
+        return found[name]
 
     def rules(self, at: str | Path | None = None) -> Matches:
         """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none."""

@@ -304,7 +304,7 @@ def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
 
     Nothing is derived without the rules for it among those between expressions, and from equations that are fixed.
     """
-    if options.fixed or EXPRESSION_FUSION not in options.between or len(program.equations) < 2:
+    if options.fixed or EXPRESSION_FUSION not in options.between:
         return ()
     return _derived_across(program, options.between, options.rules)
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from einnet_explore.operators.library import find_operators
 from einnet_explore.session.session import Session
+from einnet_explore.session.session import face as offline_face
 from einnet_explore.viz.views import show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
@@ -193,6 +194,9 @@ class Desk(Board):
         text = json.dumps(self.session.record(), indent=1, ensure_ascii=False) + "\n"
         face.say({"do": "file", "name": "derivation.json", "text": text})
 
+    def _share(self, face: Face, _: Shown) -> None:
+        face.say({"do": "file", "name": "session.html", "text": offline_face().page(self.session, "")})
+
     def _hush(self, _: Face, __: Shown) -> None:
         self.say("")
 
@@ -218,7 +222,7 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
     name: getattr(Desk, f"_{name}")
     for name in (
         *("apply", "undo", "redo", "goto", "select", "reach", "target", "compare", "preview"),
-        *("check", "script", "latex", "export", "hush", "open", "close", "bench", "bench_stop"),
+        *("check", "script", "latex", "export", "share", "hush", "open", "close", "bench", "bench_stop"),
     )
 }
 _CALLS["table"] = Desk._against

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from einnet_explore.session.run import Run
@@ -132,6 +133,8 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "best": None,
         "top": [],
         "detail": detail,
+        "ending": "",
+        "remarks": [],
         "error": "",
     }
     if run is None:
@@ -155,9 +158,17 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
             }
             for c in candidates[:TOP]
         ],
+        "ending": run.ending,
+        "remarks": [] if run.running else _remarks(run),
         "error": "" if run.error is None else f"{type(run.error).__name__}: {run.error}",
     }
     return shown
+
+
+def _remarks(run: Run) -> list[Shown]:
+    """Return the remarks on the results of *run*, each with the step that unblocks an equation, if there is one."""
+    steps = [None if b.unblock is None else b.unblock.to_json() for b in run.blockers()]
+    return [{"says": says, "step": step} for says, step in zip_longest(run.remarks(), steps)]
 
 
 def detail(run: Run, state: int) -> Shown:

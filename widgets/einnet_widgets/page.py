@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from dataclasses import replace
 from html import escape
@@ -48,8 +49,8 @@ def to_html(session: Session, path: str, title: str = "") -> None:
 def page(session: Session, title: str = "") -> str:
     """Return the page of *session*: its nodes, their matches, its last search; it needs no network or kernel."""
     shown = title or f"einnet_explore: {', '.join(session.program.outputs)}"
-    data = json.dumps(recorded(session), ensure_ascii=False).replace("</", "<\\/")
-    code = json.dumps((STATIC / "einnet.js").read_text()).replace("</", "<\\/")
+    data = _packed(json.dumps(recorded(session), ensure_ascii=False))
+    code = _packed((STATIC / "einnet.js").read_text())
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{escape(shown)}</title>"
@@ -57,10 +58,22 @@ def page(session: Session, title: str = "") -> str:
         ":root { color-scheme: light dark; } body { margin: 1rem auto; max-width: 110rem; padding: 0 1rem; "
         "background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }</style></head>"
         f"<body><main><h1 style='font-size:1.2rem'>{escape(shown)}</h1><div id='einnet'></div></main>"
-        f"<script type='module'>const code = {code};\nconst data = {data};\n"
+        f"<script type='module'>{_UNPACK}\nconst code = await unpack('{code}');\nconst data = await unpack('{data}');\n"
         "const face = await import(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })));\n"
-        "face.offline(document.getElementById('einnet'), data);</script></body></html>\n"
+        "face.offline(document.getElementById('einnet'), JSON.parse(data));</script></body></html>\n"
     )
+
+
+_UNPACK = (
+    "const unpack = (packed) => new Response(new Blob([Uint8Array.from(atob(packed), (c) => c.charCodeAt(0))])"
+    ".stream().pipeThrough(new DecompressionStream('gzip'))).text();"
+)
+"""The inverse of ``_packed`` in the page."""
+
+
+def _packed(text: str) -> str:
+    """Return *text* compressed, in characters that need no escapes."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def recorded(session: Session) -> Shown:

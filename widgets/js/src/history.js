@@ -58,6 +58,7 @@ export function historyPanel({ act }) {
     h("button", { type: "button", title: "show the derivation as Python code", onclick: () => act({ do: "script" }) }, "Script"),
     h("button", { type: "button", title: "show the derivation in LaTeX", onclick: () => act({ do: "latex" }) }, "LaTeX"),
     h("button", { type: "button", title: "save the derivation with its certificates to a file (e)", onclick: () => act({ do: "export" }) }, "Save"),
+    h("button", { type: "button", title: "save all nodes and the last search as one interactive HTML file, which needs no kernel and no network", onclick: () => act({ do: "share" }) }, "Share"),
   );
 
   return {

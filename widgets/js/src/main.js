@@ -96,10 +96,13 @@ function render({ model, el }) {
 
   function say() {
     const { text, kind, code } = model.get("notice");
+    const shownCode = code ? h("pre", { tabIndex: 0 }, code) : null;
     notice.className = `ein-notice ${kind ?? ""}`;
     notice.replaceChildren(
-      ...(text ? [h("span", {}, text), h("button", { type: "button", ariaLabel: "close", onclick: () => act({ do: "hush" }) }, "×")] : []),
-      ...(code ? [h("pre", { tabIndex: 0 }, code)] : []),
+      ...(text ? [h("span", {}, text)] : []),
+      ...(code ? [h("button", { type: "button", title: "copy to the clipboard", onclick: (event) => copy(shownCode, event.target) }, "Copy")] : []),
+      ...(text ? [h("button", { type: "button", ariaLabel: "close", onclick: () => act({ do: "hush" }) }, "×")] : []),
+      ...(code ? [shownCode] : []),
     );
   }
 
@@ -172,6 +175,18 @@ function render({ model, el }) {
     for (const [event, listener] of listeners) model.off(event, listener);
     for (const panel of Object.values(shown)) panel.destroy?.();
   };
+}
+
+/** Copy the text of *box*, and say so on *button*; pages that are not secure have no clipboard but that of a selection. */
+async function copy(box, button) {
+  const page = box.ownerDocument;
+  try {
+    await page.defaultView.navigator.clipboard.writeText(box.textContent);
+    button.textContent = "✓ Copied";
+  } catch {
+    page.getSelection().selectAllChildren(box);
+    button.textContent = page.execCommand("copy") ? "✓ Copied" : "Press Ctrl+C";
+  }
 }
 
 function download(el, name, held) {

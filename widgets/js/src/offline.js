@@ -133,6 +133,10 @@ export class Offline {
     this.emit("msg:custom", { do: "file", name: "session.py", text: this.data.script }, []);
   }
 
+  do_share() {
+    this.say("this page is the file to share");
+  }
+
   do_tree() {
     for (const { header, bytes } of this.data.tree?.batches ?? []) {
       const buffer = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));

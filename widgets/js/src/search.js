@@ -28,6 +28,7 @@ export function searchPanel({ act }) {
   const options = h("details.ein-options");
   const error = h("p.ein-error", { role: "alert" });
   const detail = h("div.ein-detail", { ariaLive: "polite" });
+  const remarks = h("div.ein-remarks", { role: "status" });
   const top = h("div.ein-top");
   const body = h(
     "div.ein-search",
@@ -36,6 +37,7 @@ export function searchPanel({ act }) {
     options,
     h("div.ein-tools", {}, colour, words, fit, svg),
     error,
+    remarks,
     tree.root,
     h("div.ein-below", {}, top, detail),
   );
@@ -120,15 +122,21 @@ export function searchPanel({ act }) {
     start.disabled = next.status === "stopping";
     progress.value = next.progress;
     progress.hidden = next.status === "idle";
-    const parts = next.run == null ? [] : [next.status, counted(next.states, "state"), `${next.pruned.toLocaleString("en")} pruned`, counted(next.candidates, "candidate"), `${next.spent.toFixed(1)} s`];
+    const parts = next.run == null ? [] : [next.ending && !running ? `${next.status} (${next.ending})` : next.status, counted(next.states, "state"), `${next.pruned.toLocaleString("en")} pruned`, counted(next.candidates, "candidate"), `${next.spent.toFixed(1)} s`];
     if (next.best != null) parts.push(`best ${seconds(next.best)}`);
     svg.disabled = next.run == null;
     facts.textContent = parts.join(" · ");
+    if (JSON.stringify(before.remarks) !== JSON.stringify(next.remarks)) remarks.replaceChildren(...(next.remarks ?? []).map(remark));
     if (next.error !== before.error) error.textContent = next.error ?? "";
     if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
     tree.best(next.top?.[0]?.state ?? -1);
     top.replaceChildren(...(next.top?.length ? [candidates(next.top)] : []));
     about(next.detail);
+  }
+
+  /** What a reader of the results must know, with a button for the step that helps. */
+  function remark({ says, step }) {
+    return h("p", {}, says, step ? [" ", button(`Apply ${step.rule.replaceAll("_", " ")}`, "apply this step to the current program", () => act({ do: "apply", ...step }))] : null);
   }
 
   function candidates(found) {
