@@ -51,6 +51,7 @@ from einnet_explore.rules import (
     Match,
     Rule,
 )
+from einnet_explore.rules.base import places
 from einnet_explore.strategies.engine import Search, StateTable
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, Reached, Searched, SearchEvent, State
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
@@ -302,9 +303,11 @@ class ProgramSearch(StateTable):
 def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
     """Return the factorings and simplifications across expressions of *program*, and vertical fusions of least traffic.
 
-    Nothing is derived without the rules for it among those between expressions, and from equations that are fixed.
+    Nothing is derived without the rules for it among those between expressions, from equations that are fixed, and
+    from one expression with nested scopes: these are steps on the way to a product, which factoring would undo.
     """
-    if options.fixed or EXPRESSION_FUSION not in options.between:
+    nested = len(program.equations) == 1 and any(len(at) > 1 for at, _ in places(program))
+    if options.fixed or EXPRESSION_FUSION not in options.between or nested:
         return ()
     return _derived_across(program, options.between, options.rules)
 
