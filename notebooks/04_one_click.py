@@ -101,8 +101,8 @@ for part in fast.attribution():
 #
 # `save` writes an ONNX file of standard operators, and of functions made of them (ONNX's model-local functions), which
 # any ONNX runtime executes. It keeps only the rewrites that are also faster in plain ONNX Runtime; if there are none,
-# the file is your original model. The next cell compares both files in ONNX Runtime; its last line reports the speedup,
-# or why there is none.
+# the file is your original model, and `save` warns. The next cell compares both files in ONNX Runtime; its last line
+# reports the speedup, or why there is none.
 
 # %%
 fast.save("fast.onnx")

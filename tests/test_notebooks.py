@@ -36,6 +36,9 @@ TOUR = {
 """What the last lines of the tour's cells show."""
 
 
+SAVED_ORIGINAL = "is your original model: no rewrite is faster in plain ONNX Runtime"
+
+
 def executed(path: Path, folder: Path, until: str = "", **environment: str) -> Any:
     """The notebook of the script at *path*, run in *folder* up to the heading *until*."""
     notebook = jupytext.read(path)
@@ -58,7 +61,8 @@ def shown(notebook: Any) -> dict[str, dict[str, Any]]:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error", output
-            assert (output.output_type, output.get("name")) != ("stream", "stderr"), output.text
+            if (output.output_type, output.get("name")) == ("stream", "stderr"):
+                assert SAVED_ORIGINAL in output.text, output.text  # it depends on the machine whether the file gains
             if output.output_type in ("execute_result", "display_data"):
                 found[cell.source.split("\n")[-1]] = output.data
     return found
