@@ -123,6 +123,8 @@ def test_models_with_operators_of_other_domains_stay() -> None:
     proto.graph.node[1].domain = "my.operators"
     proto.opset_import.append(helper.make_opsetid("my.operators", 1))
     assert widen(proto) is proto
+    border = widen(residual(F16))  # converted at its border only
+    assert load_model(border).stored is None and load_model(residual(F16)).narrow == ("float16",)
 
 
 def test_damaged_elements_are_named() -> None:

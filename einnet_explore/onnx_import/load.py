@@ -144,6 +144,7 @@ def load_model(
     _lift_constants(file, proto)
     stored, types = proto, narrow_types(proto)
     proto = _widened(file, proto) if types else proto
+    is_widened = proto is not stored
     original = copy_message(proto)
     proto = rewrite(proto)
     _check_valid(file, proto)
@@ -151,7 +152,7 @@ def load_model(
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
     known = with_interpolation_matrices(_model(file, proto, original, folded))
-    return replace(known, stored=stored, narrow=tuple(sorted(types))) if types else known
+    return replace(known, stored=stored, narrow=tuple(sorted(types))) if is_widened else known
 
 
 def _widened(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
