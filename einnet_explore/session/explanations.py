@@ -141,10 +141,11 @@ class Blocker:
         step = self.unblock
         if step is None:
             return f"no candidate, because of {self.equation}: {self.why}"
-        with_ = f" with {params}" if (params := format_parameters(step)) else ""
+        params = format_parameters(step)
+        place = f"{show_path(step.at)} with {params}" if params else show_path(step.at)
         return (
             f"no candidate, because of {self.equation}: {self.why}. "
-            f"Apply {step.rule.name} at {show_path(step.at)}{with_} and search from there"
+            f"Apply {step.rule.name} at {place} and search from there"
         )
 
 
@@ -154,7 +155,7 @@ def blockers(search: Search | ProgramSearch, refused: Iterable[MatchRefused]) ->
     for each in refused:
         if each.state == 0 and each.target == "eOperator":
             reasons.setdefault(each.at[0], each.why)
-    program = search.states[0].program if search.states else search.start
+    program = search.start
     for n, why in sorted(reasons.items()):
         if n < len(program.equations):
             yield Blocker(program.equations[n].name, why, _unblocking_step(program, n, search.cost, search.options))

@@ -17,9 +17,10 @@ _WIDGET = "> .jp-OutputArea-output.lm-Panel"
 STYLE = (
     # JupyterLab and Notebook write an error in place of a widget whose model is lost.
     f".jp-OutputArea-child:has({_WIDGET}):not(:has(.ein)):has(+ .jp-OutputArea-child .{CLASS}) {{ display: none; }}\n"
-    # The live widget needs a moment to load: until then the saved form takes no space.
-    f".{CLASS} {{ animation: {CLASS} 0s 1s backwards; }}\n"
-    f"@keyframes {CLASS} {{ from {{ max-height: 0; overflow: hidden; opacity: 0; }} }}\n"
+    # The live widget needs a moment to load: until then the saved form is invisible.  It keeps its height, since
+    # notebooks attach outputs anew while they scroll.
+    f".{CLASS} {{ animation: {CLASS} 0s 0.6s backwards; }}\n"
+    f"@keyframes {CLASS} {{ from {{ opacity: 0; }} }}\n"
     f"@media print {{ .{CLASS} {{ animation: none; }} }}"
 )
 
