@@ -427,8 +427,8 @@ def check_file(
 
 
 def _replay_step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
-    old = set(_instance_faults(before, operators))
-    wrong = tuple(fault for fault in _instance_faults(step.after, operators) if fault not in old)
+    old = set(instance_faults(before, operators))
+    wrong = tuple(fault for fault in instance_faults(step.after, operators) if fault not in old)
     claimed = None if step.certificate is None else step.certificate.kind
     return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
 
@@ -437,10 +437,10 @@ def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterab
     """Yield the illegal reads of *program*, then the instances that differ from their operators."""
     for equation in program.equations:
         yield from (f"{equation.name}: {wrong}" for wrong in illegal_reads(equation.scope))
-    yield from _instance_faults(program, operators)
+    yield from instance_faults(program, operators)
 
 
-def _instance_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
+def instance_faults(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> Iterable[str]:
     """Yield how equations of *program* differ from their instances."""
     views = dict[str, tuple[int, ...]]()
     for equation in program.equations:
