@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -407,12 +407,14 @@ def check_record(
                 f"a rule of your own needs rules=, or --rule {step.rule}"
             )
     programs = (held.start, *(step.after for step in held.steps))
-    start = next(iter(_program_faults(held.start, operators)), None)
+    faults = [tuple(instance_faults(program, operators)) for program in programs]
+    start = next(chain(_illegal_reads(held.start), faults[0]), None)
     steps = tuple(
-        _replay_step(step, before, operators, seed) for step, before in zip(held.steps, programs, strict=False)
+        _replay_step(step, before, tuple(fault for fault in new if fault not in old), seed)
+        for step, before, (old, new) in zip(held.steps, programs, pairwise(faults), strict=False)
     )
-    chain = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
-    return Report(source, start, steps, certify_chain(chain, seed))
+    links = [(*ends, step.certificate) for ends, step in zip(pairwise(programs), steps, strict=True)]
+    return Report(source, start, steps, certify_chain(links, seed))
 
 
 def check_file(
@@ -426,18 +428,14 @@ def check_file(
     return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
 
 
-def _replay_step(step: RecordedStep, before: Program, operators: tuple[Operator, ...], seed: int) -> StepReport:
-    old = set(instance_faults(before, operators))
-    wrong = tuple(fault for fault in instance_faults(step.after, operators) if fault not in old)
+def _replay_step(step: RecordedStep, before: Program, wrong: tuple[str, ...], seed: int) -> StepReport:
     claimed = None if step.certificate is None else step.certificate.kind
     return StepReport(step.rule, step.at, claimed, certify(before, step.after, seed=seed), wrong)
 
 
-def _program_faults(program: Program, operators: tuple[Operator, ...]) -> Iterable[str]:
-    """Yield the illegal reads of *program*, then the instances that differ from their operators."""
+def _illegal_reads(program: Program) -> Iterable[str]:
     for equation in program.equations:
         yield from (f"{equation.name}: {wrong}" for wrong in illegal_reads(equation.scope))
-    yield from instance_faults(program, operators)
 
 
 def instance_faults(program: Program, operators: tuple[Operator, ...] = OPERATORS) -> Iterable[str]:
