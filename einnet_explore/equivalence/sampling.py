@@ -354,7 +354,7 @@ class _Batch:
 
     @cached_property
     def _isolated(self) -> Array:
-        """Where both sides are certainly undefined, and defined at inputs nearby: no other cause lies there."""
+        """The elements that are certainly undefined on both sides, and defined on both at inputs nearby."""
         undefined = [np.isnan(value) & np.isfinite(error) for value, error in self.values]
         both, nearby = undefined[0] & undefined[1], np.zeros(np.shape(undefined[0]), bool)
         random = np.random.default_rng(0)

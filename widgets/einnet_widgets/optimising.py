@@ -16,10 +16,10 @@ from einnet_widgets.face import Face
 from einnet_widgets.look import Shown, library_calls
 
 INTERRUPT = "Cancel"
-"""What ends the optimisation here, in place of an interrupt of the kernel."""
+"""The button that ends the optimisation; in other cells, an interrupt of the kernel does."""
 
 OUTPUTS = ('result.save_bundle("DIR")', "Save here")
-"""How the bundle and the file are written here."""
+"""The call that writes the bundle, and the button that writes the file."""
 
 KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics"}
 
