@@ -492,6 +492,9 @@ def test_identities_of_functions_are_exact(before: str, after: str) -> None:
         ("tanh(2e-6)", "2e-6"),
         ("tanh(abs(A[i])/A[i]*log(sqrt(0.99999)))", "abs(A[i])/A[i]*log(sqrt(0.99999))"),
         ("relu(sqrt(rsqrt(A[i]) - exp(A[i])))", "relu(sqrt(rsqrt(A[i]) - exp(A[i])))*B[i]/B[i]"),
+        ("max{0}(exp(1000), min{0}(-1518.6, A[i]))", "max{0}(exp(1000), min{0}(-1518.6, A[i]*A[i]/A[i]))"),
+        ("max{0}(relu(A[i])/rsqrt(A[i]), min{0}(sigmoid(exp(A[i])), -0.000001*B[i]))",
+         "max{0}(relu(A[i])/rsqrt(A[i]), min{0}(0.5, -0.000001*B[i]))"),
     ],
 )  # fmt: skip
 def test_agreement_where_no_sample_depends_on_a_part_is_not_accepted(before: str, after: str) -> None:

@@ -12,12 +12,14 @@ Agreement counts only for decisive samples; otherwise the result names the gap.
 * Pieces: a sample is evidence only for the pieces of piecewise functions that it reaches.  A side of a kink that no
   sample reached is a gap, unless interval arithmetic shows that no input reaches it.
 * Operands: in :math:`e^{10^{10} a} + b` the second operand is lost to rounding or overflow at almost all inputs.
-  Therefore each operand of a sum is left out in turn, and each constant is changed a little; for every such mutant,
-  some decisive sample must differ from the original.  The last digits of a constant make no difference: constants with
-  many digits must occur on both sides.  Functions are left out as well, since :math:`\tanh x` is :math:`x` to the last
-  digit where `x` is small.
+  Therefore each operand of a sum is left out in turn, and each constant and each read of a tensor is changed a little;
+  for every such mutant, some decisive sample must differ from the original.  The last digits of a constant make no
+  difference: constants with many digits must occur on both sides.  Functions are left out as well, since
+  :math:`\tanh x` is :math:`x` to the last digit where `x` is small.
 * Poles: few inputs reach them.  Each partial function is therefore replaced by a total one; some sample must be
-  undefined in both programs because of this function alone: the mutant is defined there.
+  undefined in both programs because of this function alone: the mutant is defined there.  Where the programs agree for
+  every interpretation of the functions, this is asked only of a function that one of them does not have: an operand
+  that never decides a maximum may still have a pole.
 
 A slice restricts the traversals of the root to a window, and those of nested scopes to the elements that the window
 reads.
@@ -84,16 +86,17 @@ REPEATED_POINTS = 1 << 14
 MIN_DECISIVE_ROUNDS = 3
 """Rounds of samples that have to be decisive, of at least ``len(REAL_INPUTS)``."""
 
-RELATIVE_CHANGE = 1e-7
-"""The change of a constant that samples must tell."""
+RELATIVE_CHANGE, READ_CHANGE = 1e-7, 2.0**-10
+"""The changes of a constant, and of an element that is read, that samples must tell."""
 
 Difference: TypeAlias = "tuple[tuple[int, ...], float, float]"
 """An element, and its values before and after."""
 
-Mutant: TypeAlias = "tuple[str, Scope]"
-"""What is changed, and the changed scope."""
+Mutant: TypeAlias = "tuple[str, tuple[Scope, ...]]"
+"""What is changed, and the scope with each of the possible changes; one of them has to be told."""
 
-Change: TypeAlias = "Callable[[Scalar], Iterable[tuple[str, Scalar]]]"
+Change: TypeAlias = "Callable[[Scalar], Iterable[tuple[str, tuple[Scalar, ...]]]]"
+"""What is changed in a scalar, and the possible changes."""
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
 
@@ -166,6 +169,10 @@ class _Samples:
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self.poles: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self._require(self.unseen, _drop_operands)
+        if any(map(kinks, self.pair)):
+            self._require(self.unseen, _add_to_read)
+        common = set.intersection(*map(_partial_functions, self.pair))
+        self._require(self.poles, lambda part: () if part in common else _drop_poles(part))
         self.points = sum(map(grid_points, self.pair))
         self.constants = np.array(sorted({c for scope in self.pair for c in _constants_of(scope)}))
 
@@ -212,14 +219,18 @@ class _Samples:
             agree = _same(left, right)
             if not np.all(agree):
                 self.holds_for_all_functions = False
+                self.unseen = (set(), set())
                 self._require(self.unseen, _drop_operands)
                 return None if self.has_reals else _shifted(_difference(agree, left, right), window)
             self.windows.add(window)
             for own, coverage, unseen in zip((left, right), self.coverage, self.unseen, strict=True):
+                whole = window == self.pair[0].box
                 for mutant in list(unseen) if len(unseen) <= MAX_MUTANTS else ():
-                    scope = mutant[1] if window == self.pair[0].box else slice_scope(mutant[1], window)
-                    if not np.all(_same(own, _integer_values(self._stand_in(scope, shift), given, coverage, set()))):
-                        unseen.discard(mutant)
+                    for scope in mutant[1] if whole else (slice_scope(changed, window) for changed in mutant[1]):
+                        values = _integer_values(self._stand_in(scope, shift), given, coverage, set())
+                        if not np.all(_same(own, values)):
+                            unseen.discard(mutant)
+                            break
         return None
 
     def _stand_in(self, scope: Scope, shift: int) -> Scope:
@@ -245,11 +256,10 @@ class _Samples:
         """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
         if not self.holds_for_all_functions:
-            self._require(self.unseen, _change_constant, _drop_functions)
+            self._require(self.unseen, _change_constant, _scale_read, _drop_functions)
             self._require(self.poles, _drop_poles)
         for _ in range(ELEMENTS):
-            open_poles = sum(len({text for text, _ in some}) for some in self.poles)
-            if not self.gap() or sum(map(len, self.unseen)) + open_poles > MAX_MUTANTS:
+            if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
                 break
             window = tuple((at, at + 1) for at in (int(random.integers(lo, hi)) for lo, hi in self.pair[0].box))
             pair = (slice_scope(self.pair[0], window), slice_scope(self.pair[1], window))
@@ -265,10 +275,9 @@ class _Samples:
             for total, sides in zip(self.real_sides, kinks, strict=True):
                 total.update(side for side, samples in sides.items() if np.any(samples & decisive))
             for own, unseen in zip(batch.values, self.unseen, strict=True):
-                unseen -= {m for m in unseen if batch.tells(own, slice_scope(m[1], window), decisive)}
+                unseen -= {m for m in unseen if any(batch.tells(own, slice_scope(s, window), decisive) for s in m[1])}
             for poles in self.poles:
-                reached = {m[0] for m in poles if batch.is_undefined_without(slice_scope(m[1], window))}
-                poles -= {m for m in poles if m[0] in reached}
+                poles -= {m for m in poles if any(batch.is_undefined_without(slice_scope(s, window)) for s in m[1])}
         return None
 
     def _slices(self, budget: int, random: np.random.Generator, n: int) -> tuple[Box, tuple[Scope, Scope]]:
@@ -503,30 +512,53 @@ def _is_precise(value: float) -> bool:
     return abs(top) > 1 << 20 or bottom > 1 << 10
 
 
-def _drop_operands(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+def _drop_operands(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     """Yield a sum or difference without each of its operands."""
     match scalar:
         case Apply("+" | "-" as op, args):
             for n, arg in enumerate(args):
                 if value_range(arg) != (0, 0):
-                    yield f"the operand {arg!r}", _without(op, args[:n], args[n + 1 :])
+                    yield f"the operand {arg!r}", (_without(op, args[:n], args[n + 1 :]),)
 
 
-def _change_constant(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+def _change_constant(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     """Yield a constant with other digits."""
     match scalar:
         case Const(value) if value and isfinite(value):
-            yield f"the digits of {value:g}", Const(value * (1 + RELATIVE_CHANGE))
+            yield f"the digits of {value:g}", (Const(value * (1 + RELATIVE_CHANGE)),)
 
 
-def _drop_functions(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+def _add_to_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+    """Yield an element of a tensor plus and minus 1."""
+    match scalar:
+        case Access(Tensor()):
+            yield f"the read {scalar!r}", tuple(Apply("+", (scalar, Const(change))) for change in (1, -1))
+
+
+def _scale_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+    """Yield an element of a tensor times numbers next to 1."""
+    match scalar:
+        case Access(Tensor()):
+            yield (
+                f"the read {scalar!r}",
+                tuple(Apply("*", (Const(1 + change), scalar)) for change in (READ_CHANGE, -READ_CHANGE)),
+            )
+
+
+def _drop_functions(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     """Yield the argument of a function that has no kink."""
     match scalar:
         case Apply(op, (arg,)) if op != "neg" and not SCALAR_FUNCTIONS[op].has_kink:
-            yield f"the function in {scalar!r}", arg
+            yield f"the function in {scalar!r}", (arg,)
 
 
-def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
+def _partial_functions(scope: Scope) -> set[Scalar]:
+    """Return the functions of *scope* and its nested scopes that some arguments leave undefined."""
+    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
+    return {part for part in parts if isinstance(part, Apply) and may_be_undefined(part)}
+
+
+def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     """Yield numbers in place of a function, which are defined only where the function is not but its arguments are.
 
     If the whole is defined with one of them, nothing but this function makes it undefined.
@@ -541,8 +573,7 @@ def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, Scalar]]:
             only_there = Apply("*", (Const(0), Apply("log", (Apply("neg", (a,)),))))
         case _, (a, *_):
             only_there = _root(Apply("neg", (a,)))
-    for number in (2, -2, 0.25):
-        yield f"the pole of {scalar!r}", Apply("+", (Const(number), only_there))
+    yield f"the pole of {scalar!r}", tuple(Apply("+", (Const(number), only_there)) for number in (2, -2, 0.25))
 
 
 def _root(scalar: Scalar) -> Scalar:
@@ -552,20 +583,20 @@ def _root(scalar: Scalar) -> Scalar:
 
 def _mutants(scope: Scope, change: Change) -> Iterable[Mutant]:
     """Yield *scope* with one *change* at one place of it or of a nested scope."""
-    for text, body in _scalar_mutants(scope.body, change):
-        yield text, replace(scope, body=body)
+    for text, bodies in _scalar_mutants(scope.body, change):
+        yield text, tuple(replace(scope, body=body) for body in bodies)
 
 
-def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, Scalar]]:
+def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     yield from change(body)
     match body:
         case Access(Scope() as source, index):
             for text, inner in _mutants(source, change):
-                yield text, Access(inner, index)
+                yield text, tuple(Access(scope, index) for scope in inner)
         case Apply(op, args):
             for n, arg in enumerate(args):
                 for text, changed in _scalar_mutants(arg, change):
-                    yield text, Apply(op, (*args[:n], changed, *args[n + 1 :]))
+                    yield text, tuple(Apply(op, (*args[:n], new, *args[n + 1 :])) for new in changed)
 
 
 def _without(op: str, before: tuple[Scalar, ...], after: tuple[Scalar, ...]) -> Scalar:
