@@ -16,7 +16,8 @@ from einnet_explore.equivalence import term_multiset
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.linear_space import MAX_NAMES, Undecided
 from einnet_explore.equivalence.reads import illegal_reads, reads_legally
-from einnet_explore.equivalence.sampling import compare_on_samples, grid_points, interpret_reals, slice_scope
+from einnet_explore.equivalence.sampling import compare_on_samples, interpret_reals
+from einnet_explore.equivalence.slices import grid_points, slice_scope
 from einnet_explore.equivalence.term_multiset import term_difference
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead

@@ -27,19 +27,33 @@ reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import islice
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from einnet_explore.analysis.indices import with_iterators
-from einnet_explore.equivalence.value_bounds import Kink, kinks, may_be_undefined, possible_sides, value_range
-from einnet_explore.interpreter.evaluation import DerivedNumbers, Evaluation, NumberDomain
-from einnet_explore.interpreter.exact_arrays import Array, RealNumbers, Value
+from einnet_explore.equivalence.branch_coverage import BranchCoverage, SampledSides, Sides
+from einnet_explore.equivalence.sample_inputs import REAL_INPUTS, Draw, draw_reals, put_peak, random_integers
+from einnet_explore.equivalence.sample_mutants import (
+    Change,
+    Mutant,
+    add_to_read,
+    change_constant,
+    drop_functions,
+    drop_operands,
+    drop_poles,
+    mutants,
+    partial_functions,
+    scale_read,
+)
+from einnet_explore.equivalence.slices import choose_window, covered_elements, grid_points, slice_scope, with_samples
+from einnet_explore.equivalence.value_bounds import kinks
+from einnet_explore.interpreter.evaluation import Evaluation, NumberDomain
+from einnet_explore.interpreter.exact_arrays import Array, RealNumbers
 from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.interpreter.running_error import (
     DOUBLE_PRECISION,
@@ -53,20 +67,14 @@ from einnet_explore.ir import (
     Box,
     Compare,
     Const,
-    Iterator,
     Scalar,
     Scope,
-    Table,
-    Tensor,
     add,
-    as_index,
-    map_accesses,
     mul,
     scopes,
-    tensors,
     walk_scalar,
 )
-from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS, SCALAR_FUNCTIONS
+from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
 
 MAX_REAL_POINTS = 1 << 20
 """Grid points of one evaluation with error bounds."""
@@ -86,27 +94,8 @@ REPEATED_POINTS = 1 << 14
 MIN_DECISIVE_ROUNDS = 3
 """Rounds of samples that have to be decisive, of at least ``len(REAL_INPUTS)``."""
 
-RELATIVE_CHANGE, READ_CHANGE = 1e-7, 2.0**-10
-"""The changes of a constant, and of an element that is read, that samples must tell."""
-
 Difference: TypeAlias = "tuple[tuple[int, ...], float, float]"
 """An element, and its values before and after."""
-
-Mutant: TypeAlias = "tuple[str, tuple[Scope, ...]]"
-"""What is changed, and the scope with each of the possible changes; one of them has to be told."""
-
-Change: TypeAlias = "Callable[[Scalar], Iterable[tuple[str, tuple[Scalar, ...]]]]"
-"""What is changed in a scalar, and the possible changes."""
-
-Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
-
-Side: TypeAlias = "tuple[int, int]"
-"""The number of a kink, and a sign: of the argument, of the difference of the arguments, or of a power's exponent."""
-
-Sides: TypeAlias = "set[Side]"
-
-SampledSides: TypeAlias = "dict[Side, Array]"
-"""Which samples reach a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,30 +151,30 @@ class _Samples:
 
     def __post_init__(self) -> None:
         self.has_reals = any(map(_is_real, self.pair))
-        self.coverage = tuple(map(_BranchCoverage, self.pair))
+        self.coverage = tuple(map(BranchCoverage, self.pair))
         self.integer_sides: tuple[Sides, Sides] = (set(), set())
         self.real_sides: tuple[Sides, Sides] = (set(), set())
         self.precise_constants = tuple({abs(c) for c in _constants_of(scope) if _is_precise(c)} for scope in self.pair)
         self.unseen: tuple[set[Mutant], set[Mutant]] = (set(), set())
         self.poles: tuple[set[Mutant], set[Mutant]] = (set(), set())
-        self._require(self.unseen, _drop_operands)
+        self._require(self.unseen, drop_operands)
         if any(map(kinks, self.pair)):
-            self._require(self.unseen, _add_to_read)
-        common = set.intersection(*map(_partial_functions, self.pair))
-        self._require(self.poles, lambda part: () if part in common else _drop_poles(part))
+            self._require(self.unseen, add_to_read)
+        common = set.intersection(*map(partial_functions, self.pair))
+        self._require(self.poles, lambda part: () if part in common else drop_poles(part))
         self.points = sum(map(grid_points, self.pair))
         self.constants = np.array(sorted({c for scope in self.pair for c in _constants_of(scope)}))
 
     def _require(self, required: tuple[set[Mutant], set[Mutant]], *changes: Change) -> None:
         """Add the mutants of both scopes by *changes* to those that are *required* to be told."""
-        for scope, mutants in zip(self.pair, required, strict=True):
+        for scope, own in zip(self.pair, required, strict=True):
             for change in changes:
-                mutants.update(islice(_mutants(scope, change), MAX_MUTANTS + 1))
+                own.update(islice(mutants(scope, change), MAX_MUTANTS + 1))
 
     @property
     def elements(self) -> int:
         """The number of distinct output elements compared."""
-        return _covered_elements(self.windows)
+        return covered_elements(self.windows)
 
     def gap(self) -> str:
         """Return what the samples leave open."""
@@ -206,11 +195,11 @@ class _Samples:
         for n in range(max(4, min(16, budget // max(1, self.points)))):
             random = np.random.default_rng((self.seed, n))
             window, pair = self._slices(budget, random, n)
-            given = _random_inputs(pair[0], pair[1], random, self._magnitude(n))
+            given = random_integers(pair[0], pair[1], random, self._magnitude(n))
             if sign := {3: -1, 6: 1, 7: -1}.get(n % 8):
                 given = {name: np.asarray(sign * np.abs(array)) for name, array in given.items()}
             if n % 4 != 0:
-                _put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
+                put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
             shift = int(random.integers(-1000, 1001))
             left, right = (
                 _integer_values(self._stand_in(scope, shift), given, coverage, sides)
@@ -220,7 +209,7 @@ class _Samples:
             if not np.all(agree):
                 self.holds_for_all_functions = False
                 self.unseen = (set(), set())
-                self._require(self.unseen, _drop_operands)
+                self._require(self.unseen, drop_operands)
                 return None if self.has_reals else _shifted(_difference(agree, left, right), window)
             self.windows.add(window)
             for own, coverage, unseen in zip((left, right), self.coverage, self.unseen, strict=True):
@@ -256,8 +245,8 @@ class _Samples:
         """Compare single elements, so that pieces and operands count only where their element is decisive."""
         random = np.random.default_rng((self.seed, 2))
         if not self.holds_for_all_functions:
-            self._require(self.unseen, _change_constant, _scale_read, _drop_functions)
-            self._require(self.poles, _drop_poles)
+            self._require(self.unseen, change_constant, scale_read, drop_functions)
+            self._require(self.poles, drop_poles)
         for _ in range(ELEMENTS):
             if not self.gap() or sum(map(len, (*self.unseen, *self.poles))) > MAX_MUTANTS:
                 break
@@ -285,7 +274,7 @@ class _Samples:
         before, after = self.pair
         if self.points <= budget:
             return before.box, self.pair
-        window = _window(before, after, budget, random, n, self.element)
+        window = choose_window(before, after, budget, random, n, self.element)
         return window, (slice_scope(before, window), slice_scope(after, window))
 
     def _magnitude(self, n: int) -> int:
@@ -294,7 +283,7 @@ class _Samples:
         return max(1000, int(min(2 * largest, 2.0**40))) if n % 2 else 4
 
 
-def _integer_values(scope: Scope, given: dict[str, Array], coverage: _BranchCoverage, reached: Sides) -> Array:
+def _integer_values(scope: Scope, given: dict[str, Array], coverage: BranchCoverage, reached: Sides) -> Array:
     """Evaluate *scope* exactly; the sides of kinks that occur are added to *reached*."""
     numbers = RealNumbers()
     inputs = {name: numbers.input(name, array) for name, array in given.items()}
@@ -327,11 +316,11 @@ class _Batch:
         self, pair: tuple[Scope, Scope], draws: Sequence[Draw], random: np.random.Generator, constants: Array
     ) -> None:
         self.count = len(draws)
-        self.inputs = _draw_inputs(draws, pair, random, constants)
+        self.inputs = draw_reals(draws, pair, random, constants)
         self.pair = tuple(map(self._whole, pair))
         self.values: list[BoundedValue] = []
 
-    def compare(self, coverage: Sequence[_BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
+    def compare(self, coverage: Sequence[BranchCoverage]) -> tuple[Difference | None, Array, list[SampledSides]]:
         """Compare both; return a difference, the decisive elements of each sample, and the sides of kinks reached."""
         reached: list[SampledSides] = [{}, {}]
         for covered, scope, sides in zip(coverage, self.pair, reached, strict=True):
@@ -356,7 +345,7 @@ class _Batch:
         return bool(np.any(decisive & ~agree.reshape(self.count, -1).any(axis=1)))
 
     def is_undefined_without(self, mutant: Scope) -> bool:
-        """Whether *mutant* (see ``_drop_poles``) is defined where both sides are undefined, but defined nearby."""
+        """Whether *mutant* (see ``drop_poles``) is defined where both sides are undefined, but defined nearby."""
         if not np.any(self._isolated):
             return False
         return bool(np.any(self._isolated & _is_defined(self._evaluate(DOUBLE_PRECISION, self._whole(mutant)))))
@@ -377,7 +366,7 @@ class _Batch:
         return np.asarray(both & nearby)
 
     def _whole(self, scope: Scope) -> Scope:
-        return _batch_samples(scope, self.count)
+        return with_samples(scope, self.count)
 
     def _evaluate(self, numbers: NumberDomain, scope: Scope, inputs: Mapping[str, Array] | None = None) -> BoundedValue:
         with np.errstate(all="ignore"):
@@ -386,90 +375,6 @@ class _Batch:
 
 def _is_defined(found: BoundedValue) -> Array:
     return np.isfinite(found.value) & np.isfinite(found.error)
-
-
-def grid_points(scope: Scope) -> int:
-    """Count the grid points of *scope* and its nested scopes, each distinct scope once."""
-    distinct = dict.fromkeys(s for _, s in scopes(scope))
-    return sum(prod(x.extent for x in (*s.traversals, *s.summations)) for s in distinct)
-
-
-def _covered_elements(windows: set[Box]) -> int:
-    """Count the elements of the distinct windows."""
-    return sum(prod(hi - lo for lo, hi in window) for window in windows)
-
-
-def slice_scope(scope: Scope, window: Box) -> Scope:
-    """Restrict *scope* to *window*; its reach stays the same."""
-    to = {x: Iterator(x.name, lo, hi) for x, (lo, hi) in zip(scope.traversals, window, strict=True)}
-    small = with_iterators(scope, to)
-    reach = tuple((lo - a, b - hi) for (lo, hi), (a, b) in zip(window, scope.reach, strict=True))
-
-    def narrow(access: Access) -> Scalar:
-        match access.source:
-            case Tensor() | Table():
-                return access
-            case Scope(box=box) as inner:
-                read = (i.bounds for i in access.index)
-                spans = [(max(lo, a), min(hi, b + 1)) for (lo, hi), (a, b) in zip(box, read, strict=True)]
-                used = tuple(
-                    s if s[0] < s[1] else (lo, min(lo + 1, hi)) for s, (lo, hi) in zip(spans, box, strict=True)
-                )
-                return Access(slice_scope(inner, used), access.index)
-
-    return replace(small, body=map_accesses(small.body, narrow), padding=reach)
-
-
-def _window(
-    before: Scope, after: Scope, budget: int, random: np.random.Generator, n: int, element: tuple[int, ...] | None
-) -> Box:
-    """Choose the *n*-th window within *budget*: at the low corner, the high corner, around *element*, then at
-    random."""
-    box = list(before.box)
-    while any(hi - lo > 1 for lo, hi in box):
-        if grid_points(slice_scope(before, tuple(box))) + grid_points(slice_scope(after, tuple(box))) <= budget:
-            break
-        d = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
-        lo, hi = box[d]
-        size = (hi - lo + 1) // 2
-        at = int(random.integers(lo, hi - size + 1))
-        near = at if element is None else max(lo, min(hi - size, element[d] - size // 2))
-        start = (lo, hi - size, near, at)[n % 4]
-        box[d] = (start, start + size)
-    return tuple(box)
-
-
-_SAMPLE = "sample "
-"""The name of the iterator over samples, which no parsed program has."""
-
-
-def _batch_samples(scope: Scope, count: int) -> Scope:
-    """Return *count* samples of *scope* as one scope: a leading dimension of all tensors, scopes and results."""
-    sample = Iterator(_SAMPLE, 0, count)
-
-    def add_dimension(access: Access) -> Scalar:
-        match access.source:
-            case Table():
-                return access
-            case Tensor() as source:
-                origin = (0, *source.origin) if source.origin else ()
-                wider: Tensor | Scope = replace(
-                    source, shape=(count, *source.shape), padding=_pad(source.padding), origin=origin
-                )
-            case Scope() as source:
-                wider = _batch_samples(source, count)
-        return Access(wider, (as_index(sample), *access.index))
-
-    return replace(
-        scope,
-        traversals=(sample, *scope.traversals),
-        body=map_accesses(scope.body, add_dimension),
-        padding=_pad(scope.padding),
-    )
-
-
-def _pad(padding: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    return ((0, 0), *padding) if padding else ()
 
 
 def interpret_reals(scope: Scope, shift: int = 0) -> Scope:
@@ -512,254 +417,10 @@ def _is_precise(value: float) -> bool:
     return abs(top) > 1 << 20 or bottom > 1 << 10
 
 
-def _drop_operands(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield a sum or difference without each of its operands."""
-    match scalar:
-        case Apply("+" | "-" as op, args):
-            for n, arg in enumerate(args):
-                if value_range(arg) != (0, 0):
-                    yield f"the operand {arg!r}", (_without(op, args[:n], args[n + 1 :]),)
-
-
-def _change_constant(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield a constant with other digits."""
-    match scalar:
-        case Const(value) if value and isfinite(value):
-            yield f"the digits of {value:g}", (Const(value * (1 + RELATIVE_CHANGE)),)
-
-
-def _add_to_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield an element of a tensor plus and minus 1."""
-    match scalar:
-        case Access(Tensor()):
-            yield f"the read {scalar!r}", tuple(Apply("+", (scalar, Const(change))) for change in (1, -1))
-
-
-def _scale_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield an element of a tensor times numbers next to 1."""
-    match scalar:
-        case Access(Tensor()):
-            yield (
-                f"the read {scalar!r}",
-                tuple(Apply("*", (Const(1 + change), scalar)) for change in (READ_CHANGE, -READ_CHANGE)),
-            )
-
-
-def _drop_functions(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield the argument of a function that has no kink."""
-    match scalar:
-        case Apply(op, (arg,)) if op != "neg" and not SCALAR_FUNCTIONS[op].has_kink:
-            yield f"the function in {scalar!r}", (arg,)
-
-
-def _partial_functions(scope: Scope) -> set[Scalar]:
-    """Return the functions of *scope* and its nested scopes that some arguments leave undefined."""
-    parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
-    return {part for part in parts if isinstance(part, Apply) and may_be_undefined(part)}
-
-
-def _drop_poles(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    """Yield numbers in place of a function, which are defined only where the function is not but its arguments are.
-
-    If the whole is defined with one of them, nothing but this function makes it undefined.
-    """
-    if not isinstance(scalar, Apply) or not may_be_undefined(scalar):
-        return
-    only_there: Scalar
-    match scalar.op, scalar.args:
-        case "/", (a, b):
-            only_there = Apply("+", (_root(Apply("neg", (Apply("abs", (b,)),))), Apply("*", (Const(0), a))))
-        case "sqrt", (a,):
-            only_there = Apply("*", (Const(0), Apply("log", (Apply("neg", (a,)),))))
-        case _, (a, *_):
-            only_there = _root(Apply("neg", (a,)))
-    yield f"the pole of {scalar!r}", tuple(Apply("+", (Const(number), only_there)) for number in (2, -2, 0.25))
-
-
-def _root(scalar: Scalar) -> Scalar:
-    """Return 0 where *scalar* is not below 0; it is undefined elsewhere."""
-    return Apply("*", (Const(0), Apply("sqrt", (scalar,))))
-
-
-def _mutants(scope: Scope, change: Change) -> Iterable[Mutant]:
-    """Yield *scope* with one *change* at one place of it or of a nested scope."""
-    for text, bodies in _scalar_mutants(scope.body, change):
-        yield text, tuple(replace(scope, body=body) for body in bodies)
-
-
-def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
-    yield from change(body)
-    match body:
-        case Access(Scope() as source, index):
-            for text, inner in _mutants(source, change):
-                yield text, tuple(Access(scope, index) for scope in inner)
-        case Apply(op, args):
-            for n, arg in enumerate(args):
-                for text, changed in _scalar_mutants(arg, change):
-                    yield text, tuple(Apply(op, (*args[:n], new, *args[n + 1 :])) for new in changed)
-
-
-def _without(op: str, before: tuple[Scalar, ...], after: tuple[Scalar, ...]) -> Scalar:
-    """Return a sum or difference without the operand between *before* and *after*."""
-    rest = (*before, *after)
-    if op == "-" and not before:
-        return Apply("neg", rest)
-    return rest[0] if len(rest) == 1 else Apply(op, rest)
-
-
-def _random_inputs(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
-    """Draw random integers in [-most, most] for every tensor that either scope reads."""
-    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in _tensors_of((before, after))}
-
-
-def _put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
-    """Write *value* at all coordinates of *indices*, or parts of them, that lie in a tensor."""
-    for array in given.values():
-        for index in indices:
-            for n in range(len(index) - array.ndim + 1):
-                part = index[n : n + array.ndim]
-                if all(0 <= i < extent for i, extent in zip(part, array.shape, strict=True)):
-                    array[part] = value
-
-
-def _powers(low: float, high: float, signs: tuple[float, ...] = (-1.0, 1.0)) -> Draw:
-    """Draw magnitudes from 10^low to 10^high, log-uniform, with one of *signs*."""
-
-    def draw(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
-        return np.asarray(random.choice(signs, shape) * 10.0 ** random.uniform(low, high, shape))
-
-    return draw
-
-
-def _equal(random: np.random.Generator, shape: tuple[int, ...], _: Array) -> Array:
-    """Draw one number for all elements."""
-    return np.full(shape, random.normal())
-
-
-def _near_constants(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw numbers next to zero and the constants of the scopes, of both signs."""
-    return _special(random, shape, constants) + random.normal(0, 1.5, shape)
-
-
-def _mixed(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw zeros and ones, moderate numbers, and numbers next to constants."""
-    near = _near_constants(random, shape, constants)
-    some = np.where(random.random(shape) < 0.5, near, random.normal(0, 2, shape))
-    return np.asarray(np.where(random.random(shape) < 0.2, np.round(some), some))
-
-
-def _special(random: np.random.Generator, shape: tuple[int, ...], constants: Array) -> Array:
-    """Draw zeros, ones, and the constants of the scopes, of both signs."""
-    return np.asarray(
-        random.choice(np.concatenate([[0.0, 1.0, 0.5, 2.0], constants]), shape) * random.choice([-1.0, 1.0], shape)
-    )
-
-
-REAL_INPUTS: tuple[Draw, ...] = (
-    lambda random, shape, _: np.asarray(random.uniform(1, 2, shape)),
-    _powers(-1, 1),
-    _powers(-2, 2, (1.0,)),
-    _special,
-    _powers(1, 2.8),
-    _powers(-6, -2),
-    lambda random, shape, _: np.asarray(-random.uniform(0.1, 3, shape)),
-    _equal,
-    _powers(2, 8),
-    lambda random, shape, _: np.asarray(random.normal(0, 2, shape) * (random.random(shape) < 0.6)),
-    _near_constants,
-    _near_constants,
-    _mixed,
-    _mixed,
-)
-"""Inputs: moderate, wide, positive, special, large, small, negative, equal, huge, some zero, near constants, mixed."""
-
-
-def _draw_inputs(
-    draws: Sequence[Draw], pair: tuple[Scope, Scope], random: np.random.Generator, constants: Array
-) -> dict[str, Array]:
-    """Draw samples for each tensor that either scope reads, one for each of *draws*.
-
-    ``_equal`` draws the same number for all tensors.
-    """
-    seeds = [int(seed) for seed in random.integers(1 << 32, size=len(draws))]
-    return {
-        t.name: np.stack(
-            [
-                draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants)
-                for draw, seed in zip(draws, seeds, strict=True)
-            ]
-        )
-        for n, t in enumerate(_tensors_of(pair))
-    }
-
-
-def _tensors_of(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
-    """Return the tensors that either scope reads, each once."""
-    return tuple(dict.fromkeys((*tensors(pair[0]), *tensors(pair[1]))))
-
-
 def _constants_of(scope: Scope) -> Iterable[float]:
     """Yield the finite constants of *scope* and its nested scopes."""
     parts = (part for _, each in scopes(scope) for part in walk_scalar(each.body))
     return (float(part.value) for part in parts if isinstance(part, Const) and isfinite(part.value))
-
-
-class _BranchCoverage:
-    """The sides of the kinks of a scope that inputs may reach, to be compared with those that samples reached."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.kinks = kinks(scope)
-        self._possible = [(n, sign) for n, kink in enumerate(self.kinks) for sign in possible_sides(*kink)]
-
-    def recorder(self, numbers: NumberDomain, scope: Scope, reached: SampledSides, count: int) -> NumberDomain:
-        """Return *numbers*, adding to *reached* which sides an evaluation of *scope* reaches.
-
-        *count* samples are the first dimension of all values; one sample has no dimension.  *scope* has the kinks of
-        this coverage in the same order: it is a slice, or has functions replaced.
-        """
-        own = kinks(scope)
-        if len(own) != len(self.kinks):
-            return numbers
-        return _Recorder(numbers, reached, count, {kink: n for n, kink in enumerate(own)})
-
-    def gap(self, reached: Sides) -> str:
-        """Return a side that is not *reached*, in words; '' if there is none."""
-        for n, sign in self._possible:
-            if (n, sign) not in reached:
-                op, args = self.kinks[n]
-                of = f"{args[0]!r} - {args[1]!r}" if op in ("maximum", "minimum") else f"{args[-1]!r}"
-                return f"no sample reached {of} {'<=>'[sign + 1]} 0 in {op}"
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorder(DerivedNumbers):
-    """A number domain that computes as *numbers* does, and records the sides of the kinks."""
-
-    reached: SampledSides
-    count: int
-    place: dict[Kink, int]
-
-    def apply(self, op: str, values: Sequence[Value], args: tuple[Scalar, ...]) -> Value:
-        if (place := self.place.get((op, args))) is not None:
-            for sign, where in _reached_sides(op, values):
-                samples = where.reshape(where.shape[0] if self.count > 1 else 1, -1).any(axis=1)
-                self.reached[place, sign] = self.reached.get((place, sign), False) | np.broadcast_to(
-                    samples, self.count
-                )
-        return self.numbers.apply(op, values, args)
-
-
-def _reached_sides(op: str, values: Sequence[Value]) -> Iterable[tuple[int, Array]]:
-    """Yield the signs, and where they occur beyond the error bounds of *values*, if they have any."""
-    chosen = values if op in ("maximum", "minimum") else values[-1:]
-    first, *rest = (value[0].array for value in chosen)
-    difference = np.subtract(first, rest[0]) if rest else first
-    error = reduce(np.add, [value[1].array if len(value) > 1 else np.zeros(()) for value in chosen])
-    yield 1, np.asarray(difference > error)
-    yield -1, np.asarray(-difference > error)
-    if op == "pow":
-        yield 0, np.asarray((difference == 0) & (error == 0))
 
 
 def _as_float(value: Any) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from einnet_explore.analysis.bilinear import Bilinear
 from einnet_explore.equivalence.program_diff import inline_equations
-from einnet_explore.equivalence.sampling import slice_scope
+from einnet_explore.equivalence.slices import slice_scope
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.tuning_context import (
