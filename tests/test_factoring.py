@@ -21,6 +21,7 @@ from einnet_explore.rules import (
     TRAVERSAL_FACTORING,
     Derivation,
 )
+from einnet_explore.rules.traversal_factoring import Position
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.syntax import parse
 from tests.rules_kit import check_rule, refuses
@@ -257,6 +258,39 @@ def test_traversal_factoring_keeps_every_value() -> None:
 )
 def test_traversal_factoring_refuses(text: str, divisors: dict[str, int], why: str) -> None:
     refuses(TRAVERSAL_FACTORING, parse(f"tensor x[3, 4]\n{text}"), (0,), why, divisors=divisors)
+
+
+def test_a_sum_at_positions_of_a_window_is_computed_once_for_each_position() -> None:
+    start = parse("tensor x[4, 9] pad [0, 1]\ntensor a[4]\nY[h:4, f:2, r:3] = sum[c:4] a[c] * x[c, 2*h+r-1]")
+    assert check_rule(TRAVERSAL_FACTORING, start) == 2  # f, which is not read, and the positions
+    match = next(m for m in TRAVERSAL_FACTORING.matches(start, (0,)) if isinstance(m.params, Position))
+    assert TRAVERSAL_FACTORING.encode(match.params) == {"position": "2*h+r-1"}
+    after = match.apply(start).after
+    assert after == parse(
+        "tensor x[4, 9] pad [0, 1]\ntensor a[4]\n"
+        "Y[h:4, f:2, r:3] = {[f:2, t1:-1..8] sum[c:4] a[c] * x[c, t1]}[f, 2*h+r-1]"
+    )
+    agree(start, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "why"),
+    [
+        ("Y[h:2, r:3] = sum[c:3] x[c, h+r] * x[r, 0]", "h+r", "r is read finer than h+r"),
+        ("Y[h:2, r:3] = sum[c:3] x[c, h+r]", "2*h+2*r", "no sum of traversals with a coefficient of 1"),
+        ("Y[h:2, r:3] = sum[c:3] x[c, h+r]", "h+c", "no sum of traversals with a coefficient of 1"),
+        ("Y[h:2, r:3 | 0 <= h+r < 3] = sum[c:3] x[c, h+r]", "h+r", "the scope has a domain"),
+    ],
+)
+def test_positions_are_refused(text: str, position: str, why: str) -> None:
+    refuses(TRAVERSAL_FACTORING, parse(f"tensor x[3, 4]\n{text}"), (0,), why, position=position)
+
+
+def test_windows_are_summed_along_one_dimension_after_the_other() -> None:
+    start = parse("tensor x[2, 12, 14] pad [0, 1, 2]\nY[c:2, r:3, s:5] = sum[h:12, w:12] x[c, h+r-1, w+s-2]")
+    *_, found = factorings(start)
+    assert products_at_run_time(found.end) == 2 * 3 * 12 * 16 + 2 * 3 * 5 * 12
+    agree(start, found.end)
 
 
 def test_expression_extraction_is_the_inverse_of_fusion() -> None:

@@ -7,7 +7,13 @@ r"""Traversal factoring: values that depend on :math:`\lfloor x / d \rfloor` alo
    [\lfloor \vec x / \vec d \rfloor]
 
 It is the inverse of traversal merging for indices that are no bijection: a product moves before an upsampling, and a
-value that does not depend on x (d is its extent) is computed once.
+value that does not depend on x (d is its extent) is computed once.  In the same way, values that depend on a sum of
+traversals alone, such as the position :math:`h + r` of a window, are computed once for each value of the sum:
+
+.. math::
+   \mathop{L}_{h\,r\,\vec x} \sum_{\vec y} f(h + r, \vec x, \vec y)
+   \;\mapsto\;
+   \mathop{L}_{h\,r\,\vec x} \Big\{ \mathop{L}_{t\,\vec x} \sum_{\vec y} f(t, \vec x, \vec y) \Big\}[h + r, \vec x]
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.access_structure import quotient_divisors
+from math import prod
+
+from einnet_explore.analysis.access_structure import quotient_divisors, skews
 from einnet_explore.analysis.indices import fresh_name, iterators_of, substitute
 from einnet_explore.ir import Access, Index, Iterator, Scope, as_index
 from einnet_explore.rules.base import accepted, refusals_of, scope_rule
@@ -29,8 +37,18 @@ class Factoring:
     divisors: tuple[tuple[Iterator, int], ...]
 
 
-def propose(scope: Scope) -> Iterable[Factoring]:
-    """Propose together all traversals that the body of a sum reads only through a quotient, or not at all."""
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A sum of traversals, with one coefficient of 1 or -1 at least."""
+
+    position: Index
+
+
+def propose(scope: Scope) -> Iterable[Factoring | Position]:
+    """Propose together all traversals that the body of a sum reads only through a quotient, or not at all.
+
+    Then propose each sum of traversals with fewer values than they have.
+    """
     if not scope.summations:
         return
     read = iterators_of(scope.body)
@@ -41,12 +59,42 @@ def propose(scope: Scope) -> Iterable[Factoring]:
     params = Factoring(tuple(found.items()))
     if accepted(rewrite, scope, params):
         yield params
+    yield from _positions(scope)
 
 
-def rewrite(scope: Scope, params: Factoring) -> Scope:
-    """Apply the law; refuses a traversal that the body reads finer than by its quotient, and a domain."""
+def _positions(scope: Scope) -> Iterable[Position]:
+    for position, _ in skews(scope, scope.traversals):
+        low, high = position.bounds
+        fewer = high - low + 1 < prod(x.extent for x in position.iterators)
+        if fewer and accepted(rewrite, scope, params := Position(position)):
+            yield params
+
+
+def rewrite(scope: Scope, params: Factoring | Position) -> Scope:
+    """Apply the law; refuses a traversal that the body reads finer than by its quotient or sum, and a domain."""
     if scope.domain:
         raise Refused(f"the scope has a domain: {scope.domain[0]!r}")
+    return _by_position(scope, params.position) if isinstance(params, Position) else _by_quotients(scope, params)
+
+
+def _by_position(scope: Scope, position: Index) -> Scope:
+    unit = next(((x, k) for x, k in position.terms if isinstance(x, Iterator) and abs(k) == 1), None)
+    if unit is None or not set(scope.traversals).issuperset(position.iterators):
+        raise Refused(f"{position!r} is no sum of traversals with a coefficient of 1 or -1")
+    name = fresh_name("t", {x.name for x in (*scope.traversals, *scope.summations)})
+    low, high = position.bounds
+    t, (x, k) = Iterator(name, low, high + 1), unit
+    body = substitute(scope.body, {x: x + (t - position) * k})
+    members = [y for y in scope.traversals if y in position.iterators]
+    if fine := [y for y in members if y in iterators_of(body)]:
+        raise Refused(f"{fine[0].name} is read finer than {position!r}")
+    index = {y: as_index(y) for y in scope.traversals} | {members[-1]: position}
+    walked = tuple(y for y in scope.traversals if y not in members[:-1])
+    inner = Scope(tuple(t if y is members[-1] else y for y in walked), scope.summations, body, scope.reduce)
+    return replace(scope, summations=(), reduce="sum", body=Access(inner, tuple(index[y] for y in walked)))
+
+
+def _by_quotients(scope: Scope, params: Factoring) -> Scope:
     if not params.divisors:
         raise Refused("no traversal is divided")
     used = {x.name for x in (*scope.traversals, *scope.summations)}
@@ -75,8 +123,12 @@ def explain(scope: Scope) -> str:
     """Return why no traversal is factored."""
     if not scope.summations:
         return "the scope sums nothing: nothing is computed more than once"
-    reasons = [r for x, d in quotient_divisors(scope) for r in refusals_of(rewrite, scope, Factoring(((x, d),)))]
-    return "; ".join(reasons) or "no traversal is read through a quotient alone"
+    tried = (
+        *(Factoring(((x, d),)) for x, d in quotient_divisors(scope)),
+        *(Position(position) for position, _ in skews(scope, scope.traversals)),
+    )
+    reasons = [r for params in tried for r in refusals_of(rewrite, scope, params)]
+    return "; ".join(reasons) or "no traversal is read through a quotient or a sum alone"
 
 
 TRAVERSAL_FACTORING = scope_rule(

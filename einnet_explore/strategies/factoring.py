@@ -54,6 +54,7 @@ from einnet_explore.rules import (
     PART_EXTRACTION,
     PREFIX_SPLITTING,
     RECENTRING,
+    SUMMATION_SPLITTING,
     TRAVERSAL_FACTORING,
     VARIABLE_SUBSTITUTION,
     Derivation,
@@ -254,14 +255,40 @@ def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
 
 def factored(derivation: Derivation) -> Derivation:
     """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
-    for rules in ((COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER), (EXPRESSION_EXTRACTION,)):
-        while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
-            derivation = derivation.then(match)
-    derivation = _merged(derivation)
+    derivation = _in_single_sums(_exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
+    derivation = _merged(_exhausted(derivation, (EXPRESSION_EXTRACTION,)))
     for matches in (_conditions, _shared):
         while (match := next(iter(matches(derivation.end)), None)) is not None:
             derivation = derivation.then(match)
     return derivation
+
+
+def _exhausted(derivation: Derivation, rules: Iterable[Rule[object]]) -> Derivation:
+    while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def _in_single_sums(derivation: Derivation) -> Derivation:
+    """Sum the elements of windows along one dimension after the other, as long as that takes fewer additions."""
+    while True:
+        found = min(_divided_sums(derivation), key=lambda d: products_at_run_time(d.end), default=derivation)
+        if products_at_run_time(found.end) >= products_at_run_time(derivation.end):
+            return derivation
+        derivation = found
+
+
+def _divided_sums(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with one sum of single elements split, whose inner sums several points of windows share.
+
+    First those that leave the last dimension for the outer sum: its elements are contiguous.
+    """
+    for at, scope in places(derivation.end):
+        if isinstance(scope.body, Access):
+            for split in reversed(list(SUMMATION_SPLITTING.matches(derivation.end, at))):
+                divided = derivation.then(split)
+                for position in TRAVERSAL_FACTORING.matches(divided.end, (*at, 0)):
+                    yield _merged(divided.then(position))
 
 
 def _conditions(program: Program) -> Iterable[Match[object]]:
