@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-
 from math import prod
 
 from einnet_explore.analysis.access_structure import quotient_divisors, skews
@@ -123,7 +122,7 @@ def explain(scope: Scope) -> str:
     """Return why no traversal is factored."""
     if not scope.summations:
         return "the scope sums nothing: nothing is computed more than once"
-    tried = (
+    tried: tuple[Factoring | Position, ...] = (
         *(Factoring(((x, d),)) for x, d in quotient_divisors(scope)),
         *(Position(position) for position, _ in skews(scope, scope.traversals)),
     )
