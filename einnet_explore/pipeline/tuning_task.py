@@ -492,7 +492,7 @@ class TuningTask:
         finalists, times = self._measure(forms, memory)
         before = times.pop("original")
         if not times:
-            return Trial(seconds_before=before, seconds_after=before, why="; ".join(finalists.refusals))
+            return Trial(seconds_before=before, seconds_after=before, why="; ".join(dict.fromkeys(finalists.refusals)))
         best = min(times, key=lambda name: times[name])
         fastest, after = finalists.derivations[best], times[best]
         outcome = partial(Trial, seconds_before=before, seconds_after=after)
@@ -529,7 +529,9 @@ class TuningTask:
                 found.refusals.append(f"a candidate does not fit: {type(problem).__name__}: {problem}")
             else:
                 if error > MAX_RELATIVE_ERROR:
-                    found.refusals.append(f"a candidate differs by {error:.1e} of the largest output")
+                    found.refusals.append(
+                        f"a candidate differs by {error:.1e} of the largest output, {MAX_RELATIVE_ERROR:g} is allowed"
+                    )
                     continue
                 found.derivations[str(n)] = derivation
                 found.runners[str(n)] = _bind_feeds(run, feeds)
