@@ -53,12 +53,40 @@ def test_prefix_splitting_keeps_every_value(data: DataObject) -> None:
         assert certify(program, after).kind == "proved"
 
 
+@pytest.mark.parametrize("condition", ["s < t", "s <= t - 1", "s >= t", "t <= s", "s > t", "t + 1 <= s", "-s < -t"])
+@pytest.mark.parametrize("length", [4, 6, 12])
+def test_sums_before_and_from_a_position_are_split(condition: str, length: int) -> None:
+    program = ee.parse(f"""
+    tensor A[{length}, 3]
+    tensor B[{length}, {length}]
+    Y[t:{length}, c:3] = sum[s:{length}] where({condition}, relu(A[s, c]), 0) * B[t, s]
+    """)
+    matches = list(PREFIX_SPLITTING.matches(program, (0,)))
+    assert [m.params.size for m in matches] == [g for g in range(2, length // 2 + 1) if length % g == 0]
+    for match in matches:
+        after = match.apply(program).after
+        assert_equal(program, after)
+        assert certify(program, after).kind == "proved"
+
+
+@pytest.mark.parametrize("condition", ["s < t", "s >= t", "s > t"])
+def test_other_masks_have_the_products_of_the_causal_one(condition: str) -> None:
+    causal = attention(256, 16, 16)
+    start = ee.parse(ee.text(causal).replace("s <= t", condition))
+    (*_, best), (*_, known) = factorings(start), factorings(causal)
+    assert products_at_run_time(best.end) <= products_at_run_time(known.end)
+    assert certify(start, best.end).kind == "proved"
+
+
 @pytest.mark.parametrize(
     ("body", "params", "why"),
     [
-        ("A[s] * B[t, s]", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
-        ("where(t <= s, A[s], 0)", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
-        ("where(s <= t, A[s], 1)", {"summation": "s", "size": 2}, "no factor is 0 where s is greater than an index"),
+        ("A[s] * B[t, s]", {"summation": "s", "size": 2}, "no factor is 0 where s is beyond an index"),
+        ("where(t == s, A[s], 0)", {"summation": "s", "size": 2}, "no factor is 0 where s is beyond an index"),
+        ("where(2*s <= t, A[s], 0)", {"summation": "s", "size": 2}, "no factor is 0 where s is beyond an index"),
+        ("where(t <= s, A[s], 0)", {"summation": "s", "size": 3}, r"blocks of 3 do not divide s in \[0, 8\) into"),
+        ("where(t - 2 <= s, A[s], 0)", {"summation": "s", "size": 2}, "outside"),
+        ("where(s <= t, A[s], 1)", {"summation": "s", "size": 2}, "no factor is 0 where s is beyond an index"),
         ("where(s <= t, A[s], 0)", {"summation": "s", "size": 3}, r"blocks of 3 do not divide s in \[0, 8\) into"),
         ("where(s <= t, A[s], 0)", {"summation": "s", "size": 8}, "into two or more whole ones"),
         ("where(s <= t, A[s], 0)", {"summation": "t", "size": 2}, "t is no summation"),

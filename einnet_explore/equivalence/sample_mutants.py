@@ -42,7 +42,7 @@ def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, tuple[S
 def drop_operands(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
     """Yield a sum or difference without each of its operands."""
     match scalar:
-        case Apply("+" | "-" as op, args):
+        case Apply("+" | "-" as op, args) if len(args) > 1:
             for n, arg in enumerate(args):
                 if value_range(arg) != (0, 0):
                     yield f"the operand {arg!r}", (_without(op, args[:n], args[n + 1 :]),)

@@ -9,7 +9,9 @@ r"""Prefix splitting: a sum up to a position is a sum of whole blocks before it,
 
 for blocks of g positions; :math:`[c]` is 1 where *c* holds, else 0.  The condition of the first sum does not depend on
 the position in a block, so the products of a block can be summed once for all later positions: the chunked form of
-linear attention and of state-space models (Y. Sun et al., 2023; T. Dao and A. Gu, 2024).
+linear attention and of state-space models (Y. Sun et al., 2023; T. Dao and A. Gu, 2024).  In the same way,
+:math:`[s < e]` divides into :math:`[S < \lfloor e/g \rfloor]` and :math:`[r < e \bmod g]`, and a sum from a position on,
+:math:`[s \ge e]`, into later blocks and :math:`[r \ge e \bmod g]`.
 """
 
 from __future__ import annotations
@@ -26,23 +28,35 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The summation that a condition bounds from above, and the number of its positions in a block."""
+    """The summation that a condition bounds on one side, and the number of its positions in a block."""
 
     summation: Iterator
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The *position*, in the range of the summation, up to which it is summed, or from which on.
+
+    The position itself is left out if the end is *strict*.
+    """
+
+    position: Index
+    is_upper: bool
+    strict: bool
+
+
 def propose(scope: Scope) -> Iterable[Blocks]:
     """Propose every block size of which two or more blocks reach all positions, and none beyond, from the smallest."""
     for s in scope.summations:
-        if accepted(upper_end, scope, s):
-            sizes = (Blocks(s, size) for size in block_sizes(upper_end(scope, s)[0], s))
+        if accepted(summed_end, scope, s):
+            sizes = (Blocks(s, size) for size in block_sizes(summed_end(scope, s)[0], s))
             yield from (params for params in sizes if accepted(rewrite, scope, params))
 
 
-def block_sizes(end: Index, s: Iterator) -> Iterable[int]:
-    """Return the sizes of blocks of which two or more reach the largest value of *end*, and none beyond *s*."""
-    last = end.bounds[1]
+def block_sizes(end: End, s: Iterator) -> Iterable[int]:
+    """Return the sizes of blocks of which two or more reach all values of *s* that are summed, and none beyond *s*."""
+    last = end.position.bounds[1] if end.is_upper else s.hi - 1
     return (size for size in range(2, last + 1) if (last // size + 1) * size <= s.hi)
 
 
@@ -52,19 +66,22 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     if s not in scope.summations:
         raise Refused(f"{s.name} is no summation")
     summed_factors(scope)
-    end, part, others = upper_end(scope, s)
-    first, last = end.bounds
-    if s.lo or first < 0 or last >= s.hi:
-        raise Refused(f"{s.name} in [{s.lo}, {s.hi}) ends at {end!r} in [{first}, {last}], outside [0, {s.hi})")
+    end, part, others = summed_end(scope, s)
     if size not in block_sizes(end, s):
         raise Refused(f"blocks of {size} do not divide {s.name} in [0, {s.hi}) into two or more whole ones")
     kept = tuple(y for y in scope.summations if y != s)
     names = [x.name for x in (*scope.traversals, *scope.summations)]
-    whole = Iterator(fresh_name(s.name.upper(), names), 0, last // size + 1)
+    count = end.position.bounds[1] // size + 1 if end.is_upper else s.hi // size
+    whole = Iterator(fresh_name(s.name.upper(), names), 0, count)
     inside = Iterator(fresh_name(s.name, (*names, whole.name)), 0, size)
+    (op, sign), block = ("<=", -1) if end.is_upper else (">=", 1), end.position // size
     sums = (
-        ((whole, inside, *kept), Compare("<=", as_index(whole), end // size - 1), whole * size + inside),
-        ((inside, *kept), Compare("<=", as_index(inside), end % size), end // size * size + inside),
+        ((whole, inside, *kept), Compare(op, as_index(whole), block + sign), whole * size + inside),
+        (
+            (inside, *kept),
+            Compare(op, as_index(inside), end.position % size + sign * end.strict),
+            block * size + inside,
+        ),
     )
     split: list[Scalar] = []
     for over, holds, at in sums:
@@ -73,8 +90,8 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     return replace(scope, summations=(), body=add(*split))
 
 
-def upper_end(scope: Scope, s: Iterator) -> tuple[Index, Scalar, Scalar]:
-    """Return the last value of *s* that a condition admits, the factors that are read only then, and the others.
+def summed_end(scope: Scope, s: Iterator) -> tuple[End, Scalar, Scalar]:
+    """Return the end of the values of *s* that a condition admits, the factors that are read only then, and the others.
 
     A function of all iterators of the condition joins it: elsewhere its value is not needed, and may overflow.
     """
@@ -83,14 +100,26 @@ def upper_end(scope: Scope, s: Iterator) -> tuple[Index, Scalar, Scalar]:
         match factor:
             case Apply("where", (Compare() as condition, part, Const(0))):
                 slack, read = _slack(condition), iterators_of(condition)
-                if slack is not None and slack.coefficient(s) == -1:
-                    end = slack + s
-                    if read - {s} <= set(scope.traversals) and s not in end.iterators:
+                if slack is not None and abs(slack.coefficient(s)) == 1:
+                    at = slack + s if slack.coefficient(s) < 0 else s - slack
+                    if read - {s} <= set(scope.traversals) and s not in at.iterators:
                         rest = (*found[:n], *found[n + 1 :])
                         joins = [isinstance(f, Apply) and read <= iterators_of(f) for f in rest]
                         held = mul(part, *(f for f, with_it in zip(rest, joins, strict=True) if with_it))
-                        return end, held, mul(*(f for f, with_it in zip(rest, joins, strict=True) if not with_it))
-    raise Refused(f"no factor is 0 where {s.name} is greater than an index of the traversals")
+                        free = mul(*(f for f, with_it in zip(rest, joins, strict=True) if not with_it))
+                        return _end(at, s, slack.coefficient(s) < 0), held, free
+    raise Refused(f"no factor is 0 where {s.name} is beyond an index of the traversals")
+
+
+def _end(last: Index, s: Iterator, is_upper: bool) -> End:
+    """Return the end of *s* at *last*, which still is summed; the position next to it is an end that is strict."""
+    for strict in (False, True):
+        position = last + (strict if is_upper else -strict)
+        low, high = position.bounds
+        if s.lo == 0 <= low and high < s.hi:
+            return End(position, is_upper, strict)
+    low, high = last.bounds
+    raise Refused(f"{s.name} in [{s.lo}, {s.hi}) ends at {last!r} in [{low}, {high}], outside [0, {s.hi})")
 
 
 def _slack(condition: Compare) -> Index | None:
@@ -106,7 +135,7 @@ def _slack(condition: Compare) -> Index | None:
 
 def explain(scope: Scope) -> str:
     """Return why no sum is split."""
-    reasons = [why for s in scope.summations for why in refusals_of(upper_end, scope, s)]
+    reasons = [why for s in scope.summations for why in refusals_of(summed_end, scope, s)]
     return "; ".join(reasons) or "no block size divides the summation" if scope.summations else "the scope sums nothing"
 
 

@@ -65,7 +65,7 @@ from einnet_explore.rules import (
 from einnet_explore.rules.base import accepted, places
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
-from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, upper_end
+from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
 from einnet_explore.rules.recentring import Place
 from einnet_explore.rules.variable_substitution import divide_traversal
 from einnet_explore.strategies.moves import merge_scopes
@@ -104,11 +104,12 @@ def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
     derivation = _with_exponentials_in_one_sum(derivation)
     for at, scope in places(derivation.end):
         for s in scope.summations:
-            if accepted(upper_end, scope, s):
-                end = upper_end(scope, s)[0]
-                for size in _balanced_sizes(tuple(block_sizes(end, s)), end.bounds[1] + 1):
+            if accepted(summed_end, scope, s):
+                end = summed_end(scope, s)[0]
+                position = end.position
+                for size in _balanced_sizes(tuple(block_sizes(end, s)), position.bounds[1] + 1):
                     try:
-                        split = _split_prefix(*_without_rest(derivation, at, end.single, size), Blocks(s, size))
+                        split = _split_prefix(*_without_rest(derivation, at, position.single, size), Blocks(s, size))
                     except Refused:
                         continue
                     yield _with_decay_by_blocks(normalised(split))
@@ -144,7 +145,7 @@ def _without_rest(derivation: Derivation, at: Path, position: Iterator | None, s
 def _split_prefix(derivation: Derivation, at: Path, blocks: Blocks) -> Derivation:
     """Divide the position, if it is one traversal, and the sum up to it."""
     scope = derivation.end.scope_at(at)
-    position = upper_end(scope, blocks.summation)[0].single
+    position = summed_end(scope, blocks.summation)[0].position.single
     if position is not None and not position.lo and not position.extent % blocks.size:
         substitution = divide_traversal(scope, position, blocks.size)
         derivation, at = derivation.then(Match(VARIABLE_SUBSTITUTION, at, substitution)), (*at, 0)
