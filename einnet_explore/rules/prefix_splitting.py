@@ -9,9 +9,9 @@ r"""Prefix splitting: a sum up to a position is a sum of whole blocks before it,
 
 for blocks of g positions; :math:`[c]` is 1 where *c* holds, else 0.  The condition of the first sum does not depend on
 the position in a block, so the products of a block can be summed once for all later positions: the chunked form of
-linear attention and of state-space models (Y. Sun et al., 2023; T. Dao and A. Gu, 2024).  In the same way,
-:math:`[s < e]` divides into :math:`[S < \lfloor e/g \rfloor]` and :math:`[r < e \bmod g]`, and a sum from a position on,
-:math:`[s \ge e]`, into later blocks and :math:`[r \ge e \bmod g]`.
+linear attention and of state-space models (Y. Sun et al., 2023; T. Dao and A. Gu, 2024).  In the same
+way, :math:`[s < e]` divides into :math:`[S < \lfloor e/g \rfloor]` and :math:`[r < e \bmod g]`, and a sum from a
+position on, :math:`[s \ge e]`, into later blocks and :math:`[r \ge e \bmod g]`.
 """
 
 from __future__ import annotations
