@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from einnet_explore.session.api import check, explore, graph, live_search, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.model_equality import equal
+    from einnet_explore.session.program_paths import path
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
     from einnet_explore.syntax import latex, parse, text
@@ -63,6 +64,7 @@ __all__ = [
     "ops",
     "optimize",
     "parse",
+    "path",
     "program_key",
     "program_seconds",
     "rule_page",
@@ -99,6 +101,7 @@ _HOMES = {
     ),
     "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.model_equality": ("equal",),
+    "einnet_explore.session.program_paths": ("path",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.moves": ("clean",),
     "einnet_explore.syntax": ("latex", "parse", "text"),

@@ -71,6 +71,21 @@ session.formula()
 session.check()
 
 # %% [markdown]
+# `ee.path` answers the opposite question: given two programs, by which rules does one become the other? It searches from
+# both ends, so some steps are taken backwards.
+
+# %%
+by_hand = ee.parse("""
+tensor Q[1024, 64]
+tensor K[1024, 64]
+tensor V[1024, 64]
+C[d:64, v:64] = sum[j:1024] K[j, d] * V[j, v]
+Y[i:1024, v:64] = sum[d:64] Q[i, d] * C[d, v]
+output Y
+""")
+ee.path(linear_attention.start, by_hand)
+
+# %% [markdown]
 # `ee.search` does all of it, and matches the new expressions with operators.
 
 # %%

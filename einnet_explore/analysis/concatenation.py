@@ -441,9 +441,11 @@ def stack_tensors(program: Program, row: tuple[Source, ...], b: Iterator) -> Sco
 def strided_index(reads: list[Access], b: Iterator) -> tuple[Index, ...] | None:
     """Return the index of one read that is the n-th of *reads* at b = n; None if there is none."""
     first, second = reads[:2]
-    steps = [j - i for i, j in zip(first.index, second.index, strict=False)]
+    if any(read.source != first.source for read in reads):
+        return None
+    steps = [j - i for i, j in zip(first.index, second.index, strict=True)]
     for n, read in enumerate(reads):
-        if read.source != first.source or any(step.terms for step in steps):
+        if any(step.terms for step in steps):
             return None
         if any(j - i != as_index(step.const * n) for i, j, step in zip(first.index, read.index, steps, strict=True)):
             return None

@@ -352,6 +352,17 @@ def _equal_arguments(command: argparse.ArgumentParser) -> None:
     _json_option(command)
 
 
+def _path_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("first", metavar="FIRST.ein")
+    command.add_argument("second", metavar="SECOND.ein")
+    command.add_argument(
+        "--budget", type=parse_seconds, default=20.0, metavar="S", help="search at most so long (default: 20)"
+    )
+    command.add_argument("--save", metavar="RECORD.json", help="write the derivation, which check and show read")
+    command.add_argument("--latex", action="store_true", help="print every program in LaTeX")
+    command.add_argument("--html", metavar="FILE", help="write the steps as one page")
+
+
 def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL.onnx")
     command.add_argument("-o", "--output", metavar="OUT.onnx", help="write the optimised model")
@@ -493,6 +504,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "grad": ("differentiate a program: print the gradients of its inputs as a program", _grad_arguments),
     "check": ("replay the certificates of a derivation without the optimiser", _check_arguments),
     "equal": ("prove that two models or programs are equal, or find an input on which they differ", _equal_arguments),
+    "path": ("find a derivation from one program to another", _path_arguments),
     "optimize": ("optimise an ONNX model", _optimize_arguments),
     "bench": ("measure against other engines, interleaved", _bench_arguments),
     "reproduce": ("print the tables and figures of the paper's evaluation, measured here", _reproduce_arguments),

@@ -90,7 +90,7 @@ def _programs(derivation: Derivation) -> list[Program]:
 
 def _reasons(derivation: Derivation) -> list[str]:
     """Return the rule and the path of each step."""
-    return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in derivation.steps]
+    return [f"{step.match.title} at {show_path(step.match.at)}" for step in derivation.steps]
 
 
 def _with_reason(reason: str | None, shown: str) -> str:

@@ -24,12 +24,11 @@ from itertools import combinations_with_replacement, cycle, permutations, produc
 from math import comb, factorial, prod
 
 from einnet_explore.ir import Path, Program, read_path
-from einnet_explore.operators.library import OPERATORS
 from einnet_explore.parametric.parameters import FamilyParameters
 from einnet_explore.parametric.schema import Schema, split_integers, with_integers
 from einnet_explore.parametric.size_polynomials import Monomial, SizePolynomial, polynomial_value, sum_of_monomials
-from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
-from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.rules import Derivation, Match, Rule
+from einnet_explore.strategies.instantiation import known_rules
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax import TextError
 
@@ -142,7 +141,7 @@ class Replay:
 
     def at(self, sizes: Mapping[str, int]) -> tuple[Program, ...]:
         """Return the programs of the derivation at *sizes*; raises Refused."""
-        known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+        known = known_rules()
         programs = [self.start(sizes)]
         for n, step in enumerate(self.steps):
             try:

@@ -97,7 +97,8 @@ def weight_parts(program: Program) -> tuple[Scope, ...]:
     Each is a scope over weights alone.
     """
     found: dict[Scope, None] = {}
-    for step in multiplied_out(program):
+    for derivation in multiplied_out(program):
+        step = derivation.end
         constant = constant_tensors(step)
         made = tuple(e for e in step.equations if e.name in constant)
         for equation in step.equations:

@@ -21,6 +21,7 @@ from einnet_explore.rules.generation import (
     ROW_GENERATION,
 )
 from einnet_explore.rules.homomorphism import HOMOMORPHISM
+from einnet_explore.rules.inverse import inverse_rule
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
@@ -88,6 +89,9 @@ POST_RULES: tuple[Rule[object], ...] = (
 
 
 ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
+"""The rules that propose matches."""
+
+INVERSE = inverse_rule(lambda: {rule.name: rule for rule in ALL_RULES})
 
 
 def rule(name: str) -> Rule[object]:
@@ -126,6 +130,7 @@ __all__ = [
     "HOMOMORPHISM",
     "IDENTITIES",
     "INTER_RULES",
+    "INVERSE",
     "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
     "PART_EXTRACTION",

@@ -323,6 +323,14 @@ class Match(Generic[P_co]):
         """Apply the rule; raises Refused where a side condition fails."""
         return Step(program, self, self.rule.rewrite(program, self.at, self.params))
 
+    @property
+    def title(self) -> str:
+        """The name of the rule, or of the rule whose step is taken backwards."""
+        match self.params:
+            case object(of=Match(rule=rule)):
+                return f"{rule.name} backwards"
+        return self.rule.name
+
     def to_json(self) -> MatchJson:
         """``{"rule", "at", "params"}`` as in records and in the JSON of ``derive``."""
         return {"rule": self.rule.name, "at": show_path(self.at), "params": self.rule.encode(self.params)}

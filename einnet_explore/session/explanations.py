@@ -389,7 +389,7 @@ def _judge(step: Step, rule: Rule[object]) -> tuple[bool, str]:
 def _reason(step: Step, match: Match[object]) -> str:
     params = format_parameters(match)
     shown = f" ({params})" if params else ""
-    return f"{match.rule.name} at {show_path(match.at)}{shown}, {certify(step.before, step.after)}"
+    return f"{match.title} at {show_path(match.at)}{shown}, {certify(step.before, step.after)}"
 
 
 def _lines(program: Program) -> list[str]:

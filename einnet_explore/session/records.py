@@ -15,9 +15,9 @@ from os import PathLike
 from einnet_explore.checker.record import RecordError, load_json, read_record
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Rule
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
-from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import known_rules
 from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.syntax import parse, text
 
@@ -29,8 +29,7 @@ def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, s
     form, names an unknown rule, or a rule is refused or no longer gives the recorded program.
     """
     found = read_record(record, source)
-    every = (*ALL_RULES, matching_rule(OPERATORS))
-    known = {rule.name: rule for rule in (every if rules is None else rules)}
+    known = known_rules() if rules is None else {rule.name: rule for rule in rules}
     derivation = Derivation(found.start)
     for n, step in enumerate(found.steps):
         where, what = f"{source}: $.steps[{n}]", f"{step.rule} at {step.at}"

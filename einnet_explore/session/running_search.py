@@ -24,12 +24,12 @@ from einnet_explore.checker.record import RecordError, load_json
 from einnet_explore.ir import Program, read_path, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, Derivation, Match, Rule
+from einnet_explore.rules import Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
-from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import known_rules
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.json_values import JsonObject, json_field
@@ -414,7 +414,7 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
     options = dict(json_field(data, "options", dict))
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
-    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+    known = known_rules()
     options = {"between": (), **options}  # a search of one expression has no rules between expressions
     for group in ("rules", "between"):
         if strange := [name for name in options[group] if name not in known]:
@@ -433,7 +433,7 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
 
 def _restore_results(run: RunningSearch, data: JsonObject) -> None:
     search = run.search
-    known: dict[str, Rule[object]] = {rule.name: rule for rule in (*ALL_RULES, matching_rule(search.options.targets))}
+    known = known_rules(search.options.targets)
     for n, entry in enumerate(json_field(data, "states", list)):
         parent = json_field(entry, "parent", int)
         if not 0 <= parent < max(n, 1):

@@ -20,7 +20,7 @@ from einnet_explore.equivalence.certificate import Certificate, certify, certify
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import ALL_RULES, INTER_RULES, RULES, Derivation, Match, Refused, Rule, find_rules
+from einnet_explore.rules import ALL_RULES, INTER_RULES, INVERSE, RULES, Derivation, Match, Refused, Rule, find_rules
 from einnet_explore.rules.base import places
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
 from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
@@ -35,7 +35,7 @@ from einnet_explore.session.records import (
 )
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
-from einnet_explore.strategies.instantiation import guided_matching, matching_rule
+from einnet_explore.strategies.instantiation import guided_matching, known_rules, matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.deprecation import renamed_argument
@@ -196,7 +196,7 @@ class DerivationTree:
 
     def rule(self, name: str) -> Rule[object]:
         """Return the rule *name*, one of the session's or of the package's; raises LookupError with the names."""
-        found = {rule.name: rule for rule in (*ALL_RULES, *self.known)}
+        found = {rule.name: rule for rule in (*ALL_RULES, INVERSE, *self.known)}
         if name not in found:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]
@@ -415,7 +415,7 @@ class Session(DerivationTree):
 
         *rules* and *operators* are those of the session; its steps may use any rule of the library.
         """
-        known = (*ALL_RULES, *rules, matching_rule(operators))
+        known = (*known_rules(operators).values(), *rules)
         data = load_json(path)
         if str(path).endswith(SESSION_SUFFIX) or (isinstance(data, dict) and data.get("format") == SESSION_FORMAT):
             named = {rule.name: rule for rule in known}
@@ -445,7 +445,7 @@ class Session(DerivationTree):
         nodes = []
         for n, (derivation, parent) in enumerate(zip(self.nodes, self.parents, strict=True)):
             last = derivation.steps[-1].match if derivation.steps else None
-            label = f"{n}: {last.rule.name} at {show_path(last.at)}" if last else "0: start"
+            label = f"{n}: {last.title} at {show_path(last.at)}" if last else "0: start"
             nodes.append(TreeNode(n, parent, label, f"node {label}"))
         return draw_tree(nodes, self.here, f"{count_noun(len(nodes), 'node')}; the way to here is thick")
 

@@ -12,10 +12,9 @@ from einnet_explore.checker.record import FORMAT, VERSION
 from einnet_explore.equivalence.certificate import Certificate, compose_certificates
 from einnet_explore.equivalence.verdict import weakest_kind
 from einnet_explore.ir import Equation, Program
-from einnet_explore.operators.library import OPERATORS
-from einnet_explore.rules import ALL_RULES, Derivation, Refused
+from einnet_explore.rules import Derivation, Refused
 from einnet_explore.rules.base import BAD_STEP_ERRORS, MatchJson, match_from_json
-from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.instantiation import known_rules
 from einnet_explore.support.json_values import JsonObject, as_items, as_object
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun
@@ -83,7 +82,7 @@ def steps_to_json(derivation: Derivation) -> list[MatchJson]:
 
 def replay(start: Program, steps: object) -> Derivation:
     """Apply the *steps* of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
-    known = {rule.name: rule for rule in (*ALL_RULES, matching_rule(OPERATORS))}
+    known = known_rules()
     derivation = Derivation(start)
     for n, step in enumerate(as_items(steps)):
         try:

@@ -84,8 +84,7 @@ def factorings(program: Program) -> Iterable[Derivation]:
     Intermediates are substituted one by one, from the outputs upwards, and what results is factored each time.
     """
     least = products_at_run_time(program)
-    start = Derivation(program)
-    for fused in (start, *_substituted(start)):
+    for fused in multiplied_out(program):
         for normal in (fused, *_in_blocks(fused)):
             found = factored(normal)
             if (count := products_at_run_time(found.end)) < least:
@@ -93,10 +92,11 @@ def factorings(program: Program) -> Iterable[Derivation]:
                 yield found
 
 
-def multiplied_out(program: Program) -> Iterable[Program]:
-    """Yield *program*, and the programs with one more multilinear intermediate multiplied out each time."""
-    for derivation in (Derivation(program), *_substituted(Derivation(program))):
-        yield derivation.end
+def multiplied_out(program: Program) -> Iterable[Derivation]:
+    """Yield derivations of *program* with one more multilinear intermediate multiplied out each time, from none on."""
+    start = Derivation(program)
+    yield start
+    yield from _substituted(start)
 
 
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:

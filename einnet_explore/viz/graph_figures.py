@@ -351,4 +351,4 @@ def _edge_json(start: int, end: int, kind: str, steps: Iterable[tuple[str, str]]
 
 
 def _rules_and_places(matches: Iterable[Match[object]]) -> tuple[tuple[str, str], ...]:
-    return tuple((m.rule.name, show_path(m.at)) for m in matches)
+    return tuple((m.title, show_path(m.at)) for m in matches)

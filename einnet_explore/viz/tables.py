@@ -76,7 +76,7 @@ class Matches(DisplayedAsTable, tuple[Match[object], ...]):
         """Return a table with the number, rule, path and parameters of each match."""
         return TextTable(
             ("", "rule", "at", "parameters"),
-            tuple((str(n), m.rule.name, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
+            tuple((str(n), m.title, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
             "" if self else "no legal match",
         )
 
@@ -84,6 +84,9 @@ class Matches(DisplayedAsTable, tuple[Match[object], ...]):
 def format_parameters(match: Match[object]) -> str:
     """Format the parameters of *match* on one line."""
     params = match.to_json()["params"]
+    match params:
+        case {"of": {"params": dict(of)}}:  # a step backwards, with the parameters of that step
+            params = of
     match params:
         case {"operator": str(operator), "attributes": dict(attributes)}:
             return f"{operator} " + " ".join(f"{k}={v}" for k, v in attributes.items())
@@ -109,7 +112,7 @@ def _value(value: object) -> str:
 def step_table(derivation: Derivation, certificates: Sequence[str] = ()) -> TextTable:
     """Return a table with the rule, path, parameters and, if given, certificate of each step."""
     rows = [("0", "start", "", "")] + [
-        (str(n), step.match.rule.name, show_path(step.match.at), format_parameters(step.match))
+        (str(n), step.match.title, show_path(step.match.at), format_parameters(step.match))
         for n, step in enumerate(derivation.steps, 1)
     ]
     if not certificates:

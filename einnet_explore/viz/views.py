@@ -124,7 +124,7 @@ class Steps:
 
     @property
     def _reasons(self) -> list[str]:
-        return [f"{step.match.rule.name} at {show_path(step.match.at)}" for step in self.derivation.steps]
+        return [f"{step.match.title} at {show_path(step.match.at)}" for step in self.derivation.steps]
 
     def latex(self) -> str:
         """Return an ``align*`` block."""

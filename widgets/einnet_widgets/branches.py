@@ -27,7 +27,7 @@ def history(session: Session, look: Look) -> Shown:
                 "branch": depth,
                 "step": len(steps),
                 "way": n in way,
-                "rule": match.rule.name if match else "",
+                "rule": match.title if match else "",
                 "at": show_path(match.at) if match else "",
                 "says": format_parameters(match) if match else "",
                 "certificate": known[n].kind if n in known else None,

@@ -58,7 +58,7 @@ def expression(session: Session, look: Look) -> Shown:
         shown["before"] = {
             **formula(last.before),
             "marks": marks(changed_paths(last.after, last.before), "old"),
-            "rule": last.match.rule.name,
+            "rule": last.match.title,
             "at": show_path(last.match.at),
         }
     return shown

@@ -1,0 +1,177 @@
+r"""A derivation from one program to another: a search from both ends.
+
+Every rule is an equality, so two derivations that meet at one program, up to the names of iterators and intermediate
+tensors, are one derivation: the steps of the second are taken backwards (the rule ``inverse``).
+
+.. code-block:: text
+
+    two tables of known programs by canonical key, one an end, and the derivation to each
+    until they meet: continue the program with the lowest rank, with each match of each rule, also cleaned up
+    rank: its steps, and how much of it and of the other end is not in common (scopes, reads, functions, constants)
+    then, for as long again, look for a shorter way
+
+From the ends themselves, the factorings and simplifications of the program are followed as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Hashable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, islice
+from time import monotonic
+
+from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.equivalence.program_diff import require_same_interface
+from einnet_explore.ir import Access, Apply, Const, Index, Program, Tensor, scopes, walk_scalar
+from einnet_explore.rules import ALL_RULES, INVERSE, Derivation, Rule
+from einnet_explore.rules.base import BAD_STEP_ERRORS, places
+from einnet_explore.rules.inverse import backwards
+from einnet_explore.strategies.factoring import factorings, multiplied_out
+from einnet_explore.strategies.instantiation import known_rules
+from einnet_explore.strategies.moves import clean
+from einnet_explore.strategies.simplification import simplifications
+
+MAX_MATCHES = 24
+"""Matches of one rule at one place that are followed."""
+
+DISTANCE_WEIGHT = 0.6
+"""What one part that is not in common counts, in steps."""
+
+MORE_SECONDS = 0.5
+"""Time in which a shorter way is looked for, beside the time that the first one took."""
+
+Features = Counter[object]
+
+
+class PathSearch:
+    """A search from both *ends*; ``best`` is the shortest derivation from the first to the second so far."""
+
+    def __init__(self, before: Program, after: Program) -> None:
+        require_same_interface(before, after)
+        open_programs = all(equation.via is None for program in (before, after) for equation in program.equations)
+        self.rules = tuple(rule for rule in ALL_RULES if open_programs <= (not _instantiates(rule)))
+        if not open_programs:
+            self.rules = (*self.rules, known_rules()["operator_matching"])
+        self.ends = (_End(before, _features(after)), _End(after, _features(before)))
+        self.best: Derivation | None = Derivation(before) if self.ends[0].meets(self.ends[1]) else None
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """The number of programs that are known from each end."""
+        return len(self.ends[0].known), len(self.ends[1].known)
+
+    def run(self) -> Generator[Derivation | None, None, None]:
+        """Yield ``best`` after each program that is reached; ends when no program is left to be continued."""
+        while waiting := [end for end in self.ends if end.waiting]:
+            end = min(waiting, key=lambda end: len(end.known))
+            _, _, derivation = heappop(end.waiting)
+            for longer in _continued(derivation, self.rules):
+                for steps in range(len(derivation.steps) + 1, len(longer.steps) + 1):
+                    self._reach(end, Derivation(longer.start, longer.steps[:steps]))
+                yield self.best
+
+    def _reach(self, end: _End, derivation: Derivation) -> None:
+        first, second = self.ends
+        other = second if end is first else first
+        key = end.add(derivation)
+        if key is None or key not in other.known:
+            return
+        there, back = first.known[key], second.known[key]
+        if self.best is None or len(there.steps) + len(back.steps) < len(self.best.steps):
+            for step in reversed(back.steps):
+                there = there.then(backwards(INVERSE, step))
+            self.best = there
+
+
+@dataclass(eq=False)
+class _End:
+    """The programs that are reached from *start*, by key, and those to be continued, by rank."""
+
+    start: Program
+    goal: Features
+    known: dict[Hashable, Derivation] = field(default_factory=dict)
+    waiting: list[tuple[float, int, Derivation]] = field(default_factory=list)
+    numbers: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.add(Derivation(self.start))
+
+    def meets(self, other: _End) -> bool:
+        """Whether some program is known from both ends."""
+        return not self.known.keys().isdisjoint(other.known)
+
+    def add(self, derivation: Derivation) -> Hashable | None:
+        """Add the end of *derivation*; return its key, None if one that is no longer leads there."""
+        key = program_key(derivation.end)
+        if key in self.known and len(self.known[key].steps) <= len(derivation.steps):
+            return None
+        self.known[key] = derivation
+        found = _features(derivation.end)
+        distance = (found - self.goal).total() + (self.goal - found).total()
+        heappush(self.waiting, (len(derivation.steps) + DISTANCE_WEIGHT * distance, next(self.numbers), derivation))
+        return key
+
+
+def run_for(search: PathSearch, budget: float) -> Derivation | None:
+    """Continue *search* for at most *budget* seconds; return its best derivation."""
+    began, found = monotonic(), search.best
+    stop = began + budget
+    for best in search.run() if found is None else ():
+        now = monotonic()
+        if best is not found:
+            found, stop = best, min(stop, now + MORE_SECONDS + (now - began))
+        if now > stop:
+            break
+    return search.best
+
+
+def _instantiates(rule: Rule[object]) -> bool:
+    return rule.name.endswith("_generation") or rule.name == "storage_layout"
+
+
+def _continued(derivation: Derivation, rules: tuple[Rule[object], ...]) -> Iterable[Derivation]:
+    """Yield *derivation* with one more step each time, also cleaned up; from an end, also the steps of strategies."""
+    program = derivation.end
+    if not derivation.steps:
+        yield from multiplied_out(program)
+        yield from factorings(program)
+        yield from simplifications(program)
+    for at, _ in places(program):
+        for rule in rules:
+            for match in islice(rule.matches(program, at), MAX_MATCHES):
+                try:
+                    longer = derivation.then(match)
+                except BAD_STEP_ERRORS:
+                    continue
+                yield longer
+                if clean_ups := clean(longer.end, final=True)[0]:
+                    for clean_up in clean_ups:
+                        longer = longer.then(clean_up)
+                    yield longer
+
+
+def _features(program: Program) -> Features:
+    """Count the equations, scopes, reads, functions and constants of *program*, without names of its own."""
+    given = {t.name for t in program.inputs}
+    found: Features = Counter({"equations": len(program.equations)})
+    for equation in program.equations:
+        for _, scope in scopes(equation.scope):
+            found["traversals", tuple(sorted(x.extent for x in scope.traversals if x.extent > 1))] += 1
+            found[scope.reduce, tuple(sorted(x.extent for x in scope.summations))] += bool(scope.summations)
+            for part in walk_scalar(scope.body):
+                match part:
+                    case Access(source, index):
+                        name = source.name if isinstance(source, Tensor) and source.name in given else ""
+                        found["read", name, tuple(map(_form, index))] += 1
+                    case Apply(op, args):
+                        found[op, len(args)] += 1
+                    case Const(value):
+                        found[value] += 1
+    return found
+
+
+def _form(index: Index) -> object:
+    """Return the extents and coefficients of *index*, without names."""
+    return tuple(sorted((x.extent, abs(index.coefficient(x))) for x in index.iterators))
