@@ -324,12 +324,18 @@ class Match(Generic[P_co]):
         return Step(program, self, self.rule.rewrite(program, self.at, self.params))
 
     @property
+    def forwards(self) -> Match[object]:
+        """The match itself, or that whose step it takes backwards."""
+        match self.params:
+            case object(of=Match() as of):
+                return of
+        return self
+
+    @property
     def title(self) -> str:
         """The name of the rule, or of the rule whose step is taken backwards."""
-        match self.params:
-            case object(of=Match(rule=rule)):
-                return f"{rule.name} backwards"
-        return self.rule.name
+        taken = self.forwards
+        return self.rule.name if taken is self else f"{taken.rule.name} backwards"
 
     def to_json(self) -> MatchJson:
         """``{"rule", "at", "params"}`` as in records and in the JSON of ``derive``."""

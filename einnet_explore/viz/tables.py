@@ -83,10 +83,7 @@ class Matches(DisplayedAsTable, tuple[Match[object], ...]):
 
 def format_parameters(match: Match[object]) -> str:
     """Format the parameters of *match* on one line."""
-    params = match.to_json()["params"]
-    match params:
-        case {"of": {"params": dict(of)}}:  # a step backwards, with the parameters of that step
-            params = of
+    params = match.forwards.to_json()["params"]
     match params:
         case {"operator": str(operator), "attributes": dict(attributes)}:
             return f"{operator} " + " ".join(f"{k}={v}" for k, v in attributes.items())

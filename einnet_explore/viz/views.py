@@ -277,11 +277,10 @@ def derivation_page(derivation: Derivation, title: str) -> str:
         graphs.append(_figure(derivation.end, "after"))
     parts = [f"<div class='pair'>{''.join(graphs)}</div>", "<h2>Start</h2>", _program(derivation.start)]
     for n, step in enumerate(derivation.steps, 1):
-        match = step.match.to_json()
         kind = certify(step.before, step.after).kind
         parts += [
-            f"<h2>{n}. {escape(match['rule'].replace('_', ' '))} at {escape(show_path(step.match.at))}</h2>",
-            f"<p>{_params(match['params'])} <b class='{kind}'>{kind}</b></p>",
+            f"<h2>{n}. {escape(step.match.title.replace('_', ' '))} at {escape(show_path(step.match.at))}</h2>",
+            f"<p>{_params(step.match.forwards.to_json()['params'])} <b class='{kind}'>{kind}</b></p>",
             _program(step.after, step.before),
         ]
     return html_page(title, parts)
