@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 from onnx_building import build, node
 from soak_kit import crash
 
-from benchmarks.soak import conformance, expressions, graphs
+from benchmarks.soak import conformance, expressions, graphs, optimisers
+from benchmarks.soak.grammar import Drawn
 from benchmarks.soak.outcome import Outcome
 from benchmarks.soak.runner import State, soak
 from einnet_explore.cost import program_seconds
@@ -64,6 +65,35 @@ def test_conformance_models_have_no_finding() -> None:
     )
     counts = held([conformance.item(0, 2 * names.index(name)) for name in chosen])
     assert counts["tests"] == len(chosen) and counts["tests with derived programs"] >= 2
+
+
+def test_random_graphs_are_optimised_correctly(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours_and_onnxruntime = {k: v for k, v in optimisers.optimisers().items() if k != optimisers.OPENVINO}
+    monkeypatch.setattr(optimisers, "optimisers", lambda: ours_and_onnxruntime)
+    counts = held([optimisers.item(0, n) for n in range(4)])
+    assert counts["graphs"] == counts["einnet_explore: agrees"] == counts["onnxruntime all: agrees"] >= 3
+    assert counts["equal: proved"] >= 2
+
+
+def test_a_wrong_optimiser_is_found_and_reduced_to_the_wrong_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Any, feeds: Any, seed: int) -> Any:
+        right = optimisers.in_onnxruntime("basic", model, feeds, seed)
+        has_tanh = any(node.op == "Tanh" for node in model.nodes)
+        return {name: array + 0.1 * has_tanh for name, array in right.items()}
+
+    monkeypatch.setattr(optimisers, "SAVED", tmp_path)
+    monkeypatch.setattr(optimisers, "optimisers", lambda: {"wrong": wrong})
+    chain = [node("Relu", "x", "r"), node("Tanh", "r", "t"), node("Exp", "t", "y")]
+    outcome = Outcome()
+    drawn = Drawn(build(chain, {"x": (3, 4)}, {"y": (3, 4)}), {}, ("Relu", "Tanh", "Exp"))
+    optimisers.examine(drawn, 0, "0-0", outcome, "the graph")
+    assert outcome.counts["wrong: differs"] == outcome.counts["equal: proved"] == 1
+    (said,) = outcome.findings
+    assert "1 nodes: Tanh" in said and "equal says proved" in said
+    saved = load_model(str(tmp_path / "wrong-0-0.onnx"))
+    assert [n.op for n in saved.nodes] == ["Tanh"] and (tmp_path / "wrong-0-0.npz").exists()
 
 
 @pytest.mark.slow

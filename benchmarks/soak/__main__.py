@@ -13,7 +13,7 @@ from time import perf_counter
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-from benchmarks.soak import conformance, expressions, graphs, kills, verdicts  # noqa: E402
+from benchmarks.soak import conformance, expressions, graphs, kills, optimisers, verdicts  # noqa: E402
 from benchmarks.soak.runner import State, soak  # noqa: E402
 from einnet_explore.support.executors import connect_cluster  # noqa: E402
 from einnet_explore.support.storage import cache_directory  # noqa: E402
@@ -23,6 +23,7 @@ KINDS = {
     "graphs": (graphs.item, 180.0),
     "conformance": (conformance.item, 120.0),
     "kills": (kills.item, 180.0),
+    "optimisers": (optimisers.item, 180.0),
     "verdicts": (verdicts.item, 120.0),
 }
 """The function that runs an item, and the seconds after which it counts as hanging."""
