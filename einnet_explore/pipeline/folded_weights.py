@@ -1,16 +1,18 @@
 """Weights of one program as products of weights of another, found by their elements.
 
 A normalisation's scale that was folded into a convolution's weight is the product of two weights in the terms of the
-program that was not folded.
+program that was not folded.  Weights that were joined into one are pieces of it along an axis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
-from math import isfinite, prod
+from math import inf, isfinite, prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from einnet_explore.ir import (
     Apply,
     Const,
     Equation,
+    Index,
     Iterator,
     Program,
     Scalar,
@@ -38,6 +41,8 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 from einnet_explore.ir.program import with_body
+from einnet_explore.onnx_import.elementwise import select_by_mask
+from einnet_explore.onnx_import.node_call import ravel_index, unravel_index
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.factoring import multiplied_out
 from einnet_explore.support.errors import Refused
@@ -71,10 +76,9 @@ def find_folded_weights(
 
     *weight* returns the array of a weight of *reference*.
     """
-    sizes = {array.size for array in unknown.values()}
     left = dict(unknown)
     for scope in weight_parts(reference):
-        if prod(scope.shape) not in sizes:
+        if not any(_may_hold(scope.shape, array.shape) for array in left.values()):
             continue
         given = {t.name: weight(t.name).astype(np.float64) for t in tensors(scope)}
         try:
@@ -82,12 +86,56 @@ def find_folded_weights(
         except (ValueError, Refused):
             continue
         for name, array in tuple(left.items()):
-            found = _axes_of(value, array)
+            found = _axes_of(value, array) or _cut_of(value, array)
             if found is not None:
-                axes, error = found
-                yield FoldedWeight(name, _transposed(scope, axes, array.shape), error)
+                axes, first, error = found
+                yield FoldedWeight(name, _transposed(scope, axes, first, array.shape), error)
                 del left[name]
-                break
+                if value.size == array.size:
+                    break
+
+
+def find_joined_weights(unknown: Mapping[str, Array], pieces: Mapping[str, Array]) -> Iterable[FoldedWeight]:
+    """Yield a definition of each of the *unknown* weights that consists of two or more *pieces* along one axis.
+
+    A piece has the elements of a weight in their order, and may occur several times.
+    """
+    for name, array in unknown.items():
+        found = next((made for axis in range(array.ndim) if (made := _pieces_along(array, axis, pieces))), None)
+        if found is not None:
+            yield FoldedWeight(name, found, 0.0)
+
+
+def _pieces_along(array: Array, axis: int, pieces: Mapping[str, Array]) -> Scope | None:
+    """Return *array* as a sum of padded *pieces* along *axis*, one after the other; None if there are none."""
+    xs = tuple(Iterator(f"i{n}", 0, size) for n, size in enumerate(array.shape))
+    length, parts, done = array.shape[axis], list[Scalar](), 0
+    while done < length:
+        rest = array.take(range(done, length), axis)
+        found = next((name for name, piece in pieces.items() if _begins(rest, axis, piece)), None)
+        if found is None or pieces[found].size == array.size:
+            return None
+        shape, size = pieces[found].shape, pieces[found].size * length // array.size
+        zs = tuple(Iterator(x.name, 0, size) if n == axis else x for n, x in enumerate(xs))
+        elements = Tensor(found, shape, weight=True)[unravel_index(ravel_index(zs, _sizes(zs)), shape)]
+        around = tuple((done, length - done - size) if n == axis else (0, 0) for n in range(array.ndim))
+        index = tuple(x - done if n == axis else as_index(x) for n, x in enumerate(xs))
+        parts.append(Access(Scope(zs, (), elements, padding=around), index))
+        done += size
+    return Scope(xs, (), add(*parts))
+
+
+def _begins(array: Array, axis: int, piece: Array) -> bool:
+    """Whether *array* begins with the elements of *piece* along *axis*."""
+    across = array.size // array.shape[axis]
+    size = piece.size // across
+    return 0 < size <= array.shape[axis] and np.array_equal(
+        array.take(range(size), axis).reshape(-1), piece.reshape(-1)
+    )
+
+
+def _sizes(iterators: Iterable[Iterator]) -> tuple[int, ...]:
+    return tuple(x.extent for x in iterators)
 
 
 @lru_cache(256)
@@ -110,7 +158,7 @@ def weight_parts(program: Program) -> tuple[Scope, ...]:
 
 
 def _constant_parts(scope: Scope, constant: frozenset[str]) -> Iterable[Scope]:
-    """Yield the product of the *constant* factors of each term of *scope*, and the sum of the constant terms."""
+    """Yield the product of the *constant* factors of each term of *scope*, their divisors, and the constant terms."""
     alone = list[Scalar]()
     for term in terms(scope.body):
         flat = flatten_product(term, scope.traversals, scope.summations)
@@ -123,6 +171,10 @@ def _constant_parts(scope: Scope, constant: frozenset[str]) -> Iterable[Scope]:
             summed = tuple(x for x in flat.summations if x in iterators_of(body) - varying)
             every = (*scope.traversals, *flat.summations)
             yield Scope(tuple(x for x in every if x in iterators_of(body) and x not in summed), summed, body)
+        for part in known:
+            match part:
+                case Apply("/", (_, divisor)) if _reads(divisor):
+                    yield Scope(tuple(x for x in scope.traversals if x in iterators_of(divisor)), (), divisor)
     if alone:
         body = add(*alone)
         yield Scope(tuple(x for x in scope.traversals if x in iterators_of(body)), (), body)
@@ -175,13 +227,36 @@ def with_elements(scope: Scope, elements: Mapping[str, float]) -> Scope:
     return _map_scalars(scope, change)
 
 
-def rsqrt_as_quotient(scope: Scope) -> Scope:
-    """Return *scope* with reciprocal square roots as quotients, as they stand where a square root has its own node."""
+def in_basic_functions(scope: Scope) -> Scope:
+    """Return *scope* with reciprocal square roots and sigmoids as quotients, as exporters write them by parts."""
 
     def change(part: Scalar) -> Scalar:
         match part:
             case Apply("rsqrt", args):
                 return Apply("/", (Const(1), Apply("sqrt", args)))
+            case Apply("sigmoid", (x,)):
+                return Apply("/", (Const(1), add(Const(1), Apply("exp", (Apply("neg", (x,)),)))))
+        return part
+
+    return _map_scalars(scope, change)
+
+
+def with_conditions(scope: Scope, masks: Mapping[str, Array]) -> Scope:
+    """Return *scope* with conditions in place of *masks* that are added: weights of 0 and minus infinity.
+
+    Masks that are no band of their last two dimensions stay.  A finite number plus minus infinity is minus infinity.
+    """
+
+    def change(part: Scalar) -> Scalar:
+        match part:
+            case Apply("+", args):
+                for n, arg in enumerate(args):
+                    match arg:
+                        case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
+                            at = (*(Index(),) * (2 - len(index)), *index)
+                            others = add(*args[:n], *args[n + 1 :])
+                            with suppress(Refused):
+                                return select_by_mask(masks[name] == 0, at, others, Const(-inf))
         return part
 
     return _map_scalars(scope, change)
@@ -199,7 +274,36 @@ def _map_scalars(scope: Scope, change: Callable[[Scalar], Scalar]) -> Scope:
     return with_body(scope, within(scope.body))
 
 
-def _axes_of(value: Array, weight: Array) -> tuple[tuple[int, ...], float] | None:
+Axes: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], float]"
+"""Axes of an array, where they begin, and an error."""
+
+
+def _may_hold(shape: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    """Whether an array of *shape* may have the elements of one of shape *part*, or that is a piece along one axis."""
+    if prod(shape) == prod(part):
+        return True
+    mine, theirs = ([n for n in sizes if n > 1] for sizes in (shape, part))
+    return len(mine) == len(theirs) and sum(a != b for a, b in zip(mine, theirs, strict=True)) == 1
+
+
+def _cut_of(value: Array, weight: Array) -> Axes | None:
+    """The axes of *value* longer than 1, and where *weight* is a piece of it along one of them; None if it is none."""
+    axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
+    held = value.reshape([value.shape[n] for n in axes])
+    want = weight.astype(np.float64).reshape([n for n in weight.shape if n > 1])
+    if held.ndim != want.ndim or sum(a != b for a, b in zip(held.shape, want.shape, strict=True)) != 1:
+        return None
+    axis = next(n for n in range(held.ndim) if held.shape[n] != want.shape[n])
+    limit = MAX_ROUNDING * float(np.abs(want).max(initial=0))
+    for first in range(held.shape[axis] - want.shape[axis] + 1):
+        error = float(np.abs(held.take(range(first, first + want.shape[axis]), axis) - want).max(initial=0))
+        if error <= limit:
+            starts = tuple(first if n == axis else 0 for n in range(held.ndim))
+            return axes, starts, error / (limit / MAX_ROUNDING) if limit else 0.0
+    return None
+
+
+def _axes_of(value: Array, weight: Array) -> Axes | None:
     """The axes of *value* in the order of the axes of *weight* longer than 1, and the error; None if it differs."""
     shape = tuple(n for n in weight.shape if n > 1)
     axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
@@ -214,14 +318,15 @@ def _axes_of(value: Array, weight: Array) -> tuple[tuple[int, ...], float] | Non
         if tuple(held.shape[n] for n in order) == shape:
             error = float(np.abs(held.transpose(order) - want).max(initial=0))
             if error <= limit:
-                return tuple(axes[n] for n in order), error / (limit / MAX_ROUNDING) if limit else 0.0
+                starts = (0,) * len(order)
+                return tuple(axes[n] for n in order), starts, error / (limit / MAX_ROUNDING) if limit else 0.0
     return None
 
 
-def _transposed(scope: Scope, axes: tuple[int, ...], shape: tuple[int, ...]) -> Scope:
-    """*scope*, read with its *axes* in this order, as a scope of *shape*."""
+def _transposed(scope: Scope, axes: tuple[int, ...], first: tuple[int, ...], shape: tuple[int, ...]) -> Scope:
+    """*scope*, read with its *axes* in this order from *first* on, as a scope of *shape*."""
     xs = tuple(Iterator(f"i{n}", 0, size) for n, size in enumerate(shape))
     long = [x for x in xs if x.extent > 1]
-    place = dict(zip(axes, long, strict=True))
+    place = {axis: x + start for axis, x, start in zip(axes, long, first, strict=True)}
     index = tuple(place[n] + lo if n in place else lo for n, (lo, _) in enumerate(scope.box))
     return Scope(xs, (), Access(scope, tuple(map(as_index, index))))

@@ -43,7 +43,9 @@ from einnet_explore.pipeline.folded_weights import (
     constants_of,
     find_folded_constants,
     find_folded_weights,
-    rsqrt_as_quotient,
+    find_joined_weights,
+    in_basic_functions,
+    with_conditions,
     with_constants,
     with_elements,
 )
@@ -99,13 +101,14 @@ class ModelEquations:
     def __post_init__(self) -> None:
         arrays = {self.model.identifiers[name]: array for name, array in self.model.weights.items()}
         self.elements = {name: float(array.flat[0]) for name, array in arrays.items() if array.size == 1}
+        masks = {name: array for name, array in arrays.items() if _is_mask(array)}
         for node in self.model.nodes:
             match express(node, self.model):
                 case NotUnderstood(reason):
                     self.opaque[node.name] = reason
                 case found:
                     for e in found:
-                        scope = with_elements(rsqrt_as_quotient(e.scope), self.elements)
+                        scope = with_elements(in_basic_functions(with_conditions(e.scope, masks)), self.elements)
                         scope = map_tensors(scope, lambda t: replace(t, name=self.prefix + t.name))
                         self.equations[self.prefix + e.name] = Equation(self.prefix + e.name, scope)
 
@@ -303,7 +306,9 @@ class Sweep:
                 for t in own.inputs
                 if t.weight and t.name not in self.same and t.name not in side.equations
             }
+            known = {t.name: self.weights[t.name] for t in reference.inputs if t.weight and t.name in self.weights}
             found = tuple(find_folded_weights(unknown, reference, self.weights.__getitem__)) if unknown else ()
+            found = found or tuple(find_joined_weights(unknown, known))
             for each in found:
                 side.equations[each.weight] = Equation(each.weight, each.definition)
                 self.same.update({t.name: self.same.get(t.name, t.name) for t in tensors(each.definition)})
@@ -338,12 +343,12 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sw
         if value.shape is not None
     }
     sweep = Sweep(one, other, samples, weights, shapes, same)
-    sweep.folded += _fold_constants(one, other)
+    sweep.folded += [*_fold_constants(one, other), *_fold_constants(other, one)]
     return sweep
 
 
 def _fold_constants(one: ModelEquations, other: ModelEquations) -> Iterable[FoldedWeight]:
-    """Write the constants that the second model alone has as products and quotients of the first one's."""
+    """Write the constants that *other* alone has as products and quotients of those of *one*."""
     known, unknown = ([c for e in side.equations.values() for c in constants_of(e.scope)] for side in (one, other))
     new = find_folded_constants(unknown, known)
     for name, equation in other.equations.items() if new else ():
@@ -418,6 +423,11 @@ def _with_inputs_of(before: Program, after: Program) -> Program:
 def _prove(before: Program, after: Program) -> Certificate:
     with interrupt_after(PROOF_SECONDS, "the proof"):
         return certify(before, after, exact_elements=None)
+
+
+def _is_mask(array: Array) -> bool:
+    """Whether every element is 0 or minus infinity."""
+    return array.dtype.kind == "f" and bool(np.all((array == 0) | (array == -np.inf))) and bool(np.any(array))
 
 
 def _reduces(equation: Equation) -> bool:

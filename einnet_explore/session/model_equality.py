@@ -247,8 +247,8 @@ def find_difference(first: Model, second: Model, outputs: Mapping[str, str], sec
     """
     start = perf_counter()
     inputs = match_interface("input", first.inputs, second.inputs)
-    exact = open_session(first.original, 1, adjust=without_optimisations)
-    fast, other = open_session(first.original, 1), open_session(second.original, 1)
+    exact, other = (open_session(model.original, 1, adjust=without_optimisations) for model in (first, second))
+    fast = open_session(first.original, 1)
     for seed in range(MAX_DRAWS):
         if seed > 1 and perf_counter() - start > seconds:
             break
