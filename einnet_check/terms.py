@@ -271,7 +271,10 @@ class Space:
                 [Family((), element(json.dumps(source.name) + "∞" * source.infinite, at))],
             )
         elif reduces(source) and source.reduce != reduce:
-            return [Family((), element(*self.symbol(source, at)))]
+            common, rest = parted(source) if EXPONENTIAL in self.axioms else ((), source)
+            symbol = Family((), element(*self.symbol(rest, at)))
+            known = {x: form for (x, _, _), form in zip(source.own, at, strict=True)}
+            return [self.joined("*", (f, symbol), reduce) for f in self.families(multiplied(common), known)]
         else:
             env, rows = self.enter(source, at)
             for known, summed in self.points(source, env) if rows is not None else ():
@@ -402,6 +405,74 @@ def adds(e: Expr) -> bool:
         case ("where", _, *args) | ("*" | "/", *args):
             return any(map(adds, args))
     return isinstance(e, tuple) and e[0] == "+"
+
+
+def parted(scope: Scope) -> tuple[tuple[Expr, ...], Scope]:
+    """The factors e^c of a sum of products with the factor e^(a + c), c finite and one for all points; and the rest."""
+    outside, inside = list[Expr](), list[Expr]()
+    for factor in factors(scope.body):
+        match factor:
+            case ("exp", argument):
+                for term in terms(argument):
+                    moves = infinite(term) or any(y in names(term) for y, _, _ in scope.sums)
+                    (inside if moves else outside).append(("exp", term))
+            case _:
+                inside.append(factor)
+    if scope.reduce != "sum" or scope.domain or scope.reach != scope.box or not outside:
+        return (), scope
+    return tuple(outside), replace(scope, body=multiplied(inside))
+
+
+def multiplied(parts: Iterable[Expr]) -> Expr:
+    out: Expr = Fraction(1)
+    for part in parts:
+        out = ("*", out, part)
+    return out
+
+
+def factors(e: Expr) -> Iterable[Expr]:
+    """The factors of *e*; what a scope that reduces nothing is at a place is one as well."""
+    match e:
+        case ("*", a, b):
+            yield from (*factors(a), *factors(b))
+        case Read(Scope(sums=(), domain=()) as scope, at) if scope.reach == scope.box:
+            yield from factors(put(scope.body, {x: i for (x, _, _), i in zip(scope.own, at, strict=True)}))
+        case _:
+            yield e
+
+
+def terms(e: Expr) -> Iterable[Expr]:
+    match e:
+        case ("+", a, b):
+            yield from (*terms(a), *terms(b))
+        case ("*", Fraction() as k, a):
+            yield from (("*", k, term) for term in terms(a))
+        case _:
+            yield e
+
+
+def names(e: Expr) -> set[str]:
+    """The iterators of *e*."""
+    match e:
+        case str():
+            return {e}
+        case Read(_, at):
+            return {x for i in at for x in names(i)}
+        case (str(), *args):
+            return {x for arg in args for x in names(arg)}
+    return set()
+
+
+def put(e: Expr, to: Mapping[str, Expr]) -> Expr:
+    """*e* with other indices for its iterators."""
+    match e:
+        case str():
+            return to.get(e, e)
+        case Read(source, at):
+            return Read(source, tuple(put(i, to) for i in at))
+        case (str() as op, *args):
+            return (op, *(put(arg, to) for arg in args))
+    return e
 
 
 def tabulated(scope: Scope) -> set[str]:

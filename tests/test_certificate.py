@@ -12,6 +12,7 @@ from certificate_steps import STEPS, mutants, programs, reread
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import einnet_check
 from einnet_explore.equivalence import term_multiset
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.linear_space import MAX_NAMES, Undecided
@@ -533,3 +534,42 @@ def test_many_factors_of_one_tensor_are_not_put_into_every_order() -> None:
     assert certify(before, parse(f"{head}{reads} * A[i, k]\n")).kind == "false"
     renamed = parse(f"tensor A[3, 3]\nY[i:3] = sum[k:3, j:3] A[k, k] * {reads}\n")
     assert certify(before, renamed).kind in ("proved", "exact")
+
+
+SOFTMAX = """tensor x[4, 8]
+tensor c[4]
+m[i:4] = max[j:8] x[i, j]
+E[i:4, j:8] = exp({})
+Z[i:4] = sum[j:8] E[i, j]{}
+Y[i:4, j:8] = E[i, j] / Z[i]
+output Y
+"""
+
+
+@pytest.mark.parametrize(
+    ("exponent", "weight", "verdict"),
+    [
+        ("x[i, j] - m[i]", "", "proved"),
+        ("x[i, j] + c[i]", "", "proved"),
+        ("c[i] - 2*m[i] + x[i, j]", "", "proved"),
+        ("x[i, j] - x[i, 0]", "", "proved"),
+        ("x[i, j] + c[j//2]", "", "false"),
+        ("2*x[i, j] - m[i]", "", "false"),
+        ("x[i, j] - m[i]", " * x[i, 0]", "false"),
+    ],
+)
+def test_a_softmax_does_not_depend_on_what_is_constant_along_its_axis(exponent: str, weight: str, verdict: str) -> None:
+    """The constant exponential leaves the sum below the line, for both checkers."""
+    usual, other = SOFTMAX.format("x[i, j]", ""), SOFTMAX.format(exponent, weight)
+    step = {"rule": "expression_fusion", "at": "0", "params": {}, "after": other}
+    record = {"format": "einnet-explore record", "version": 1, "start": usual, "steps": [step]}
+    assert certify(parse(usual), parse(other)).kind == verdict
+    assert einnet_check.certificate(record)["kind"] == {"proved": "proved"}.get(verdict, "unproved")
+
+
+def test_an_exponential_that_may_be_infinite_stays_in_its_sum() -> None:
+    """exp(c - c) with infinite c is no number, 1/exp(-c) is."""
+    text = "tensor x[4, 8] pad [0, 1] value {}\nE[i:4] = sum[j:8] exp(x[i, j] + x[i, 8])\nY[i:4] = {} / E[i]\noutput Y"
+    before = text.format("-inf", "exp(x[i, 8])")
+    after = "tensor x[4, 8] pad [0, 1] value -inf\nE[i:4] = sum[j:8] exp(x[i, j])\nY[i:4] = 1 / E[i]\noutput Y"
+    assert not certify(parse(before), parse(after)).ok

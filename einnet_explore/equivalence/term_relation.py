@@ -21,7 +21,8 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
-from einnet_explore.analysis.products import open_reduction
+from einnet_explore.analysis.indices import iterators_of, substitute
+from einnet_explore.analysis.products import multiply_out, open_reduction
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,
@@ -47,8 +48,21 @@ from einnet_explore.equivalence.polynomial import (
     multiply_numbers,
     polynomial_skeleton,
 )
-from einnet_explore.interpreter.numbers import Number
-from einnet_explore.ir import REDUCTIONS, Access, Apply, Compare, Const, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.interpreter.numbers import INFINITE_SUFFIX, Number
+from einnet_explore.ir import (
+    REDUCTIONS,
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Iterator,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    factors,
+    mul,
+)
 from einnet_explore.ir.scalar_functions import monotonicity
 from einnet_explore.support.errors import Refused
 
@@ -95,13 +109,48 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
 
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
-        return opaque_case(space, scope, at)
+        split = _without_constant_exponential(scope) if space.given.exponential else None
+        if split is None:
+            return opaque_case(space, scope, at)
+        outside, rest = split
+        values = scalar_cases(space, outside, dict(zip(scope.traversals, at, strict=True)))
+        if any(INFINITE_SUFFIX in name for _, value in values for _, found in value for name, _ in found):
+            return opaque_case(space, scope, at)
+        symbols = opaque_case(space, rest, at)
+        return [(where, _applied(space, "*", [value, symbol])) for where, value in values for _, symbol in symbols]
     env, inside = scope_conditions(space, scope, at)
     out = constant_cases(complement(inside), scope.value)
     if inside is not None:
         env.update({y: {"": y.lo} for y in scope.summations})
         out += (((*inside, *where), value) for where, value in scalar_cases(space, scope.body, env))
     return out
+
+
+def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
+    r"""Return e^c and the rest of a sum of products that have the factor e^(a + c), c the same for all; None without.
+
+    :math:`\sum_y e^{a_{xy} + c_x} f = e^{c_x} \sum_y e^{a_{xy}} f`.
+    """
+    if scope.reduce != "sum" or scope.domain or any(map(any, scope.padding)):
+        return None
+    outside, inside = list[Scalar](), list[Scalar]()
+    for factor in (part for read in factors(scope.body) for part in factors(_opened(read))):
+        match factor:
+            case Apply("exp", (argument,)):
+                for term in (mul(*parts) for parts in multiply_out(argument)):
+                    kept = iterators_of(term).isdisjoint(scope.summations)
+                    (outside if kept else inside).append(Apply("exp", (term,)))
+            case _:
+                inside.append(factor)
+    return (mul(*outside), replace(scope, body=mul(*inside))) if outside else None
+
+
+def _opened(scalar: Scalar) -> Scalar:
+    """Return *scalar*, a read of a scope that reduces nothing as what it reads."""
+    match scalar:
+        case Access(Scope(summations=(), domain=(), padding=padding) as inner, index) if not any(map(any, padding)):
+            return _opened(substitute(inner.body, dict(zip(inner.traversals, index, strict=True))))
+    return scalar
 
 
 def opaque_case(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
