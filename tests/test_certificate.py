@@ -573,3 +573,15 @@ def test_an_exponential_that_may_be_infinite_stays_in_its_sum() -> None:
     before = text.format("-inf", "exp(x[i, 8])")
     after = "tensor x[4, 8] pad [0, 1] value -inf\nE[i:4] = sum[j:8] exp(x[i, j])\nY[i:4] = 1 / E[i]\noutput Y"
     assert not certify(parse(before), parse(after)).ok
+
+
+def test_products_of_many_factors_of_one_tensor_are_given_up_at_once() -> None:
+    """A fuzz check's finding: the orders of nine factors of one tensor were listed, and took all memory."""
+    text = """
+    tensor A[8]
+    Y0[r:1, c:-1..2] = A[2*r+7] * A[-r]
+    Y1[n:2] = sum[s:2] Y0[0, (n+s) % 2] * Y0[0, -1] * A[3*n]
+    Y2[s:2] = Y1[s] * Y0[0, s] * Y1[1-s]
+    """
+    found = certify(parse(text), parse(text.replace("Y0[0, (n+s) % 2] * Y0[0, -1] * ", "")))
+    assert not found.ok

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby, pairwise, permutations, product
+from math import factorial, prod
 
 from einnet_explore.equivalence.linear_space import Factor, Form, Undecided
 from einnet_explore.equivalence.term_relation import Term
 
 MAX_PIECES = 2000
 """Pieces of terms up to which factors are ordered: four factors of one tensor of rank 2 have about 400."""
+
+TOO_MANY = f"the factors of one tensor have more than {MAX_PIECES} orders"
 
 
 def order_factors(terms: list[Term]) -> list[Term]:
@@ -22,15 +25,17 @@ def order_factors(terms: list[Term]) -> list[Term]:
     for term in terms:
         for piece in _sorted_pieces(term):
             if len(pieces) == MAX_PIECES:
-                raise Undecided(f"the factors of one tensor have more than {MAX_PIECES} orders")
+                raise Undecided(TOO_MANY)
             pieces.append(piece)
     return pieces
 
 
 def _sorted_pieces(term: Term) -> Iterable[Term]:
     names = [name for name, _ in term.factors]
-    groups = [permutations(list(same)) for _, same in groupby(range(len(names)), names.__getitem__)]
-    for chosen in product(*groups):
+    groups = [list(same) for _, same in groupby(range(len(names)), names.__getitem__)]
+    if prod(factorial(len(same)) for same in groups) > MAX_PIECES:
+        raise Undecided(TOO_MANY)
+    for chosen in product(*map(permutations, groups)):
         order = [n for group in chosen for n in group]
         choices: list[tuple[Form, ...]] = [()]
         for a, b in pairwise(order):
