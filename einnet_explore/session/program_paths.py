@@ -80,9 +80,9 @@ class ProgramPath(DisplayedAsTable):
 def path(first: Program, second: Program, budget: float = 20.0) -> ProgramPath:
     """Look for a derivation from *first* to *second*, the shortest that a search from both ends finds.
 
-    The search takes at most *budget* seconds; a shorter path is looked for as long as the first one took.  Inputs and
-    outputs correspond by name.  Programs that differ are told at once, with a counterexample.  In a session on *first*,
-    ``session.goto(found.derivation)`` shows the steps.  Raises Refused if inputs or outputs differ.
+    The search takes at most *budget* seconds, or until Ctrl-C; a shorter path is looked for as long as the first one
+    took.  Inputs and outputs correspond by name.  Programs that differ are told at once, with a counterexample.  In a
+    session on *first*, ``session.goto(found.derivation)`` shows the steps.  Raises Refused if inputs or outputs differ.
     """
     began = perf_counter()
     search = PathSearch(first, second)

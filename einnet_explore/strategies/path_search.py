@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -51,7 +52,7 @@ class PathSearch:
     def __init__(self, before: Program, after: Program) -> None:
         require_same_interface(before, after)
         open_programs = all(equation.via is None for program in (before, after) for equation in program.equations)
-        self.rules = tuple(rule for rule in ALL_RULES if open_programs <= (not _instantiates(rule)))
+        self.rules = tuple(rule for rule in ALL_RULES if not (open_programs and _instantiates(rule)))
         if not open_programs:
             self.rules = (*self.rules, known_rules()["operator_matching"])
         self.ends = (_End(before, _features(after)), _End(after, _features(before)))
@@ -115,15 +116,16 @@ class _End:
 
 
 def run_for(search: PathSearch, budget: float) -> Derivation | None:
-    """Continue *search* for at most *budget* seconds; return its best derivation."""
+    """Continue *search* for at most *budget* seconds, or until Ctrl-C; return its best derivation."""
     began, found = monotonic(), search.best
     stop = began + budget
-    for best in search.run() if found is None else ():
-        now = monotonic()
-        if best is not found:
-            found, stop = best, min(stop, now + MORE_SECONDS + (now - began))
-        if now > stop:
-            break
+    with suppress(KeyboardInterrupt):
+        for best in search.run() if found is None else ():
+            now = monotonic()
+            if best is not found:
+                found, stop = best, min(stop, now + MORE_SECONDS + (now - began))
+            if now > stop:
+                break
     return search.best
 
 
