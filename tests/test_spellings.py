@@ -46,7 +46,7 @@ def test_engines_are_compared_with_the_usual_spelling() -> None:
 
 
 def test_what_an_optimiser_of_onnx_runtime_does_wrong_is_no_difference_of_the_models() -> None:
-    """With its epsilon as the first operand, the fused normalisation of ONNX Runtime 1.27 takes another epsilon."""
+    """With its epsilon as the first operand, the fused normalisation of ONNX Runtime 1.31 takes another epsilon."""
     usual = NORMALISATION.usual()
     first, second = (
         NORMALISATION.model({**usual, "square": "power", "epsilon": way}) for way in ("in order", "swapped")

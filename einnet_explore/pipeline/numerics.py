@@ -213,7 +213,9 @@ def _count_rescalings(program: Program) -> int:
 
 
 def _rounding_error(near: BoundedValue, truth: Array, got: Array, largest: float) -> RoundingError:
-    error = float(np.abs(got.astype(np.float64) - truth).max(initial=0)) / largest
+    with np.errstate(invalid="ignore"):  # infinities may be the same, as in what a mask leaves out
+        apart = np.where(got == truth, 0, np.abs(got.astype(np.float64) - truth))
+    error = float(apart.max(initial=0)) / largest
     bound = float(near.error.max(initial=0)) / largest
     return RoundingError(bound if isfinite(bound) else None, error)
 
