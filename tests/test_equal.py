@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_building import build
 
 import einnet_explore as ee
 from benchmarks.equality import mutations, respelled
@@ -346,3 +347,11 @@ def test_inputs_of_any_name_are_saved(tmp_path: Path) -> None:
     Difference("y", (0,), 1.0, 2.0, inputs).save_inputs(tmp_path / "x.npz")
     saved = np.load(tmp_path / "x.npz")
     assert {name: saved[name].tolist() for name in inputs} == {name: [0, 1, 2] for name in inputs}
+
+
+def test_models_with_a_scalar_input_are_compared() -> None:
+    first, second = (
+        build([helper.make_node("Mul", order, ["y"])], {"x": (3,), "s": ()}, ["y"])
+        for order in (["x", "s"], ["s", "x"])
+    )
+    assert ee.equal(first, second).kind == "proved"

@@ -254,7 +254,7 @@ def find_difference(first: Model, second: Model, outputs: Mapping[str, str], sec
             break
         draw = random_model_inputs(first, seed)
         scale = 4.0 ** (seed % 3)  # a value that is far below 0 on small inputs may matter on large ones
-        feeds = {name: (a * scale).astype(a.dtype) if a.dtype.kind == "f" else a for name, a in draw.items()}
+        feeds = {n: np.asarray(a * scale, a.dtype) if a.dtype.kind == "f" else a for n, a in draw.items()}
         want, again = (dict(zip(outputs, run_session(s, list(outputs), feeds), strict=True)) for s in (exact, fast))
         theirs = {inputs[name]: array for name, array in feeds.items()}
         got = dict(zip(outputs, run_session(other, list(outputs.values()), theirs), strict=True))
