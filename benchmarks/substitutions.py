@@ -169,7 +169,7 @@ def kept(pairs: Iterable[tuple[Term, Term]]) -> Generator[tuple[Term, Term], Non
 
 
 def follows_from_operands(one: Term, other: Term) -> bool:
-    """Whether both are one operator of equal operands."""
+    """Return whether both apply one operator to equal operands."""
     return (
         one.op == other.op
         and bool(one.args)
@@ -178,7 +178,7 @@ def follows_from_operands(one: Term, other: Term) -> bool:
 
 
 def has_common_part(one: Term, other: Term) -> bool:
-    """Whether both stay equal with an input in place of a term in both."""
+    """Return whether both stay equal if an input replaces a part that they have in common."""
     rng = np.random.default_rng(1)
     for part in one.parts & other.parts:
         if part.args:

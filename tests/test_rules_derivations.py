@@ -14,6 +14,7 @@ from einnet_explore.rules import (
     VARIABLE_SUBSTITUTION,
 )
 from einnet_explore.syntax import parse
+from tests.path_pairs import larger_convolution
 from tests.rules_kit import Steps, assert_equal, refuses
 
 
@@ -136,17 +137,7 @@ def test_one_dense_band_over_all_residues_is_refused() -> None:
 
 def test_conv5_becomes_conv3_with_more_channels() -> None:
     """Fig. 6 in one dimension: pad the window to an even one, take its halves apart, skew what is left."""
-    start = parse("""
-        tensor A[1, 6, 3] pad [0, 2, 0]
-        tensor K[5, 2, 3] weight
-        Y[n:1, h:6, f:2] = sum[c:3, r:5] A[n, h+r-2, c] * K[r, f, c]
-    """)
-    steps = Steps(start).find(BOUNDARY_RELAXING, (0,), ranges={"r": [0, 6]})
-    steps.find(VARIABLE_SUBSTITUTION, (0,), phi={"c": "c", "r1": "r % 3", "r2": "r // 3"})
-    steps.find(SUMMATION_SPLITTING, (0,), outer=["r2"])
-    steps.do(VARIABLE_SUBSTITUTION, (0, 0), phi={"n": "n", "t": "h+3*r2", "r2": "r2", "f": "f"})
-    steps.find(BOUNDARY_RELAXING, (0, 0), access=0, bounds=[0]).find(TRAVERSAL_MERGING, (0,), access=0)
-    assert [tuple(map(repr, a.index)) for a in inner(steps.end, 0).body.args] == [  # type: ignore[union-attr]
+    assert [tuple(map(repr, a.index)) for a in inner(larger_convolution().end, 0).body.args] == [  # type: ignore[union-attr]
         ("n", "r1+t-2", "c"),
         ("r1+3*r2", "f", "c"),
     ]

@@ -32,7 +32,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
-from einnet_explore.pipeline.plan import ModelRegions
+from einnet_explore.pipeline.plan import ModelRegions, open_session, run_session
 from einnet_explore.session.model_equality import Equality, compare_models
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import cache_directory
@@ -118,16 +118,14 @@ def optimisers() -> dict[str, Run]:
 
 def in_onnxruntime(level: str, model: Model, feeds: Arrays, seed: int, file: str = "") -> Arrays:
     """Run *model* at a *level*; write the optimised model to *file*."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = LEVELS[level]
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    if file:
-        options.optimized_model_filepath = file
-    session = onnxruntime.InferenceSession(
-        model.original.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+
+    def adjust(options: onnxruntime.SessionOptions) -> None:
+        options.graph_optimization_level = LEVELS[level]
+        if file:
+            options.optimized_model_filepath = file
+
     names = [value.name for value in model.outputs]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    return dict(zip(names, run_session(open_session(model.original, 1, adjust=adjust), names, feeds), strict=True))
 
 
 def in_plan(model: Model, feeds: Arrays, seed: int) -> Arrays:
@@ -160,7 +158,7 @@ def judged(case: Case, outcome: Outcome, shown: str) -> str:
             got = in_onnxruntime(JUDGED, case.model, case.feeds, 0, file)
             second = load_model(file, {k: a.shape for k, a in case.feeds.items()}, rewrite=expand_contrib_operators)
             verdict: Equality = compare_models(case.model, second, JUDGEMENT_SECONDS)
-        except (ModelError, Refused, RuntimeError) as why:
+        except (ModelError, Refused) as why:
             outcome.counts["equal: not compared"] += 1
             return str(why)
     outcome.counts[f"equal: {verdict.kind}"] += 1
@@ -175,7 +173,7 @@ def judged(case: Case, outcome: Outcome, shown: str) -> str:
 def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple[tuple[str, ...], Case]:
     """Return the fewest nodes found on which the optimiser still differs, and that case: one by one they are left out.
 
-    What a node that is left out computed is an input.
+    Results of nodes that are left out become inputs.
     """
     names = tuple(node.name for node in case.model.nodes)
     small, left = case, names
@@ -198,7 +196,7 @@ def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple
 
 
 def save(case: Case, file: Path) -> None:
-    """Write the model to *file*, and the inputs and outputs beside it."""
+    """Write the model to *file*, inputs and outputs to a NumPy archive of the same name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(case.model.original, file)
     arrays = {f"input {k}": a for k, a in case.feeds.items()} | {f"output {k}": a for k, a in case.want.items()}

@@ -1,4 +1,4 @@
-"""What runtimes make of spellings: the right outputs, and the speed of the usual spelling?"""
+"""Outputs and times of spellings in runtimes, compared with those of the usual spelling."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOWER = 1.1
 
 @dataclass(slots=True)
 class Results:
-    """What an engine made of spellings: those with wrong outputs, those refused, and times over the usual one's."""
+    """The spellings of which an engine has wrong outputs or refuses to run, and times over that of the usual one."""
 
     wrong: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ def measured(family: Family, choices: Iterable[Mapping[str, str]], engine: str, 
     usual = load_model(family.model(family.usual(), SIZE))
     feeds, results = random_model_inputs(usual, 0), Results()
     exact = open_session(usual.original, 1, adjust=without_optimisations)
-    want = dict(zip(("y",), run_session(exact, ["y"], feeds), strict=True))
+    want = {"y": run_session(exact, ["y"], feeds)[0]}
     reference = start(engine, usual, feeds, budget)
     for choice in choices:
         shown = ", ".join(way for name, way in choice.items() if way != family.usual()[name])

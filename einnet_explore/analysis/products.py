@@ -180,6 +180,14 @@ def open_reduction(access: Access, reduce: str, used: Iterable[Iterator]) -> tup
     return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True))), inner.summations
 
 
+def open_scope(body: Scalar) -> Scalar:
+    """Return what *body* reads, if that is a scope that sums nothing, read inside its box; else *body* itself."""
+    match body:
+        case Access(Scope(summations=(), domain=()) as scope, index) if is_inside_box(index, scope.box):
+            return substitute(scope.body, dict(zip(scope.traversals, index, strict=True)))
+    return body
+
+
 @dataclass(frozen=True, slots=True)
 class SummedProduct:
     """A sum over a product: its factors (*parts*), its constant factors and its summations."""

@@ -19,6 +19,7 @@ def run_path(arguments: argparse.Namespace) -> int:
         if arguments.save:
             found.save(arguments.save)
         if arguments.html:
-            save_file(arguments.html, derivation_page(found.derivation, " to ".join(files)))
+            kinds = [each.kind for each in found.certificates]
+            save_file(arguments.html, derivation_page(found.derivation, " to ".join(files), kinds))
     print(found.to_latex() if arguments.latex and found.derivation else found)
     return OK if found else NO if found.differs else NOT_PROVED

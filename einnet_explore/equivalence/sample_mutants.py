@@ -15,10 +15,12 @@ RELATIVE_CHANGE, READ_CHANGE = 1e-7, 2.0**-10
 """The changes of a constant, and of an element that is read, that samples must tell."""
 
 Mutant: TypeAlias = "tuple[str, tuple[Scope, ...]]"
-"""What is changed, and the scope with each of the possible changes; one of them has to be told."""
+"""A part in words, and the scope with each of the possible changes of this part; samples have to tell one of them."""
 
-Change: TypeAlias = "Callable[[Scalar], Iterable[tuple[str, tuple[Scalar, ...]]]]"
-"""What is changed in a scalar, and the possible changes."""
+Changes: TypeAlias = "Iterable[tuple[str, tuple[Scalar, ...]]]"
+"""Parts in words, and the possible changes of each."""
+
+Change: TypeAlias = "Callable[[Scalar], Changes]"
 
 
 def mutants(scope: Scope, change: Change) -> Iterable[Mutant]:
@@ -27,7 +29,7 @@ def mutants(scope: Scope, change: Change) -> Iterable[Mutant]:
         yield text, tuple(replace(scope, body=body) for body in bodies)
 
 
-def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def _scalar_mutants(body: Scalar, change: Change) -> Changes:
     yield from change(body)
     match body:
         case Access(Scope() as source, index):
@@ -39,7 +41,7 @@ def _scalar_mutants(body: Scalar, change: Change) -> Iterable[tuple[str, tuple[S
                     yield text, tuple(Apply(op, (*args[:n], new, *args[n + 1 :])) for new in changed)
 
 
-def drop_operands(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def drop_operands(scalar: Scalar) -> Changes:
     """Yield a sum or difference without each of its operands."""
     match scalar:
         case Apply("+" | "-" as op, args) if len(args) > 1:
@@ -56,21 +58,21 @@ def _without(op: str, before: tuple[Scalar, ...], after: tuple[Scalar, ...]) -> 
     return rest[0] if len(rest) == 1 else Apply(op, rest)
 
 
-def change_constant(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def change_constant(scalar: Scalar) -> Changes:
     """Yield a constant with other digits."""
     match scalar:
         case Const(value) if value and isfinite(value):
             yield f"the digits of {value:g}", (Const(value * (1 + RELATIVE_CHANGE)),)
 
 
-def add_to_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def add_to_read(scalar: Scalar) -> Changes:
     """Yield an element of a tensor plus and minus 1."""
     match scalar:
         case Access(Tensor()):
             yield f"the read {scalar!r}", tuple(Apply("+", (scalar, Const(change))) for change in (1, -1))
 
 
-def scale_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def scale_read(scalar: Scalar) -> Changes:
     """Yield an element of a tensor times numbers next to 1."""
     match scalar:
         case Access(Tensor()):
@@ -80,7 +82,7 @@ def scale_read(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
             )
 
 
-def drop_functions(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def drop_functions(scalar: Scalar) -> Changes:
     """Yield the argument of a function that has no kink."""
     match scalar:
         case Apply(op, (arg,)) if op != "neg" and not SCALAR_FUNCTIONS[op].has_kink:
@@ -93,7 +95,7 @@ def partial_functions(scope: Scope) -> set[Scalar]:
     return {part for part in parts if isinstance(part, Apply) and may_be_undefined(part)}
 
 
-def drop_poles(scalar: Scalar) -> Iterable[tuple[str, tuple[Scalar, ...]]]:
+def drop_poles(scalar: Scalar) -> Changes:
     """Yield numbers in place of a function, which are defined only where the function is not but its arguments are.
 
     If the whole is defined with one of them, nothing but this function makes it undefined.

@@ -21,8 +21,8 @@ from math import isfinite, prod
 from typing import TypeAlias
 
 from einnet_explore.analysis.bilinear import table_entries
-from einnet_explore.analysis.indices import iterators_of, substitute
-from einnet_explore.analysis.products import multiply_out, open_reduction
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import multiply_out, open_reduction, open_scope
 from einnet_explore.equivalence.linear_space import (
     MAX_NAMES,
     Env,
@@ -146,11 +146,9 @@ def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
 
 
 def _opened(scalar: Scalar) -> Scalar:
-    """Return *scalar*, a read of a scope that reduces nothing as what it reads."""
-    match scalar:
-        case Access(Scope(summations=(), domain=(), padding=padding) as inner, index) if not any(map(any, padding)):
-            return _opened(substitute(inner.body, dict(zip(inner.traversals, index, strict=True))))
-    return scalar
+    """Return *scalar*, reads of scopes that sum nothing as what these read."""
+    inner = open_scope(scalar)
+    return scalar if inner is scalar else _opened(inner)
 
 
 def opaque_case(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:

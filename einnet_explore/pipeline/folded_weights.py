@@ -27,7 +27,6 @@ from einnet_explore.ir import (
     Const,
     Equation,
     Index,
-    Iterator,
     Program,
     Scalar,
     Scope,
@@ -42,7 +41,7 @@ from einnet_explore.ir import (
 )
 from einnet_explore.ir.program import with_body
 from einnet_explore.onnx_import.elementwise import select_by_mask
-from einnet_explore.onnx_import.node_call import ravel_index, unravel_index
+from einnet_explore.onnx_import.node_call import extent_iterators, ravel_index, unravel_index
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.strategies.factoring import multiplied_out
 from einnet_explore.support.errors import Refused
@@ -108,7 +107,7 @@ def find_joined_weights(unknown: Mapping[str, Array], pieces: Mapping[str, Array
 
 def _pieces_along(array: Array, axis: int, pieces: Mapping[str, Array]) -> Scope | None:
     """Return *array* as a sum of padded *pieces* along *axis*, one after the other; None if there are none."""
-    xs = tuple(Iterator(f"i{n}", 0, size) for n, size in enumerate(array.shape))
+    xs = extent_iterators(array.shape)
     length, parts, done = array.shape[axis], list[Scalar](), 0
     while done < length:
         rest = array.take(range(done, length), axis)
@@ -116,8 +115,9 @@ def _pieces_along(array: Array, axis: int, pieces: Mapping[str, Array]) -> Scope
         if found is None or pieces[found].size == array.size:
             return None
         shape, size = pieces[found].shape, pieces[found].size * length // array.size
-        zs = tuple(Iterator(x.name, 0, size) if n == axis else x for n, x in enumerate(xs))
-        elements = Tensor(found, shape, weight=True)[unravel_index(ravel_index(zs, _sizes(zs)), shape)]
+        part = (*array.shape[:axis], size, *array.shape[axis + 1 :])
+        zs = extent_iterators(part)
+        elements = Tensor(found, shape, weight=True)[unravel_index(ravel_index(zs, part), shape)]
         around = tuple((done, length - done - size) if n == axis else (0, 0) for n in range(array.ndim))
         index = tuple(x - done if n == axis else as_index(x) for n, x in enumerate(xs))
         parts.append(Access(Scope(zs, (), elements, padding=around), index))
@@ -132,10 +132,6 @@ def _begins(array: Array, axis: int, piece: Array) -> bool:
     return 0 < size <= array.shape[axis] and np.array_equal(
         array.take(range(size), axis).reshape(-1), piece.reshape(-1)
     )
-
-
-def _sizes(iterators: Iterable[Iterator]) -> tuple[int, ...]:
-    return tuple(x.extent for x in iterators)
 
 
 @lru_cache(256)
@@ -279,7 +275,7 @@ Axes: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], float]"
 
 
 def _may_hold(shape: tuple[int, ...], part: tuple[int, ...]) -> bool:
-    """Whether an array of *shape* may have the elements of one of shape *part*, or that is a piece along one axis."""
+    """Return whether an array of *shape* has as many elements as one of shape *part*, or one axis of another extent."""
     if prod(shape) == prod(part):
         return True
     mine, theirs = ([n for n in sizes if n > 1] for sizes in (shape, part))
@@ -288,44 +284,49 @@ def _may_hold(shape: tuple[int, ...], part: tuple[int, ...]) -> bool:
 
 def _cut_of(value: Array, weight: Array) -> Axes | None:
     """The axes of *value* longer than 1, and where *weight* is a piece of it along one of them; None if it is none."""
-    axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
-    held = value.reshape([value.shape[n] for n in axes])
-    want = weight.astype(np.float64).reshape([n for n in weight.shape if n > 1])
+    axes, held, want = _long_axes(value, weight)
     if held.ndim != want.ndim or sum(a != b for a, b in zip(held.shape, want.shape, strict=True)) != 1:
         return None
     axis = next(n for n in range(held.ndim) if held.shape[n] != want.shape[n])
-    limit = MAX_ROUNDING * float(np.abs(want).max(initial=0))
     for first in range(held.shape[axis] - want.shape[axis] + 1):
-        error = float(np.abs(held.take(range(first, first + want.shape[axis]), axis) - want).max(initial=0))
-        if error <= limit:
-            starts = tuple(first if n == axis else 0 for n in range(held.ndim))
-            return axes, starts, error / (limit / MAX_ROUNDING) if limit else 0.0
+        error = _rounding(held.take(range(first, first + want.shape[axis]), axis), want)
+        if error is not None:
+            return axes, tuple(first if n == axis else 0 for n in range(held.ndim)), error
     return None
 
 
 def _axes_of(value: Array, weight: Array) -> Axes | None:
     """The axes of *value* in the order of the axes of *weight* longer than 1, and the error; None if it differs."""
-    shape = tuple(n for n in weight.shape if n > 1)
-    axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
-    want = weight.astype(np.float64).reshape(shape)
-    limit = MAX_ROUNDING * float(np.abs(want).max(initial=0))
-    held = value.reshape([value.shape[n] for n in axes])
-    if held.size != want.size or not np.allclose(
-        np.sort(held, axis=None), np.sort(want, axis=None), rtol=0, atol=limit
-    ):
+    axes, held, want = _long_axes(value, weight)
+    if held.size != want.size or _rounding(np.sort(held, axis=None), np.sort(want, axis=None)) is None:
         return None
     for order in permutations(range(len(axes))):
-        if tuple(held.shape[n] for n in order) == shape:
-            error = float(np.abs(held.transpose(order) - want).max(initial=0))
-            if error <= limit:
-                starts = (0,) * len(order)
-                return tuple(axes[n] for n in order), starts, error / (limit / MAX_ROUNDING) if limit else 0.0
+        if tuple(held.shape[n] for n in order) == want.shape:
+            error = _rounding(held.transpose(order), want)
+            if error is not None:
+                return tuple(axes[n] for n in order), (0,) * len(order), error
     return None
+
+
+def _long_axes(value: Array, weight: Array) -> tuple[tuple[int, ...], Array, Array]:
+    """The axes of *value* longer than 1, and both arrays without the others."""
+    axes = tuple(n for n, size in enumerate(value.shape) if size > 1)
+    want = weight.astype(np.float64).reshape([n for n in weight.shape if n > 1])
+    return axes, value.reshape([value.shape[n] for n in axes]), want
+
+
+def _rounding(held: Array, want: Array) -> float | None:
+    """The largest difference, relative to the largest element of *want*; None if rounding does not explain it."""
+    largest = float(np.abs(want).max(initial=0))
+    error = float(np.abs(held - want).max(initial=0))
+    if not error <= MAX_ROUNDING * largest:
+        return None
+    return error / largest if largest else 0.0
 
 
 def _transposed(scope: Scope, axes: tuple[int, ...], first: tuple[int, ...], shape: tuple[int, ...]) -> Scope:
     """*scope*, read with its *axes* in this order from *first* on, as a scope of *shape*."""
-    xs = tuple(Iterator(f"i{n}", 0, size) for n, size in enumerate(shape))
+    xs = extent_iterators(shape)
     long = [x for x in xs if x.extent > 1]
     place = {axis: x + start for axis, x, start in zip(axes, long, first, strict=True)}
     index = tuple(place[n] + lo if n in place else lo for n, (lo, _) in enumerate(scope.box))

@@ -306,9 +306,11 @@ class Sweep:
                 for t in own.inputs
                 if t.weight and t.name not in self.same and t.name not in side.equations
             }
-            known = {t.name: self.weights[t.name] for t in reference.inputs if t.weight and t.name in self.weights}
-            found = tuple(find_folded_weights(unknown, reference, self.weights.__getitem__)) if unknown else ()
-            found = found or tuple(find_joined_weights(unknown, known))
+            if not unknown:
+                continue
+            pieces = {t.name: self.weights[t.name] for t in reference.inputs if t.weight and t.name in self.weights}
+            found = tuple(find_folded_weights(unknown, reference, self.weights.__getitem__))
+            found = found or tuple(find_joined_weights(unknown, pieces))
             for each in found:
                 side.equations[each.weight] = Equation(each.weight, each.definition)
                 self.same.update({t.name: self.same.get(t.name, t.name) for t in tensors(each.definition)})
@@ -426,8 +428,10 @@ def _prove(before: Program, after: Program) -> Certificate:
 
 
 def _is_mask(array: Array) -> bool:
-    """Whether every element is 0 or minus infinity."""
-    return array.dtype.kind == "f" and bool(np.all((array == 0) | (array == -np.inf))) and bool(np.any(array))
+    """Return whether all elements are 0 or minus infinity, and one is minus infinity."""
+    if array.dtype.kind != "f" or not np.isneginf(array.min(initial=0)):
+        return False
+    return bool(np.all((array == 0) | (array == -np.inf)))
 
 
 def _reduces(equation: Equation) -> bool:

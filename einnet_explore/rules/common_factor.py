@@ -23,13 +23,17 @@ from math import prod
 from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import (
     holds_everywhere,
-    is_inside_box,
     iterators_of,
-    rename_iterators,
     substitute,
     substitute_index,
 )
-from einnet_explore.analysis.products import SummedProduct, flatten_product, has_finite_padding, least_products
+from einnet_explore.analysis.products import (
+    SummedProduct,
+    flatten_product,
+    has_finite_padding,
+    least_products,
+    open_scope,
+)
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -173,7 +177,7 @@ def _side(
     bounds: tuple[Bound, ...],
 ) -> Scalar:  # fmt: skip
     """Return the constants and *parts* of *term* summed over what is *left*, 0 where *bounds* are violated."""
-    product = _opened(mul(*parts), own)
+    product = open_scope(mul(*parts))
     limited = {x for bound in bounds for x in bound.index.iterators}
     if stray := limited.difference(own):
         raise Refused(f"the place of the factor depends on {min(x.name for x in stray)}, which is summed elsewhere")
@@ -191,15 +195,6 @@ def _summed(
     limited = {x for bound in bounds for x in bound.index.iterators}
     kept = tuple(x for x in own if x not in over and (x in read or x in limited))
     return Scope(kept, over, product, domain=bounds)[kept]
-
-
-def _opened(body: Scalar, used: tuple[Iterator, ...]) -> Scalar:
-    """Return what *body* reads if that is a scope that sums nothing."""
-    match body:
-        case Access(Scope(summations=(), domain=()) as scope, index) if is_inside_box(index, scope.box):
-            inner = rename_iterators(scope, {x.name for x in used})
-            return substitute(inner.body, dict(zip(inner.traversals, index, strict=True)))
-    return body
 
 
 def _solved(p: Scalar, q: Scalar, unknown: frozenset[Iterator]) -> Mapping[Iterator, Index]:

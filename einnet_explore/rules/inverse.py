@@ -5,7 +5,7 @@ r"""Inverse: a step backwards.
 
 Every rule is an equality, so it holds from right to left as well.  The parameters are the other program and the step
 that leads from it to the present one, up to the names of iterators and intermediate tensors; the rule applies that step
-again and compares.  A search from both ends (``strategies/paths.py``) ends in steps backwards.
+again and compares.  A search from both ends (``strategies/path_search.py``) ends in steps backwards.
 """
 
 from __future__ import annotations

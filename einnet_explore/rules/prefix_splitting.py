@@ -74,14 +74,11 @@ def rewrite(scope: Scope, params: Blocks) -> Scope:
     count = end.position.bounds[1] // size + 1 if end.is_upper else s.hi // size
     whole = Iterator(fresh_name(s.name.upper(), names), 0, count)
     inside = Iterator(fresh_name(s.name, (*names, whole.name)), 0, size)
-    (op, sign), block = ("<=", -1) if end.is_upper else (">=", 1), end.position // size
+    op, sign = ("<=", -1) if end.is_upper else (">=", 1)
+    block, place = end.position // size, end.position % size + sign * end.strict
     sums = (
         ((whole, inside, *kept), Compare(op, as_index(whole), block + sign), whole * size + inside),
-        (
-            (inside, *kept),
-            Compare(op, as_index(inside), end.position % size + sign * end.strict),
-            block * size + inside,
-        ),
+        ((inside, *kept), Compare(op, as_index(inside), place), block * size + inside),
     )
     split: list[Scalar] = []
     for over, holds, at in sums:

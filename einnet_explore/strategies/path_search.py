@@ -26,11 +26,12 @@ from time import monotonic
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.program_diff import require_same_interface
 from einnet_explore.ir import Access, Apply, Const, Index, Program, Tensor, scopes, walk_scalar
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, INVERSE, Derivation, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, places
 from einnet_explore.rules.inverse import backwards
 from einnet_explore.strategies.factoring import factorings, multiplied_out
-from einnet_explore.strategies.instantiation import known_rules
+from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.simplification import simplifications
 
@@ -54,7 +55,7 @@ class PathSearch:
         open_programs = all(equation.via is None for program in (before, after) for equation in program.equations)
         self.rules = tuple(rule for rule in ALL_RULES if not (open_programs and _instantiates(rule)))
         if not open_programs:
-            self.rules = (*self.rules, known_rules()["operator_matching"])
+            self.rules = (*self.rules, matching_rule(OPERATORS))
         self.ends = (_End(before, _features(after)), _End(after, _features(before)))
         self.best: Derivation | None = Derivation(before) if self.ends[0].meets(self.ends[1]) else None
 

@@ -270,14 +270,17 @@ def html_page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def derivation_page(derivation: Derivation, title: str) -> str:
-    """Return the page of *derivation*: every program, with the rule, parameters and certificate of its step."""
+def derivation_page(derivation: Derivation, title: str, certificates: Sequence[str] = ()) -> str:
+    """Return the page of *derivation*: every program, with the rule, parameters and certificate of its step.
+
+    *certificates* are the verdicts on the steps, if they are known.
+    """
+    kinds = certificates or [certify(step.before, step.after).kind for step in derivation.steps]
     graphs = [_figure(derivation.start, "before" if derivation.steps else "")]
     if derivation.steps:
         graphs.append(_figure(derivation.end, "after"))
     parts = [f"<div class='pair'>{''.join(graphs)}</div>", "<h2>Start</h2>", _program(derivation.start)]
-    for n, step in enumerate(derivation.steps, 1):
-        kind = certify(step.before, step.after).kind
+    for n, (step, kind) in enumerate(zip(derivation.steps, kinds, strict=True), 1):
         parts += [
             f"<h2>{n}. {escape(step.match.title.replace('_', ' '))} at {escape(show_path(step.match.at))}</h2>",
             f"<p>{_params(step.match.forwards.to_json()['params'])} <b class='{kind}'>{kind}</b></p>",
