@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from einnet_explore.operators.library import OPERATORS
     from einnet_explore.operators.operator import Operator
     from einnet_explore.parametric.assumptions import family, load_family
+    from einnet_explore.parametric.equality import equal
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import fuse
     from einnet_explore.session.api import check, explore, graph, live_search, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
-    from einnet_explore.session.model_equality import equal
     from einnet_explore.session.program_paths import path
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
@@ -87,6 +87,7 @@ _HOMES = {
     "einnet_explore.operators.library": ("OPERATORS",),
     "einnet_explore.operators.operator": ("Operator",),
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
+    "einnet_explore.parametric.equality": ("equal",),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.runtime.array_functions": ("fuse",),
     "einnet_explore.session.api": (
@@ -100,7 +101,6 @@ _HOMES = {
         "search_all",
     ),
     "einnet_explore.session.explanations": ("Quiz",),
-    "einnet_explore.session.model_equality": ("equal",),
     "einnet_explore.session.program_paths": ("path",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.moves": ("clean",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_building import build
+from onnx_building import Dims, build
 
 import einnet_explore as ee
 from benchmarks.equality import mutations, respelled
@@ -289,7 +289,7 @@ def test_models_that_do_not_fit_are_refused(fused: onnx.ModelProto) -> None:
     other.graph.output.append(helper.make_tensor_value_info("v0", TensorProto.FLOAT, None))
     with pytest.raises(Refused, match="outputs: found 2 in the second model, expected 1"):
         ee.equal(fused, other)
-    with pytest.raises(Refused, match="expected two programs or two models"):
+    with pytest.raises(Refused, match="expected two programs, two families or two models"):
         ee.equal(fused, ee.parse("tensor A[4]\nY[i:4] = A[i]\n"))
 
 
@@ -305,7 +305,7 @@ def test_the_command_has_exit_codes_and_writes_inputs(
     assert main(["equal", one, other, "--require", "rounded"]) == 0
     inputs, page, document = (str(tmp_path / name) for name in ("x.npz", "page.html", "found.json"))
     assert main(["equal", one, wrong, "--inputs", inputs, "--html", page, "--json", document]) == 1
-    assert "in the first model" in capsys.readouterr().out
+    assert "in the first, " in capsys.readouterr().out
     assert np.load(inputs)["image"].shape == (1, 3, 4, 6)
     assert json.loads(Path(document).read_text())["kind"] == "different"
     assert "different" in Path(page).read_text()
@@ -355,3 +355,141 @@ def test_models_with_a_scalar_input_are_compared() -> None:
         for order in (["x", "s"], ["s", "x"])
     )
     assert ee.equal(first, second).kind == "proved"
+
+
+X: Mapping[str, Dims] = {"x": ("batch", "length", 8)}
+
+
+def dynamic(nodes: list[onnx.NodeProto], inputs: Mapping[str, Dims] = X, **weights: object) -> onnx.ModelProto:
+    """Return a model with the output ``y``; *weights* are integers or become float32."""
+    arrays = {name: np.asarray(value) for name, value in weights.items()}
+    return build(
+        nodes, inputs, ["y"], {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+    )
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+
+
+def attention(inside: bool, name: str = "x") -> onnx.ModelProto:
+    """Return attention with its scale on the scores, or *inside*, on the queries."""
+    nodes = [
+        helper.make_node("MatMul", [name, "w"], ["q"]),
+        helper.make_node("Transpose", [name], ["k"], perm=[0, 2, 1]),
+    ]
+    if inside:
+        nodes += [helper.make_node("Mul", ["q", "half"], ["r"]), helper.make_node("MatMul", ["r", "k"], ["s"])]
+    else:
+        nodes += [helper.make_node("MatMul", ["q", "k"], ["r"]), helper.make_node("Div", ["r", "two"], ["s"])]
+    nodes += [helper.make_node("Softmax", ["s"], ["p"], axis=-1), helper.make_node("MatMul", ["p", name], ["y"])]
+    return dynamic(nodes, {name: X["x"]}, w=WEIGHT, **({"half": 0.5} if inside else {"two": 2.0}))
+
+
+def test_models_are_proved_equal_at_all_sizes() -> None:
+    found = ee.equal(attention(False), attention(True, "input"), all_sizes=True)
+    assert found.kind == "proved" and found.guards == ("batch >= 1", "length >= 1")
+    assert str(found).startswith("proved for all sizes with batch >= 1, length >= 1: ")
+    assert found.to_json()["guards"] == ["batch >= 1", "length >= 1"]
+
+
+def test_means_over_a_dynamic_dimension_are_proved_at_all_sizes() -> None:
+    axis = np.array([1])
+    mean = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("ReduceMean", ["h", "axis"], ["y"], keepdims=0),
+    ]
+    first = [
+        helper.make_node("ReduceMean", ["x", "axis"], ["h"], keepdims=0),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    total = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["h"], keepdims=0),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    one, other, wrong = (dynamic(nodes, w=WEIGHT, axis=axis) for nodes in (mean, first, total))
+    assert ee.equal(one, other, all_sizes=True).guards == ("batch >= 1", "length >= 2")
+    assert ee.equal(one, wrong, all_sizes=True).kind == "different"
+
+
+def test_a_remainder_of_a_size_may_be_assumed() -> None:
+    image: Mapping[str, Dims] = {"x": ("n", 3, "h", 16)}
+    weight = np.random.default_rng(1).standard_normal((4, 3, 3, 3))
+    conv = helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2])
+    one, other = (
+        dynamic([conv, helper.make_node(op, ["c", *more], ["y"])], image, w=weight, **({"zero": 0.0} if more else {}))
+        for op, more in (("Relu", []), ("Max", ["zero"]))
+    )
+    found = ee.equal(one, other, all_sizes=True, shapes={"x": (1, 3, 32, 16)})
+    assert found.kind == "proved" and "h % 2 == 0" in found.guards
+
+
+def test_models_that_differ_at_other_sizes_only_are_not_proved() -> None:
+    """The second model cuts what is longer than 40: sizes near the first choice do not show it."""
+    cut = helper.make_node("Slice", ["x", "start", "end", "axis"], ["y"])
+    whole = dynamic([helper.make_node("Identity", ["x"], ["y"])])
+    other = dynamic([cut], start=[0], end=[40], axis=[1])
+    found = ee.equal(whole, other, all_sizes=True)
+    assert found.kind == "unknown" and "length = 41 the operators have another form" in found.why
+    assert ee.equal(whole, other, shapes={"x": (2, 40, 8)}).kind == "proved"
+
+
+def test_a_weight_that_depends_on_the_sizes_is_no_proof() -> None:
+    """Positions are a constant of each size: equal content at the tried sizes says nothing of others."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=1, end=2),
+        helper.make_node("Squeeze", ["n"], ["m"]),
+        helper.make_node("Range", ["zero", "m", "one"], ["r"]),
+        helper.make_node("Cast", ["r"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Sin", ["f"], ["g"]),
+        helper.make_node("Unsqueeze", ["g", "last"], ["u"]),
+    ]
+    one, other = (
+        dynamic([*nodes, helper.make_node("Add", order, ["y"])], zero=0, one=1, last=[1])
+        for order in (["x", "u"], ["u", "x"])
+    )
+    found = ee.equal(one, other, all_sizes=True)
+    assert found.kind == "unknown", found
+    assert ee.equal(one, other, shapes={"x": (2, 5, 8)}).kind == "proved"
+
+
+def test_models_without_dynamic_sizes_are_refused_for_all_sizes(fused: onnx.ModelProto) -> None:
+    with pytest.raises(Refused, match="found no dynamic dimension"):
+        ee.equal(fused, fused, all_sizes=True)
+
+
+def test_texts_are_compared_and_families_at_all_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        "one": "tensor A[3, 4]\nY[i:3] = sum[k:4] A[i, k] * 2\n",
+        "two": "tensor A[3, 4]\nB[i:3] = sum[k:4] A[i, k]\nY[i:3] = 2 * B[i]\n",
+        "wrong": "tensor A[3, 4]\nY[i:3] = sum[k:3] A[i, k] * 2\n",
+        "odd": "tensor A[3, 5]\nY[i:3] = sum[k:4] A[i, k] * 2\n",
+        "family": "param N\ntensor A[N, N]\nY[i:N, j:N] = A[i, j] + A[j, i]\n",
+        "turned": "param N\ntensor A[N, N]\nY[i:N, j:N] = A[j, i] + A[i, j]\n",
+        "copied": "param N\ntensor A[N, N]\nY[i:N, j:N] = A[i, j] + A[i, j]\n",
+    }
+    for name, written in texts.items():
+        (tmp_path / f"{name}.ein").write_text(written)
+    path = {name: str(tmp_path / f"{name}.ein") for name in texts}
+    assert ee.equal(path["one"], path["two"]).kind == "proved"
+    found = ee.equal(path["one"], path["wrong"])
+    assert found.kind == "different" and found.difference is not None and not found.pairs
+    assert found.to_json()["pairs"] == []
+    inputs = str(tmp_path / "x.npz")
+    assert main(["equal", path["one"], path["wrong"], "--inputs", inputs]) == 1
+    assert np.load(inputs)["A"].shape == (3, 4) and f"saved {inputs}" in capsys.readouterr().err
+    assert main(["equal", path["one"], path["odd"]]) == 2
+    assert main(["equal", path["family"], path["turned"]]) == 0
+    assert "for all sizes with N >= 1" in capsys.readouterr().out
+    assert main(["equal", path["family"], path["copied"]]) == 1
+    assert main(["equal", path["family"], path["one"]]) == 2
+
+
+def test_the_first_difference_is_no_node_that_is_folded(fused: onnx.ModelProto, plain: onnx.ModelProto) -> None:
+    """The normalisation is folded into the convolution of one model: a wrong bias after it is named, not the fold."""
+    wrong = dict(mutants(fused))["W2[0]"]
+    assert "W2[0, 0] · " in ee.equal(plain, wrong).why
+    shifted = onnx.ModelProto.FromString(fused.SerializeToString())
+    bias = next(w for w in shifted.graph.initializer if w.name == "shift")
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1), "shift"))
+    found = ee.equal(plain, shifted)
+    assert found.nodes == ("n1", "n0") and "BatchNormalization" in found.why and "bias[0]" in found.why

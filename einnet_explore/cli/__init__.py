@@ -165,10 +165,14 @@ def _executor_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _model_options(command: argparse.ArgumentParser) -> None:
+def _shape_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="shape of a dynamic input; repeatable"
     )
+
+
+def _model_options(command: argparse.ArgumentParser) -> None:
+    _shape_option(command)
     command.add_argument(
         "--device", default="cpu", metavar="cpu", help="only cpu; for a GPU see python -m benchmarks.gpu bundle"
     )
@@ -327,15 +331,19 @@ def _check_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _equal_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("first", metavar="FIRST")
-    command.add_argument("second", metavar="SECOND")
+    command.add_argument("first", metavar="FIRST", help="an ONNX model, or a program (.ein)")
+    command.add_argument("second", metavar="SECOND", help="another one of the same kind")
+    _shape_option(command)
+    command.add_argument(
+        "--all-sizes", action="store_true", help="prove equality at all sizes of the dynamic dimensions of the inputs"
+    )
     command.add_argument(
         "--budget",
         "--limit-seconds",
         type=parse_seconds,
         default=60.0,
         metavar="S",
-        help="start no comparison after this time (default: 60)",
+        help="seconds after which no comparison is started (default: 60)",
     )
     command.add_argument(
         "--require",
@@ -356,8 +364,9 @@ def _path_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("first", metavar="FIRST.ein")
     command.add_argument("second", metavar="SECOND.ein")
     command.add_argument(
-        "--budget", type=parse_seconds, default=20.0, metavar="S", help="search at most so long (default: 20)"
+        "--budget", type=parse_seconds, default=20.0, metavar="S", help="seconds of search at most (default: 20)"
     )
+    _json_option(command)
     command.add_argument("--save", metavar="RECORD.json", help="write the derivation, which check and show read")
     command.add_argument("--latex", action="store_true", help="print every program in LaTeX")
     command.add_argument("--html", metavar="FILE", help="write the steps as one page")

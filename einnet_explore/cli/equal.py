@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, save_file, write_json
-from einnet_explore.ir import Program
-from einnet_explore.session.model_equality import Equality, equal
-from einnet_explore.syntax import parse
-from einnet_explore.syntax.parser import text_of
+from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, save_file, say, write_json
+from einnet_explore.cli.values import parse_shapes
+from einnet_explore.parametric.equality import equal
+from einnet_explore.session.model_equality import Equality
+from einnet_explore.support.wording import count_noun
 
 
 def run_equal(arguments: argparse.Namespace) -> int:
-    """Return 0 if equality is proved, 1 if the two differ, else 3; ``--require rounded`` accepts rounded weights."""
+    """Return 0 if equality is proved, 1 if the two differ, else 3; ``--require rounded`` accepts rounding."""
     files = [arguments.first, arguments.second]
     check_writable(arguments.inputs, arguments.html, arguments.junit, json=arguments.json, reads=files)
-    first, second = map(_read, files)
-    found = equal(first, second, budget=arguments.budget, parts=bool(arguments.html))
+    found = equal(
+        arguments.first,
+        arguments.second,
+        budget=arguments.budget,
+        parts=bool(arguments.html),
+        shapes=parse_shapes(arguments.shape),
+        all_sizes=arguments.all_sizes,
+    )
     if arguments.certificates:
         found.save_certificates(arguments.certificates)
+        say(f"saved {count_noun(len(found.pairs), 'record')} in {arguments.certificates}")
     if arguments.inputs and found.difference is not None:
         found.difference.save_inputs(arguments.inputs)
+        say(f"saved {arguments.inputs}")
+    elif arguments.inputs:
+        say(f"{arguments.inputs} is not written: no difference was found")
     if arguments.html:
         save_file(arguments.html, found.page(" and ".join(files)))
     if arguments.json:
@@ -44,8 +53,3 @@ def _junit(found: Equality, name: str, accepted: bool) -> str:
     outcome = SubElement(case, "system-out") if accepted else SubElement(case, "failure", failure)
     outcome.text = str(found)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _read(file: str) -> str | Program:
-    """Return the program of a text file; other files are models."""
-    return parse(text_of(file), file) if Path(file).suffix == ".ein" else file

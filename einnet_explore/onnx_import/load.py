@@ -136,7 +136,7 @@ def load_model(
     that are defined twice or never, a cycle, shapes that are missing, misnamed or contradictory, NaN weights,
     dimensions of size 0, a value larger than this machine's memory, and external data outside the model's folder.
     """
-    file, proto = _read(model)
+    file, proto = read_proto(model)
     check_header(file, proto)
     proto = inline_functions(file, proto)
     _sort(file, proto)
@@ -198,7 +198,8 @@ def _arrays(file: str, graph: onnx.GraphProto) -> dict[str, Array]:
     return made
 
 
-def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
+def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[str, onnx.ModelProto]:
+    """Return the name of *model* for messages, and the model with its weights; raises ModelError."""
     match model:
         case onnx.ModelProto():
             return "<model>", _require_no_external_data("<model>", copy_message(model))

@@ -22,6 +22,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations_with_replacement, cycle, permutations, product
 from math import comb, factorial, prod
+from typing import TypeAlias
 
 from einnet_explore.ir import Path, Program, read_path
 from einnet_explore.parametric.parameters import FamilyParameters
@@ -215,7 +216,7 @@ MAX_MODULUS = 16
 
 @dataclass(frozen=True, slots=True)
 class Conjecture:
-    """The schemas along a derivation, and the parameters with the remainders that it requires."""
+    """The schemas of programs, and the parameters with the remainders that these require."""
 
     ground: FamilyParameters
     schemas: tuple[Schema, ...]
@@ -253,62 +254,73 @@ def _assign_primes(ground: FamilyParameters, primes: Sequence[int]) -> dict[str,
     return ground.with_tied(out)
 
 
-def conjecture(ground: FamilyParameters, replay: Replay) -> Conjecture:
-    """Interpolate the schemas of the programs of *replay*.
+ProgramsAtSizes: TypeAlias = "Callable[[Mapping[str, int]], Sequence[Program]]"
+"""The programs at given sizes; raises Refused or TextError if there are none."""
 
-    If a step applies only to some remainders of a parameter, that becomes an assumption.  Raises Refused.
+
+def conjecture(ground: FamilyParameters, found: Mapping[str, int], at: ProgramsAtSizes) -> Conjecture:
+    """Interpolate the schemas of the programs that *at* gives at sizes near *found*.
+
+    If they exist only at some remainders of a parameter, that becomes an assumption.  Raises Refused.
     """
     for _ in range(len(ground.parameters) + 1):
         try:
-            return Conjecture(ground, _schemas(ground, replay))
+            return Conjecture(ground, tuple(_interpolate(ground, found, at)))
         except (Refused, TextError) as why:
-            narrower = _with_remainder(ground, replay)
+            narrower = _with_remainder(ground, found, at)
             if narrower is None:
                 raise Refused(str(why)) from None
             ground = narrower
     raise Refused("assuming remainders of every parameter is not enough")
 
 
-def _with_remainder(ground: FamilyParameters, replay: Replay) -> FamilyParameters | None:
-    """Restrict one parameter to the smallest modulus for which the derivation carries over to sampled sizes."""
+def _with_remainder(ground: FamilyParameters, found: Mapping[str, int], at: ProgramsAtSizes) -> FamilyParameters | None:
+    """Restrict one parameter to the smallest modulus for which the programs carry over to sampled sizes."""
     for n, p in enumerate(ground.parameters):
-        if _carries_over(ground, replay, p.name, p.modulus):
+        if _carries_over(ground, found, at, p.name, p.modulus):
             continue
-        for m in range(2 * p.modulus, min(MAX_MODULUS * p.modulus, replay.found[p.name]) + 1, p.modulus):
-            if _carries_over(ground, replay, p.name, m):
-                narrower = p.with_congruence(m, replay.found[p.name] % m)
+        for m in range(2 * p.modulus, min(MAX_MODULUS * p.modulus, found[p.name]) + 1, p.modulus):
+            if _carries_over(ground, found, at, p.name, m):
+                narrower = p.with_congruence(m, found[p.name] % m)
                 assert narrower is not None
                 return replace(ground, parameters=(*ground.parameters[:n], narrower, *ground.parameters[n + 1 :]))
     return None
 
 
-def _carries_over(ground: FamilyParameters, replay: Replay, name: str, step: int) -> bool:
-    """Whether the derivation keeps its form, with integers on a parabola, when *name* grows by multiples of *step*."""
+def _carries_over(
+    ground: FamilyParameters, found: Mapping[str, int], at: ProgramsAtSizes, name: str, step: int
+) -> bool:
+    """Whether the programs keep their form, with integers on a parabola, when *name* grows by multiples of *step*."""
     seen: list[tuple[tuple[int, ...], ...]] = []
     for k in range(4):
-        free = {p.name: replay.found[p.name] + k * step * (p.name == name) for p in ground.parameters}
+        free = {p.name: found[p.name] + k * step * (p.name == name) for p in ground.parameters}
         try:
-            seen.append(tuple(split_integers(p)[1] for p in replay.at(ground.with_tied(free))))
+            seen.append(tuple(split_integers(p)[1] for p in at(ground.with_tied(free))))
         except (Refused, TextError):
             return False
     return all(s - 3 * r + 3 * q - p == 0 for one in zip(*seen, strict=True) for p, q, r, s in zip(*one, strict=True))
 
 
-def _schemas(ground: FamilyParameters, replay: Replay) -> tuple[Schema, ...]:
-    base = tuple(p.unknown.of(replay.found[p.name]) for p in ground.parameters)
-    seen: dict[tuple[int, ...], tuple[Program, ...]] = {}
-    for degree in range(2, MAX_DEGREE + 1):
-        lattice = Lattice(ground, base, degree)
+def _interpolate(ground: FamilyParameters, found: Mapping[str, int], at: ProgramsAtSizes) -> Iterable[Schema]:
+    """Yield the schemas of the programs that *at* gives at sizes near *found*; raises Refused at the first without."""
+    base = tuple(p.unknown.of(found[p.name]) for p in ground.parameters)
+    seen: dict[tuple[int, ...], Sequence[Program]] = {}
+
+    def points(lattice: Lattice, n: int) -> dict[tuple[int, ...], Program]:
         for offset in (*lattice.offsets, *lattice.tests):
             if offset not in seen:
-                seen[offset] = replay.at(lattice.sizes(offset))
-        points = {offset: seen[offset] for offset in (*lattice.offsets, *lattice.tests)}
-        try:
-            return tuple(_schema(lattice, {k: p[n] for k, p in points.items()}) for n in range(len(replay.steps) + 1))
-        except Refused:
-            if degree == MAX_DEGREE:
-                raise
-    raise AssertionError("every degree has been tried")
+                seen[offset] = at(lattice.sizes(offset))
+        return {offset: seen[offset][n] for offset in (*lattice.offsets, *lattice.tests)}
+
+    for n in range(len(at(found))):
+        for degree in range(2, MAX_DEGREE + 1):
+            lattice = Lattice(ground, base, degree)
+            try:
+                yield _schema(lattice, points(lattice, n))
+                break
+            except Refused:
+                if degree == MAX_DEGREE:
+                    raise
 
 
 def _schema(lattice: Lattice, programs: Mapping[tuple[int, ...], Program]) -> Schema:

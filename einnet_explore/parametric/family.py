@@ -141,7 +141,7 @@ class Family:
         if derivation.start != self.written(sizes):
             raise ValueError(f"the derivation starts at another program than the family at {dict(sizes)}")
         steps, sizes = record_steps(derivation), self.ground.with_quotients(sizes)
-        made = conjecture(self.ground, Replay(self.written, steps, sizes))
+        made = conjecture(self.ground, sizes, Replay(self.written, steps, sizes).at)
         ground, proof = _prove_steps(self.template, made, sizes, steps)
         return FamilyDerivation(self, ground, made.schemas, proof, steps)
 

@@ -16,6 +16,7 @@ functional property verification, IEEE TCAD 21(12), 2002.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
@@ -70,19 +71,26 @@ MAX_REDUCTIONS = 4
 PROOF_SECONDS = 2.0
 """Seconds after which a comparison of two programs is given up."""
 
+MAX_FOLDED = 6
+"""Nodes, at most, that may be folded into one whose result differs."""
+
 RESULT = "Y"
 """The output of compared programs; their other tensors are numbered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValuePair:
-    """Value *first* of one model and *second* of the other, as programs over what was proved equal before."""
+    """Value *first* of one model and *second* of the other, as programs over what was proved equal before.
+
+    *levels* of what was proved equal are part of the programs.
+    """
 
     first: str
     second: str
     before: Program
     after: Program
     certificate: Certificate
+    levels: int = 0
 
 
 @dataclass(slots=True)
@@ -142,6 +150,23 @@ class Sweep:
                         self._merge(first, second)
                         yield pair
 
+    def replay(self, pairs: Iterable[ValuePair]) -> Iterable[tuple[Program, Program, Sequence[str]]]:
+        """Yield the programs of *pairs*, which were proved on these models at other sizes, as they are at these.
+
+        The third of each are digests of the weights that both read.  Raises Refused for a pair without programs here.
+        """
+        proved: dict[str, list[ValuePair]] = {}
+        for pair in pairs:
+            proved.setdefault(pair.first, []).append(pair)
+        for node in self.one.model.nodes:
+            if node.name in self.one.opaque:
+                self._merge_opaque(node)
+            for pair in (pair for first in node.results for pair in proved.get(first, ())):
+                both = self._programs(pair.first, pair.second, pair.levels)
+                read = sorted({t.name for program in both for t in program.inputs if t.name in self.weights})
+                yield *_comparable(*both), [content_digest({name: self.weights[name]}) for name in read]
+                self._merge(pair.first, pair.second)
+
     def are_equal(self, first: str, second: str) -> bool:
         """Return whether *first* and *second* were proved equal."""
         a, b = (self.same.get(side.tensor(name)) for side, name in ((self.one, first), (self.other, second)))
@@ -166,19 +191,44 @@ class Sweep:
         return ("", ""), "no value before the outputs has a counterpart in the other model"
 
     def first_difference(self) -> tuple[tuple[str, str], str]:
-        """Return the first node whose result no value of the second model may equal, its twin, and how they differ."""
+        """Return the first node whose result no value of the second model may equal, its twin, and how they differ.
+
+        Values that may be equal are taken as equal here, so this comes last.  A difference reaches an output by values
+        that differ; a node that the second model has folded into another one need not.
+        """
+        changed = self._changed_values()
+        if not changed:
+            return ("", ""), ""
+        node, first = changed[0]
+        twin = self._twin(node)
+        if twin is None:
+            return (node.name, ""), f"no value of the second model may equal the result of {node}"
+        second = twin.results[0]
+        node, first = next((each for each in changed[:MAX_FOLDED] if self._folds(each[1], second)), changed[0])
+        return (node.name, twin.name), f"{first} of {node} and {second} of {twin}: {self._term(first, twin)}"
+
+    def _changed_values(self) -> list[tuple[ModelNode, str]]:
+        """Return the nodes and their values by which a difference reaches an output, in order; merge equal samples."""
+        different = dict[str, ModelNode]()
         for node in self.one.model.nodes:
-            first = next((name for name in node.results if name in self.samples[0]), None)
-            if first is None or any(True for _ in self.candidates(first)):
-                continue
-            twin = self._twin(node)
-            if twin is None:
-                return (node.name, ""), f"no value of the second model may equal the result of {node}"
-            return (
-                node.name,
-                twin.name,
-            ), f"{first} of {node} and {twin.results[0]} of {twin}: {self._term(first, twin)}"
-        return ("", ""), ""
+            for first in (name for name in node.results if name in self.samples[0]):
+                seconds = list(self.candidates(first))
+                for second in seconds:
+                    self._merge(first, second)
+                if not seconds:
+                    different[first] = node
+        reached = {value.name for value in self.one.model.outputs} & different.keys()
+        for first, node in reversed(different.items()):
+            if first in reached:
+                reached |= different.keys() & set(node.reads)
+        return [(node, first) for first, node in different.items() if first in reached]
+
+    def _folds(self, first: str, second: str) -> bool:
+        """Whether weights of *second* are products of weights of *first*."""
+        known = len(self.folded)
+        with suppress(Refused):
+            self._programs(first, second, 0)
+        return len(self.folded) > known
 
     def _term(self, first: str, twin: ModelNode) -> str:
         """Say in which term *first* and the result of *twin* differ; ``second_`` begins names of the second model."""
@@ -242,7 +292,7 @@ class Sweep:
         """Compare two values over the tensors *levels* behind the nearest equal ones; None if that is too much."""
         try:
             before, after = _comparable(*self._programs(first, second, levels))
-            return ValuePair(first, second, before, after, _prove(before, after))
+            return ValuePair(first, second, before, after, _prove(before, after), levels)
         except Refused:
             return None
 
@@ -321,7 +371,7 @@ class Sweep:
 
 
 def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sweep:
-    """Run both models on random inputs, and merge their inputs and their equal weights.
+    """Run both models on random inputs, one of each of *seeds*, and merge their inputs and their equal weights.
 
     Raises Refused if the inputs or outputs of *second* are not those of *first*, by name or by position.
     """

@@ -57,7 +57,7 @@ def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]]) -> Mapping
         for name, array in feed.items():
             record(name, array)
     outputs = {value.name for value in model.outputs}
-    for names in _portions(model):
+    for names in _portions(model) if feeds else ():
         proto = copy_message(model.proto)
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
         session = open_session(proto, 1, adjust=without_optimisations)

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from zipfile import ZipFile
 
 import numpy as np
-import onnx
 from numpy.lib.format import write_array
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.checker.record import FORMAT, VERSION
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.equivalence.verdict import weakest_kind
+from einnet_explore.equivalence.program_diff import require_same_interface
+from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
+from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
-from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
 from einnet_explore.pipeline.plan import open_session, run_session
-from einnet_explore.pipeline.torch_modules import export_if_module
 from einnet_explore.pipeline.value_proofs import ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_record
-from einnet_explore.support.deprecation import renamed_argument
-from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 from einnet_explore.viz.views import html_page
-
-if TYPE_CHECKING:
-    import torch
 
 EqualityKind: TypeAlias = Literal["proved", "rounded", "different", "unknown"]
 """``rounded``: proved, with weights or constants that are equal up to rounding."""
@@ -71,7 +64,7 @@ class Difference:
 
     def __str__(self) -> str:
         element = f"{self.output}[{', '.join(map(str, self.at))}]"
-        return f"{element} is {self.first:g} in the first model, {self.second:g} in the second"
+        return f"{element} is {self.first:g} in the first, {self.second:g} in the second"
 
     def save_inputs(self, path: str | PathLike[str]) -> None:
         """Write the inputs by name as a NumPy archive (``.npz``)."""
@@ -87,7 +80,8 @@ class Equality(DisplayedAsTable):
 
     *pairs* are the proved values, *folded* the weights and constants of one model that were found to be products of the
     other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models that differ, or
-    whose equality is not proved, ``""`` if unknown; *why* says what is known of them.
+    whose equality is not proved, ``""`` if unknown; *why* says what is known of them.  The verdict holds for all sizes
+    with *guards*, if there are any; *pairs* are those of one choice of sizes.
     """
 
     kind: EqualityKind
@@ -98,6 +92,7 @@ class Equality(DisplayedAsTable):
     nodes: tuple[str, str] = ("", "")
     why: str = ""
     models: tuple[Model, Model] | None = field(default=None, compare=False)
+    guards: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether equality is proved, up to the rounding of weights."""
@@ -117,6 +112,7 @@ class Equality(DisplayedAsTable):
             "difference": shown,
             "nodes": list(self.nodes),
             "why": self.why,
+            "guards": list(self.guards),
         }
 
     def table(self) -> TextTable:
@@ -130,8 +126,9 @@ class Equality(DisplayedAsTable):
 
     def lines(self) -> list[str]:
         """Return the verdict and what is known beside it."""
-        proved = count_noun(len(self.pairs), "pair of values", "pairs of values")
-        lines = [f"{self.kind}: {proved} proved in {self.seconds:.1f} s"]
+        sizes = f" for all sizes with {', '.join(self.guards)}" if self.guards and self else ""
+        proved = f": {count_noun(len(self.pairs), 'pair of values', 'pairs of values')} proved" if self.pairs else ""
+        lines = [f"{self.kind}{sizes}{proved} in {self.seconds:.1f} s"]
         if self.folded:
             error = max(each.error for each in self.folded)
             weights = count_noun(len(self.folded), "weight or constant", "weights and constants")
@@ -164,33 +161,6 @@ class Equality(DisplayedAsTable):
             save_record(where / f"{number:04}.json", {**record, "values": [pair.first, pair.second]})
 
 
-@renamed_argument("limit", "budget")
-def equal(
-    first: ModelLike,
-    second: ModelLike,
-    budget: float = 60.0,
-    example_inputs: Sequence[object] = (),
-    parts: bool = False,
-) -> Equality:
-    """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules) or two programs.
-
-    It takes at most about *budget* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs
-    and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
-    understood.  *parts*: prove which values are equal even if the models differ.  Raises ModelError for a file that is
-    no model, Refused if the inputs or outputs do not fit.
-    """
-    if isinstance(first, Program) and isinstance(second, Program):
-        return compare_programs(first, second)
-    if isinstance(first, Program) or isinstance(second, Program):
-        raise Refused("found a program and a model, expected two programs or two models")
-    exported = (export_if_module(each, example_inputs) for each in (first, second))
-    one, other = (load_model(each, rewrite=expand_contrib_operators) for each in exported)
-    return compare_models(one, other, budget, parts)
-
-
-ModelLike: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | Program"
-
-
 def compare_programs(first: Program, second: Program) -> Equality:
     """Compare two programs whose inputs correspond by name, and outputs by name or by position."""
     start = perf_counter()
@@ -200,10 +170,35 @@ def compare_programs(first: Program, second: Program) -> Equality:
         taken = {*first.outputs, *inner, *(t.name for t in second.inputs)}
         new |= {name: _fresh(name, taken) for name in inner if name in first.outputs}
         second = rename_tensors(second, new)
+    require_same_interface(first, second)
     found = certify(first, second)
-    kinds: dict[str, EqualityKind] = {"proved": "proved", "rounded": "rounded", "false": "different"}
-    pairs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs)
-    return Equality(kinds.get(found.kind, "unknown"), pairs, (), perf_counter() - start, why=str(found))
+    kind = PROGRAM_KINDS.get(found.kind, "unknown")
+    difference = find_program_difference(first, second) if kind == "different" else None
+    proofs = (ValuePair(name, name, first, second, found) for name in first.outputs if found.kind in PROOF_KINDS)
+    return Equality(kind, tuple(proofs), (), perf_counter() - start, difference, why=str(found))
+
+
+PROGRAM_KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "rounded": "rounded", "false": "different"}
+"""What a certificate of two programs says of them, if not ``unknown``."""
+
+
+def find_program_difference(first: Program, second: Program) -> Difference | None:
+    """Return the largest difference of the outputs on random inputs, computed in float64; None if there is none.
+
+    None also if the programs are too large to be evaluated.
+    """
+    random = np.random.default_rng(0)
+    for draw in range(MAX_DRAWS):
+        inputs = {t.name: random.standard_normal(t.shape) * 4.0 ** (draw % 3) for t in first.inputs}
+        try:
+            want, got = (evaluate(each, inputs, np.float64, outputs_only=True) for each in (first, second))
+        except ValueError:
+            return None
+        for name in first.outputs:
+            at = _differing_element(want[name], want[name], got[name])
+            if at is not None:
+                return Difference(name, at, float(want[name][at]), float(got[name][at]), inputs)
+    return None
 
 
 def _fresh(name: str, taken: set[str]) -> str:

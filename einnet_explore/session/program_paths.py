@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os import PathLike
 from time import perf_counter
+from typing import TypeAlias
 
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
@@ -13,6 +14,7 @@ from einnet_explore.strategies.candidate import save_record, to_record
 from einnet_explore.strategies.path_search import PathSearch, run_for
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
+from einnet_explore.syntax import load_text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable, step_table
 from einnet_explore.viz.views import Steps
 
@@ -23,13 +25,14 @@ class ProgramPath(DisplayedAsTable):
 
     *derivation* leads from the first to the second, up to names; None if none was found.  *certificates* are those of
     its steps, or of the two programs as a whole if there is no derivation.  *known* are the numbers of programs that
-    were reached from the first and from the second.
+    were reached from the first and from the second; *complete* tells whether these are all that the rules reach.
     """
 
     derivation: Derivation | None
     certificates: tuple[Certificate, ...]
     known: tuple[int, int]
     seconds: float
+    complete: bool = False
 
     def __bool__(self) -> bool:
         """Whether a derivation was found, with every step proved."""
@@ -49,15 +52,28 @@ class ProgramPath(DisplayedAsTable):
         if self.differs:
             return f"the programs differ; {whole}"
         first, second = self.known
-        reached = f"{first:,} programs reached from the first and {second:,} from the second"
-        return f"no derivation in {self.seconds:.1f} s, with {reached}; {whole}"
+        reached = f"{first:,} programs from the first and {second:,} from the second"
+        if self.complete:
+            return f"no derivation: all that the rules reach was tried, {reached}; {whole}"
+        return f"no derivation in {self.seconds:.1f} s, a larger budget may find one; reached: {reached}; {whole}"
 
     def table(self) -> TextTable:
         """Return one row for each step."""
         if self.derivation is None:
-            return TextTable(("steps",), (("none",),), self.summary())
+            return TextTable((), (), self.summary())
         steps = step_table(self.derivation, [found.kind for found in self.certificates])
         return TextTable(steps.head, steps.rows, self.summary())
+
+    def to_json(self) -> JsonObject:
+        """Return the document that ``einnet-explore path --json`` writes."""
+        return {
+            "kind": "path" if self else "different" if self.differs else "unproved" if self.derivation else "none",
+            "record": None if self.derivation is None else self.to_record(),
+            "certificate": self.certificates[0].to_json() if self.derivation is None else None,
+            "reached": list(self.known),
+            "complete": self.complete,
+            "seconds": self.seconds,
+        }
 
     def to_latex(self, environment: str = "align*") -> str:
         """Return every program and the rule of every step; raises ValueError without a derivation."""
@@ -77,18 +93,23 @@ class ProgramPath(DisplayedAsTable):
         return self.derivation
 
 
-def path(first: Program, second: Program, budget: float = 20.0) -> ProgramPath:
+def path(first: ProgramLike, second: ProgramLike, budget: float = 20.0) -> ProgramPath:
     """Look for a derivation from *first* to *second*, the shortest that a search from both ends finds.
 
+    Both are programs, or paths of ``.ein`` files.
     The search takes at most *budget* seconds, or until Ctrl-C; a shorter path is looked for as long as the first one
     took.  Inputs and outputs correspond by name.  Programs that differ are told at once, with a counterexample.  In a
     session on *first*, ``session.goto(found.derivation)`` shows the steps.  Raises Refused if inputs or outputs differ.
     """
     began = perf_counter()
+    first, second = (each if isinstance(each, Program) else load_text(each) for each in (first, second))
     search = PathSearch(first, second)
     whole = certify(first, second)
     found = None if whole.kind == "false" else run_for(search, budget)
     seconds = perf_counter() - began
     steps = () if found is None else found.steps
     proofs = (whole,) if found is None else tuple(certify(step.before, step.after) for step in steps)
-    return ProgramPath(found, proofs, search.known, seconds)
+    return ProgramPath(found, proofs, search.known, seconds, search.complete)
+
+
+ProgramLike: TypeAlias = "Program | str | PathLike[str]"

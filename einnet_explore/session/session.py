@@ -124,7 +124,7 @@ class DerivationTree:
     def goto(self, where: int | str | Candidate | Derivation) -> Program:
         """Go to another node of the tree, by number or label (``"E7"``), or to the end of a search's result.
 
-        Raises IndexError or ValueError.
+        Raises IndexError or ValueError, TypeError for anything else, such as the None of a search without a result.
         """
         with self._lock:
             match where:
@@ -134,8 +134,10 @@ class DerivationTree:
                     node = int(where[1:])
                 case int():
                     node = where
-                case _:
+                case Candidate() | Derivation():
                     node = self.keep(where)
+                case _:
+                    raise TypeError(f"found {where!r}, expected a node, a candidate or a derivation")
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
             self._redo.clear()

@@ -64,6 +64,11 @@ class PathSearch:
         """The number of programs that are known from each end."""
         return len(self.ends[0].known), len(self.ends[1].known)
 
+    @property
+    def complete(self) -> bool:
+        """Whether no program is left to be continued."""
+        return not any(end.waiting for end in self.ends)
+
     def run(self) -> Generator[Derivation | None, None, None]:
         """Yield ``best`` after each program that is reached; ends when no program is left to be continued."""
         while waiting := [end for end in self.ends if end.waiting]:

@@ -18,13 +18,15 @@ from einnet_explore.syntax.latex_printer import latex_words
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A head, rows of text, and a caption below them."""
+    """A head, rows of text, and a caption below them; without a head, the caption alone is shown."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
 
     def __repr__(self) -> str:
+        if not self.head:
+            return self.caption
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in (self.head, *self.rows)]
         return "\n".join(line.rstrip() for line in [*lines, *([self.caption] if self.caption else [])])
@@ -36,6 +38,8 @@ class TextTable:
             "<tr>" + "".join(f"<td {left}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
         )
         below = f"<div>{escape(self.caption)}</div>" if self.caption else ""
+        if not self.head:
+            return below
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
     def to_latex(self) -> str:

@@ -1,0 +1,340 @@
+"""Equality of models, programs and families: at one choice of sizes, or at all.
+
+For all sizes, two models are compared at one choice of sizes first.  Each pair of values that is proved there is
+written as programs at further sizes; polynomials through their integers give schemas, and these are proved equal as the
+steps of a family are.  One thing is tested, not proved: that the models' equations follow the schemas at every size.
+It is tested at small and large sizes, and where an integer in a model may change the form of an operator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.ir import Access, Program, Tensor
+from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
+from einnet_explore.onnx_import.load import load_model, read_proto, walk_nodes
+from einnet_explore.onnx_import.model import Model, Shape
+from einnet_explore.parametric.assumptions import family
+from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
+from einnet_explore.parametric.family import Family, StepVerdict, judge_step, prove_step, raise_least_sizes
+from einnet_explore.parametric.parameters import FamilyParameters, Parameter
+from einnet_explore.parametric.schema import Schema, instantiate_schema
+from einnet_explore.pipeline.folded_weights import constants_of, with_constants
+from einnet_explore.pipeline.torch_modules import export_if_module
+from einnet_explore.pipeline.value_proofs import ValuePair, open_sweep
+from einnet_explore.session.model_equality import Equality, EqualityKind, compare_models, compare_programs
+from einnet_explore.support.deprecation import renamed_argument
+from einnet_explore.support.errors import Refused
+from einnet_explore.syntax import parse
+from einnet_explore.syntax.parser import text_of
+
+if TYPE_CHECKING:
+    import torch
+
+File: TypeAlias = "str | PathLike[str] | bytes | onnx.ModelProto"
+ModelLike: TypeAlias = "File | torch.nn.Module | Program | Family"
+Dimension: TypeAlias = "int | str"
+"""The size of a dimension, or the parameter that it is."""
+
+NO_SHAPES: Mapping[str, Shape] = {}
+
+
+@renamed_argument("limit", "budget")
+def equal(
+    first: ModelLike,
+    second: ModelLike,
+    budget: float = 60.0,
+    example_inputs: Sequence[object] = (),
+    parts: bool = False,
+    *,
+    shapes: Mapping[str, Shape] = NO_SHAPES,
+    all_sizes: bool = False,
+) -> Equality:
+    """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules), two programs, or two families.
+
+    A path that ends in ``.ein`` is that of a program, or of a family if it has ``param`` lines.
+    It takes at most about *budget* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs
+    and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
+    understood.  *parts*: prove which values are equal even if the models differ.
+
+    *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
+    of their dynamic dimensions, from a comparison at *shapes*, or at small primes.  Families are compared at all sizes.
+
+    Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit, ValueError if the
+    parameters of two families differ.
+    """
+    first, second = map(_read_text, (first, second))
+    if isinstance(first, Program) and isinstance(second, Program):
+        return compare_programs(first, second)
+    if isinstance(first, Family) and isinstance(second, Family):
+        return _compare_families(first, second)
+    if isinstance(first, Program | Family) or isinstance(second, Program | Family):
+        kinds = " and ".join(map(_kind, (first, second)))
+        raise Refused(f"found {kinds}, expected two programs, two families or two models")
+    one, other = export_if_module(first, example_inputs), export_if_module(second, example_inputs)
+    if all_sizes:
+        return _compare_at_all_sizes(one, other, shapes, budget, parts)
+    return compare_models(*_load(one, other, shapes), budget, parts)
+
+
+PARAMETERS = re.compile(r"^\s*param\b", re.MULTILINE)
+"""The line that only texts of families have."""
+
+
+def _read_text(given: ModelLike) -> ModelLike:
+    """Return the program or the family in a file with the suffix ``.ein``; other values as they are."""
+    if not isinstance(given, str | PathLike) or Path(given).suffix != ".ein":
+        return given
+    written = text_of(given)
+    return family(written, str(given)) if PARAMETERS.search(written) else parse(written, str(given))
+
+
+def _kind(of: ModelLike) -> str:
+    return "a program" if isinstance(of, Program) else "a family" if isinstance(of, Family) else "a model"
+
+
+KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "refuted": "different", "unproved": "unknown"}
+
+
+def _compare_families(first: Family, second: Family) -> Equality:
+    start = perf_counter()
+    verdict = first.equals(second)
+    return Equality(KINDS[verdict.kind], (), (), perf_counter() - start, why=str(verdict), guards=first.guards)
+
+
+def _load(first: File, second: File, shapes: Mapping[str, Shape]) -> tuple[Model, Model]:
+    """Read both models; *shapes* are those of inputs of the first, the dynamic inputs of the second have the same."""
+    one = load_model(first, shapes, rewrite=expand_contrib_operators)
+    theirs, mine = _dimensions(second), {value.name: value.shape or () for value in one.inputs}
+    twins = {name: name for name in theirs if name in mine} or dict(zip(theirs, mine, strict=False))
+    dynamic = {name: mine[twins[name]] for name in twins if any(isinstance(d, str) for d in theirs[name])}
+    return one, load_model(second, dynamic, rewrite=expand_contrib_operators)
+
+
+def _dimensions(model: File) -> Mapping[str, tuple[Dimension, ...]]:
+    """Return the dimensions of the inputs of *model*; dynamic ones without a name are called by input and position."""
+    graph = read_proto(model)[1].graph
+    weights = {w.name for w in graph.initializer}
+    found = {}
+    for value in graph.input:
+        if value.name not in weights and value.type.HasField("tensor_type"):
+            sizes = value.type.tensor_type.shape.dim
+            found[value.name] = tuple(
+                d.dim_value if d.HasField("dim_value") else _parameter(d.dim_param or f"{value.name}_{n}")
+                for n, d in enumerate(sizes)
+            )
+    return found
+
+
+def _parameter(name: str) -> str:
+    """Return *name* as a word of the text form."""
+    word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "size"
+    return word if word[0].isalpha() else f"n{word}"
+
+
+def _compare_at_all_sizes(
+    first: File, second: File, shapes: Mapping[str, Shape], budget: float, parts: bool
+) -> Equality:
+    """Compare two models at one choice of sizes, then lift the proofs to all sizes (see the module's text)."""
+    start = perf_counter()
+    inputs = _dimensions(first)
+    parameters = tuple(dict.fromkeys(d for dims in inputs.values() for d in dims if isinstance(d, str)))
+    if not parameters:
+        raise Refused("found no dynamic dimension in the inputs of the first model, expected one for all sizes")
+    ground = FamilyParameters(tuple(map(Parameter, parameters)))
+    found = default_sizes(ground)
+    for name, shape in shapes.items():
+        found |= {d: n for d, n in zip(inputs.get(name, ()), shape, strict=False) if isinstance(d, str)}
+
+    def models(sizes: Mapping[str, int]) -> tuple[Model, Model]:
+        at = {name: tuple(d if isinstance(d, int) else sizes[d] for d in dims) for name, dims in inputs.items()}
+        return _load(first, second, at)
+
+    here = compare_models(*models(found), budget, parts)
+    if not here:
+        return replace(here, why=f"at {sizes_text(found)}: {here.why}")
+    replay = _ModelReplay(models, here.pairs, found, start + budget)
+    try:
+        made = conjecture(ground, found, replay.at)
+        ground = replay.tested(made, _integers(first) | _integers(second))
+        ground, verdict, unproved = _prove(ground, found, made.schemas, here.pairs, start + budget)
+    except (Refused, TimeoutError) as why:
+        return _told(here, start, str(why), found)
+    if verdict.kind == "refuted":
+        there = compare_models(*models(dict(verdict.sizes)), budget, parts)
+        if there.kind == "different":
+            return replace(there, why=f"at {sizes_text(dict(verdict.sizes))}: {there.why}")
+    if unproved is not None:
+        return _told(here, start, f"{unproved.first} and {unproved.second}: {verdict}", found)
+    return replace(here, seconds=perf_counter() - start, guards=ground.guards)
+
+
+MOVED = 3
+"""How far sizes are moved to find constants that depend on them."""
+
+SMALLEST = 3
+"""The smallest sizes at which the form of operators is tested."""
+
+LARGE = (97, 1009)
+"""Large sizes at which it is tested, beside the integers in a model up to the largest that follows."""
+
+LARGEST = 4096
+
+INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+MAX_ELEMENTS = 64
+"""Elements of an integer tensor whose elements are tested."""
+
+
+@dataclass(slots=True)
+class _ModelReplay:
+    """The programs of *pairs* in the models at any sizes; they were found at the sizes *found*.
+
+    Constants that depend on the sizes (the divisor of a mean) are read from tensors of one element, as the proof holds
+    for all their values.
+    """
+
+    models: Callable[[Mapping[str, int]], tuple[Model, Model]]
+    pairs: Sequence[ValuePair]
+    found: Mapping[str, int]
+    stop: float
+    known: dict[tuple[int, ...], list[Program]] = field(default_factory=dict)
+    weights: list[Sequence[str]] = field(default_factory=list)
+    numbers: list[Mapping[int, Access]] = field(default_factory=list)
+
+    def at(self, sizes: Mapping[str, int]) -> list[Program]:
+        """Return the two programs of each pair at *sizes*; raises Refused, or TimeoutError after *stop*."""
+        if not self.numbers:
+            moved = {name: n + MOVED + j for j, (name, n) in enumerate(self.found.items())}
+            self.numbers += map(_dependent_constants, *(_in_twos(self._written(each)) for each in (self.found, moved)))
+        key = tuple(sizes.values())
+        if key not in self.known:
+            both = zip(_in_twos(self._written(sizes)), self.numbers, strict=True)
+            self.known[key] = [program for two, names in both for program in _with_numbers(two, names)]
+        return self.known[key]
+
+    def _written(self, sizes: Mapping[str, int]) -> list[Program]:
+        if perf_counter() > self.stop:
+            raise TimeoutError("the budget was reached")
+        try:
+            replayed = list(open_sweep(*self.models(sizes), seeds=()).replay(self.pairs))
+        except ValueError as why:
+            raise Refused(f"at {sizes_text(sizes)}: {why}") from None
+        self.weights = self.weights or [read for _, _, read in replayed]
+        for pair, known, (_, _, read) in zip(self.pairs, self.weights, replayed, strict=True):
+            if read != known:
+                raise Refused(f"at {sizes_text(sizes)} a weight that {pair.first} needs has other elements")
+        return [program for before, after, _ in replayed for program in (before, after)]
+
+    def tested(self, made: Conjecture, integers: Iterable[int]) -> FamilyParameters:
+        """Return the parameters of *made*, whose schemas are the programs at further sizes, too.
+
+        These are the smallest ones, which are no longer allowed if they fail; large ones; and those next to *integers*,
+        at which an operator may change its form.  Raises Refused if it does.
+        """
+        ground = made.ground
+        for p in ground.parameters:
+            allowed = range(p.modulus * p.first + p.residue, self.found[p.name], p.modulus)
+            smallest = [*allowed[:SMALLEST], self.found[p.name]]
+            while len(smallest) > 1 and self._has_form(made, {**self.found, p.name: smallest[-2]}):
+                smallest.pop()
+            least = replace(p, least=max(p.least, smallest[-1]))
+            ground = replace(ground, parameters=tuple(least if q == p else q for q in ground.parameters))
+            larger = (n + -(n - p.residue) % p.modulus for k in (*integers, *LARGE) for n in (k, k + 1))
+            for n in sorted({n for n in larger if n > self.found[p.name]}):
+                sizes = {**self.found, p.name: n}
+                if not self._has_form(made, sizes):
+                    raise Refused(f"at {sizes_text(sizes)} the operators have another form")
+        return ground
+
+    def _has_form(self, made: Conjecture, sizes: Mapping[str, int]) -> bool:
+        """Whether the schemas of *made* are the programs at *sizes*, up to proved equality."""
+        try:
+            programs = self.at(sizes)
+            written = [instantiate_schema(schema, sizes) for schema in made.schemas]
+        except ValueError:
+            return False
+        both = zip(written, programs, strict=True)
+        return all(a == b or certify(a, b, exact_elements=None).kind == "proved" for a, b in both)
+
+
+def _in_twos(programs: Sequence[Program]) -> list[tuple[Program, Program]]:
+    return list(zip(programs[::2], programs[1::2], strict=True))
+
+
+def _constants(two: tuple[Program, Program]) -> list[float]:
+    return [value for program in two for equation in program.equations for value in constants_of(equation.scope)]
+
+
+def _dependent_constants(here: tuple[Program, Program], there: tuple[Program, Program]) -> Mapping[int, Access]:
+    """Return a read for each constant, by position, that differs *here* and *there*: of one tensor for equal ones."""
+    names: dict[tuple[float, float], str] = {}
+    values = enumerate(zip(_constants(here), _constants(there), strict=False))
+    return {n: Tensor(names.setdefault(v, f"n{len(names)}"), ())[()] for n, v in values if v[0] != v[1]}
+
+
+def _with_numbers(two: tuple[Program, Program], reads: Mapping[int, Access]) -> list[Program]:
+    """Return both programs with *reads* in place of the constants at these positions; raises Refused by coincidence."""
+    values = _constants(two)
+    new = {values[n]: read for n, read in reads.items() if n < len(values)}
+    if any(new.get(value) != reads.get(n) for n, value in enumerate(values)):
+        raise Refused("a constant that depends on the sizes is another constant by chance")
+    given = tuple(dict.fromkeys(read.source for read in reads.values() if isinstance(read.source, Tensor)))
+    return [
+        replace(
+            program,
+            inputs=(*program.inputs, *given),
+            equations=tuple(replace(e, scope=with_constants(e.scope, new)) for e in program.equations),
+        )
+        for program in two
+    ]
+
+
+def _integers(model: File) -> set[int]:
+    """Return the integers of *model*: attributes, small integer tensors, and sizes of weights."""
+    _, proto = read_proto(model)
+    attributes = [a for node in walk_nodes(proto) for a in node.attribute]
+    weights = [*proto.graph.initializer, *(a.t for a in attributes if a.HasField("t"))]
+    small = (t for t in weights if t.data_type in INTEGERS and math.prod(t.dims) <= MAX_ELEMENTS)
+    found = {n for t in weights for n in t.dims} | {a.i for a in attributes} | {n for a in attributes for n in a.ints}
+    return {n for n in found.union(*(numpy_helper.to_array(t).flat for t in small)) if n <= LARGEST}
+
+
+def _told(here: Equality, start: float, why: str, found: Mapping[str, int]) -> Equality:
+    told = f"{here.kind} at {sizes_text(found)}, not for all sizes: {why}"
+    return replace(here, kind="unknown", seconds=perf_counter() - start, why=told)
+
+
+def _prove(
+    ground: FamilyParameters,
+    found: Mapping[str, int],
+    schemas: Sequence[Schema],
+    pairs: Sequence[ValuePair],
+    stop: float,
+) -> tuple[FamilyParameters, StepVerdict, ValuePair | None]:
+    """Prove the two *schemas* of each of *pairs* equal, if necessary above least sizes, up to those *found*.
+
+    Return the parameters, and the verdict on the first pair that is not proved, if there is one.
+    """
+    enough = [found[p.name] for p in ground.parameters]
+    both = list(zip(schemas[::2], schemas[1::2], strict=True))
+    for before, after in dict.fromkeys(both):
+        if perf_counter() > stop:
+            raise TimeoutError("the budget was reached")
+        if prove_step(ground, before, after)[0].kind != "proved":
+            ground = raise_least_sizes(ground, enough, before, after) or ground
+    verdicts = {two: judge_step(ground, *two) for two in dict.fromkeys(both)}
+    for pair, two in zip(pairs, both, strict=True):
+        if verdicts[two].kind != "proved":
+            return ground, verdicts[two], pair
+    return ground, StepVerdict("proved"), None
