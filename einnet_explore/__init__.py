@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
     from einnet_explore.syntax import latex, parse, text
+    from einnet_explore.viz import figures
     from einnet_explore.viz.views import rule_page, show
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "evaluate",
     "explore",
     "family",
+    "figures",
     "fuse",
     "grad",
     "graph",
@@ -107,12 +109,13 @@ _HOMES = {
     "einnet_explore.syntax": ("latex", "parse", "text"),
     "einnet_explore.viz.views": ("rule_page", "show"),
 }
+_MODULES = {"figures": "viz.figures", "ops": "operators.expressions"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name == "ops":
-        value: object = import_module(f"{__name__}.operators.expressions")
+    if name in _MODULES:
+        value: object = import_module(f"{__name__}.{_MODULES[name]}")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

@@ -19,8 +19,8 @@
 #
 # | result | how to save it |
 # |---|---|
-# | any figure | `figure.save("fig.svg")`, `.pdf`, `.png`; `width="3.3in"` fits it to a column |
-# | graphs and trees | `figure.save("fig.tikz")` or `figure.tikz()`: TikZ, in the fonts of the paper |
+# | a figure in the width of a column | `ee.figures.derivation(it).save("fig.pdf")`, `.svg`, `.png`, `.tikz` |
+# | any other figure | `figure.save("fig.svg")`, `.pdf`, `.png`; `width="3.3in"` scales it |
 # | expressions, derivations | `ee.show(it).latex()`: `amsmath` |
 # | tables | `table.to_latex()`: `booktabs` |
 #
@@ -292,22 +292,44 @@ fig15_before, fig15 = separable()
 fig15
 
 # %% [markdown]
-# ## Export for a paper
+# ## Figures for a paper
 #
-# Save everything in one folder: figures with the width of a column, and files that TeX can include directly.
+# `ee.figures` draws a figure in the width of a column: `style` is `"acm"`, `"ieee"`, `"slides"` or `"poster"`, `width`
+# any length. No letter is too small to read: long formulas are broken over lines, a tree shows the ways that its caption
+# names and counts the other states, and a graph that does not fit is refused with the width that it needs.
+
+# %%
+ee.figures.derivation(OFFSET_REDUCE)
+
+# %%
+ee.figures.search_tree(MATMULS, to=OFFSET_REDUCE)
+
+# %%
+ee.figures.graph(OFFSET_REDUCE)
+
+# %%
+ee.figures.roofline({"convolution": CONV, "Matmul and OffsetReduce": OFFSET_REDUCE})
+
+# %%
+ee.figures.comparison({c.operators[0].via.operator + f" (E{c.state})": c.seconds for c in MATMULS.candidates[:5]})
+
+# %% [markdown]
+# Save everything in one folder, as PDF and as TikZ; a document includes both without scaling them.
 
 # %%
 out = Path("figures")
 out.mkdir(exist_ok=True)
 pictures = {
-    "fig3": fig3, "fig4": fig4.figure(), "fig5": fig5.figure(), "fig6": fig6, "fig7": fig7, "fig8": fig8.figure(), "fig11": fig11,
-    "fig14": fig14, "fig15": fig15,
-}  # fmt: skip
+    "fig4": ee.figures.expression(fig4.program),
+    "fig5": ee.figures.derivation(OFFSET_REDUCE),
+    "fig7": ee.figures.search_tree(MATMULS, to=OFFSET_REDUCE),
+    "graph": ee.figures.graph(OFFSET_REDUCE),
+}
 for name, picture in pictures.items():
+    picture.save(out / f"{name}.pdf")
+    picture.save(out / f"{name}.tikz")
+for name, picture in {"fig3": fig3, "fig6": fig6, "fig11": fig11, "fig14": fig14, "fig15": fig15}.items():
     picture.save(out / f"{name}.pdf", width="3.3in")
-for name in ("fig3", "fig6", "fig7", "fig11", "fig14", "fig15"):
-    pictures[name].save(out / f"{name}.tikz")
-(out / "fig5.tex").write_text(fig5.latex(), encoding="utf-8")
 (out / "fig10.tex").write_text(fig10.to_latex(), encoding="utf-8")
 sorted(path.name for path in out.iterdir())
 

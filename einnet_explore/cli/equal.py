@@ -39,6 +39,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
     if arguments.json != STDOUT:
         print(found)
     accepted = found.kind in ("proved", arguments.require)
+    if found.kind == "rounded" and not accepted:
+        say("rounded is not accepted: --require rounded accepts it")
     if arguments.junit:
         save_file(arguments.junit, _junit(found, " equals ".join(files), accepted))
     return OK if accepted else NO if found.kind == "different" else NOT_PROVED
@@ -49,7 +51,7 @@ def _junit(found: Equality, name: str, accepted: bool) -> str:
     counts = {"tests": "1", "failures": str(int(not accepted)), "time": f"{found.seconds:.3f}"}
     suite = Element("testsuite", {"name": "einnet-explore equal", **counts})
     case = SubElement(suite, "testcase", {"classname": "equal", "name": name, "time": counts["time"]})
-    failure = {"type": found.kind, "message": found.lines()[-1]}
+    failure = {"type": found.kind, "message": "; ".join(found.lines())}
     outcome = SubElement(case, "system-out") if accepted else SubElement(case, "failure", failure)
     outcome.text = str(found)
     return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

@@ -121,7 +121,7 @@ class Equality(DisplayedAsTable):
             (p.first, p.second, p.certificate.kind, str(len(p.before.equations)), str(len(p.after.equations)))
             for p in self.pairs
         )
-        head = ("first model", "second model", "equal", "equations", "equations of the second")
+        head = ("first", "second", "verdict", "equations of the first", "equations of the second")
         return TextTable(head, rows, "; ".join(self.lines()))
 
     def lines(self) -> list[str]:
@@ -133,7 +133,7 @@ class Equality(DisplayedAsTable):
             error = max(each.error for each in self.folded)
             weights = count_noun(len(self.folded), "weight or constant", "weights and constants")
             lines.append(
-                f"{weights} of one model are products of the other's, up to {error:.1e} of the largest element"
+                f"{weights} of one model are products of weights of the other, up to {error:.1e} of the largest element"
             )
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 

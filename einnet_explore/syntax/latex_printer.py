@@ -41,6 +41,7 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     show_path,
+    walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
@@ -132,15 +133,32 @@ def _operand(numerator: Index) -> str:
     return f"({shown})"
 
 
+OPEN, BREAK, CLOSE = "\x01\x02\x03"
+"""Where a formula may be broken over lines, and where the parts begin and end of which all are inside of brackets."""
+
+_BRACKETS = re.compile(r"\\left\((.*)\\right\)", re.DOTALL)
+
+
+def unbroken(shown: str) -> str:
+    """Remove all marks of places to break *shown* at."""
+    return re.sub(f"[{OPEN}{BREAK}{CLOSE}]", "", shown)
+
+
 def latex_function(op: str, shown: Sequence[str], dialect: str) -> str:
     """Print a call of function *op* with printed arguments."""
+    if op == "where" and any(BREAK in one for one in shown):
+        return rf"\mathrm{{where}}({OPEN}" + rf",\,{BREAK}".join(shown) + f"{CLOSE})"
     if op == "where" and dialect != "mathtext":
         condition, x, y = shown
         return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
     known = SCALAR_FUNCTIONS.get(op)
-    if known and known.latex and len(shown) == known.arity:
-        return known.latex % tuple(shown)
-    return rf"\mathrm{{{op}}}\left({', '.join(shown)}\right)"
+    form = known.latex if known and known.latex and len(shown) == known.arity else ""
+    form = form or rf"\mathrm{{{op}}}\left({', '.join(['%s'] * len(shown))}\right)"
+    if not any(BREAK in one for one in shown):
+        return form % tuple(shown)
+    if not form.endswith(r"\right)"):  # no line ends inside of a root
+        return form % tuple(map(unbroken, shown))
+    return _BRACKETS.sub(rf"({OPEN}\1{CLOSE})", form).replace(", ", f", {BREAK}") % tuple(shown)
 
 
 def latex_matrix(table: Table, dialect: str) -> str:
@@ -175,11 +193,15 @@ class _Place:
     dialect: Dialect
     ranges: Ranges
     marks: Mapping[Path, str]
+    breaks: bool = False
     path: Path = ()
     numbers: count[int] = field(default_factory=count)
 
     def below(self, step: int) -> _Place:
         return replace(self, path=(*self.path, step), numbers=count())
+
+    def mark(self, mark: str) -> str:
+        return mark if self.breaks else ""
 
 
 def latex(
@@ -201,6 +223,15 @@ def latex(
     place = _Place(dialect, ranges, marks or {})
     shown = _latex(it, place)
     return shown.replace(r"\&", "&") if dialect == "mathtext" else shown  # there & is a letter like any other
+
+
+def breakable_equation(equation: Equation, dialect: Dialect) -> str:
+    """Print *equation* with marks of the places at which it may be broken; both brackets have one size.
+
+    The marks are the same in every *dialect*.
+    """
+    name, body = _equation(equation, _Place(dialect, "short", {}, breaks=True))
+    return f"{name} = {body}".replace(r"\&", "&") if dialect == "mathtext" else f"{name} = {body}"
 
 
 def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
@@ -248,7 +279,7 @@ def _stack_lines(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
-    via = rf" \qquad \triangleright~{_instance(equation.via)}" if equation.via else ""
+    via = rf" \qquad {place.mark(BREAK)}\triangleright~{_instance(equation.via, place)}" if equation.via else ""
     return latex_name(equation.name), _outer_scope(equation.scope, place) + via
 
 
@@ -268,7 +299,9 @@ def _brace_scope(scope: Scope, place: _Place) -> str:
     notes = [rf"\mathrm{{pad}}~{edges}"] if scope.padding else []
     notes += [rf"\mathrm{{value}}~{latex_number(scope.value)}"] if scope.value else []
     note = r",~".join(notes)
-    return rf"\left\{{{_scope_body(scope, place)}\right\}}" + (f"^{{{note}}}" if note else "")
+    inside = _scope_body(scope, place)
+    shown = rf"\{{{OPEN}{inside}{CLOSE}\}}" if place.breaks else rf"\left\{{{inside}\right\}}"
+    return shown + (f"^{{{note}}}" if note else "")
 
 
 def _scope_body(scope: Scope, place: _Place) -> str:
@@ -277,7 +310,8 @@ def _scope_body(scope: Scope, place: _Place) -> str:
     plain = not scope.summations and scope.reduce == "sum"
     sums = "" if plain else _operator(scope.reduce, scope.summations, "", place)
     # A reduction takes all that follows, but in print a sum would seem to end it.
-    return " ".join(filter(None, (head, sums, _scalar(scope.body, place, SUM if plain else PRODUCT))))
+    parts = filter(None, (head, sums, _scalar(scope.body, place, SUM if plain else PRODUCT)))
+    return (rf"\; {BREAK}" if place.breaks else " ").join(parts)  # Matplotlib sets no space after an operator
 
 
 def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: _Place) -> str:
@@ -316,15 +350,18 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Compare(op, left, right):
             return f"{latex_index(left)} {_COMPARE[op]} {latex_index(right)}"
         case Apply("+" | "-" as op, (first, *rest)):
-            shown = f" {op} ".join((_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest)))
-            return _parenthesise(shown, SUM, level)
+            terms = (_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest))
+            return _parenthesise(f" {place.mark(BREAK)}{op} ".join(terms), SUM, level)
         case Apply("*", (Const(value), *rest)) if value < 0:
-            return _parenthesise(
-                r"\,".join((latex_number(value), *(_scalar(a, place, ATOM) for a in rest))), SUM, level
-            )
+            factors = (latex_number(value), *(_scalar(a, place, ATOM) for a in rest))
+            return _parenthesise(rf"\,{place.mark(BREAK)}".join(factors), SUM, level)
         case Apply("*", args):
-            return _parenthesise(r"\,".join(_scalar(a, place, ATOM) for a in args), PRODUCT, level)
+            return _parenthesise(rf"\,{place.mark(BREAK)}".join(_scalar(a, place, ATOM) for a in args), PRODUCT, level)
+        case Apply("/", (above, below)) if place.breaks and _has_scopes(body):
+            quotient = f"{_scalar(above, place, PRODUCT)} {BREAK}/ {_scalar(below, place, ATOM)}"
+            return _parenthesise(quotient, PRODUCT, level)
         case Apply("/", (above, below)):
+            place = replace(place, breaks=False)
             return rf"\frac{{{_scalar(above, place)}}}{{{_scalar(below, place)}}}"
         case Apply("neg", (inner,)):
             return _parenthesise(f"-{_scalar(inner, place, PRODUCT)}", SUM, level)
@@ -332,9 +369,14 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
             return latex_function(op, [_scalar(a, place) for a in args], place.dialect)
 
 
+def _has_scopes(body: Scalar) -> bool:
+    return any(isinstance(part, Access) and isinstance(part.source, Scope) for part in walk_scalar(body))
+
+
 def _access(access: Access, place: _Place) -> str:
     inside = place.below(next(place.numbers))
-    at = ", ".join(latex_index(i) for i in access.index)
+    at = f", {place.mark(BREAK)}".join(latex_index(i) for i in access.index)
+    at = f"{place.mark(OPEN)}{at}{place.mark(CLOSE)}"
     match access.source:
         case Scope() as scope:
             return f"{_wrap_marks(_brace_scope(scope, inside), inside)}[{at}]"
@@ -344,13 +386,16 @@ def _access(access: Access, place: _Place) -> str:
             return f"{latex_name(tensor.name)}[{at}]"
 
 
-def _instance(via: Instance) -> str:
+def _instance(via: Instance, place: _Place) -> str:
     shown: Iterable[str] = (
         f"{latex_name(k)}{{=}}{escape_latex(v) if isinstance(v, str) else v}" for k, v in via.attributes
     )
-    return rf"\mathrm{{{escape_latex(via.operator)}}}({', '.join(shown)})"
+    inside = f", {place.mark(BREAK)}".join(shown)
+    return rf"\mathrm{{{escape_latex(via.operator)}}}({place.mark(OPEN)}{inside}{place.mark(CLOSE)})"
 
 
 def _parenthesise(shown: str, binding: int, level: int) -> str:
     """Parenthesise *shown*, whose operator binds as tightly as *binding*, if *level* binds more tightly."""
-    return rf"\left({shown}\right)" if level > binding else shown
+    if level <= binding:
+        return shown
+    return rf"({OPEN}{shown}{CLOSE})" if BREAK in shown else rf"\left({shown}\right)"

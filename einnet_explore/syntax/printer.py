@@ -45,7 +45,8 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
     """Print *it* in the text form; a program ends with a line break.
 
     Raises ValueError for a program that the text form cannot hold: one that reads a tensor which differs from its
-    declaration or from the equation of its name, or that has an iterator whose name is not a word.
+    declaration or from the equation of its name, or that has an iterator whose name is not a word.  Raises TypeError
+    for any other value.
     """
     match it:
         case Program():
@@ -57,8 +58,12 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
             return _scope(it)
         case Index():
             return repr(it)
-        case _:
+        case Access() | Apply() | Compare() | Const():
             return scalar_text(it)
+        case _:
+            raise TypeError(
+                f"found {type(it).__name__}, expected a program, an equation, a scope, a scalar or an index"
+            )
 
 
 def scalar_text(body: Scalar, level: int = SUM) -> str:

@@ -20,10 +20,12 @@ from typing import TypeAlias
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax.latex_printer import latex_words
+from einnet_explore.viz.typesetting import FontSet, outline
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 FONT = "font-family='Helvetica, Arial, sans-serif'"
+SERIF_FONT = "font-family='Times New Roman, Times, STIXGeneral, serif'"
 
 
 def replace_illegal_characters(text: str) -> str:
@@ -135,6 +137,18 @@ class TextLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MathLine:
+    """A formula at its base line, for Matplotlib and for LaTeX, in a font of *size* pixels."""
+
+    x: float
+    y: float
+    mathtext: str
+    tex: str
+    size: float
+    fonts: FontSet = "stix"
+
+
+@dataclass(frozen=True, slots=True)
 class ShapeGroup:
     """Shapes of one item, with its tooltip *title*."""
 
@@ -143,26 +157,58 @@ class ShapeGroup:
     shapes: tuple[Shape, ...]
 
 
-Shape: TypeAlias = "Rectangle | Ellipse | Polyline | Curve | TextLine | ShapeGroup"
+Shape: TypeAlias = "Rectangle | Ellipse | Polyline | Curve | TextLine | MathLine | ShapeGroup"
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Shapes in drawing order."""
+    """Shapes in drawing order; *serif* text has serifs."""
 
     wide: float
     high: float
     shapes: tuple[Shape, ...]
+    serif: bool = False
 
     def svg(self) -> str:
         """Return the picture as an SVG document."""
-        return "".join([_svg_head(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
+        drawn = "".join([_svg_head(self.wide, self.high), *map(_svg, self.shapes), "</svg>"])
+        return drawn.replace(FONT, SERIF_FONT) if self.serif else drawn
+
+    def scaled(self, factor: float) -> Picture:
+        """Return the picture *factor* times as large, text and lines too."""
+        shapes = tuple(_scaled(shape, factor) for shape in self.shapes)
+        return replace(self, wide=self.wide * factor, high=self.high * factor, shapes=shapes)
 
     def tikz(self) -> str:
         """Return the picture as a ``tikzpicture``, which needs only the package ``tikz``."""
         lines = (line for shape in self.shapes for line in _tikz(shape))
         head = r"\begin{tikzpicture}[x=0.75bp, y=-0.75bp, every node/.style={inner sep=0pt, font=\sffamily}]"
-        return "\n".join([head, *(f"  {line}" for line in lines), r"\end{tikzpicture}"]) + "\n"
+        drawn = "\n".join([head, *(f"  {line}" for line in lines), r"\end{tikzpicture}"]) + "\n"
+        return drawn.replace(r"\sffamily", r"\rmfamily") if self.serif else drawn
+
+
+def _scaled(shape: Shape, k: float) -> Shape:
+    """Return *shape* with every length, those of its style and its text too, *k* times as large."""
+
+    def point(p: Point) -> Point:
+        return p[0] * k, p[1] * k
+
+    def style(look: ShapeStyle) -> ShapeStyle:
+        return replace(look, thick=look.thick * k)
+
+    match shape:
+        case Rectangle(x, y, wide, high, look):
+            return replace(shape, x=x * k, y=y * k, wide=wide * k, high=high * k, look=style(look))
+        case Ellipse(x, y, rx, ry, look):
+            return replace(shape, x=x * k, y=y * k, rx=rx * k, ry=ry * k, look=style(look))
+        case Polyline(points, look) | Curve(points, look):
+            return replace(shape, points=tuple(map(point, points)), look=style(look))
+        case TextLine(x, y, _, size, _, halo):
+            return replace(shape, x=x * k, y=y * k, size=size * k, halo=halo * k)
+        case MathLine(x, y, _, _, size):
+            return replace(shape, x=x * k, y=y * k, size=size * k)
+        case ShapeGroup(_, _, shapes):
+            return replace(shape, shapes=tuple(_scaled(each, k) for each in shapes))
 
 
 def _svg(shape: Shape) -> str:
@@ -184,6 +230,9 @@ def _svg(shape: Shape) -> str:
             white = f" stroke='white' stroke-width='{halo:g}' paint-order='stroke'" if halo else ""
             at = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size:g}'"
             return f"<text {at} {FONT}{white}>{escape_xml(text)}</text>"
+        case MathLine(x, y, mathtext, _, size, fonts):
+            move = f"translate({x:.1f} {y:.1f}) scale({size:g})"
+            return f"<path transform='{move}' d='{outline(mathtext, fonts).path}'/>"
         case ShapeGroup(kind, title, shapes):
             inside = "".join(map(_svg, shapes))
             return f"<g class='{escape_xml(kind)}'><title>{escape_xml(title)}</title>{inside}</g>"
@@ -228,9 +277,16 @@ def _tikz(shape: Shape) -> Iterable[str]:
             font = rf"font=\sffamily\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
             if text:
                 yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{latex_words(text)}}};"
+        case MathLine(x, y, _, tex, size, _):
+            font = rf"font=\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
+            below = _REDUCTIONS.sub(r"\1\\limits_", tex)  # signs of the size of letters, with limits below
+            yield rf"\node[anchor=base west, {font}] at ({x:.1f},{y:.1f}) {{$\textstyle {below}$}};"
         case ShapeGroup(_, _, shapes):
             for inside in shapes:
                 yield from _tikz(inside)
+
+
+_REDUCTIONS = re.compile(r"(\\(?:sum|prod|max|min))_")
 
 
 def _style(look: ShapeStyle, more: str = "") -> str:
@@ -309,7 +365,7 @@ class Figure:
 
     def scaled(self, width: str) -> Figure:
         """Return the picture scaled to *width*; raise Refused unless that is a positive length."""
-        return replace(self, svg=_scale_svg(self.svg, _pixels(width)))
+        return replace(self, svg=_scale_svg(self.svg, pixels(width)))
 
 
 def _width(svg: str) -> float:
@@ -329,7 +385,8 @@ def _scale_svg(svg: str, wide: float) -> str:
     return f"{bare} width='{wide:.2f}' height='{wide * up / across:.2f}'>{rest}"
 
 
-def _pixels(width: str) -> float:
+def pixels(width: str) -> float:
+    """Return a width such as ``"3.3in"`` in pixels; raise Refused unless it is a positive length."""
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", width)
     try:
         wide = float(found[1]) * PIXELS_PER_UNIT[found[2]] if found else 0.0
@@ -349,7 +406,12 @@ def figure_from_picture(picture: Picture, says: str) -> Figure:
 
 def _with_standard_fonts(svg: str) -> str:
     """Return *svg* with its fonts replaced by Matplotlib's, so that files are equal on every machine."""
-    return _FAMILY.sub(lambda found: f"font-family='DejaVu Sans{' Mono' if 'monospace' in found[2] else ''}'", svg)
+
+    def standard(found: re.Match[str]) -> str:
+        serif = "STIXGeneral" if "STIXGeneral" in found[2] else "DejaVu Sans"
+        return f"font-family='{'DejaVu Sans Mono' if 'monospace' in found[2] else serif}'"
+
+    return _FAMILY.sub(standard, svg)
 
 
 @lru_cache(1)

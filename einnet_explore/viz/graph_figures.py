@@ -148,7 +148,8 @@ def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tu
     points += [(layout.x[bend], layout.y[bend]) for bend in way]
     points.append((layout.x[b], layout.y[b] - 1))
     (px, py), (x, y) = points[0], points[1]
-    shape = TextLine(0.7 * px + 0.3 * x + 5, 0.6 * py + 0.4 * y + 3, label, 10, halo=3)
+    away, anchor = (-5, "end") if x > px + 1 else (5, "start")  # on the side to which the curve does not turn
+    shape = TextLine(px + away, 0.7 * py + 0.3 * y + 3, label, 10, anchor, halo=3)
     return Curve(tuple(points), ShapeStyle(stroke="#666666"), arrow=True), shape
 
 
