@@ -391,7 +391,7 @@ def test_no_serious_fault_of_accessibility_in_either_theme_wide_or_narrow(lab: L
         page.get_by_role("button", name="▶ Search").click()
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
         page.locator(".ein-edit").first.click()
-        page.locator(".ein-top button").first.click()
+        page.locator(".ein-top tbody button").first.click()
         page.locator(".ein-detail b").first.wait_for()
         page.evaluate(source)
         # A fault that everybody would see: were it not found, what is said below would mean nothing.
@@ -488,7 +488,7 @@ def test_marimo_by_mouse_and_by_keyboard(lab: Lab, tmp_path: Path) -> None:
         page.locator("input[name=max_depth]").fill("1")
         page.get_by_role("button", name="▶ Search").click()
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
-        page.locator(".ein-top button").first.click()
+        page.locator(".ein-top tbody button").first.click()
         page.locator(".ein-detail b", has_text="state").wait_for()
         fonts = page.evaluate("() => [...document.fonts].filter(f => f.family.includes('KaTeX')).map(f => f.status)")
         assert "loaded" in fonts

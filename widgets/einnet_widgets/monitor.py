@@ -12,18 +12,18 @@ from itertools import zip_longest
 from typing import Any
 
 from einnet_explore.session.run import Run
+from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_widgets.look import Shown, library_calls
 
-STATES, MERGES = 4000, 4000
-"""Entries of a message: 12 and 8 bytes each, so that a message is smaller than 100 KB."""
+STATES, MERGES = 1000, 4000
+"""Entries of a message: 12 bytes a state and 8 a merge, and about 100 a candidate; most states are none."""
 
 EVERY_MERGE = 20_000
 """Maximum number of drawn merges; a search by single rules prunes hundreds of thousands of states."""
 
 NONE = 255
 PHASES = {"start": 0, "explorative": 1, "converging": 2}
-TOP = 6
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Columns:
 
     run: Run
     rules: list[str] = field(default_factory=list)
-    seconds: dict[int, float] = field(default_factory=dict)
+    found: dict[int, Candidate] = field(default_factory=dict)
     merges: dict[tuple[int, int], None] = field(default_factory=dict)
     _candidates: int = 0
     _pruned: int = 0
@@ -41,7 +41,7 @@ class Columns:
         """Read new estimates and merges."""
         candidates, pruned = self.run.candidates, self.run.pruned
         for candidate in candidates[self._candidates :]:
-            self.seconds[candidate.state] = candidate.seconds
+            self.found[candidate.state] = candidate
             self._candidates += 1
         for p in pruned[self._pruned : len(pruned)]:
             self._pruned += 1
@@ -52,7 +52,7 @@ class Columns:
         """Return the number of displayable states; a candidate needs its estimate first."""
         states = self.run.search.states
         n = len(states)
-        while n and states[n - 1].phase == "converging" and n - 1 not in self.seconds:
+        while n and states[n - 1].phase == "converging" and n - 1 not in self.found:
             n -= 1
         return n
 
@@ -66,7 +66,7 @@ class Columns:
             return None
         bodies: list[array.array[Any]] = [
             array.array("i", (s.parent for s in states)),
-            array.array("f", (self.seconds.get(s.id, -1.0) for s in states)),
+            array.array("f", (self.found[s.id].seconds if s.id in self.found else -1.0 for s in states)),
             array.array("i", (n for pair in pairs for n in pair)),
             array.array("B", (min(s.depth, NONE) for s in states)),
             array.array("B", (NONE if s.distance is None else min(s.distance, NONE - 1) for s in states)),
@@ -81,6 +81,7 @@ class Columns:
             "merged": merged,
             "merges": len(pairs),
             "rules": list(self.rules),
+            "found": [_candidate(self.found[s.id]) for s in states if s.id in self.found],
         }
         return header, b"".join(body.tobytes() for body in bodies)
 
@@ -88,6 +89,16 @@ class Columns:
         if name not in self.rules:
             self.rules.append(name)
         return self.rules.index(name)
+
+
+def _candidate(candidate: Candidate) -> Shown:
+    return {
+        "state": candidate.state,
+        "operators": library_calls(candidate.program),
+        "eoperators": candidate.eoperators,
+        "steps": len(candidate.derivation.steps),
+        "seconds": candidate.seconds,
+    }
 
 
 def options(run: Run | None) -> Shown:
@@ -131,7 +142,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "spent": 0.0,
         "progress": 0.0,
         "best": None,
-        "top": [],
+        "top": None,
         "detail": detail,
         "ending": "",
         "remarks": [],
@@ -148,16 +159,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "spent": spent,
         "progress": 1.0 if how == "done" else min(1.0, spent / run.budget) if run.budget else 0.0,
         "best": candidates[0].seconds if candidates else None,
-        "top": [
-            {
-                "state": c.state,
-                "operators": library_calls(c.program),
-                "eoperators": c.eoperators,
-                "steps": len(c.derivation.steps),
-                "seconds": c.seconds,
-            }
-            for c in candidates[:TOP]
-        ],
+        "top": candidates[0].state if candidates else None,
         "ending": run.ending,
         "remarks": [] if run.running else _remarks(run),
         "error": "" if run.error is None else f"{type(run.error).__name__}: {run.error}",

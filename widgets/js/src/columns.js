@@ -9,6 +9,7 @@ export class Columns {
     this.count = 0;
     this.merges = [];
     this.rules = [];
+    this.found = new Map();
     this.reserve(1024);
   }
 
@@ -29,11 +30,13 @@ export class Columns {
 
   /**
    * Take in *count* states from number *from* on, and *merges* (pairs: a state, and the one it would have reached again)
-   * from number *merged* on.  What is here already is left; returns false where states before *from* are missing.
+   * from number *merged* on, and what is known of the candidates *found*.  What is here already is left; returns false
+   * where states before *from* are missing.
    */
-  append({ from, count, merged, merges, rules }, buffer) {
+  append({ from, count, merged, merges, rules, found }, buffer) {
     if (from > this.count) return false;
     if (rules) this.rules = rules;
+    for (const one of found ?? []) this.found.set(one.state, one);
     const bytes = buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength);
     let offset = 0;
     const take = (type, n) => {
@@ -61,6 +64,14 @@ export class Columns {
     return this.phase[n] === 2;
   }
 
+  /** The flags of the states on the ways to those that *matches* flags; the start always has one. */
+  ways(matches) {
+    const kept = new Uint8Array(this.count);
+    if (this.count) kept[0] = 1;
+    for (let n = this.count - 1; n > 0; n--) if (matches[n] || kept[n]) kept[n] = kept[this.parent[n]] = 1;
+    return kept;
+  }
+
   /** The states from *n* up to the start. */
   way(n) {
     const found = [];
@@ -69,8 +80,11 @@ export class Columns {
   }
 }
 
-/** Leaves side by side in the order of a walk, parents above the middle of their children; *row* is the depth below the start. */
-export function layout(columns) {
+/**
+ * Leaves side by side in the order of a walk, parents above the middle of their children; *row* is the depth below the
+ * start.  States that *kept* (a flag a state) leaves out have no place: their row is -1.
+ */
+export function layout(columns, kept = null) {
   const n = columns.count;
   const x = new Float64Array(n);
   const row = new Int32Array(n);
@@ -80,6 +94,10 @@ export function layout(columns) {
   let rows = 0;
   for (let k = 1; k < n; k++) {
     const p = columns.parent[k];
+    if (kept && !kept[k]) {
+      row[k] = -1;
+      continue;
+    }
     row[k] = row[p] + 1;
     if (row[k] > rows) rows = row[k];
     if (first[p] < 0) first[p] = k;
@@ -98,29 +116,4 @@ export function layout(columns) {
     if (here >= 0) here = next[here];
   }
   return { x, row, rows, leaves: Math.max(1, leaves), first, next };
-}
-
-/**
- * A filter in words as a test of states, or null where it says nothing: `distance<=1`, `depth=3`, `seconds<0.001`,
- * `candidates`, or a part of the last rule's name; several are all meant.  Throws what it does not understand.
- */
-export function filter(words) {
-  const tests = words
-    .trim()
-    .split(/\s+/)
-    .filter(Boolean)
-    .map((word) => {
-      const [, name, sign, value] = /^(distance|depth|seconds)(<=|>=|=|<|>)([\d.eE+-]+)$/.exec(word) ?? [];
-      if (name) {
-        const bound = Number(value);
-        if (Number.isNaN(bound)) throw new Error(`${value} is no number`);
-        const compare = { "<=": (a) => a <= bound, ">=": (a) => a >= bound, "=": (a) => a === bound, "<": (a) => a < bound, ">": (a) => a > bound }[sign];
-        const known = { distance: (c, n) => c.distance[n] !== NONE, depth: () => true, seconds: (c, n) => c.seconds[n] >= 0 }[name];
-        return (c, n) => known(c, n) && compare(c[name][n]);
-      }
-      if (/[<>=]/.test(word)) throw new Error(`${word}: expected distance, depth or seconds and a number`);
-      if (word === "candidates") return (c, n) => c.candidate(n);
-      return (c, n) => (c.rules[c.rule[n]] ?? "").includes(word);
-    });
-  return tests.length ? (c, n) => tests.every((test) => test(c, n)) : null;
 }

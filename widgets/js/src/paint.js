@@ -1,31 +1,49 @@
-// The colours of states: by distance, by estimated time, or by phase; shapes say the rest.
+// The colours of states: by distance, by estimated time, or by phase; a hole says the same without colour.
 import { NONE, PHASES } from "./columns.js";
 import { h } from "./dom.js";
 
-const DISTANCE = ["#00734a", "#4aa564", "#a8b93a", "#d99c1f", "#d96b27", "#b8372f", "#6d1a36"];
-const PHASE = ["#444444", "#2e6da4", "#e0a526"];
-const COST = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"];
-const UNKNOWN = "#9aa0a6";
+// Each has a contrast of 3 or more to a white and to a black page.
+const DISTANCE = ["#0077bb", "#1a8f8a", "#5f8a2c", "#a07900", "#c86414", "#d4433a", "#b5459a"];
+const PHASE = ["#808080", "#2f80c2", "#c07800"];
+const COST = ["#7a5cc0", "#3f77c4", "#1f8aa0", "#2d8f57", "#7f8a1c", "#b47a10"];
+const UNKNOWN = "#8a8f95";
+export const CHOSEN = "#d4433a";
+export const MERGE = "#7a6cd0";
 
-/** The colour of each state. */
+/** The part of a state's radius that is its hole, for its place among *many*: the first has none. */
+const hollow = (place, many) => (0.75 * place) / (many - 1);
+
+/** The colour and the hole of each state. */
 export function paint(columns, mode) {
-  if (mode === "phase") return (n) => PHASE[columns.phase[n]];
-  if (mode === "distance") return (n) => (columns.distance[n] === NONE ? UNKNOWN : DISTANCE[Math.min(DISTANCE.length - 1, columns.distance[n])]);
+  if (mode === "phase") return (n) => ({ colour: PHASE[columns.phase[n]], hole: 0 });
+  const place = mode === "distance" ? distance(columns) : cost(columns);
+  const colours = mode === "distance" ? DISTANCE : COST;
+  return (n) => {
+    const at = place(n);
+    return at < 0 ? { colour: UNKNOWN, hole: 0 } : { colour: colours[at], hole: hollow(at, colours.length) };
+  };
+}
+
+function distance(columns) {
+  return (n) => (columns.distance[n] === NONE ? -1 : Math.min(DISTANCE.length - 1, columns.distance[n]));
+}
+
+function cost(columns) {
   const [lo, hi] = range(columns);
   const scale = Math.log(hi / lo) || 1;
-  return (n) => (columns.seconds[n] >= 0 ? COST[Math.min(COST.length - 1, Math.floor((COST.length * (Math.log(columns.seconds[n] / lo) || 0)) / scale))] : UNKNOWN);
+  return (n) => (columns.seconds[n] >= 0 ? Math.min(COST.length - 1, Math.floor((COST.length * (Math.log(columns.seconds[n] / lo) || 0)) / scale)) : -1);
 }
 
 /** What the colours mean. */
 export function key(mode) {
-  const swatch = (colour, text) => h("span", {}, h("i", { style: `background:${colour}` }), text);
+  const swatch = (colour, text, hole = 0) => h("span", {}, h("i", { style: `background:radial-gradient(circle, transparent ${60 * hole}%, ${colour} ${60 * hole + 1}%)` }), text);
   switch (mode) {
     case "phase":
       return PHASES.map((phase, n) => swatch(PHASE[n], phase));
     case "distance":
-      return DISTANCE.map((colour, n) => swatch(colour, n === DISTANCE.length - 1 ? `${n}+` : String(n)));
+      return DISTANCE.map((colour, n) => swatch(colour, n === DISTANCE.length - 1 ? `${n}+` : String(n), hollow(n, DISTANCE.length)));
     default:
-      return [swatch(COST[0], "quick"), swatch(COST[3], ""), swatch(COST[5], "slow"), swatch(UNKNOWN, "no candidate")];
+      return [swatch(COST[0], "quick"), swatch(COST[3], "", hollow(3, COST.length)), swatch(COST[5], "slow", hollow(5, COST.length)), swatch(UNKNOWN, "no candidate")];
   }
 }
 

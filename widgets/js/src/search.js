@@ -1,4 +1,5 @@
 // A search: start, pause, stop; its tree, its candidates, and why it did not go some way.
+import { candidateTable } from "./candidates.js";
 import { counted, h, seconds } from "./dom.js";
 import { formula } from "./formula.js";
 import { treeView } from "./tree.js";
@@ -7,12 +8,8 @@ import { treeView } from "./tree.js";
 const ALWAYS = "eoperator_generation";
 
 export function searchPanel({ act }) {
-  const tree = treeView({
-    onselect: (n) => {
-      tree.select(n);
-      act({ do: "state", state: n });
-    },
-  });
+  const tree = treeView({ onselect: pick });
+  const table = candidateTable({ pick });
   let state = { status: "idle", options: {} };
   let run = null;
 
@@ -22,24 +19,27 @@ export function searchPanel({ act }) {
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the search" });
   const facts = h("span.ein-facts", { role: "status" });
   const colour = h("select", { ariaLabel: "colour of states", onchange: () => tree.colour(colour.value) }, ["distance", "cost", "phase"].map((v) => h("option", { value: v }, `colour: ${v}`)));
-  const words = h("input.ein-filter", { type: "search", placeholder: "filter: distance<=1 candidates …", ariaLabel: "filter states", oninput: () => sift() });
+  const words = h("input.ein-filter", { type: "search", placeholder: "filter: candidates, operator:matmul m=196, rule:split, cost<20us, depth=2 …", ariaLabel: "filter states", oninput: () => sift() });
+  const count = h("span.ein-count", { role: "status" });
+  const only = h("input", { type: "checkbox", disabled: true, onchange: () => tree.only(only.checked) });
+  const merges = h("input", { type: "checkbox", checked: true, onchange: () => tree.showMerges(merges.checked) });
   const fit = button("Fit", "show the whole tree (f)", () => tree.fit());
   const svg = button("SVG", "save the tree to a file", () => act({ do: "picture" }));
   const options = h("details.ein-options");
   const error = h("p.ein-error", { role: "alert" });
   const detail = h("div.ein-detail", { ariaLive: "polite" });
   const remarks = h("div.ein-remarks", { role: "status" });
-  const top = h("div.ein-top");
   const body = h(
     "div.ein-search",
     {},
     h("div.ein-tools", {}, start, stop, progress, facts),
     options,
-    h("div.ein-tools", {}, colour, words, fit, svg),
+    h("div.ein-tools", {}, words, count),
+    h("div.ein-tools", {}, colour, h("label", { title: "draw only the ways to the states that the filter finds" }, only, " only the ways to matches"), h("label", { title: "draw the moves that would have reached a known state again" }, merges, " merges"), fit, svg),
     error,
     remarks,
     tree.root,
-    h("div.ein-below", {}, top, detail),
+    h("div.ein-below", {}, table.root, detail),
   );
 
   function sift() {
@@ -51,6 +51,15 @@ export function searchPanel({ act }) {
       words.setCustomValidity(problem.message);
       error.textContent = `filter: ${problem.message}`;
     }
+    sifted();
+  }
+
+  /** Say how many states the filter finds, and show the candidates among them. */
+  function sifted() {
+    const { matches, found, columns } = tree;
+    count.textContent = matches ? `${found.toLocaleString("en")} of ${counted(columns.count, "state")}` : "";
+    only.disabled = !matches;
+    table.show(columns, matches, tree.selected);
   }
 
   /** The settings: what is left empty is as if nothing had been said.  Null where one is wrong, which is said. */
@@ -113,6 +122,7 @@ export function searchPanel({ act }) {
     if (next.run !== run) {
       run = next.run;
       tree.clear();
+      sifted();
       detail.replaceChildren();
       if (run != null) act({ do: "tree", run, since: 0 });
     }
@@ -129,8 +139,7 @@ export function searchPanel({ act }) {
     if (JSON.stringify(before.remarks) !== JSON.stringify(next.remarks)) remarks.replaceChildren(...(next.remarks ?? []).map(remark));
     if (next.error !== before.error) error.textContent = next.error ?? "";
     if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
-    tree.best(next.top?.[0]?.state ?? -1);
-    top.replaceChildren(...(next.top?.length ? [candidates(next.top)] : []));
+    tree.best(next.top ?? -1);
     about(next.detail);
   }
 
@@ -139,32 +148,9 @@ export function searchPanel({ act }) {
     return h("p", {}, says, step ? [" ", button(`Apply ${step.rule.replaceAll("_", " ")}`, "apply this step to the current program", () => act({ do: "apply", ...step }))] : null);
   }
 
-  function candidates(found) {
-    return h(
-      "table",
-      {},
-      h("caption", {}, "the cheapest candidates by estimate"),
-      h("thead", {}, h("tr", {}, ["state", "library operators", "eOperators", "steps", "estimated"].map((name) => h("th", { scope: "col" }, name)))),
-      h(
-        "tbody",
-        {},
-        found.map((c) =>
-          h(
-            "tr",
-            {},
-            h("td", {}, h("button", { type: "button", onclick: () => pick(c.state) }, String(c.state))),
-            h("td", {}, c.operators),
-            h("td", {}, String(c.eoperators)),
-            h("td", {}, String(c.steps)),
-            h("td", {}, seconds(c.seconds)),
-          ),
-        ),
-      ),
-    );
-  }
-
   function pick(n) {
     tree.select(n);
+    sifted();
     act({ do: "state", state: n });
   }
 
@@ -195,7 +181,8 @@ export function searchPanel({ act }) {
     /** States that have come. */
     arrived(header, buffer) {
       if (header.run !== run) return;
-      if (!tree.append(header, buffer)) act({ do: "tree", run, since: tree.columns.count });
+      if (tree.append(header, buffer)) sifted();
+      else act({ do: "tree", run, since: tree.columns.count });
     },
     key(event) {
       if (event.key === "s") toggle();
@@ -206,6 +193,9 @@ export function searchPanel({ act }) {
       else return false;
       return true;
     },
-    destroy: () => tree.destroy(),
+    destroy: () => {
+      tree.destroy();
+      table.destroy();
+    },
   };
 }

@@ -1,11 +1,15 @@
 // The search tree on a canvas: drawn in chunks, culled, one edge a pixel where many would lie upon one another.
 import { counted, h, seconds } from "./dom.js";
-import { Columns, NONE, PHASES, filter, layout } from "./columns.js";
-import { key, paint } from "./paint.js";
+import { Columns, NONE, PHASES, layout } from "./columns.js";
+import { filter } from "./filter.js";
+import { CHOSEN, MERGE, key, paint } from "./paint.js";
 
 const CHUNK = 200;
 const MERGES = 4000;
 const EDGE = 16;
+const STRIP = 14;
+const LABEL = 11;
+const WHOLE = { kx: 1, ky: 1, x: 0, y: 0 };
 
 export function treeView({ onselect }) {
   const canvas = h("canvas");
@@ -17,17 +21,22 @@ export function treeView({ onselect }) {
   const pen = canvas.getContext("2d");
   let columns = new Columns();
   let placed = layout(columns);
-  let view = { k: 1, x: 0, y: 0 };
+  let view = WHOLE;
   let size = { w: 0, h: 0 };
   let selected = -1;
   let mode = "distance";
   let test = null;
+  let matches = null;
+  let found = 0;
+  let isOnly = false;
+  let hasMerges = true;
   let best = -1;
   let waiting = false;
   const times = { layout: 0, draw: 0 };
 
-  const px = (n) => (EDGE + (placed.x[n] / Math.max(1, placed.leaves - 1)) * (size.w - 2 * EDGE) + (placed.leaves === 1 ? size.w / 2 - EDGE : 0)) * view.k + view.x;
-  const py = (n) => (EDGE + (placed.row[n] / Math.max(1, placed.rows)) * (size.h - 2 * EDGE - 14)) * view.k + view.y;
+  const across = (n) => EDGE + (placed.x[n] / Math.max(1, placed.leaves - 1)) * (size.w - 2 * EDGE) + (placed.leaves === 1 ? size.w / 2 - EDGE : 0);
+  const px = (n) => across(n) * view.kx + view.x;
+  const py = (n) => (EDGE + (placed.row[n] / Math.max(1, placed.rows)) * (size.h - 2 * EDGE - 14)) * view.ky + view.y;
 
   function request() {
     if (waiting) return;
@@ -77,6 +86,10 @@ export function treeView({ onselect }) {
       (k) => {
         const child = k + 1;
         const parent = columns.parent[child];
+        if (placed.row[child] < 0) {
+          pair[0] = -1;
+          return pair;
+        }
         const at = Math.round(px(child));
         pair[0] = seen[parent] === at ? -1 : parent;
         pair[1] = child;
@@ -87,61 +100,110 @@ export function treeView({ onselect }) {
       faint,
       [],
     );
-    const merges = columns.merges;
+    const merges = hasMerges ? columns.merges.filter(([a, b]) => placed.row[a] >= 0 && placed.row[b] >= 0) : [];
     const some = Math.min(merges.length, MERGES);
     pen.globalAlpha = some > 400 ? 0.12 : 0.35;
-    lines((k) => merges[merges.length - 1 - k], some, "#6a5acd", [3, 3]);
+    lines((k) => merges[merges.length - 1 - k], some, MERGE, [3, 3]);
     pen.globalAlpha = 1;
     dots(n);
-    if (selected >= 0 && selected < n) highlight();
+    if (selected >= 0 && selected < n && placed.row[selected] >= 0) highlight();
+    labels(n);
+    if (view.kx > 1) overview(n);
     times.draw = performance.now() - began;
     root.dataset.count = n;
     root.dataset.times = JSON.stringify(times);
-    said.textContent = `${counted(n, "state")}, ${counted(merges.length, "merge")}`;
+    said.textContent = `${counted(n, "state")}, ${counted(columns.merges.length, "merge")}`;
   }
 
   function dots(n) {
-    const colour = paint(columns, mode);
+    const look = paint(columns, mode);
     const buckets = new Map();
-    const spacing = ((size.w - 2 * EDGE) * view.k) / placed.leaves;
+    const spacing = ((size.w - 2 * EDGE) * view.kx) / placed.leaves;
     const radius = Math.max(1.4, Math.min(6, spacing / 2.4));
     const taken = new Set();
     for (let k = n - 1; k >= 0; k--) {
+      if (placed.row[k] < 0) continue;
       const x = px(k);
       const y = py(k);
       if (x < -9 || y < -9 || x > size.w + 9 || y > size.h + 9) continue;
-      const on = !test || test(columns, k);
+      const on = !matches || matches[k];
       if (radius < 2) {
         const cell = Math.round(x) * 65536 + Math.round(y) + (on ? 0.5 : 0);
         if (taken.has(cell)) continue;
         taken.add(cell);
       }
-      const key = (on ? "" : "-") + colour(k);
+      const { colour, hole } = look(k);
+      const key = (on ? "" : "-") + colour;
       if (!buckets.has(key)) buckets.set(key, []);
-      buckets.get(key).push(x, y, columns.candidate(k) ? 1 : 0);
+      buckets.get(key).push(x, y, columns.candidate(k) ? 1 : 0, hole);
     }
     for (const [key, found] of [...buckets].sort((a, b) => (a[0] < b[0] ? -1 : 1))) {
-      pen.globalAlpha = key.startsWith("-") ? 0.12 : 1;
+      pen.globalAlpha = key.startsWith("-") ? (isOnly ? 0.5 : 0.12) : 1;
       pen.fillStyle = key.replace("-", "");
-      for (let k = 0; k < found.length; k += 3) {
-        if (found[k + 2] || radius < 2.4) pen.fillRect(found[k] - radius, found[k + 1] - radius, 2 * radius, 2 * radius);
-        else {
-          pen.beginPath();
-          pen.arc(found[k], found[k + 1], radius, 0, 6.3);
-          pen.fill();
-        }
-      }
+      if (radius < 2.4) for (let k = 0; k < found.length; k += 4) pen.fillRect(found[k] - radius, found[k + 1] - radius, 2 * radius, 2 * radius);
+      else for (let k = 0; k < found.length; k += 4) shape(found[k], found[k + 1], found[k + 2], radius, found[k + 3] * radius);
     }
     pen.globalAlpha = 1;
-    if (best >= 0 && best < n) {
+    if (best >= 0 && best < n && placed.row[best] >= 0) {
       pen.strokeStyle = getComputedStyle(root).color;
       pen.lineWidth = 1.5;
       pen.strokeRect(px(best) - radius - 3, py(best) - radius - 3, 2 * radius + 6, 2 * radius + 6);
     }
   }
 
+  /** A square of a candidate, or a circle, with a *hole* of this radius. */
+  function shape(x, y, candidate, radius, hole) {
+    pen.beginPath();
+    if (candidate) pen.rect(x - radius, y - radius, 2 * radius, 2 * radius);
+    else pen.arc(x, y, radius, 0, 6.3);
+    if (hole) {
+      pen.moveTo(x + hole, y);
+      pen.arc(x, y, hole, 0, 6.3);
+    }
+    pen.fill("evenodd");
+  }
+
+  /** The last rule of each state, or the calls of a candidate, where there is room for it. */
+  function labels(n) {
+    if (((size.w - 2 * EDGE) * view.kx) / placed.leaves < 3 * LABEL) return;
+    pen.font = `${LABEL}px sans-serif`;
+    pen.fillStyle = getComputedStyle(root).color;
+    const rows = Array.from({ length: placed.rows + 1 }, () => []);
+    for (let k = 1; k < n; k++) if (placed.row[k] >= 0 && px(k) > -200 && px(k) < size.w) rows[placed.row[k]].push(k);
+    for (const row of rows) {
+      row.sort((a, b) => placed.x[a] - placed.x[b]);
+      row.forEach((k, at) => {
+        const text = columns.found.get(k)?.operators || (columns.rules[columns.rule[k]] ?? "").replaceAll("_", " ");
+        const x = px(k) + 9;
+        const next = at + 1 < row.length ? px(row[at + 1]) - 9 : size.w;
+        if ((!matches || matches[k] || isOnly) && x + pen.measureText(text).width < next) pen.fillText(text, x, py(k) + 4);
+      });
+    }
+  }
+
+  /** The whole breadth as a strip: candidates or matches, and what of it is seen; a click there goes there. */
+  function overview(n) {
+    const colour = getComputedStyle(root).color;
+    pen.globalAlpha = 0.1;
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, size.w, STRIP);
+    pen.globalAlpha = 1;
+    const taken = new Set();
+    for (let k = 0; k < n; k++) {
+      if (placed.row[k] < 0 || !(matches ? matches[k] : columns.candidate(k))) continue;
+      const x = Math.round(across(k));
+      if (taken.has(x)) continue;
+      taken.add(x);
+      pen.fillRect(x, 4, 1, STRIP - 8);
+    }
+    pen.strokeStyle = CHOSEN;
+    pen.lineWidth = 2;
+    pen.strokeRect(-view.x / view.kx, 1, size.w / view.kx, STRIP - 2);
+    pen.lineWidth = 1;
+  }
+
   function highlight() {
-    pen.strokeStyle = "#c0392b";
+    pen.strokeStyle = CHOSEN;
     pen.lineWidth = 2.5;
     pen.beginPath();
     const way = columns.way(selected);
@@ -160,6 +222,7 @@ export function treeView({ onselect }) {
     let found = -1;
     let nearest = 144;
     for (let n = 0; n < columns.count; n++) {
+      if (placed.row[n] < 0) continue;
       const d = (px(n) - x) ** 2 + (py(n) - y) ** 2;
       if (d < nearest) [found, nearest] = [n, d];
     }
@@ -170,7 +233,8 @@ export function treeView({ onselect }) {
     const parts = [`state ${n}`, columns.candidate(n) ? "candidate" : PHASES[columns.phase[n]], `depth ${columns.depth[n]}`];
     if (columns.distance[n] !== NONE) parts.push(`distance ${columns.distance[n]}`);
     if (columns.seconds[n] >= 0) parts.push(seconds(columns.seconds[n]));
-    if (n) parts.push((columns.rules[columns.rule[n]] ?? "").replaceAll("_", " "));
+    if (columns.found.get(n)?.operators) parts.push(columns.found.get(n).operators);
+    else if (n) parts.push((columns.rules[columns.rule[n]] ?? "").replaceAll("_", " "));
     return parts.filter(Boolean).join(" · ");
   }
 
@@ -184,22 +248,54 @@ export function treeView({ onselect }) {
     tip.style.top = `${Math.max(4, py(n) - 30)}px`;
   }
 
-  function zoom(factor, x = size.w / 2, y = size.h / 2) {
-    const k = Math.min(2000, Math.max(1, view.k * factor));
-    const by = k / view.k;
-    view = { k, x: x - (x - view.x) * by, y: y - (y - view.y) * by };
-    if (k === 1) view = { k: 1, x: 0, y: 0 };
+  /** Zoom along the breadth, or along *both* axes, about a point of the canvas. */
+  function zoom(factor, both = false, x = size.w / 2, y = size.h / 2) {
+    const kx = Math.min(2000, Math.max(1, view.kx * factor));
+    const ky = both ? Math.min(20, Math.max(1, view.ky * factor)) : view.ky;
+    view = { kx, ky, x: x - ((x - view.x) * kx) / view.kx, y: y - ((y - view.y) * ky) / view.ky };
+    if (kx === 1 && ky === 1) view = WHOLE;
+    request();
+  }
+
+  /** Show the part of the breadth around *x* of the strip. */
+  function travel(x) {
+    view = { ...view, x: size.w / 2 - x * view.kx };
+    request();
+  }
+
+  /** Flag what the filter finds from state *from* on. */
+  function sift(from = 0) {
+    if (!test) {
+      matches = null;
+      found = 0;
+      return;
+    }
+    const flags = new Uint8Array(columns.count);
+    if (from && matches) flags.set(matches.subarray(0, from));
+    for (let n = from; n < columns.count; n++) flags[n] = test(columns, n) ? 1 : 0;
+    matches = flags;
+    found = flags.reduce((sum, flag) => sum + flag, 0);
+  }
+
+  function place() {
+    const began = performance.now();
+    placed = layout(columns, isOnly && matches ? columns.ways(matches) : null);
+    times.layout = performance.now() - began;
     request();
   }
 
   let drag = null;
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: event.clientX, y: event.clientY, moved: false };
+    const box = canvas.getBoundingClientRect();
+    const strip = view.kx > 1 && event.clientY - box.top < STRIP;
+    drag = { x: event.clientX, y: event.clientY, moved: strip, strip };
+    if (strip) travel(event.clientX - box.left);
     canvas.setPointerCapture?.(event.pointerId);
     root.focus({ preventScroll: true });
   });
   canvas.addEventListener("pointermove", (event) => {
     if (!drag) return point(event);
+    if (drag.strip) return travel(event.clientX - canvas.getBoundingClientRect().left);
     const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
     if (!drag.moved && Math.hypot(dx, dy) < 4) return;
     drag = { x: event.clientX, y: event.clientY, moved: true };
@@ -223,7 +319,7 @@ export function treeView({ onselect }) {
       if (!event.ctrlKey && !root.contains(document.activeElement) && root.getRootNode().activeElement !== root) return;
       event.preventDefault();
       const box = canvas.getBoundingClientRect();
-      zoom(Math.exp(-event.deltaY / 300), event.clientX - box.left, event.clientY - box.top);
+      zoom(Math.exp(-event.deltaY / 300), event.shiftKey || event.altKey, event.clientX - box.left, event.clientY - box.top);
     },
     { passive: false },
   );
@@ -254,18 +350,33 @@ export function treeView({ onselect }) {
     },
     /** Take in states; false where some before them are missing. */
     append(header, buffer) {
+      const known = columns.count;
       if (!columns.append(header, buffer)) return false;
-      const began = performance.now();
-      placed = layout(columns);
-      times.layout = performance.now() - began;
-      request();
+      sift(known);
+      place();
       return true;
     },
     clear() {
       columns = new Columns();
-      placed = layout(columns);
+      sift();
       selected = best = -1;
-      view = { k: 1, x: 0, y: 0 };
+      view = WHOLE;
+      place();
+    },
+    /** A flag for each state that the filter finds, null without a filter. */
+    get matches() {
+      return matches;
+    },
+    get found() {
+      return found;
+    },
+    /** Draw only the ways to what the filter finds. */
+    only(on) {
+      isOnly = on;
+      place();
+    },
+    showMerges(on) {
+      hasMerges = on;
       request();
     },
     select(n) {
@@ -282,12 +393,13 @@ export function treeView({ onselect }) {
       explain();
       request();
     },
-    filter(words) {
-      test = filter(words);
-      request();
+    filter(next) {
+      test = filter(next, columns);
+      sift();
+      place();
     },
     fit() {
-      view = { k: 1, x: 0, y: 0 };
+      view = WHOLE;
       request();
     },
     /** Arrows walk the tree, + and - zoom. */
@@ -306,7 +418,7 @@ export function treeView({ onselect }) {
       }[event.key];
       if (to && columns.count) onselect(to());
       else if (event.key === "+" || event.key === "=") zoom(1.5);
-      else if (event.key === "-") zoom(1 / 1.5);
+      else if (event.key === "-") zoom(1 / 1.5, true);
       else return false;
       return true;
     },

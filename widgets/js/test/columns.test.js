@@ -1,5 +1,7 @@
 import { describe, expect, it } from "./check.js";
-import { Columns, filter, layout } from "../src/columns.js";
+import { candidateTable } from "../src/candidates.js";
+import { Columns, layout } from "../src/columns.js";
+import { filter } from "../src/filter.js";
 
 function batch(from, states, merged = 0, merges = []) {
   const n = states.length;
@@ -13,14 +15,14 @@ function batch(from, states, merged = 0, merges = []) {
   column(Uint8Array, rest + n, states.map((s) => s.distance ?? 255));
   column(Uint8Array, rest + 2 * n, states.map((s) => s.phase ?? 1));
   column(Uint8Array, rest + 3 * n, states.map((s) => s.rule ?? 0));
-  return [{ from, count: n, merged, merges: merges.length, rules: ["summation_splitting", "traversal_merging"] }, new DataView(bytes.buffer)];
+  return [{ from, count: n, merged, merges: merges.length, rules: ["summation_splitting", "traversal_merging"], found: states.flatMap((s, k) => (s.operators ? [{ state: from + k, eoperators: 1, steps: 3, ...s }] : [])) }, new DataView(bytes.buffer)];
 }
 
 const TREE = [
   { parent: 0, phase: 0 },
   { parent: 0, depth: 1, distance: 2 },
   { parent: 0, depth: 1, distance: 1, rule: 1 },
-  { parent: 1, depth: 1, distance: 0, phase: 2, seconds: 0.002 },
+  { parent: 1, depth: 1, distance: 0, phase: 2, seconds: 0.002, operators: "Matmul(m=196, n=32)" },
   { parent: 1, depth: 2, distance: 1 },
 ];
 
@@ -79,7 +81,10 @@ describe("layout", () => {
 describe("filter", () => {
   const columns = new Columns();
   columns.append(...batch(0, TREE));
-  const kept = (words) => TREE.map((_, n) => n).filter((n) => !filter(words) || filter(words)(columns, n));
+  const kept = (words) => {
+    const test = filter(words, columns);
+    return TREE.map((_, n) => n).filter((n) => !test || test(columns, n));
+  };
 
   it("understands numbers, candidates and rules, all at once", () => {
     expect(kept("")).toEqual([0, 1, 2, 3, 4]);
@@ -87,11 +92,59 @@ describe("filter", () => {
     expect(kept("distance<=1 depth=1")).toEqual([2, 3]);
     expect(kept("candidates")).toEqual([3]);
     expect(kept("seconds<0.01")).toEqual([3]);
+    expect(kept("cost<3ms")).toEqual([3]);
+    expect(kept("cost<200us")).toEqual([]);
+    expect(kept("steps<=3")).toEqual([3]);
     expect(kept("merging")).toEqual([2]);
+    expect(kept("phase:converging")).toEqual([3]);
   });
 
-  it("says what it does not understand", () => {
-    expect(() => filter("cost<1")).toThrow("expected distance, depth or seconds");
-    expect(() => filter("depth<1e")).toThrow();
+  it("finds calls by operator and attributes, and rules on the way", () => {
+    expect(kept("operator:matmul")).toEqual([3]);
+    expect(kept("matmul m=196")).toEqual([3]);
+    expect(kept("operator:matmul m=19")).toEqual([]);
+    expect(kept("rule:split")).toEqual([1, 3, 4]);
+  });
+
+  it("says what it does not understand, and what may have been meant", () => {
+    expect(() => filter("colour<1", columns)).toThrow("expected one of distance, depth, steps, cost, seconds");
+    expect(() => filter("depth<1e", columns)).toThrow("expected a number");
+    expect(() => filter("spliting", columns)).toThrow("splitting was meant?");
+    expect(() => filter("operator:matmol", columns)).toThrow("matmul was meant?");
+    expect(() => filter("rules:split", columns)).toThrow("expected one of candidates");
+    expect(() => filter("phase:middle", columns)).toThrow("expected one of start");
+  });
+
+  it("keeps the ways to what it finds", () => {
+    const flags = Uint8Array.from(TREE, (_, n) => (n === 3 ? 1 : 0));
+    const { row, leaves } = layout(columns, columns.ways(flags));
+    expect([...row]).toEqual([0, 1, -1, 2, -1]);
+    expect(leaves).toBe(1);
+  });
+});
+
+describe("candidates", () => {
+  it("are in one row if they have the same calls, sorted, and filtered", async () => {
+    const columns = new Columns();
+    const call = (operators, seconds) => ({ parent: 0, phase: 2, depth: 1, operators, seconds });
+    columns.append(...batch(0, [{ parent: 0, phase: 0 }, call("Matmul(m=2)", 3), call("Conv2d(n=1)", 2), call("Matmul(m=2)", 1)]));
+    const picked = [];
+    const table = candidateTable({ pick: (n) => picked.push(n) });
+    document.body.replaceChildren(table.root);
+    const rows = () => [...table.root.querySelectorAll("tbody tr")].map((tr) => tr.cells[0].innerText.trim());
+    table.show(columns, null, -1);
+    await new Promise((done) => setTimeout(done, 50));
+    expect(table.root.querySelector("caption").textContent).toBe("3 candidates, 2 sets of calls");
+    expect(rows()).toEqual(["3 +1", "2"]);
+    table.root.querySelector("tbody button[aria-expanded]").click();
+    expect(rows()).toEqual(["3 −1", "1", "2"]);
+    table.root.querySelectorAll("thead button")[1].click();
+    expect(rows()[0]).toBe("2"); // Conv2d comes first
+    table.root.querySelector("tbody button").click();
+    expect(picked).toEqual([2]);
+    table.show(columns, Uint8Array.from([0, 1, 0, 0]), -1);
+    await new Promise((done) => setTimeout(done, 600));
+    expect(table.root.querySelector("caption").textContent).toBe("1 of 3 candidates, 1 set of calls");
+    table.destroy();
   });
 });
