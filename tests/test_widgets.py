@@ -12,6 +12,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 
 import einnet_explore as ee
 import einnet_widgets
+from einnet_explore.rules import GROUPS
 from einnet_explore.session import session as sessions
 from einnet_widgets import describe, monitor
 from einnet_widgets.look import Look
@@ -282,3 +283,25 @@ def test_the_search_panel_says_why_a_search_ended_and_offers_the_step_that_unblo
     face.receive({"do": "apply", **remark["step"]})
     assert session.derivation.steps[-1].match.rule.name == "distributivity" and not face.notice
     assert session.search(between=()).candidates
+
+
+def test_rules_are_grouped_and_have_their_laws_and_pages() -> None:
+    face = einnet_widgets.Explorer(ee.explore(CONV))
+    groups = [match["group"] for match in face.rules["matches"]]
+    assert set(groups) <= set(GROUPS) and groups == sorted(groups, key=GROUPS.index)
+    assert {match["rule"] for match in face.rules["matches"]} <= face.rules["laws"].keys()
+    face.receive({"do": "page", "rule": "summation_splitting"})
+    assert "summation_splitting: " in face.notice["code"]
+
+
+def test_a_good_step_is_taken_with_its_reason_and_scopes_are_tidied_up() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    face.receive({"do": "clean"})
+    assert "nothing to tidy up" in face.notice["text"] and session.here == 0
+    face.receive({"do": "advise"})
+    until(lambda: session.here == 1)
+    until(lambda: "estimated" in face.notice["text"])
+    assert "the first of " in face.notice["text"] and session.runs == []
+    advice = session.advise(budget=2.0)
+    assert advice.match is None or session.apply(advice.match)

@@ -91,6 +91,21 @@ POST_RULES: tuple[Rule[object], ...] = (
 ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *INTER_RULES, *POST_RULES)
 """The rules that propose matches."""
 
+GROUPS = ("structure", "algebra", "layout", "instantiation", "your own")
+"""What rules are about, in the order of lists: scopes and equations, arithmetic, storage, and code that runs."""
+
+
+def group_of(rule: Rule[object]) -> str:
+    """Return the member of ``GROUPS`` that *rule* belongs to."""
+    if rule.name.endswith("_generation") or rule.name == "operator_matching":
+        return "instantiation"
+    if rule is STORAGE_LAYOUT:
+        return "layout"
+    if rule in (*FEWER_PRODUCTS, *IDENTITIES) and rule is not PREFIX_SPLITTING:
+        return "algebra"
+    return "structure" if rule in ALL_RULES or rule is INVERSE else "your own"
+
+
 INVERSE = inverse_rule(lambda: {rule.name: rule for rule in ALL_RULES})
 
 
@@ -127,6 +142,7 @@ __all__ = [
     "EXPRESSION_INLINING",
     "EXPRESSION_SPLITTING",
     "FEWER_PRODUCTS",
+    "GROUPS",
     "HOMOMORPHISM",
     "IDENTITIES",
     "INTER_RULES",

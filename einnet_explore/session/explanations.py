@@ -49,6 +49,17 @@ class Refusal:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A step worth taking, None if there is none, and the reason *why*."""
+
+    match: Match[object] | None
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.match is None else f"{self.match.title} at {show_path(self.match.at)}: {self.why}"
+
+
 class Refusals(DisplayedAsTable, tuple[Refusal, ...]):
     """Refusals that a notebook shows as a table."""
 

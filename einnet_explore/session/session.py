@@ -23,7 +23,14 @@ from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, INVERSE, RULES, Derivation, Match, Refused, Rule, find_rules
 from einnet_explore.rules.base import places
 from einnet_explore.session.comparison import Comparison, MappingTable, changed_paths, mapping_table, nearest_operator
-from einnet_explore.session.explanations import Refusal, Refusals, applicability, is_missing_parameter, refusal_reason
+from einnet_explore.session.explanations import (
+    Advice,
+    Refusal,
+    Refusals,
+    applicability,
+    is_missing_parameter,
+    refusal_reason,
+)
 from einnet_explore.session.records import (
     SESSION_FORMAT,
     SESSION_SUFFIX,
@@ -40,7 +47,7 @@ from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.storage import write_atomically
-from einnet_explore.support.wording import count_noun
+from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
 from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import TreeNode, draw_tree, graph_figure
@@ -367,6 +374,27 @@ class Session(DerivationTree):
             self.runs.append(run)
             self._notify()
         return run
+
+    def advise(self, target: str | Iterable[str] = (), budget: float = 5.0) -> Advice:
+        """Return the first step to the cheapest candidate that a search from here finds in *budget* seconds.
+
+        The search is not one of ``runs``.  ``session.apply(advice.match)`` takes the step.
+        """
+        run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators)
+        for _ in run:
+            pass
+        best = min(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)), default=None)
+        if best is None:
+            return Advice(None, "; ".join(run.remarks()) or f"no candidate was found ({run.ending})")
+        steps = best.derivation.steps
+        calls = " + ".join(
+            tables.format_operator(e.via.operator, dict(e.via.attributes)) for e in best.operators if e.via
+        )
+        here, there = format_seconds(program_seconds(self.program)[0]), format_seconds(best.seconds)
+        if not steps:
+            return Advice(None, f"this program is the cheapest that was found, estimated {there}")
+        why = f"the first of {count_noun(len(steps), 'step')} to {calls or 'kernels'}, estimated {there} (here {here})"
+        return Advice(steps[0].match, why)
 
     def check(self) -> Certificate:
         """Prove that the current program equals the start, directly or step by step.

@@ -6,7 +6,7 @@ import json
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.ir import Program, read_path, show_path
-from einnet_explore.rules import Match
+from einnet_explore.rules import GROUPS, Match, group_of
 from einnet_explore.rules.base import places
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.session import Session
@@ -79,7 +79,7 @@ def rules(session: Session, look: Look) -> Shown:
     """Return the legal matches at the selection with their gains, and the refusals of the other rules."""
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
-    matches = _matches(session, at, look.reach)
+    matches = sorted(_matches(session, at, look.reach), key=lambda match: GROUPS.index(group_of(match.rule)))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
     for match in matches[:LISTED]:
@@ -88,6 +88,7 @@ def rules(session: Session, look: Look) -> Shown:
         row = {
             **match.to_json(),
             "says": format_parameters(match),
+            "group": group_of(match.rule),
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
             "latex": None,
@@ -108,7 +109,9 @@ def rules(session: Session, look: Look) -> Shown:
         "matches": rows,
         "more": max(0, len(matches) - LISTED),
         "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
-        "laws": {r.rule: session.rule(r.rule).law for r in refusals},
+        "laws": {
+            name: session.rule(name).law for name in (*(r.rule for r in refusals), *(m.rule.name for m in matches))
+        },
         "unsaid": f"session.refusals({at!r}) lists why the others are refused ({len(program.equations)} equations)"
         if large
         else "",

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from einnet_explore.operators.library import find_operators
 from einnet_explore.session.session import Session
 from einnet_explore.session.session import face as offline_face
-from einnet_explore.viz.views import show
+from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
@@ -133,6 +133,32 @@ class Desk(Board):
         params = {name: value for name, value in asked["params"].items() if value is not None}
         self.session.apply(self.session.match(asked["rule"], asked["at"], params))
 
+    def _clean(self, _: Face, __: Shown) -> None:
+        here = self.session.here
+        self.session.clean()
+        if self.session.here == here:
+            self.say("nothing to tidy up: no clean-up applies here")
+
+    def _advise(self, _: Face, __: Shown) -> None:
+        self.say("a search of 5 s looks for a good step …")
+        _later.submit(self._take_advice, self.session.here)
+
+    def _take_advice(self, node: int) -> None:
+        try:
+            found = self.session.advise(self.look.target or ())
+            with self.lock:
+                if self.session.here != node:
+                    self.say("the program has changed: ask again")
+                    return
+                if found.match is not None:
+                    self.session.apply(found.match)
+                self.say(str(found))
+        except Exception as error:
+            self.complain(error)
+
+    def _page(self, _: Face, asked: Shown) -> None:
+        self.say(asked["rule"].replace("_", " "), code=repr(rule_page(self.session.rule(asked["rule"]))))
+
     def _undo(self, _: Face, __: Shown) -> None:
         self.session.undo()
 
@@ -221,7 +247,20 @@ def _asked(call: Callable[[Searching, Face, Shown], None]) -> Callable[[Desk, Fa
 _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
     name: getattr(Desk, f"_{name}")
     for name in (
-        *("apply", "undo", "redo", "goto", "select", "reach", "target", "compare", "preview"),
+        *(
+            "apply",
+            "clean",
+            "advise",
+            "page",
+            "undo",
+            "redo",
+            "goto",
+            "select",
+            "reach",
+            "target",
+            "compare",
+            "preview",
+        ),
         *("check", "script", "latex", "export", "share", "hush", "open", "close", "bench", "bench_stop"),
     )
 }

@@ -33,6 +33,17 @@ const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, su
 
 const GONE = "the kernel of this panel has ended or was restarted: run the cell again";
 
+const KEYS = [
+  ["u, r", "undo, redo"],
+  ["[, ]", "the node before, the node after"],
+  ["j, k, Enter", "the next match, the one before; apply it"],
+  ["n, t", "next good step, tidy up"],
+  ["s, Esc", "search, pause or resume; stop"],
+  ["/, f", "filter states; show the whole tree"],
+  ["arrows, +, −", "in the tree: walk, zoom"],
+  ["e", "save the derivation"],
+];
+
 const WRITING = "input, textarea, select, [contenteditable]";
 
 /** Hide the saved form of the widget *key* while the widget is alive; returns how to show it again. */
@@ -64,13 +75,16 @@ function render({ model, el }) {
   const undo = h("button", { type: "button", title: "undo (u)", onclick: () => act({ do: "undo" }) }, "↶ Undo");
   const redo = h("button", { type: "button", title: "redo (r)", onclick: () => act({ do: "redo" }) }, "↷ Redo");
   const target = h("select", { ariaLabel: "target operator", onchange: () => act({ do: "target", target: target.value }) });
+  const help = h("button", { type: "button", title: "keys (?)", ariaLabel: "keys", onclick: () => (keys.hidden = !keys.hidden) }, "?");
+  const keys = h("dl.ein-keys", { hidden: true }, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]));
   const title = h("h3");
-  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo);
+  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo, help);
   const hasBar = ["expression", "rules", "history"].some((name) => names.includes(name));
   const root = h(
     `section.ein${alone ? ".alone" : ""}`,
     { tabIndex: -1, role: "region", ariaLabel: model.get("label") },
     hasBar ? bar : null,
+    keys,
     notice,
     h("div.ein-panels", {}, names.map(section)),
   );
@@ -123,7 +137,8 @@ function render({ model, el }) {
       return;
     }
     const common = { u: "undo", r: "redo", e: "export" }[event.key];
-    if (common && hasBar) act({ do: common });
+    if (event.key === "?") keys.hidden = !keys.hidden;
+    else if (common && hasBar) act({ do: common });
     else if (!Object.values(shown).some((panel) => panel.key?.(event))) return;
     event.preventDefault();
     event.stopPropagation();

@@ -11,9 +11,11 @@ const REACHES = [
 
 export function rulesPanel({ act, bus }) {
   const reach = h("div.ein-reach", { role: "group", ariaLabel: "where to look for rules" });
+  const advise = h("button", { type: "button", title: "take the first step to the cheapest candidate of a search of 5 s (n)", onclick: () => act({ do: "advise" }) }, "Next good step");
+  const clean = h("button", { type: "button", title: "merge scopes, relax and tighten boundaries (t)", onclick: () => act({ do: "clean" }) }, "Tidy up");
   const list = h("ul.ein-matches", { ariaLabel: "legal matches" });
   const why = h("details.ein-refusals", { ontoggle: () => why.open && (body.scrollTop = why.offsetTop) });
-  const body = h("div.ein-rules", {}, reach, list, why);
+  const body = h("div.ein-rules", {}, reach, h("div.ein-reach", {}, advise, clean), list, why);
   const heading = h("span.ein-count");
   let state = { matches: [], refusals: [], laws: {} };
   let current = -1;
@@ -44,7 +46,8 @@ export function rulesPanel({ act, bus }) {
     const parameters = h("div.ein-form");
     const open = () => {
       const there = parameters.firstChild;
-      parameters.replaceChildren(...(there ? [] : [form(match, (params) => apply({ ...match, params }))]));
+      const page = h("button", { type: "button", onclick: () => act({ do: "page", rule: match.rule }) }, "About this rule");
+      parameters.replaceChildren(...(there ? [] : [law(state.laws[match.rule]), page, form(match, (params) => apply({ ...match, params }))].filter(Boolean)));
       parameters.querySelector("input, textarea")?.focus();
     };
     return h(
@@ -81,7 +84,7 @@ export function rulesPanel({ act, bus }) {
         h("button", { type: "button", ariaPressed: String(next.reach === value), onclick: () => act({ do: "reach", reach: value }) }, label),
       ),
     );
-    list.replaceChildren(...next.matches.map(row));
+    list.replaceChildren(...next.matches.flatMap((match, n) => (match.group === next.matches[n - 1]?.group ? [row(match, n)] : [h("li.ein-group", {}, match.group), row(match, n)])));
     if (next.more) list.append(h("li.ein-faint", {}, `and ${next.more} more: choose a scope, or “at selection”`));
     if (next.unsaid) list.append(h("li.ein-faint", {}, next.unsaid));
     if (!next.matches.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
@@ -113,6 +116,8 @@ export function rulesPanel({ act, bus }) {
     },
     key(event) {
       if (event.key === "j") focus(current + 1);
+      else if (event.key === "n") act({ do: "advise" });
+      else if (event.key === "t") act({ do: "clean" });
       else if (event.key === "k") focus(current < 0 ? -1 : current - 1);
       else if (event.key === "Enter" && state.matches[current] && !event.target.closest?.("button, summary, input, textarea, select, a")) apply(state.matches[current]);
       else return false;
