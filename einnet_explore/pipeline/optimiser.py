@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -146,6 +146,9 @@ def parse_budget(budget: float | str | None) -> float | None:
         raise ValueError(f"budget {budget!r}: expected a positive number of seconds, such as 60")
     return value
 
+
+FAST_ENOUGH = 1.2
+"""A joined subprogram with this speedup is taken without a look at its parts."""
 
 DEFAULT_BUDGET_SECONDS = 480.0
 """Seconds after which no further task is begun, if no budget is given: the largest have been tuned by then, and the
@@ -284,7 +287,7 @@ class Tuner:
     def prepare(self, subprogram: Subprogram) -> tuple[TuningTask, float | None, Trial | None]:
         """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort."""
         task = self._task(subprogram)
-        effort = task.search_effort(self.model_seconds)
+        effort = task.search_effort(self.model_seconds, self.budget or DEFAULT_BUDGET_SECONDS)
         document = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
         if effort is None or document is None:
             return task, effort, None
@@ -350,6 +353,8 @@ class Optimiser:
     done: int = 0
     _began: float = field(default_factory=perf_counter, init=False)
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
+    _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
+    """What was tuned, by nodes: ``parts`` before one of a joined subprogram and its parts was chosen."""
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.
@@ -452,7 +457,10 @@ class Optimiser:
         self.original.rest()
 
     def run(self) -> Iterable[TuningProgress]:
-        """Tune every subprogram, equal ones once, in the order of ``largest_first``.
+        """Tune every subprogram, equal ones once, longest by estimate first, and joined ones before their parts.
+
+        The parts are tuned at once if nothing faster is found for the whole, last if it gains a little, and not at all
+        if it is ``FAST_ENOUGH``.
 
         After an interrupt of remote tuning only variants found by then are measured.
         """
@@ -461,10 +469,13 @@ class Optimiser:
         self.stage = TUNING
         if self.executor is not None:
             try:
-                self.tuner.tune_ahead(self.executor, self.largest_first(), self._task_runner)
+                ahead = [each for whole in self.largest_first() for each in (whole, *whole.parts)]
+                self.tuner.tune_ahead(self.executor, ahead, self._task_runner)
             except KeyboardInterrupt:
                 self.interrupted = self.tuner.closed = True
-        for n, subprogram in enumerate(self.largest_first(), 1):
+        joined = {part.nodes: whole for whole in self.split.subprograms for part in whole.parts}
+        for n, subprogram in enumerate(self._tasks(), 1):
+            whole = joined.get(subprogram.nodes)
             trial = self.tuner.trial_of(subprogram)
             self.done = n
             if trial is None:
@@ -473,24 +484,44 @@ class Optimiser:
             if name not in self._certified:
                 self._certified[name] = certify_trial(subprogram.nodes, trial)
             part = replace(self._certified[name], nodes=subprogram.nodes)
-            if subprogram.parts:
-                part, self.parts = choose_joined_or_parts(part, self.parts)
-            self.parts.append(part)
+            self._tuned[part.nodes] = part
+            if whole is None or whole.nodes not in self._tuned:
+                self.parts.append(part)
+            else:
+                self._choose(whole)
             yield TuningProgress(n, len(self.subprograms), part)
+
+    def _tasks(self) -> Iterable[Subprogram]:
+        """Yield the subprograms to tune; what follows depends on what was found for those before."""
+        last: list[Subprogram] = []
+        for whole in self.largest_first():
+            yield whole
+            found = self._tuned.get(whole.nodes)
+            if found is None or not found.kept:
+                yield from whole.parts
+            elif found.trial.seconds_before < FAST_ENOUGH * found.seconds:
+                last += whole.parts
+        yield from last
+
+    def _choose(self, whole: Subprogram) -> None:
+        """Keep either *whole* or its parts that have been tuned."""
+        within = [self._tuned[part.nodes] for part in whole.parts if part.nodes in self._tuned]
+        both = choose_joined_or_parts(self._tuned[whole.nodes], within)
+        family = {whole.nodes, *(part.nodes for part in within)}
+        self.parts = [part for part in self.parts if part.nodes not in family] + [both[0], *both[1]]
 
     def _task_runner(self) -> TaskRunner:
         return partial(tune_named_task, self.model.original.SerializeToString(), self.settings, self.budget)
 
-    def largest_first(self) -> Iterable[Subprogram]:
-        """Yield every subprogram, joined ones after their parts: longest by estimate first, equal ones together.
+    def largest_first(self) -> list[Subprogram]:
+        """Return the subprograms of the split, longest by estimate first, equal ones together.
 
         When time runs out, it was spent on the largest possible gains.
         """
         seconds: defaultdict[str, float] = defaultdict(float)
         for whole in self.split.subprograms:
             seconds[whole.anonymous.signature] += CostModel().program_cost(whole.anonymous.program).seconds
-        order = sorted(self.split.subprograms, key=lambda whole: -seconds[whole.anonymous.signature])
-        return chain.from_iterable((*whole.parts, whole) for whole in order)
+        return sorted(self.split.subprograms, key=lambda whole: -seconds[whole.anonymous.signature])
 
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
@@ -580,7 +611,7 @@ def optimize_model(
 def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> JsonObject:
     """Run the tuning task called *name* of *model* in this process; return the trial as JSON."""
     work = _optimiser(model, settings, budget)
-    subprogram = next(s for s in work.largest_first() if s.task_name(work.model) == name)
+    subprogram = next(s for s in work.subprograms if s.task_name(work.model) == name)
     return trial_to_json(work.tuner.run_task(subprogram))
 
 

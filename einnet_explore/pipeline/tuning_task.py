@@ -400,6 +400,9 @@ MAX_CONTENDER_RATIO = 1.25
 MODEL_SEARCH_SECONDS = 45.0
 """Seconds of search for a whole model, distributed over its subprograms by their part of its time."""
 
+MAX_SEARCH_SHARE = 0.25
+"""The part of a budget that searches take at most: kernels are compiled and measured in the rest."""
+
 MIN_SEARCH_SECONDS = 0.5
 """Seconds of search for the smallest subprogram that is worth one."""
 
@@ -447,13 +450,17 @@ class TuningTask:
         """Whether the store holds the original's time."""
         return self.context.store.get(self._key("onnxruntime alone")) is not None
 
-    def search_effort(self, model_seconds: float) -> float | None:
-        """Return the seconds of search that the original's part of *model_seconds* is worth; None if negligible."""
+    def search_effort(self, model_seconds: float, budget: float = inf) -> float | None:
+        """Return the seconds of search that the original's part of *model_seconds* is worth; None if negligible.
+
+        *budget* are the seconds in which the whole model is tuned.
+        """
         share = self.original_seconds / model_seconds
         if share < NEGLIGIBLE_SHARE:
             return None
         most = self.context.settings.seconds * max(1, len(compute_bound(self.program)))
-        return min(most, max(MIN_SEARCH_SECONDS, MODEL_SEARCH_SECONDS * share), MAX_SEARCH_SECONDS)
+        whole = min(MODEL_SEARCH_SECONDS, MAX_SEARCH_SHARE * budget)
+        return min(most, max(MIN_SEARCH_SECONDS, whole * share), MAX_SEARCH_SECONDS)
 
     def negligible_trial(self, model_seconds: float) -> Trial:
         """Return the trial of a task whose ``search_effort`` is None."""
