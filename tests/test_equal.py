@@ -452,6 +452,34 @@ def test_a_weight_that_depends_on_the_sizes_is_no_proof() -> None:
     assert ee.equal(one, other, shapes={"x": (2, 5, 8)}).kind == "proved"
 
 
+def test_constants_that_agree_at_some_sizes_only_are_no_proof() -> None:
+    """The first model divides by the length, the second by the length or 40."""
+
+    def mean(most: int) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("Shape", ["x"], ["n"], start=1, end=2),
+            helper.make_node("Min", ["n", "most"], ["m"]),
+            helper.make_node("Cast", ["m"], ["f"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["x", "axis"], ["h"]),
+            helper.make_node("Div", ["h", "f"], ["y"]),
+        ]
+        return dynamic(nodes, most=[most], axis=[1])
+
+    same, other = ee.equal(mean(10**6), mean(10**7), all_sizes=True), ee.equal(mean(10**6), mean(40), all_sizes=True)
+    assert same.kind == "proved"
+    assert other.kind == "unknown" and "length = 41" in other.why
+    assert ee.equal(mean(10**6), mean(40), shapes={"x": (2, 40, 8)}).kind == "proved"
+
+
+def test_dimensions_of_different_names_are_different_parameters() -> None:
+    add = helper.make_node("Add", ["x", "z"], ["y"])
+    inputs: Mapping[str, Dims] = {"x": ("batch-size", 1), "z": (1, "batch_size")}
+    assert ee.equal(dynamic([add], inputs), dynamic([add], inputs), all_sizes=True).guards == (
+        "batch_size >= 1",
+        "batch_size_1 >= 1",
+    )
+
+
 def test_models_without_dynamic_sizes_are_refused_for_all_sizes(fused: onnx.ModelProto) -> None:
     with pytest.raises(Refused, match="found no dynamic dimension"):
         ee.equal(fused, fused, all_sizes=True)

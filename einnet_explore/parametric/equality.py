@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -126,21 +127,25 @@ def _dimensions(model: File) -> Mapping[str, tuple[Dimension, ...]]:
     """Return the dimensions of the inputs of *model*; dynamic ones without a name are called by input and position."""
     graph = read_proto(model)[1].graph
     weights = {w.name for w in graph.initializer}
+    words: dict[str, str] = {}
     found = {}
     for value in graph.input:
         if value.name not in weights and value.type.HasField("tensor_type"):
             sizes = value.type.tensor_type.shape.dim
             found[value.name] = tuple(
-                d.dim_value if d.HasField("dim_value") else _parameter(d.dim_param or f"{value.name}_{n}")
+                d.dim_value if d.HasField("dim_value") else _parameter(d.dim_param or f"{value.name} {n}", words)
                 for n, d in enumerate(sizes)
             )
     return found
 
 
-def _parameter(name: str) -> str:
-    """Return *name* as a word of the text form."""
-    word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "size"
-    return word if word[0].isalpha() else f"n{word}"
+def _parameter(name: str, words: dict[str, str]) -> str:
+    """Return *name* as a word of the text form, another one for each name; *words* has those so far."""
+    if name not in words:
+        word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "size"
+        word = word if word[0].isalpha() else f"n{word}"
+        words[name] = next(w for n in count() if (w := f"{word}_{n}" if n else word) not in words.values())
+    return words[name]
 
 
 def _compare_at_all_sizes(
@@ -284,11 +289,14 @@ def _dependent_constants(here: tuple[Program, Program], there: tuple[Program, Pr
 
 
 def _with_numbers(two: tuple[Program, Program], reads: Mapping[int, Access]) -> list[Program]:
-    """Return both programs with *reads* in place of the constants at these positions; raises Refused by coincidence."""
+    """Return both programs with *reads* in place of the constants at these positions.
+
+    Raises Refused if those of one tensor have several values here, or one of them is that of another constant.
+    """
     values = _constants(two)
     new = {values[n]: read for n, read in reads.items() if n < len(values)}
-    if any(new.get(value) != reads.get(n) for n, value in enumerate(values)):
-        raise Refused("a constant that depends on the sizes is another constant by chance")
+    if any(new.get(value) != reads.get(n) for n, value in enumerate(values)) or len(new) > len(set(new.values())):
+        raise Refused("constants that depend on the sizes do not agree as they do at other sizes")
     given = tuple(dict.fromkeys(read.source for read in reads.values() if isinstance(read.source, Tensor)))
     return [
         replace(
