@@ -196,6 +196,9 @@ def test_figures_refuse_what_they_cannot_draw(run: Run, found: Candidate) -> Non
         ee.figures.expression(found, "amc")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="expected a number above 0"):
         ee.figures.expression(found, width="wide")
+    for draw, given in ((ee.figures.expression, 5), (ee.figures.derivation, run), (ee.figures.search_tree, found)):
+        with pytest.raises(TypeError, match=f"found {type(given).__name__}, expected a"):
+            draw(given)  # type: ignore[operator]
     with pytest.raises(ValueError, match="all above 0"):
         ee.figures.comparison({"a": 0.0})
     with pytest.raises(ValueError, match="best 'c': expected one of a, b"):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from einnet_explore.cost.model import CPU_DEFAULT, Device, program_seconds, work
 from einnet_explore.ir import Equation, Program, show_path
@@ -99,6 +99,13 @@ def _figure(style: Style, wide: float, high: float, shapes: Iterable[Shape], say
     return figure_from_picture(Picture(wide, high, tuple(shapes), style.serif), says)
 
 
+def _program(it: object) -> Program:
+    program = it.program if isinstance(it, Candidate) else it
+    if not isinstance(program, Program):
+        raise TypeError(f"found {type(it).__name__}, expected a program or a candidate")
+    return program
+
+
 class _Column:
     """Lines that are set below each other."""
 
@@ -139,7 +146,7 @@ def expression(it: Program | Candidate, style: StyleName | Style = "acm", width:
     """
     look, wide = _styled(style, width)
     column = _Column(look, wide)
-    program = it.program if isinstance(it, Candidate) else it
+    program = _program(it)
     for equation in program.equations:
         column.formula(equation)
     return _figure(look, wide, column.y, column.shapes, f"expression of {count_noun(len(program.equations), 'line')}")
@@ -149,6 +156,8 @@ def derivation(it: Derivation | Candidate, style: StyleName | Style = "acm", wid
     """Return the steps of a derivation as a figure: each with its rule, and the equations that it made or changed."""
     look, wide = _styled(style, width)
     steps = it.derivation if isinstance(it, Candidate) else it
+    if not isinstance(steps, Derivation):
+        raise TypeError(f"found {type(it).__name__}, expected a derivation or a candidate")
     column = _Column(look, wide)
     left = 1.2 * look.size
     for equation in steps.start.equations:
@@ -169,6 +178,7 @@ class _States(Protocol):
     def states(self) -> Sequence[State]: ...
 
 
+@runtime_checkable
 class SearchResult(Protocol):
     """What a figure needs of a finished search, such as a ``Run``."""
 
@@ -192,6 +202,8 @@ def search_tree(
     are not.  Raises ValueError for a search without candidates.
     """
     look, wide = _styled(style, width)
+    if not isinstance(run, SearchResult):
+        raise TypeError(f"found {type(run).__name__}, expected a finished search, as of ee.search")
     states = run.search.states
     best = sorted(run.candidates, key=lambda c: c.seconds)
     if not best:
@@ -285,7 +297,7 @@ def graph(
 ) -> Figure:
     """Return the computation graph of a program; raise Refused if its letters would be smaller than 6 points."""
     look, wide = _styled(style, width)
-    drawn = computation_graph(it.program if isinstance(it, Candidate) else it)
+    drawn = computation_graph(_program(it))
     least = LEAST_POINTS * PIXELS_PER_UNIT["bp"] / LABEL_PIXELS
     largest = look.size / LABEL_PIXELS
     tried = list[float]()
@@ -352,7 +364,7 @@ def roofline(
     are estimates of the cost model.  Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
     """
     look, wide = _styled(style, width)
-    known = {name: p.program if isinstance(p, Candidate) else p for name, p in programs.items()}
+    known = {name: _program(p) for name, p in programs.items()}
     points = {name: _intensity(program, (seconds or {}).get(name)) for name, program in known.items()}
     ridge = device.peak_flops / device.memory_bandwidth
     low = floor(log10(min([*(i for i, _ in points.values()), ridge / 10])))

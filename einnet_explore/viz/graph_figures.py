@@ -68,8 +68,9 @@ def layout_graph(drawn: Graph, title: str = "") -> Picture:
     width = right - left
     height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + _GAP_PIXELS / 2
     heading = TextLine(width / 2, 20, title, 14, "middle")
-    edges = (shape for n, edge in enumerate(drawn.edges) for shape in _edge(layout, edge, bends[n]))
-    return Picture(width, height, (heading, *edges, *(_node(layout, node) for node in drawn.nodes)))
+    edges = [_edge(layout, edge, bends[n]) for n, edge in enumerate(drawn.edges)]
+    lines, labels = ([pair[n] for pair in edges] for n in (0, 1))  # no line is drawn over a label
+    return Picture(width, height, (heading, *lines, *labels, *(_node(layout, node) for node in drawn.nodes)))
 
 
 def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
