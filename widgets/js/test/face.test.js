@@ -241,7 +241,7 @@ describe("the face", () => {
 
   it("writes what others said as text, never as markup", () => {
     const { model, el } = shown();
-    expect(el.querySelector("dd").textContent).toBe("<b>no</b> scope");
+    expect(el.querySelector(".ein-refusals dd").textContent).toBe("<b>no</b> scope");
     model.set("notice", { text: "<img src=x>", kind: "error", code: "a < b" });
     expect(el.querySelector(".ein-notice span").textContent).toBe("<img src=x>");
     expect(el.querySelector(".ein-notice img")).toBe(null);
