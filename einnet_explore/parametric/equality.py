@@ -28,7 +28,7 @@ from einnet_explore.onnx_import.load import load_model, read_proto, walk_nodes
 from einnet_explore.onnx_import.model import Model, Shape
 from einnet_explore.parametric.assumptions import family
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
-from einnet_explore.parametric.family import Family, StepVerdict, judge_step, prove_step, raise_least_sizes
+from einnet_explore.parametric.family import Family, StepVerdict, judge_step, with_least_sizes
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter
 from einnet_explore.parametric.schema import Schema, instantiate_schema
 from einnet_explore.pipeline.folded_weights import constants_of, with_constants
@@ -186,15 +186,16 @@ def _compare_at_all_sizes(
 
 
 MOVED = 3
-"""How far sizes are moved to find constants that depend on them."""
+"""Added to each size, and one more for each further parameter: constants that change then depend on the sizes."""
 
 SMALLEST = 3
 """The smallest sizes at which the form of operators is tested."""
 
 LARGE = (97, 1009)
-"""Large sizes at which it is tested, beside the integers in a model up to the largest that follows."""
+"""Large sizes at which the form is tested, as at the integers of a model."""
 
 LARGEST = 4096
+"""Integers of a model above this one are not tested."""
 
 INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 MAX_ELEMENTS = 64
@@ -213,7 +214,8 @@ class _ModelReplay:
     pairs: Sequence[ValuePair]
     found: Mapping[str, int]
     stop: float
-    known: dict[tuple[int, ...], list[Program]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], list[tuple[Program, Program]]] = field(default_factory=dict)
+    """The programs as the models have them, by sizes."""
     weights: list[Sequence[str]] = field(default_factory=list)
     numbers: list[Mapping[int, Access]] = field(default_factory=list)
 
@@ -221,14 +223,17 @@ class _ModelReplay:
         """Return the two programs of each pair at *sizes*; raises Refused, or TimeoutError after *stop*."""
         if not self.numbers:
             moved = {name: n + MOVED + j for j, (name, n) in enumerate(self.found.items())}
-            self.numbers += map(_dependent_constants, *(_in_twos(self._written(each)) for each in (self.found, moved)))
+            self.numbers += map(_dependent_constants, self._written(self.found), self._written(moved))
+        both = zip(self._written(sizes), self.numbers, strict=True)
+        return [program for two, reads in both for program in _with_numbers(two, reads)]
+
+    def _written(self, sizes: Mapping[str, int]) -> list[tuple[Program, Program]]:
         key = tuple(sizes.values())
         if key not in self.known:
-            both = zip(_in_twos(self._written(sizes)), self.numbers, strict=True)
-            self.known[key] = [program for two, names in both for program in _with_numbers(two, names)]
+            self.known[key] = self._replayed(sizes)
         return self.known[key]
 
-    def _written(self, sizes: Mapping[str, int]) -> list[Program]:
+    def _replayed(self, sizes: Mapping[str, int]) -> list[tuple[Program, Program]]:
         if perf_counter() > self.stop:
             raise TimeoutError("the budget was reached")
         try:
@@ -239,7 +244,7 @@ class _ModelReplay:
         for pair, known, (_, _, read) in zip(self.pairs, self.weights, replayed, strict=True):
             if read != known:
                 raise Refused(f"at {sizes_text(sizes)} a weight that {pair.first} needs has other elements")
-        return [program for before, after, _ in replayed for program in (before, after)]
+        return [(before, after) for before, after, _ in replayed]
 
     def tested(self, made: Conjecture, integers: Iterable[int]) -> FamilyParameters:
         """Return the parameters of *made*, whose schemas are the programs at further sizes, too.
@@ -334,14 +339,17 @@ def _prove(
 
     Return the parameters, and the verdict on the first pair that is not proved, if there is one.
     """
-    enough = [found[p.name] for p in ground.parameters]
-    both = list(zip(schemas[::2], schemas[1::2], strict=True))
-    for before, after in dict.fromkeys(both):
-        if perf_counter() > stop:
-            raise TimeoutError("the budget was reached")
-        if prove_step(ground, before, after)[0].kind != "proved":
-            ground = raise_least_sizes(ground, enough, before, after) or ground
-    verdicts = {two: judge_step(ground, *two) for two in dict.fromkeys(both)}
+    both = _in_twos(schemas)
+    different = tuple(dict.fromkeys(both))  # layers of one model are often equal
+
+    def in_time() -> Iterable[tuple[Schema, Schema]]:
+        for two in different:
+            if perf_counter() > stop:
+                raise TimeoutError("the budget was reached")
+            yield two
+
+    ground = with_least_sizes(ground, found, in_time())
+    verdicts = {two: judge_step(ground, *two) for two in different}
     for pair, two in zip(pairs, both, strict=True):
         if verdicts[two].kind != "proved":
             return ground, verdicts[two], pair

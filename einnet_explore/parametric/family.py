@@ -235,11 +235,8 @@ def _prove_steps(
     template: Template, made: Conjecture, found: Mapping[str, int], steps: Sequence[ReplayStep]
 ) -> tuple[FamilyParameters, FamilyProof]:
     """Raise the minimum sizes until the steps can be proved; return the parameters and the verdicts."""
-    ground, schemas = made.ground, made.schemas
-    enough = [found[p.name] for p in ground.parameters]
-    for before, after in pairwise(schemas):
-        if prove_step(ground, before, after)[0].kind != "proved":
-            ground = raise_least_sizes(ground, enough, before, after) or ground
+    schemas = made.schemas
+    ground = with_least_sizes(made.ground, found, pairwise(schemas))
     verdicts = [_prove_start(template, ground, schemas[0])]
     for before, after in pairwise(schemas):
         verdict = judge_step(ground, before, after)
@@ -584,6 +581,17 @@ def _check_ranges(program: Program) -> None:
                     raise Refused(f"{equation.name}: the range [{x.lo}, {x.hi}) of {x.name} is empty")
             if any(n < 0 for pair in scope.padding for n in pair):
                 raise Refused(f"{equation.name}: the padding {scope.padding} is negative")
+
+
+def with_least_sizes(
+    ground: FamilyParameters, found: Mapping[str, int], steps: Iterable[tuple[Schema, Schema]]
+) -> FamilyParameters:
+    """Raise the minimum sizes, up to those *found*, until each of *steps* is proved that can be."""
+    enough = [found[p.name] for p in ground.parameters]
+    for before, after in steps:
+        if prove_step(ground, before, after)[0].kind != "proved":
+            ground = raise_least_sizes(ground, enough, before, after) or ground
+    return ground
 
 
 def raise_least_sizes(

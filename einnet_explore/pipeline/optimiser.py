@@ -354,7 +354,7 @@ class Optimiser:
     _began: float = field(default_factory=perf_counter, init=False)
     _certified: dict[str, TunedSubprogram] = field(default_factory=dict, init=False)
     _tuned: dict[tuple[str, ...], TunedSubprogram] = field(default_factory=dict, init=False)
-    """What was tuned, by nodes: ``parts`` before one of a joined subprogram and its parts was chosen."""
+    """The tuned subprograms by nodes, as they were before a joined one or its parts were chosen for ``parts``."""
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.

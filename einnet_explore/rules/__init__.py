@@ -92,7 +92,7 @@ ALL_RULES: tuple[Rule[object], ...] = (*RULES, *FEWER_PRODUCTS, *IDENTITIES, *IN
 """The rules that propose matches."""
 
 GROUPS = ("structure", "algebra", "layout", "instantiation", "your own")
-"""What rules are about, in the order of lists: scopes and equations, arithmetic, storage, and code that runs."""
+"""The groups of rules, in the order of lists: rules change scopes and equations, arithmetic, storage, or make code."""
 
 
 def group_of(rule: Rule[object]) -> str:

@@ -179,7 +179,7 @@ def compare_programs(first: Program, second: Program) -> Equality:
 
 
 PROGRAM_KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "rounded": "rounded", "false": "different"}
-"""What a certificate of two programs says of them, if not ``unknown``."""
+"""The verdict on two programs by the kind of their certificate; ``unknown`` for any other kind."""
 
 
 def find_program_difference(first: Program, second: Program) -> Difference | None:

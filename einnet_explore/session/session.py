@@ -380,16 +380,12 @@ class Session(DerivationTree):
 
         The search is not one of ``runs``.  ``session.apply(advice.match)`` takes the step.
         """
-        run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators)
-        for _ in run:
-            pass
-        best = min(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)), default=None)
+        run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators).finish()
+        best = run.best
         if best is None:
             return Advice(None, "; ".join(run.remarks()) or f"no candidate was found ({run.ending})")
         steps = best.derivation.steps
-        calls = " + ".join(
-            tables.format_operator(e.via.operator, dict(e.via.attributes)) for e in best.operators if e.via
-        )
+        calls = tables.format_calls(best.program)
         here, there = format_seconds(program_seconds(self.program)[0]), format_seconds(best.seconds)
         if not steps:
             return Advice(None, f"this program is the cheapest that was found, estimated {there}")

@@ -134,7 +134,7 @@ def _operand(numerator: Index) -> str:
 
 
 OPEN, BREAK, CLOSE = "\x01\x02\x03"
-"""Where a formula may be broken over lines, and where the parts begin and end of which all are inside of brackets."""
+"""Marks in a formula: the start of a bracket's content, a place to break the line, the end of the content."""
 
 _BRACKETS = re.compile(r"\\left\((.*)\\right\)", re.DOTALL)
 

@@ -43,7 +43,7 @@ from einnet_explore.viz.figure import (
     text_width,
 )
 from einnet_explore.viz.graph_figures import layout_graph
-from einnet_explore.viz.tables import format_operator
+from einnet_explore.viz.tables import format_calls
 from einnet_explore.viz.typesetting import INDENT, FontSet, broken_lines, outline
 
 StyleName: TypeAlias = Literal["acm", "ieee", "slides", "poster"]
@@ -275,8 +275,7 @@ def _square(at: tuple[float, float], half: float, fill: str) -> Shape:
 
 
 def _told(candidate: Candidate) -> str:
-    calls = [format_operator(e.via.operator, dict(e.via.attributes)) for e in candidate.operators if e.via]
-    return f"{' + '.join(calls) or 'generated kernels'}, {format_seconds(candidate.seconds)}"
+    return f"{format_calls(candidate.program) or 'generated kernels'}, {format_seconds(candidate.seconds)}"
 
 
 def _shortened(text: str, more: str, wide: float, size: float) -> str:

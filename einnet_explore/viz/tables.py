@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
-from einnet_explore.ir import EOPERATOR, VIEW, show_path
+from einnet_explore.ir import EOPERATOR, VIEW, Program, show_path
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import format_seconds
@@ -129,7 +129,7 @@ def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> Tex
     rows = tuple(
         (
             str(c.state),
-            " + ".join(format_operator(e.via.operator, dict(e.via.attributes)) for e in c.operators if e.via) or "none",
+            format_calls(c.program) or "none",
             str(c.eoperators),
             str(len(c.derivation.steps)),
             format_seconds(c.seconds),
@@ -138,6 +138,12 @@ def candidate_table(found: Iterable[tuple[Candidate, str]], caption: str) -> Tex
         for c, certificate in found
     )
     return TextTable(("state", "library operators", "eOperators", "steps", "estimated", "certificate"), rows, caption)
+
+
+def format_calls(program: Program) -> str:
+    """Format the library calls of *program* with their sizes; an empty text if there are none."""
+    calls = [e.via for e in program.equations if e.via and e.via.is_library_call]
+    return " + ".join(format_operator(via.operator, dict(via.attributes)) for via in calls)
 
 
 def format_operator(name: str, attributes: Mapping[str, object]) -> str:

@@ -24,7 +24,6 @@ FontSet: TypeAlias = Literal["cm", "stix", "dejavusans"]
 INDENT = 1.0
 """Indentation of each open bracket, in sizes of the font."""
 
-
 SPARE = 1.07
 """TeX sets formulas a little wider than Matplotlib."""
 
@@ -40,7 +39,7 @@ class FormulaLine:
 
 @dataclass(slots=True)
 class _Group:
-    """What stands in a bracket: parts, between which a line may end, of strings and inner brackets."""
+    """The content of a bracket: a line may end between two parts; a part has strings and inner brackets."""
 
     parts: list[list[tuple[str, str] | _Group]] = field(default_factory=lambda: [[]])
 
@@ -70,15 +69,14 @@ def _parsed(equation: Equation) -> _Group:
     stack = [root]
     for (mark, here), (same, there) in zip(mathtext, tex, strict=True):
         assert mark == same, f"{mark!r} and {same!r} in {equation.name}"
-        match mark:
-            case "\x01":
-                inner = _Group()
-                stack[-1].parts[-1].append(inner)
-                stack.append(inner)
-            case "\x02":
-                stack[-1].parts.append([])
-            case "\x03":
-                stack.pop()
+        if mark == OPEN:
+            inner = _Group()
+            stack[-1].parts[-1].append(inner)
+            stack.append(inner)
+        elif mark == BREAK:
+            stack[-1].parts.append([])
+        else:
+            stack.pop()
         stack[-1].parts[-1].append((here, there))
     return root
 
@@ -114,7 +112,7 @@ class _Filler:
 
     def _put(self, group: _Group, indent: int) -> Iterable[FormulaLine]:
         for part in group.parts:
-            flat = _flat(_Group([part]))
+            flat = _Group([part]).flat()
             if not self._fits(flat) and self.mathtext.strip():
                 yield self._line(indent)
             if self._fits(flat):
@@ -126,7 +124,7 @@ class _Filler:
                     yield from self._put(piece, indent + 1)
                     self.open -= 1
                     continue
-                if n and not self._fits(_flat(_Group([part[n : n + 3]]))):  # a bracket that closes, and what it opens
+                if n and not self._fits(_Group([part[n : n + 3]]).flat()):  # a bracket that closes, and what it opens
                     yield self._line(indent)
                 self._add(piece)
 

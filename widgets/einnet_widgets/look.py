@@ -13,7 +13,7 @@ from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.syntax import latex, text
-from einnet_explore.viz.tables import format_operator
+from einnet_explore.viz.tables import format_calls
 
 Shown: TypeAlias = "dict[str, Any]"
 Reach: TypeAlias = Literal["selection", "scope", "everywhere"]
@@ -88,5 +88,4 @@ def certified(certificate: Certificate) -> str:
 
 def library_calls(program: Program) -> str:
     """Describe the library operators that *program* calls, with their sizes."""
-    calls = [e.via for e in program.equations if e.via and e.via.is_library_call]
-    return " + ".join(format_operator(via.operator, dict(via.attributes)) for via in calls) or "none"
+    return format_calls(program) or "none"

@@ -100,7 +100,7 @@ export function treeView({ onselect }) {
       faint,
       [],
     );
-    const merges = hasMerges ? columns.merges.filter(([a, b]) => placed.row[a] >= 0 && placed.row[b] >= 0) : [];
+    const merges = !hasMerges ? [] : isOnly && matches ? columns.merges.filter(([a, b]) => placed.row[a] >= 0 && placed.row[b] >= 0) : columns.merges;
     const some = Math.min(merges.length, MERGES);
     pen.globalAlpha = some > 400 ? 0.12 : 0.35;
     lines((k) => merges[merges.length - 1 - k], some, MERGE, [3, 3]);
