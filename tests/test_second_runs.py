@@ -13,7 +13,7 @@ from einnet_explore.pipeline import baseline as against_module
 from einnet_explore.pipeline import baseline as whole_module
 from einnet_explore.pipeline import optimiser as optimise_module
 from einnet_explore.pipeline import selection as result_module
-from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, Effort, is_clearly_faster
+from einnet_explore.pipeline.baseline import BRIEF_SECONDS, CLEAR_SPEEDUP, Baseline, is_clearly_faster, is_decided
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.selection import (
@@ -29,7 +29,7 @@ from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.runtime import measurement
 from einnet_explore.runtime.implementation_choice import ProfileStore
-from einnet_explore.runtime.measurement import Timing, time_samplers
+from einnet_explore.runtime.measurement import Enough, Timing, all_rounds, time_samplers
 from tests.optimising_kit import SHORT, everything, model, nothing_remembered, transposed
 
 forgetting = pytest.fixture(autouse=True)(nothing_remembered)
@@ -75,27 +75,37 @@ def against(original: Fake) -> Baseline:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "effort", "runs", "gain"),
+    ("before", "after", "enough", "runs", "gain"),
     [
-        (5.0, 0.3, "brief", 2, 5 / 0.3),  # one round leaves no doubt
-        (5.0, 4.5, "brief", 4, 5 / 4.5),  # more would take long: as many rounds as the first time
-        (5.0, 6.0, "brief", 4, 5 / 6),
-        (5.0, 0.3, "full", 4, 5 / 0.3),
-        (0.8, 0.1, "brief", 5, 8.0),  # 3 seconds of rounds
-        (0.9, 0.5, "brief", 4, 1.8),  # three rounds that say the same
-        (0.9, 0.5, "full", 6, 1.8),
-        (0.9, 0.89, "brief", 6, 0.9 / 0.89),  # or do not
-        (0.3, 0.2, "brief", 7, 1.5),
+        (5.0, 0.3, is_clearly_faster, 2, 5 / 0.3),  # one round leaves no doubt
+        (5.0, 4.5, is_clearly_faster, 4, 5 / 4.5),  # more would take long: as many rounds as the first time
+        (5.0, 6.0, is_clearly_faster, 4, 5 / 6),
+        (5.0, 0.3, all_rounds, 4, 5 / 0.3),
+        (0.8, 0.1, is_clearly_faster, 5, 8.0),  # 3 seconds of rounds
+        (0.9, 0.5, is_clearly_faster, 4, 1.8),  # three rounds that say the same
+        (0.9, 0.5, all_rounds, 6, 1.8),
+        (0.9, 0.89, is_clearly_faster, 6, 0.9 / 0.89),  # or do not
+        (0.3, 0.2, is_clearly_faster, 7, 1.5),
     ],
 )
 def test_number_of_runs_of_the_original(
-    clock: Clock, before: float, after: float, effort: Effort, runs: int, gain: float
+    clock: Clock, before: float, after: float, enough: Enough, runs: int, gain: float
 ) -> None:
     original, plan = Fake(clock, before), Fake(clock, after)
-    held = against(original).measure(lambda: plan, effort)  # type: ignore[arg-type, return-value]
+    held = against(original).measure(lambda: plan, enough)  # type: ignore[arg-type, return-value]
     assert held is not None and original.runs == plan.runs == runs
     assert held.speedup == pytest.approx(gain)  # the first runs, which take longer, count nowhere
     assert held.errors == (0.0, 0.0) and len(held.timings["before"].samples) == runs - 1
+
+
+def test_a_comparison_is_decided_by_rounds_that_agree() -> None:
+    one = [0.01] * 40
+    assert is_decided({"before": one, "after": [0.009] * 40}, 1.005)  # faster
+    assert is_decided({"before": one, "after": [0.00999] * 40}, 1.005)  # not by so much
+    assert is_decided({"before": one, "after": [0.012] * 6 + [0.009] * 34}, 1.005)
+    assert not is_decided({"before": one, "after": [0.012] * 10 + [0.009] * 30}, 1.005)
+    assert not is_decided({"before": one[:10], "after": [0.009] * 10}, 1.005)  # too few
+    assert not is_decided({"before": [1e-4] * 40, "after": [9e-5] * 40}, 1.005)  # too short
 
 
 def test_all_plans_share_one_run_of_the_original(clock: Clock) -> None:
@@ -108,7 +118,7 @@ def test_all_plans_share_one_run_of_the_original(clock: Clock) -> None:
         raise ValueError("cannot be made")
 
     assert holding.measure(impossible) is None and original.runs == 1
-    near = holding.measure(lambda: Fake(clock, 1.0, 1.00001), "brief")  # type: ignore[arg-type, return-value]
+    near = holding.measure(lambda: Fake(clock, 1.0, 1.00001), is_clearly_faster)  # type: ignore[arg-type, return-value]
     assert near is not None and 0 < near.errors[1] < 1e-4 and original.runs == 2
 
 

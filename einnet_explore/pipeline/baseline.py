@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -45,9 +44,6 @@ from einnet_explore.runtime.measurement import (
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.support.errors import Refused
 
-Effort: TypeAlias = Literal["full", "brief"]
-"""A brief measurement ends as soon as the new plan is clearly faster."""
-
 MIN_SPEEDUP = 1.02
 """Speedup below which a model is given back as it was: less is within the noise of measurement."""
 
@@ -57,6 +53,9 @@ CLEAR_SPEEDUP = 3.0
 BRIEF_SECONDS = 3.0
 """Seconds of measurement after which rounds suffice that are all ``CLEAR_SPEEDUP``, or are ``MIN_ROUNDS`` and all
 ``MIN_SPEEDUP``."""
+
+DECIDED_SHARE, DECIDED_ROUNDS, DECIDED_SECONDS = 0.85, 20, 0.05
+"""A comparison is decided by so many rounds or more that took so long, if such a part of them agree."""
 
 MIN_ROUNDS = 3
 """Rounds of a model that takes a second or more."""
@@ -159,10 +158,19 @@ def _rounded_up(array: Array) -> Array:
 
 
 def plan_speedup(
-    before: ExecutionPlan, after: ExecutionPlan, feeds: Arrays, once: float, warm: Mapping[str, float] = NOTHING
+    before: ExecutionPlan,
+    after: ExecutionPlan,
+    feeds: Arrays,
+    once: float,
+    warm: Mapping[str, float] = NOTHING,
+    least: float | None = None,
 ) -> float:
-    """Return the speedup of *after* over *before*, one run of which takes about *once* seconds."""
-    times = time_plans(before, after, feeds, measurement_rounds(once, 11), 0.3, warm)
+    """Return the speedup of *after* over *before*, one run of which takes about *once* seconds.
+
+    If only a speedup of *least* or not matters, no more rounds are timed once that is decided.
+    """
+    enough = all_rounds if least is None else partial(is_decided, least=least)
+    times = time_plans(before, after, feeds, measurement_rounds(once, 11), 0.3, warm, enough)
     return times_faster(times["before"], times["after"])
 
 
@@ -173,12 +181,20 @@ def time_plans(
     rounds: int,
     min_seconds: float,
     warm: Mapping[str, float] = NOTHING,
-    effort: Effort = "full",
+    enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
     """Time both plans in turns, with a pause in which the other's spinning threads settle; *warm* as in ``compare``."""
     calls = {"before": lambda: before.run(feeds), "after": lambda: after.run(feeds)}
     settle = settle_seconds(max(before.threads, after.threads))
-    return time_calls(calls, rounds, min_seconds, settle, warm, is_clearly_faster if effort == "brief" else all_rounds)
+    return time_calls(calls, rounds, min_seconds, settle, warm, enough)
+
+
+def is_decided(samples: Mapping[str, Sequence[float]], least: float) -> bool:
+    """Whether nearly all pairs of *samples* agree that ``after`` is *least* times as fast as ``before``, or is not."""
+    pairs = list(zip(samples["before"], samples["after"], strict=True))
+    faster = sum(one >= least * other for one, other in pairs)
+    agree = max(faster, len(pairs) - faster) >= DECIDED_SHARE * len(pairs)
+    return agree and len(pairs) >= DECIDED_ROUNDS and sum(map(sum, pairs)) >= DECIDED_SECONDS
 
 
 def is_clearly_faster(samples: Mapping[str, Sequence[float]]) -> bool:
@@ -194,14 +210,14 @@ def time_against_original(
     feeds: Arrays,
     once: float,
     warm: Mapping[str, float] = NOTHING,
-    effort: Effort = "full",
+    enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
     """Time *plan* and *original*, a run of which takes about *once* seconds; equal plans are timed once."""
     rounds = measurement_rounds(once, 21)
     if plan is original:
         same = time_calls({"before": lambda: original.run(feeds)}, rounds=rounds, warm=warm)["before"]
         return {"before": same, "after": same}
-    return time_plans(original, plan, feeds, rounds, 1.0, warm, effort)
+    return time_plans(original, plan, feeds, rounds, 1.0, warm, enough)
 
 
 def conservative_speedup(timings: Mapping[str, Timing]) -> float:
@@ -271,7 +287,7 @@ class Baseline:
         began = perf_counter()
         return self.original.run(self.feeds), perf_counter() - began
 
-    def measure(self, make_plan: Callable[[], ExecutionPlan], effort: Effort = "full") -> MeasuredPlan | None:
+    def measure(self, make_plan: Callable[[], ExecutionPlan], enough: Enough = all_rounds) -> MeasuredPlan | None:
         """Measure the plan that *make_plan* returns; None if it raises ValueError or the outputs do not agree."""
         want, seconds = self._first_run
         warm = {"before": seconds}
@@ -285,7 +301,7 @@ class Baseline:
         errors = differences(want, got)
         if errors[1] > MAX_RELATIVE_ERROR:
             return None
-        return MeasuredPlan(plan, self._time(plan, warm, effort), errors)
+        return MeasuredPlan(plan, self._time(plan, warm, enough), errors)
 
     def measure_original(self) -> MeasuredPlan:
         """Measure the original once and compare it with itself."""
@@ -308,7 +324,7 @@ class Baseline:
         ratio = times["stored"].median / times["plan"].median
         return StoredModel(self.model.narrow, ratio, differences(want, got)[1])
 
-    def _time(self, plan: ExecutionPlan, warm: Mapping[str, float], effort: Effort) -> Mapping[str, Timing]:
+    def _time(self, plan: ExecutionPlan, warm: Mapping[str, float], enough: Enough) -> Mapping[str, Timing]:
         """Time the original and *plan* in turns; with several threads each has a process of its own.
 
         Both were run just now and took *warm* seconds, which sets the number of rounds but is no measurement: the
@@ -316,11 +332,11 @@ class Baseline:
         """
         if plan is not self.original and plan.threads > 1:
             rounds = measurement_rounds(self.seconds, 21)
-            ran, enough = {"after": warm["after"]}, is_clearly_faster if effort == "brief" else all_rounds
+            ran = {"after": warm["after"]}
             timings = time_with_original_process(self.model.original, plan, self.feeds, rounds, warm=ran, enough=enough)
             if timings is not None:
                 return timings
-        return time_against_original(self.original, plan, self.feeds, self.seconds, warm, effort)
+        return time_against_original(self.original, plan, self.feeds, self.seconds, warm, enough)
 
 
 REPLY_TIMEOUT_SECONDS = 120.0

@@ -25,9 +25,9 @@ from einnet_explore.pipeline.assembly import Assembler, Piece, PlanForm, PlanPro
 from einnet_explore.pipeline.baseline import (
     MIN_SPEEDUP,
     Baseline,
-    Effort,
     MeasuredPlan,
     conservative_speedup,
+    is_clearly_faster,
     measurement_rounds,
     plan_speedup,
     time_against_original,
@@ -37,7 +37,14 @@ from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
-from einnet_explore.runtime.measurement import LONG_CALL_SECONDS, settle_seconds, time_calls, times_faster
+from einnet_explore.runtime.measurement import (
+    LONG_CALL_SECONDS,
+    Enough,
+    all_rounds,
+    settle_seconds,
+    time_calls,
+    times_faster,
+)
 from einnet_explore.support.json_values import JsonObject, as_integers, as_items, as_number, as_object
 
 MIN_PART_SPEEDUP = 1.005
@@ -135,7 +142,7 @@ def _try_group(
     if error > MAX_RELATIVE_ERROR:
         raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
-    speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once})
+    speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once}, MIN_PART_SPEEDUP)
     return speedup, trial if speedup >= MIN_PART_SPEEDUP else None
 
 
@@ -180,10 +187,10 @@ def eliminate_unprofitable(
                 continue
         except ValueError:
             continue
-        ratio = plan_speedup(without, plan, baseline.feeds, once, {"before": once})
+        ratio = plan_speedup(without, plan, baseline.feeds, once, {"before": once}, MAX_LOSING_SPEEDUP)
         if ratio < MAX_LOSING_SPEEDUP:
-            again = plan_speedup(without, plan, baseline.feeds, once, {"before": once, "after": once})
-            ratio = max(ratio, again)
+            warm = {"before": once, "after": once}
+            ratio = max(ratio, plan_speedup(without, plan, baseline.feeds, once, warm, MAX_LOSING_SPEEDUP))
         if ratio < MAX_LOSING_SPEEDUP:
             lost |= dict.fromkeys(group, f"in the whole model, the plan with it runs at {ratio:.2f} of its speed")
             kept, plan = rest, without
@@ -381,7 +388,7 @@ class Selector:
     def _selection(self) -> tuple[Selection, MeasuredPlan]:
         """Return the selection of an earlier run with as much time, if its plan still agrees; else a new one."""
         known = self._find_remembered()
-        measured = self._measure(known, "brief") if known else None
+        measured = self._measure(known, is_clearly_faster) if known else None
         if known and measured:
             return self._confirm(known, measured, MIN_REMEMBERED_SPEEDUP)
         found = self._select()
@@ -394,7 +401,7 @@ class Selector:
                 document = {"seconds": selection_seconds(self.budget), **selection.to_json()}
                 self.history.record(document, "selection", *self._key)
                 return selection, measured
-        return self._confirm(found, self._measure(found, "brief"), MIN_SPEEDUP)
+        return self._confirm(found, self._measure(found, is_clearly_faster), MIN_SPEEDUP)
 
     def _seconds_left(self) -> float:
         """Return the seconds that are left for selection."""
@@ -515,9 +522,9 @@ class Selector:
             min(EXPORT_SELECTION_SECONDS, self._seconds_left()),
         )
 
-    def _measure(self, selection: Selection, effort: Effort = "full") -> MeasuredPlan | None:
+    def _measure(self, selection: Selection, enough: Enough = all_rounds) -> MeasuredPlan | None:
         """Measure the plan of *selection*, proved; None if it cannot be made or does not agree."""
-        return self.baseline.measure(lambda: self._plan(selection.form, selection.kept, "required"), effort)
+        return self.baseline.measure(lambda: self._plan(selection.form, selection.kept, "required"), enough)
 
     def _final_form(self, found: Selection) -> tuple[Selection, MeasuredPlan]:
         """Return *found* with its measured plan, in the first form if the form that seemed faster is not.
