@@ -92,10 +92,12 @@ lock:
 	python3.11 -m venv build/venv
 	build/venv/bin/python -m pip install --quiet --quiet --dry-run --report build/report.json --python-version 3.11.0 \
 	    --target build/target --only-binary :all: '.[all]' hatchling editables
-	build/venv/bin/python -c 'import json; \
+	build/venv/bin/python -c 'import json, re; \
 	    found = [each["metadata"] for each in json.load(open("build/report.json"))["install"]]; \
+	    until = {each["name"]: re.findall(r"<\s*(3[.]\d+)", each.get("requires_python", "")) for each in found}; \
 	    names = {each["name"]: each["version"] for each in found if each["name"] != "einnet-explore"}; \
-	    print(*(f"{name}=={names[name]}" for name in sorted(names, key=str.lower)), sep="\n")' > build/requirements.lock
+	    print(*(f"{name}=={names[name]}" + "".join(f"; python_version < \"{version}\"" for version in until[name]) \
+	        for name in sorted(names, key=str.lower)), sep="\n")' > build/requirements.lock
 	cp build/requirements.lock requirements.lock
 	grep -v '^docutils==' requirements.lock > build/constraints
 	build/venv/bin/python -m pip install --quiet --quiet --dry-run --report build/docs.json --python-version 3.11.0 \

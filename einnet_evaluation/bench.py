@@ -20,6 +20,7 @@ from einnet_evaluation.rivals import ORT, RIVALS, installed
 from einnet_evaluation.workers import RemoteEngine, Worker
 from einnet_explore.pipeline.optimiser import check_device
 from einnet_explore.runtime.arrays import Arrays, largest_error
+from einnet_explore.support.limits import available_cores
 
 _NO_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
@@ -75,7 +76,7 @@ def run_benchmark(
     check_device(device)
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or available_cores()
     rivals = check_engines(str(path), against)
     names = (OURS, DIRECT if str(path).endswith(".ein") else EXPORTED, *installed(rivals))
     with tempfile.TemporaryDirectory() as folder:

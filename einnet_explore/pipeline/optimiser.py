@@ -8,7 +8,6 @@ is left, the plan is the original model.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +71,7 @@ from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
-from einnet_explore.support.limits import STARVATION_FACTOR
+from einnet_explore.support.limits import STARVATION_FACTOR, available_cores
 from einnet_explore.support.status_line import status_line
 
 NOTHING: Mapping[str, tuple[int, ...]] = {}
@@ -96,7 +95,7 @@ def make_settings(
 ) -> Settings:
     """Return the settings of tuning; raises ValueError for an unknown device, runtime or numerics level."""
     check_device(device)
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or available_cores()
     return Settings(count, max_depth, runtime=parse_runtime(runtime), numerics=parse_level(numerics))
 
 

@@ -9,9 +9,11 @@ kernels run without a sandbox.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
+import platform
 import select
 import shutil
 import signal
@@ -22,15 +24,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
 
-import tvm
 import tvm_ffi
 
 from einnet_explore.codegen.register_tiles import cpu_flags
+from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.lazy_modules import LazyModule
 from einnet_explore.support.storage import cache_directory, write_aside
+
+tvm = LazyModule("tvm")
 
 MAX_RUN_SECONDS = 60.0
 """Seconds after which a kernel's first run counts as hanging."""
@@ -112,13 +118,12 @@ def _child() -> subprocess.Popen[str] | None:
     here = os.getpid()
     if here in _children or here in _unavailable:
         return _children.get(here)
-    runtime = Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
-    command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(runtime)]
     try:
+        command = [sys.executable, str(Path(__file__).with_name("sandbox_child.py")), str(_runtime_library())]
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-    except OSError:
+    except (OSError, BackendError):
         _unavailable.add(here)
         return None
     _children[here] = child
@@ -127,6 +132,21 @@ def _child() -> subprocess.Popen[str] | None:
         _unavailable.add(here)
         return None
     return child
+
+
+@lru_cache(maxsize=1)
+def load_runtime() -> None:
+    """Load what kernels call: TVM's runtime, or what stands for it where TVM is missing; raises BackendError."""
+    ctypes.CDLL(str(_runtime_library()), ctypes.RTLD_GLOBAL)
+
+
+def _runtime_library() -> Path:
+    try:
+        suffix = ".dylib" if sys.platform == "darwin" else ".so"
+        return Path(tvm.__path__[0]) / "lib" / f"libtvm_runtime{suffix}"
+    except BackendError:
+        source = resources.files(__package__).joinpath("serial_runtime.c").read_text()
+        return c_library(source, tvm_ffi.libinfo.find_libtvm_ffi())
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
@@ -184,7 +204,7 @@ def load_stored(key: str) -> CompiledFunction | None:
     return _load(_path(key))
 
 
-def build_tvm(function: tvm.tirx.PrimFunc, key: str, threads: int) -> CompiledFunction:
+def build_tvm(function: TvmObject, key: str, threads: int) -> CompiledFunction:
     """Compile a PrimFunc, store it under *key* if the disk allows it, and return the callable function.
 
     Before it is stored it runs once in the sandbox; raises BackendError if it crashes or hangs there.
@@ -217,7 +237,7 @@ def _load_copy(built: Path | None, path: Path) -> CompiledFunction | None:
     return _load(path) if write_aside(path, write) else None
 
 
-def _build_tvm(function: tvm.tirx.PrimFunc, path: Path, threads: int) -> CompiledFunction:
+def _build_tvm(function: TvmObject, path: Path, threads: int) -> CompiledFunction:
     module = tvm.compile(tvm.IRModule({"main": function}), target=_target(threads)).mod
     arrays = [(tuple(map(int, buffer.shape)), str(buffer.dtype)) for buffer in function.params]
     if write_aside(path, lambda new: _save_and_try(module, new, arrays)) and (kept := _load(path)) is not None:
@@ -250,7 +270,7 @@ def _path(key: str) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _target(threads: int) -> tvm.target.Target:
+def _target(threads: int) -> TvmObject:
     # A virtual machine may hide some of what a CPU of that name can do.
     flags = cpu_flags()
     lacks = [f"-{name}" for name in ("avx512f", "avx2", "fma") if flags and name not in flags]
@@ -260,9 +280,15 @@ def _target(threads: int) -> tvm.target.Target:
 
 @lru_cache(maxsize=1)
 def compilation_target() -> tuple[str, str, str]:
-    """The target of compilation: TVM's version, LLVM's name of the host's CPU, and its vector instructions."""
-    has = sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES))
-    return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), " ".join(has)
+    """The target of compilation: TVM's version, LLVM's name of the host's CPU, and its vector instructions.
+
+    Without TVM the first is empty, and the CPU has the name of its architecture.
+    """
+    has = " ".join(sorted(flag for flag in cpu_flags() if flag.startswith(VECTOR_FLAG_PREFIXES)))
+    try:
+        return tvm.__version__, str(tvm.target.codegen.llvm_get_system_cpu()), has
+    except BackendError:
+        return "", platform.machine(), has
 
 
 def c_compiler() -> str:
@@ -329,7 +355,9 @@ def use_threads(threads: int) -> None:
     if threads > _pool:  # one thread needs no pool: made for one, it could be too small for ever
         # Without the variable TVM takes half of the cores; it reads it once, when the pool is made.
         os.environ.setdefault("TVM_NUM_THREADS", str(max(threads, os.cpu_count() or 1)))
-        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        load_runtime()
+        if (configure := tvm_ffi.get_global_func("runtime.config_threadpool", allow_missing=True)) is not None:
+            configure(1, threads)
         _pool = threads
 
 
@@ -344,7 +372,7 @@ def write_c_object(source: str, path: Path, name: str, flags: Sequence[str]) -> 
     run_c_compiler("-c", "-fPIC", "-fcommon", f"-D{ENTRY_POINT}={name}", *flags, str(text), "-o", str(path))
 
 
-def write_tvm_object(function: tvm.tirx.PrimFunc, path: Path, name: str, cpu: str, threads: int) -> None:
+def write_tvm_object(function: TvmObject, path: Path, name: str, cpu: str, threads: int) -> None:
     """Compile a PrimFunc for processors like *cpu* to an object file at *path* with the entry point *name*."""
     target = tvm.target.Target({"kind": "llvm", "num-cores": threads, "mcpu": cpu})
     stem = name.removeprefix(ENTRY_POINT_PREFIX)
@@ -352,21 +380,27 @@ def write_tvm_object(function: tvm.tirx.PrimFunc, path: Path, name: str, cpu: st
     tvm.compile(module, target=target).mod.write_to_file(str(path), "o")
 
 
-def _save_and_try(module: tvm.runtime.Module, path: Path, arrays: Sequence[ArraySpec]) -> None:
+def _save_and_try(module: TvmObject, path: Path, arrays: Sequence[ArraySpec]) -> None:
     _save(module, path)
     if path.suffix == ".so":
         run_in_sandbox(path, arrays)
 
 
 MIN_FREE_BYTES = 4 << 20
-"""Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so."""
+"""Bytes that must be free for a kernel: where the disk is full LLVM ends the process instead of saying so.
+
+Where the system cannot reserve them (macOS) its count of free bytes is taken.
+"""
 
 
-def _save(module: tvm.runtime.Module, path: Path) -> None:
-    reserve = path.with_suffix(".room")
-    with reserve.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, MIN_FREE_BYTES)
-    reserve.unlink()
+def _save(module: TvmObject, path: Path) -> None:
+    if hasattr(os, "posix_fallocate"):
+        reserve = path.with_suffix(".room")
+        with reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, MIN_FREE_BYTES)
+        reserve.unlink()
+    elif shutil.disk_usage(path.parent).free < MIN_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     if path.suffix == ".ll":
         module.write_to_file(str(path), "ll")
     else:
@@ -436,7 +470,8 @@ def _load(path: Path) -> CompiledFunction | None:
     if not _is_intact(path):
         return None
     try:
-        function: CompiledFunction = tvm.runtime.load_module(str(path))["main"]
+        load_runtime()
+        function: CompiledFunction = tvm_ffi.load_module(str(path))["main"]
     except Exception:  # TVM fails in many ways, internal errors among them
         return None
     return function

@@ -13,7 +13,6 @@ Rates of this machine for the cost model are measured with two small kernels.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +81,7 @@ from einnet_explore.runtime.profile_store import (
 from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.runtime.tvm_cpu import compile_scope
 from einnet_explore.support.errors import BackendError, NoKernel
+from einnet_explore.support.limits import available_cores
 
 SAMPLING_STAGES = ((2, 2.5), (3, 1.4), (15, 1.0))
 """Stages of measurement: the number of samples, and the ratio to the least time up to which an engine enters the next
@@ -588,7 +588,7 @@ def compile_ahead(
     They are found in the cache directory later.  What an engine refuses here it refuses there too.  Nothing is done
     on one core, or for one kernel.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     if cores == 1:
         return 0
     found: dict[str, KernelCall | TiledCall] = {}

@@ -513,7 +513,7 @@ def _kernels(bound: BoundEquation) -> Iterable[Implementation]:
         tiled = _tiled_call(bound)
         order = (tiled, kernel) if tiled is not None and tiled.made.worthwhile else (kernel, tiled)
     yield from filter(None, order)
-    if bound.equation.via is None or bound.equation.via.is_eoperator:
+    if bound.equation.via is None or not bound.equation.via.is_library_call:
         yield NativeCall(NativeSource(scope, bound.threads))
 
 

@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import tvm
 import tvm_ffi
-from tvm import te
-from tvm.s_tir import Schedule, ScheduleError
 
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
@@ -35,6 +32,7 @@ from einnet_explore.codegen.register_tiles import (
 )
 from einnet_explore.codegen.rows.kernel import Rows, nest_function
 from einnet_explore.codegen.rows.online import OnePass, is_one_pass_faster, online_function
+from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.codegen.tvm.contraction import (
     ContractionPlan,
     contraction_function,
@@ -53,6 +51,9 @@ from einnet_explore.ir import Scope, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array, aligned, aligned_empty, bind_function, check_argument
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.lazy_modules import LazyModule
+
+te, s_tir = LazyModule("tvm.te"), LazyModule("tvm.s_tir")
 
 MIN_FLOPS_PER_CYCLE = 12
 """Operations a cycle (of up to 64) from which on a contraction is bound by arithmetic rather than by memory."""
@@ -251,7 +252,7 @@ class TvmSource:
         return names[min(self.rank, len(names) - 1)]
 
     @cached_property
-    def function(self) -> tvm.tirx.PrimFunc:
+    def function(self) -> TvmObject:
         """The scheduled PrimFunc."""
         inputs, machine = dict(zip(self.inputs, self.shapes, strict=False)), this_machine()
         match self.kind:
@@ -264,13 +265,13 @@ class TvmSource:
                 return nest_function(nest, inputs, self.threads, machine)
         if self.template == "turn" and (view := transposed_view(self.prepared)) is not None:
             function, _ = self._lower(view)
-            trial = Schedule(function)
+            trial = s_tir.Schedule(function)
             apply_template("turn", trial, "Y", view, self.threads)
             return trial.mod["main"]
         function, stages = self._lower(self.prepared)
         return _schedule(function, stages, self.rank, self.template, self.threads)
 
-    def build(self, compile_function: Callable[[tvm.tirx.PrimFunc], Built]) -> Built:
+    def build(self, compile_function: Callable[[TvmObject], Built]) -> Built:
         """Return what *compile_function* makes of the first of its functions that TVM accepts.
 
         What TVM's own checks reject after scheduling (or in compiling) is tried with simpler schedules.  Raises
@@ -288,7 +289,7 @@ class TvmSource:
         """Compile to an object file; raises BackendError as ``build`` does."""
         self.build(lambda function: compiled.write_tvm_object(function, path, name, cpu, self.threads))
 
-    def _lower(self, prepared: Scope) -> tuple[tvm.tirx.PrimFunc, Mapping[str, Scope]]:
+    def _lower(self, prepared: Scope) -> tuple[TvmObject, Mapping[str, Scope]]:
         lowered = lower_stages(prepared, self.dtype)
         # ``prepare`` may drop a tensor that is multiplied away or only read outside its box: it stays a parameter.
         known = dict(zip(lowered.inputs, lowered.placeholders, strict=True))
@@ -358,11 +359,9 @@ def compile_scope(scope: Scope, dtype: str = "float32", threads: int = 1) -> Tvm
     return load_tvm_kernel(tvm_source(scope, dtype, threads))
 
 
-def _schedule(
-    function: tvm.tirx.PrimFunc, stages: Mapping[str, Scope], rank: int, template: str, threads: int
-) -> tvm.tirx.PrimFunc:
+def _schedule(function: TvmObject, stages: Mapping[str, Scope], rank: int, template: str, threads: int) -> TvmObject:
     """Schedule every stage by its template; if TVM refuses a template, try the next one."""
-    current = Schedule(function)
+    current = s_tir.Schedule(function)
     for name, scope in stages.items():
         names = tuple(n for n in schedule_templates(scope) if n != "turn")
         first = names.index(template) if name == "Y" and template in names else min(rank, len(names) - 1)
@@ -371,7 +370,7 @@ def _schedule(
             trial = current.copy()
             try:
                 apply_template(trial_name, trial, name, scope, threads)
-            except (ScheduleError, RuntimeError, ValueError):
+            except (s_tir.ScheduleError, RuntimeError, ValueError):
                 continue
             current = trial
             break

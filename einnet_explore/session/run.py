@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +22,7 @@ from einnet_explore.strategies.candidate import Candidate, combined_verdict, sav
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
+from einnet_explore.support.limits import available_cores
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
 from einnet_explore.viz.figure import Figure
@@ -258,7 +258,7 @@ def run_searches(
     items = [(case, program, names, budget, options, states) for case, program in named.items()]
     if executor is not None:
         return gather_results(submit_work(executor, run_search, *each) for each in items)
-    with ProcessExecutor(len(os.sched_getaffinity(0))) as processes:
+    with ProcessExecutor(available_cores()) as processes:
         return gather_results(submit_work(processes, run_search, *each) for each in items)
 
 

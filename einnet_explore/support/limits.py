@@ -131,6 +131,11 @@ def used_bytes() -> int:
         return most if sys.platform == "darwin" else most * 1024
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def parse_bytes(text: str) -> int:
     """Parse ``512M``, ``2G``, ``1500000000`` as bytes; raises ValueError unless it is a size of at least 1 MiB."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

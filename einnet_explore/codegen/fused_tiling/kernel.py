@@ -20,10 +20,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx.script.builder import ir as T
-
 from einnet_explore.analysis.fused_chain import Chain
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.fused_tiling.block_sizes import (
@@ -74,6 +70,10 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
 )
+from einnet_explore.support.lazy_modules import LazyModule
+
+tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
+ir_builder = LazyModule("tvm.script.ir_builder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ def chain_function(parts: Sequence[ChainPart], inputs: Mapping[str, int], thread
 
     Each of the *threads* computes its own blocks of every part.
     """
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
+    with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         memory: dict[str, TvmObject] = {
             name: T.match_buffer(T.arg(f"t{n}", T.handle()), (max(1, size),), "float32")

@@ -15,10 +15,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.tirx.script.builder import ir as T
-
 from einnet_explore.analysis.row_nest import (
     BandNode,
     ColumnNode,
@@ -46,6 +42,10 @@ from einnet_explore.codegen.tvm.emission import (
     vector_tile,
 )
 from einnet_explore.ir import REDUCTIONS, Const, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.support.lazy_modules import LazyModule
+
+tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
+ir_builder = LazyModule("tvm.script.ir_builder")
 
 NodeReader = Callable[..., TvmObject]
 
@@ -57,7 +57,7 @@ def rows_function(
     nest: RowNest, inputs: Mapping[str, tuple[int, ...]], write: Callable[[Mapping[str, TvmObject], TvmObject], None]
 ) -> TvmObject:
     """Return the PrimFunc of *nest* from *inputs* (shapes by name); ``write(buffers, result)`` writes its body."""
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
+    with ir_builder.IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("main")
         places = {
             tensor: T.match_buffer(T.arg(f"t{n}", T.handle()), shape, "float32")

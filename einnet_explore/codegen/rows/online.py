@@ -16,9 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from tvm import tirx
-from tvm.tirx.script.builder import ir as T
-
 from einnet_explore.analysis.online_softmax import OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.register_tiles import Machine
@@ -39,6 +36,9 @@ from einnet_explore.codegen.tvm.emission import (
     vector_tile,
 )
 from einnet_explore.ir import Iterator, Scalar, Tensor, accesses
+from einnet_explore.support.lazy_modules import LazyModule
+
+tirx, T = LazyModule("tvm.tirx"), LazyModule("tvm.tirx.script.builder.ir")
 
 MAX_BLOCK_COLUMNS = 512
 """Columns of a block, at most."""
@@ -168,7 +168,8 @@ class _OnlineKernel(OnlineBlocks):
                 _OnlineBlock(self, env, packed, columns, values, T.bind(group * self.rows)).write()
 
 
-_NO_SCORE = tirx.const(float("-inf"), "float32")
+def _no_score() -> TvmObject:
+    return tirx.const(float("-inf"), "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ class _OnlineBlock:
                         with T.Then():
                             self._store_edge_scores(line, c)
                         with T.Else():
-                            store_vector(self.powers, tirx.Broadcast(_NO_SCORE, lanes), start + c * lanes, lanes)
+                            store_vector(self.powers, tirx.Broadcast(_no_score(), lanes), start + c * lanes, lanes)
         found = fold_vector(most, lanes, lambda a, b: tirx.max(a, b))  # noqa: PLW0108 - TVM's is overloaded
         T.buffer_store(largest, tirx.max(self.most[r], found), [r])
 
@@ -302,7 +303,7 @@ class _OnlineBlock:
             at = c * self.kernel.lanes + x
             place = line.offset + at
             value = self._score(line, at, tirx.max(tirx.min(place, extent - 1), 0))
-            value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _NO_SCORE)
+            value = tirx.Select(hide_condition(tirx.all(place >= 0, place < extent)), value, _no_score())
             self._store_score(line, at, x, value)
 
     def _score(self, line: _ScoredRow, at: TvmObject, inside: TvmObject) -> TvmObject:

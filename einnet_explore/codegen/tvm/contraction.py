@@ -18,7 +18,6 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-from tvm import tirx
 
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.register_tiles import (
@@ -34,6 +33,9 @@ from einnet_explore.codegen.sum_of_products import SUM_RESULT, Phase, SumOfProdu
 from einnet_explore.codegen.tvm import TvmObject, emission
 from einnet_explore.codegen.tvm.emission import Environment
 from einnet_explore.ir import Access, Index, Iterator, Tensor, accesses
+from einnet_explore.support.lazy_modules import LazyModule
+
+tirx = LazyModule("tvm.tirx")
 
 Array = npt.NDArray[np.int64]
 

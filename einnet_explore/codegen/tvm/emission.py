@@ -19,11 +19,6 @@ from functools import lru_cache, reduce
 from itertools import count
 from math import inf
 
-import tvm
-from tvm import te, tirx
-from tvm.s_tir import TensorIntrin
-from tvm.tirx.script.builder import ir as T
-
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.tvm import TvmObject
@@ -45,6 +40,10 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
+from einnet_explore.support.lazy_modules import LazyModule
+
+tvm, te, tirx = LazyModule("tvm"), LazyModule("tvm.te"), LazyModule("tvm.tirx")
+T, s_tir = LazyModule("tvm.tirx.script.builder.ir"), LazyModule("tvm.s_tir")
 
 
 @dataclass(frozen=True)
@@ -372,7 +371,7 @@ def done(a: T.handle, b: T.handle) -> None:
 {variables}    A = T.match_buffer(a, {a_shape}, "float32", offset_factor=1, strides=[{", ".join(a_strides)}])
     B = T.match_buffer(b, {b_shape}, "float32", offset_factor=1, strides=[{", ".join(b_strides)}])
 {head}{moves}{stores}"""
-    TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
+    s_tir.TensorIntrin.register(name, tvm.script.from_source(meaning), tvm.script.from_source(done), override=True)
     return name
 
 

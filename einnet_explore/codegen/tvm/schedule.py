@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd, prod
 
-from tvm.s_tir import Schedule
-
 from einnet_explore.analysis.indices import is_inside_box, period
 from einnet_explore.codegen.preparation import address_step, evaluation_count
 from einnet_explore.codegen.tvm import TvmObject
@@ -209,7 +207,7 @@ SCALAR_SLOWDOWN = MAX_LANES // 4
 """Slowdown of a stage without vectors; fewer threads do not make up for it."""
 
 
-def apply_template(template: str, schedule: Schedule, block: str, scope: Scope, threads: int) -> None:
+def apply_template(template: str, schedule: TvmObject, block: str, scope: Scope, threads: int) -> None:
     """Schedule *block*, the stage of *scope*, by *template*."""
     stage = _ScheduledStage(schedule, block, scope, threads if moved_elements(scope) >= MIN_PARALLEL_ELEMENTS else 1)
     if template not in _TEMPLATES:
@@ -219,7 +217,7 @@ def apply_template(template: str, schedule: Schedule, block: str, scope: Scope, 
 
 @dataclass(frozen=True)
 class _ScheduledStage:
-    schedule: Schedule
+    schedule: TvmObject
     name: str
     scope: Scope
     threads: int
