@@ -39,7 +39,8 @@ $(STAMP): pyproject.toml requirements.lock
 	$(PY) -m pip install --quiet --quiet --disable-pip-version-check -r requirements.lock
 	$(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	mkdir -p $(VENV)/share/jupyter/lab/settings
-	printf '%s\n' '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+	printf '%s\n' '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},' \
+	    '"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"python": "Jupytext Notebook"}}}' \
 	    > $(VENV)/share/jupyter/lab/settings/overrides.json
 	touch $@
 
