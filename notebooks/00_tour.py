@@ -57,9 +57,10 @@ session.refusals(at="Y")
 # %% [markdown]
 # ## By hand: from a convolution to a matrix product
 #
-# The expression is not yet a matrix product: every $h$ reads three rows of $A$. First split the summation. The inner
-# scope sums over the channels $c$; the outer scope sums over the window $r, s$. The formula marks everything that
-# the last step changed.
+# The table offers a match with `Matmul` already, but of a larger matrix: a kernel first copies every window of $A$, so
+# most elements nine times (*im2col*). Without the copies, the expression is no matrix product: every $h$ reads three
+# rows of $A$. First split the summation. The inner scope sums over the channels $c$; the outer scope sums over the
+# window $r, s$. The formula marks everything that the last step changed.
 
 # %%
 session.apply("summation_splitting", at="Y", outer=["r", "s"])
@@ -83,7 +84,7 @@ session.apply(
 session.formula()
 
 # %% [markdown]
-# Three simplifications are now possible. `session.clean()` applies them:
+# Three simplifications are now possible. `session.clean()` (*Tidy up* in the explorer) applies them:
 #
 # - The middle scope only renames indices: **merge** it into its reader.
 # - No expression reads outside the domain: **relax** the conditions.
@@ -145,7 +146,7 @@ print(session.script())
 # %% [markdown]
 # The explorer does the same with the mouse or the keyboard. Select a scope in the expression by a click or with the
 # arrow keys. Point at a rule to see its result, and click to apply it. `u` and `r` undo and redo; `s` searches. (The
-# explorer needs a running kernel. Without a kernel you see the expression only.)
+# explorer needs a running kernel. Without a kernel, a saved notebook shows it as you left it.)
 
 # %%
 import einnet_widgets

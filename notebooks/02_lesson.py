@@ -250,7 +250,8 @@ ee.certify(conv, wrong)
 # ## Now you
 #
 # Repeat the derivation with the explorer: start at the convolution and derive the product. Select a scope, point at a
-# rule, and see its result. (The explorer needs a running kernel. Without a kernel you see the expression only.)
+# rule, and see its result. (The explorer needs a running kernel. Without a kernel, a saved notebook shows it as you
+# left it.)
 
 # %%
 einnet_widgets.explorer(ee.explore(conv))

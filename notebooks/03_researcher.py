@@ -230,7 +230,7 @@ print(session.script())
 
 # %% [markdown]
 # The explorer offers the same with buttons: search, stop, a tree that grows, and a click on a state goes there. (It
-# needs a running kernel. Without a kernel you see the expression only.)
+# needs a running kernel. Without a kernel, a saved notebook shows it as you left it.)
 
 # %%
 import einnet_widgets

@@ -25,7 +25,8 @@
 #
 # A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
 # function that lists where to try it. (This rule has no parameters. Parameters are a dataclass, whose fields make up
-# their JSON form.)
+# their JSON form.) In `Apply(function, arguments)`, the functions are called as in the text form: `+`, `-`, `*`, `/`,
+# `exp`, `maximum`, …; a minus sign in front is `neg`. The `repr` of a scope shows them.
 
 # %%
 from dataclasses import replace

@@ -88,6 +88,13 @@ def test_our_layout_shows_kinds_labels_and_odd_names() -> None:
     assert classes == {"node input", "node weight", "node expression"}
 
 
+def test_equal_labels_on_one_side_below_a_node_are_drawn_once() -> None:
+    reader = "{}[i:3] = exp(A[i])"
+    drawn = computation_graph(ee.parse("tensor A[3] " + " ".join(map(reader.format, "BCDE"))))
+    anchors = [it.get("text-anchor") for it in read(layout_graph(drawn).svg()).iter(f"{SVG}text") if it.text == "3"]
+    assert len(drawn.edges) == 4 and sorted(anchors) == ["end", "start"]
+
+
 def test_our_layout_of_an_empty_graph() -> None:
     assert texts(layout_graph(Graph((), ()), "nothing").svg()) == ["nothing"]
 

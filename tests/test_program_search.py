@@ -59,6 +59,7 @@ def test_queries_keys_and_values_are_one_product() -> None:
     program = qkv(36, 30, 10)
     run = ee.live_search(program, max_depth=1, budget=None)
     assert not any(run.running for _ in run) and run.search.complete
+    assert not any("has not come to it" in why for why in run.why_pruned(0))
     best = run.best
     assert best is not None and [name for name, _ in calls(best)] == ["Matmul"]
     assert sorted(n for n in calls(best)[0][1].values() if isinstance(n, int))[-3:] == [30, 30, 36]

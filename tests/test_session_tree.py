@@ -154,6 +154,20 @@ def test_two_nodes_are_compared() -> None:
     for wrong in ((0, 9), (-1, 0)):
         with pytest.raises(IndexError, match="expected 0 to 3"):
             session.compare(*wrong)
+    run = session.search("Matmul", max_depth=1, budget=None)
+    assert run.best is not None and session.compare(run.best, session.here).certificate.kind == "proved"
+    with pytest.raises(TypeError, match="found None, expected a candidate or a derivation"):
+        session.compare(None, 0)  # type: ignore[arg-type]
+
+
+def test_values_that_are_no_program_budget_or_option_are_named() -> None:
+    for call in (ee.explore, ee.search):
+        with pytest.raises(TypeError, match=r"found str, expected a program: ee\.parse reads a text"):
+            call("tensor A[3]")  # type: ignore[operator]
+    with pytest.raises(TypeError, match="found the option 'depth' of a search, expected one of strategy, max_depth"):
+        ee.search(CONV, depth=2)
+    with pytest.raises(ValueError, match="budget '30s': expected 0 or more seconds"):
+        ee.search(CONV, budget="30s")  # type: ignore[arg-type]
 
 
 def test_certificates_are_found_once() -> None:

@@ -210,7 +210,7 @@ ERRORS = [
     ("tensor A[7] Y[h:9 | 0 <= h < 8] = A[h//1 % 8]", "1:37: index h % 8 of A reaches [0, 7], expected within [0, 7)"),
     ("tensor A[3] Y[i:4] = {[j:3] A[j]}[i]", "1:35: index i of the scope reaches [0, 3], expected within [0, 3)"),
     ("tensor A[4] pad [1] Y[i:6] = A[i]", "1:32: index i of A reaches [0, 5], expected within [-1, 5)"),
-    ("tensor A[3, 3] Y[i:3] = A[i]", "1:25: found 1 indices of A, expected 2"),
+    ("tensor A[3, 3] Y[i:3] = A[i]", "1:25: found 1 index of A, expected 2"),
     ("tensor A[3] Y[i:3] = A[]", "1:22: found 0 indices of A, expected 1"),
     ("tensor A[3] Y[i:3] = {[j:3] A[j]}[i, i]", "1:22: found 2 indices of the scope, expected 1"),
     ("tensor A[3] Y[i:3] = A[j]", "1:24: found unknown iterator j, expected i"),

@@ -1,11 +1,13 @@
 """Rules and operators that are not the library's: values that sessions, searches, records and the checker take."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
 from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from einnet_explore.checker.record import RecordError, check_file
 from einnet_explore.cli import main
 from einnet_explore.ir import Apply, Program, Scope
 from einnet_explore.rules import INTER_RULES, RULES, Rule
+from einnet_explore.session.records import importable_name
 from einnet_explore.session.session import Session
 from tests.rules_kit import check_rule, refuses
 
@@ -184,6 +187,16 @@ def test_a_rule_without_a_name_cannot_be_written_into_a_script() -> None:
     session = ee.explore(POOLED, rules=(replace(MAX_OUTSIDE, name="other"),))
     with pytest.raises(LookupError, match="<Rule other> has no name in any module: give it one"):
         session.script()
+
+
+def test_a_script_imports_a_rule_from_its_module_rather_than_from_the_main_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for main_module in ("__main__", "__mp_main__"):
+        module = ModuleType(main_module)
+        module.X = MAX_OUTSIDE  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, main_module, module)
+    assert importable_name(MAX_OUTSIDE)[0] == __name__
 
 
 def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from einnet_explore.parametric.size_polynomials import add_forms, form_text
 from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
-from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.options import options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import count_noun
@@ -118,7 +118,7 @@ class Family:
         over, ValueError if the search finds no program.
         """
         sizes = dict(sizes) if sizes is not None else default_sizes(self.ground)
-        run = Run(self.at(**sizes), program_seconds, target=target, budget=budget, options=Options(**options))
+        run = Run(self.at(**sizes), program_seconds, target=target, budget=budget, options=options_by_name(options))
         for _ in run:
             pass
         # with a target, a candidate has to call a library operator

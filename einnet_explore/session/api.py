@@ -18,7 +18,7 @@ from einnet_explore.session.records import SESSION_FORMAT, SESSION_SUFFIX, from_
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
 from einnet_explore.session.session import Session, load_faces
-from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.options import Cost, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
@@ -116,7 +116,7 @@ def live_search(
         from einnet_explore.runtime.profile_store import device_cost
 
         cost = device_cost(device)
-    chosen = Options(**options)
+    chosen = options_by_name(options)
     return Run(program, cost, target=target, budget=budget, operators=find_operators(operators), options=chosen)
 
 

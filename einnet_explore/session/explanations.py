@@ -197,6 +197,8 @@ def unexpanded_reason(search: Search | ProgramSearch, state: int) -> str:
     here = f"it is {count_noun(at.depth, 'choice')} from the start{far}"
     if at.depth >= options.max_depth:
         return f"{here}: the search goes to depth {options.max_depth}"
+    if search.complete:
+        return ""
     if not search.ended:
         return f"{here}: the search has not come to it"
     return (

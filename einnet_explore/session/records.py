@@ -148,7 +148,7 @@ def importable_name(value: object) -> tuple[str, str]:
     Raises LookupError if there is none, so that a script cannot name it.
     """
     found = [
-        (module == "__main__", module.count("."), module, name)
+        (module in ("__main__", "__mp_main__"), module.count("."), module, name)
         for module, contents in list(sys.modules.items())
         for name, each in list(getattr(contents, "__dict__", {}).items())
         if each is value and name.isidentifier() and not name.startswith("_")

@@ -19,7 +19,7 @@ from einnet_explore.session import explanations
 from einnet_explore.session.explanations import Blocker
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
-from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.options import Cost, Options, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.limits import available_cores
@@ -187,7 +187,7 @@ class Run(RunningSearch):
         if best.seconds <= start * SLOWER:
             return ()
         times = f"{format_seconds(best.seconds)} against {format_seconds(start)}"
-        return (f"the best is estimated slower than the start: {times}, as one kernel for each of its equations",)
+        return (f"the best is estimated slower than the start: {times} with a kernel for each equation of the start",)
 
     def why_not(self, derivation: Derivation) -> str:
         """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""
@@ -265,7 +265,7 @@ def run_searches(
 def check_options(programs: Mapping[str, Program], target: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Raise ValueError for invalid options of searches of *programs*, before any of them starts."""
     for program in list(programs.values())[:1]:
-        Run(program, program_seconds, target=target, options=Options(**options))
+        Run(program, program_seconds, target=target, options=options_by_name(options))
 
 
 def run_search(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
+from numbers import Real
 from os import PathLike
 from types import NoneType
 from typing import Self, TypeAlias, TypeVar
@@ -71,12 +72,14 @@ class RunningSearch:
         options: Options | None = None,
         states: int | None = None,
     ) -> None:
+        if not isinstance(start, Program):
+            raise TypeError(f"found {type(start).__name__}, expected a program: ee.parse reads a text, ee.load a file")
         names = [target] if isinstance(target, str) else list(target)
         targets = find_operators(names, operators)
         self.target = tuple(o.name for o in targets) if names else ()
         # Negated to refuse NaN, which is neither more nor less than 0.
-        if budget is not None and not budget >= 0:
-            raise ValueError(f"budget {budget}: expected 0 or more seconds, or None for no limit")
+        if budget is not None and not (isinstance(budget, Real) and budget >= 0):
+            raise ValueError(f"budget {budget!r}: expected 0 or more seconds, or None for no limit")
         if states is not None and states < 1:
             raise ValueError(f"states {states}: expected 1 or more, or None for no limit")
         self.search = search_program(start, cost, replace(options or Options(), targets=targets), _post_optimise)

@@ -44,7 +44,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.instantiation import guided_matching, known_rules, matching_rule
 from einnet_explore.strategies.moves import clean
-from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.options import options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
@@ -64,6 +64,8 @@ class DerivationTree:
     """
 
     def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
+        if not isinstance(start, Program):
+            raise TypeError(f"found {type(start).__name__}, expected a program: ee.parse reads a text, ee.load a file")
         self.known = known
         self.nodes: list[Derivation] = [Derivation(start)]
         self.parents: list[int] = [-1]
@@ -159,6 +161,8 @@ class DerivationTree:
         """
         with self._lock:
             derivation = found.derivation if isinstance(found, Candidate) else found
+            if not isinstance(derivation, Derivation):
+                raise TypeError(f"found {found!r}, expected a candidate or a derivation")
             ends = (n for n in (self.here, *range(len(self.nodes))) if self.nodes[n].end == derivation.start)
             node = next(ends, None)
             if node is None:
@@ -310,8 +314,9 @@ class Session(DerivationTree):
         """``keep`` the steps of *derivation*, and go to its end."""
         return self.goto(derivation)
 
-    def compare(self, one: int, other: int) -> Comparison:
-        """Compare two nodes; raises IndexError."""
+    def compare(self, one: int | Candidate | Derivation, other: int | Candidate | Derivation) -> Comparison:
+        """Compare two nodes, or results of a search, which are kept as nodes; raises IndexError or ValueError."""
+        one, other = (each if isinstance(each, int) else self.keep(each) for each in (one, other))
         for node in (one, other):
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
@@ -368,7 +373,7 @@ class Session(DerivationTree):
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
             options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
             options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
-        chosen = Options(**options)
+        chosen = options_by_name(options)
         run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)
         with self._lock:
             self.runs.append(run)

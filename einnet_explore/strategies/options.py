@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from operator import index
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS
@@ -77,6 +77,14 @@ class Options:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
         for name in ("max_depth", "patience", "ahead", "combinations"):
             object.__setattr__(self, name, _whole(name.replace("_", " "), getattr(self, name)))
+
+
+def options_by_name(options: Mapping[str, Any]) -> Options:
+    """Return *options* as a value; raises TypeError for an unknown name and ValueError for an illegal value."""
+    known = [field.name for field in fields(Options) if field.name != "targets"]
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"found the option {unknown[0]!r} of a search, expected one of {', '.join(known)}")
+    return Options(**options)
 
 
 def _whole(name: str, value: object) -> int:

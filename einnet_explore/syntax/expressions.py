@@ -33,6 +33,7 @@ from einnet_explore.ir import (
     mul,
 )
 from einnet_explore.ir.scalar_functions import FUNCTIONS
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.trees import (
     SyntaxNode,
     child_trees,
@@ -282,7 +283,8 @@ def _access_from_tree(source: Tensor | Table | Scope, tree: Tree[Token], names: 
     given = [(node, index_from_tree(node, names)) for node in child_trees(tree)[-1].children]
     what = _describe_source(source)
     if len(given) != len(source.box):
-        raise error_at(tree, f"found {len(given)} indices of {what}, expected {len(source.box)}")
+        indices = count_noun(len(given), "index", "indices")
+        raise error_at(tree, f"found {indices} of {what}, expected {len(source.box)}")
     for (node, index), (lo, hi) in zip(given, source.reach, strict=True):
         if names.checked and (found := find_read_outside(index, lo, hi, names.domain)) is not None:
             raise error_at(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")

@@ -157,7 +157,7 @@ def derivation(it: Derivation | Candidate, style: StyleName | Style = "acm", wid
     look, wide = _styled(style, width)
     steps = it.derivation if isinstance(it, Candidate) else it
     if not isinstance(steps, Derivation):
-        raise TypeError(f"found {type(it).__name__}, expected a derivation or a candidate")
+        raise TypeError(f"found {type(it).__name__}, expected a derivation (session.derivation) or a candidate")
     column = _Column(look, wide)
     left = 1.2 * look.size
     for equation in steps.start.equations:
@@ -363,6 +363,10 @@ def roofline(
     are estimates of the cost model.  Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
     """
     look, wide = _styled(style, width)
+    if not isinstance(programs, Mapping):
+        raise TypeError(
+            f"found {type(programs).__name__}, expected programs or candidates by name: {{'best': run.best}}"
+        )
     known = {name: _program(p) for name, p in programs.items()}
     points = {name: _intensity(program, (seconds or {}).get(name)) for name, program in known.items()}
     ridge = device.peak_flops / device.memory_bandwidth

@@ -69,7 +69,10 @@ def layout_graph(drawn: Graph, title: str = "") -> Picture:
     height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + _GAP_PIXELS / 2
     heading = TextLine(width / 2, 20, title, 14, "middle")
     edges = [_edge(layout, edge, bends[n]) for n, edge in enumerate(drawn.edges)]
-    lines, labels = ([pair[n] for pair in edges] for n in (0, 1))  # no line is drawn over a label
+    lines = [line for line, _ in edges]
+    # Labels come after all lines.  One label is enough for equal ones on the same side below a node.
+    starts = [a for a, _b, _label in drawn.edges]
+    labels = {(a, label.text, label.anchor): label for a, (_, label) in zip(starts, edges, strict=True)}.values()
     return Picture(width, height, (heading, *lines, *labels, *(_node(layout, node) for node in drawn.nodes)))
 
 
@@ -143,7 +146,7 @@ def _separate(wanted: Sequence[float], wide: Sequence[float]) -> Iterable[float]
     return [(a + b) / 2 for a, b in zip(from_left, from_right, strict=True)]
 
 
-def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tuple[Shape, Shape]:
+def _edge(layout: _Layout, edge: tuple[str, str, str], way: Sequence[str]) -> tuple[Shape, TextLine]:
     a, b, label = edge
     points = [(layout.x[a], layout.y[a] + layout.high[a])]
     points += [(layout.x[bend], layout.y[bend]) for bend in way]

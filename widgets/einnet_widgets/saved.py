@@ -29,7 +29,8 @@ def saved_form(key: str, label: str, picture: Mapping[str, str]) -> dict[str, st
     """Return *picture* as the saved form of the widget *key*; pages without scripts and styles can show it."""
     html = (
         f"<div class='{CLASS} {CLASS}-{key}'><style>{STYLE}</style>"
-        f"<p><em>The {escape(label)} as it was saved. Run the cell again for the interactive one.</em></p>"
+        f"<p><em>{escape(label[:1].upper() + label[1:])}, as it was saved. With a kernel, run the cell again for the "
+        "interactive one.</em></p>"
         f"{as_html(picture)}</div>"
     )
     others = {format: data for format, data in picture.items() if format != "image/svg+xml"}  # the HTML contains it
