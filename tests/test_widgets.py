@@ -305,3 +305,38 @@ def test_a_good_step_is_taken_with_its_reason_and_scopes_are_tidied_up() -> None
     assert "the first of " in face.notice["text"] and session.runs == []
     advice = session.advise(budget=2.0)
     assert advice.match is None or session.apply(advice.match)
+
+
+def test_a_session_is_saved_and_opened_with_its_pins_notes_searches_and_selection() -> None:
+    session = by_hand(ee.explore(CONV))
+    face = einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=1)
+    for message in (
+        {"do": "target", "target": "Matmul"},
+        {"do": "select", "at": "3"},
+        {"do": "pin_node", "node": 7, "name": "by hand"},
+        {"do": "note", "node": 2, "text": "the windows"},
+    ):
+        face.receive(message)
+    sent = told(face)
+    face.receive({"do": "save"})
+    ((message, _),) = [each for each in sent if each[0]["do"] == "file"]
+    assert message["name"] == "session.eins"
+    other = ee.explore(ee.ops.matmul(4, 6, 8))
+    view = einnet_widgets.Explorer(other)
+    view.receive({"do": "load", "name": "a.eins", "text": "{"})
+    assert "a.eins: $: expected JSON" in view.notice["text"] and len(other.nodes) == 1
+    view.receive({"do": "load", "name": "a.eins", "text": message["text"]})
+    assert view.notice["text"] == "opened a.eins: 8 nodes, 1 pin, 1 note, 1 search"
+    nodes = {node["id"]: node for node in view.history["nodes"]}
+    assert nodes[7]["pins"] == ["by hand"] and nodes[2]["note"] == "the windows"
+    assert view.head["target"] == "Matmul" and view.expression["at"] == face.expression["at"]
+    until(lambda: view.search["states"] == len(run.search.states) and view.search["status"] == "done")
+    until(lambda: not any(node["claimed"] for node in view.history["nodes"]))
+    assert other.claims == {} and nodes.keys() - {0} == other.known_certificates().keys()
+    view.receive({"do": view.notice["action"]["do"]})
+    assert other.program == ee.ops.matmul(4, 6, 8) and view.search["run"] is None and other.runs == []
+    overdone = json.loads(message["text"])
+    overdone["view"] = {"at": 7, "reach": "far", "target": "Nothing", "compare": [0, 99], "operator": None}
+    view.receive({"do": "load", "name": "a.eins", "text": json.dumps(overdone)})
+    assert view.head["target"] == "" and view.history["compare"] is None

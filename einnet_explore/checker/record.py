@@ -96,16 +96,23 @@ def read_record(record: object, source: str = "<record>") -> Record:
 def load_json(path: str | PathLike[str]) -> object:
     """Load the JSON file at *path*; raises OSError if it cannot be read, RecordError if it is not JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise _mismatch(str(path), "$", f"byte {error.object[error.start]:#04x} at {error.start}", "UTF-8") from None
+    return read_json(text, str(path))
+
+
+def read_json(text: str, source: str) -> object:
+    """Return the JSON value that *text* writes; raises RecordError if it is not JSON."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise RecordError(f"{path}: $: expected JSON; at {where}: {error.msg}") from None
+        raise RecordError(f"{source}: $: expected JSON; at {where}: {error.msg}") from None
     except RecursionError:
-        raise _mismatch(str(path), "$", "JSON that nests too deeply", "a record") from None
+        raise _mismatch(source, "$", "JSON that nests too deeply", "a record") from None
     except ValueError as error:
-        raise RecordError(f"{path}: $: {error}") from None
+        raise RecordError(f"{source}: $: {error}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule, find_rules
-from einnet_explore.session.records import SESSION_FORMAT, SESSION_SUFFIX, from_record
+from einnet_explore.session.records import from_record
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
+from einnet_explore.session.saved_sessions import SESSION_FORMAT, SESSION_SUFFIX
 from einnet_explore.session.session import Session, load_faces
 from einnet_explore.strategies.options import Cost, options_by_name
 from einnet_explore.support.deprecation import renamed_argument

@@ -1,8 +1,8 @@
-"""Derivations in files: records and session trees as JSON, and Python scripts that repeat the steps.
+"""Derivations in files: records as JSON, and Python scripts that repeat the steps.
 
 A record (``.json``) is one derivation with its certificates.  It holds its programs in the text form, so that the
 checker reads it without rules; ``from_record`` applies the rules again and checks that they still lead to the same
-programs.  A session file (``.eins``) is a tree of derivations, for later releases.
+programs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.instantiation import known_rules
-from einnet_explore.support.json_values import JsonObject, json_field
-from einnet_explore.syntax import parse, text
+from einnet_explore.support.json_values import JsonObject
+from einnet_explore.syntax import text
 
 
 def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, source: str = "<record>") -> Derivation:
@@ -57,9 +57,6 @@ MATCHING = "operator_matching"
 
 _RESERVED_PARAMETERS = frozenset(("self", "rule", "at"))
 """The named parameters of ``Session.apply`` itself."""
-
-SESSION_FORMAT, SESSION_VERSION = "einnet-explore session", 1
-SESSION_SUFFIX = ".eins"
 
 
 def derivation_script(derivation: Derivation, rules: Iterable[Rule[object]], operators: tuple[Operator, ...]) -> str:
@@ -169,38 +166,3 @@ def _apply_call(match: Match[object]) -> str:
         return f"session.apply({written['rule']!r}, at={written['at']!r}{arguments})"
     # Users' rules may have parameters with names that Python reserves.
     return f"session.apply(session.match({written['rule']!r}, {match.at!r}, {params!r}))"
-
-
-def tree_to_json(nodes: Sequence[Derivation], parents: Sequence[int], here: int) -> JsonObject:
-    """Return a tree of derivations as JSON."""
-    steps = [{"parent": parents[n], **nodes[n].steps[-1].match.to_json()} for n in range(1, len(nodes))]
-    start = text(nodes[0].end)
-    return {"format": SESSION_FORMAT, "version": SESSION_VERSION, "start": start, "steps": steps, "here": here}
-
-
-def tree_from_json(
-    data: object, known: Mapping[str, Rule[object]], source: str = "<session>"
-) -> tuple[list[Derivation], list[int], int]:
-    """Return the nodes, their parents, and the current node; raises RecordError if *data* is no such tree."""
-    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (SESSION_FORMAT, SESSION_VERSION):
-        raise RecordError(f"{source}: expected {SESSION_FORMAT!r} version {SESSION_VERSION}")
-    where = "$"
-    try:
-        nodes, parents = [Derivation(parse(data["start"]))], [-1]
-        for n, step in enumerate(json_field(data, "steps", list)):
-            where = f"$.steps[{n}]"
-            parent = json_field(step, "parent", int)
-            if not 0 <= parent < len(nodes):
-                raise RecordError(f"{source}: {where}.parent: found {parent}, expected 0 to {len(nodes) - 1}")
-            nodes.append(nodes[parent].then(match_from_json(known, nodes[parent].end, step)))
-            parents.append(parent)
-        where = "$.here"
-        if type(here := data["here"]) is not int or not 0 <= here < len(nodes):
-            raise RecordError(f"{source}: $.here: found {here!r}, expected 0 to {len(nodes) - 1}")
-    except RecordError:
-        raise
-    except KeyError as error:
-        raise RecordError(f"{source}: {where}: {error} is missing") from None
-    except BAD_STEP_ERRORS as error:
-        raise RecordError(f"{source}: {where}: {error}") from None
-    return nodes, parents, here

@@ -30,7 +30,7 @@ from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
-from einnet_explore.strategies.instantiation import known_rules
+from einnet_explore.strategies.instantiation import known_rules, matching_rule
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.json_values import JsonObject, json_field
@@ -395,16 +395,27 @@ def load_search(kind: type[R], path: str | PathLike[str], cost: Cost) -> R:
     return saved_search_from_json(kind, load_json(path), cost, str(path))
 
 
-def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str = "<run>") -> R:
-    """Return the run that *data* describes; raises RecordError if it has another form or its steps do not apply."""
+def saved_search_from_json(
+    kind: type[R],
+    data: object,
+    cost: Cost,
+    source: str = "<run>",
+    rules: Iterable[Rule[object]] = (),
+    operators: tuple[Operator, ...] = OPERATORS,
+) -> R:
+    """Return the run that *data* describes; raises RecordError if it has another form or its steps do not apply.
+
+    It may name *rules* besides those of the library, and *operators*.
+    """
     if not isinstance(data, dict) or "format" not in data or "version" not in data:
         raise RecordError(f"{source}: expected a saved search, an object with format and version")
     if (data["format"], data["version"]) != (SEARCH_FORMAT, SAVED_VERSION):
         found = f"{data['format']!r} version {data['version']}"
         raise RecordError(f"{source}: found {found}, expected {SEARCH_FORMAT!r} version {SAVED_VERSION}")
     try:
-        run = _start_of_saved_search(kind, data, cost)
-        _restore_results(run, data)
+        known = known_rules(operators) | {rule.name: rule for rule in rules}
+        run = _start_of_saved_search(kind, data, cost, known, operators)
+        _restore_results(run, data, known | {(rule := matching_rule(run.search.options.targets)).name: rule})
     except KeyError as error:
         raise RecordError(f"{source}: {error} is missing") from None
     except BAD_STEP_ERRORS as error:
@@ -412,12 +423,13 @@ def saved_search_from_json(kind: type[R], data: object, cost: Cost, source: str 
     return run
 
 
-def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
+def _start_of_saved_search(
+    kind: type[R], data: JsonObject, cost: Cost, known: Mapping[str, Rule[object]], operators: tuple[Operator, ...]
+) -> R:
     """Return the run without results."""
     options = dict(json_field(data, "options", dict))
     if unknown := set(options) - {f.name for f in fields(Options)}:
         raise RecordError(f"unknown options {', '.join(sorted(unknown))}")
-    known = known_rules()
     options = {"between": (), **options}  # a search of one expression has no rules between expressions
     for group in ("rules", "between"):
         if strange := [name for name in options[group] if name not in known]:
@@ -430,13 +442,13 @@ def _start_of_saved_search(kind: type[R], data: JsonObject, cost: Cost) -> R:
         target=json_field(data, "target", list),
         budget=json_field(data, "limit", int, float, NoneType),
         states=json_field({"most": None, **data}, "most", int, NoneType),  # older files have no limit of states
+        operators=operators,
         options=Options(**options),
     )
 
 
-def _restore_results(run: RunningSearch, data: JsonObject) -> None:
+def _restore_results(run: RunningSearch, data: JsonObject, known: Mapping[str, Rule[object]]) -> None:
     search = run.search
-    known = known_rules(search.options.targets)
     for n, entry in enumerate(json_field(data, "states", list)):
         parent = json_field(entry, "parent", int)
         if not 0 <= parent < max(n, 1):

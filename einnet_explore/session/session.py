@@ -10,13 +10,16 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
+from itertools import count
 from os import PathLike
 from typing import Any, Protocol, TypeAlias
 
-from einnet_explore.checker.record import load_json
+from einnet_explore.checker.record import load_json, read_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify, certify_chain
+from einnet_explore.equivalence.verdict import is_at_least
 from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
@@ -31,21 +34,21 @@ from einnet_explore.session.explanations import (
     is_missing_parameter,
     refusal_reason,
 )
-from einnet_explore.session.records import (
+from einnet_explore.session.records import MATCHING, derivation_script, from_record, tree_script
+from einnet_explore.session.run import Run
+from einnet_explore.session.saved_sessions import (
     SESSION_FORMAT,
     SESSION_SUFFIX,
-    derivation_script,
-    from_record,
-    tree_from_json,
-    tree_script,
-    tree_to_json,
+    USUAL_RULES,
+    SavedSession,
+    check_pin_name,
 )
-from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.instantiation import guided_matching, known_rules, matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import options_by_name
 from einnet_explore.support.deprecation import renamed_argument
+from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
@@ -55,12 +58,15 @@ from einnet_explore.viz.tables import Matches, TextTable
 from einnet_explore.viz.views import Formula
 
 Observer: TypeAlias = "Callable[[DerivationTree], None]"
+Place: TypeAlias = int | str | Candidate | Derivation
+"""A node of a tree: its number, its label or the name of a pin, or a derivation to it."""
 
 
 class DerivationTree:
     """Derivations from one program as a tree: node *n* is ``nodes[n]``, one step more than node ``parents[n]``.
 
-    ``here`` is a node.  A lock guards the tree, since callbacks may run on other threads.
+    ``here`` is a node.  *pins* are names of nodes, *notes* their texts.  *claims* are certificates from a file that no
+    ``certificate`` has confirmed.  A lock guards the tree, since callbacks may run on other threads.
     """
 
     def __init__(self, start: Program, known: tuple[Rule[object], ...]) -> None:
@@ -70,6 +76,9 @@ class DerivationTree:
         self.nodes: list[Derivation] = [Derivation(start)]
         self.parents: list[int] = [-1]
         self.here = 0
+        self.pins: dict[str, int] = {}
+        self.notes: dict[int, str] = {}
+        self.claims: dict[int, Certificate] = {}
         self._redo: list[int] = []
         self._proofs: dict[int, Certificate] = {}
         self._observers: list[Observer] = []
@@ -130,28 +139,73 @@ class DerivationTree:
         """Whether ``redo`` would change anything."""
         return bool(self._redo)
 
-    def goto(self, where: int | str | Candidate | Derivation) -> Program:
-        """Go to another node of the tree, by number or label (``"E7"``), or to the end of a search's result.
-
-        Raises IndexError or ValueError, TypeError for anything else, such as the None of a search without a result.
-        """
+    def goto(self, where: Place) -> Program:
+        """Go to another node of the tree: *where* is as in ``node``, which also says what is raised."""
         with self._lock:
-            match where:
-                case str():
-                    if not re.fullmatch(r"E\d+", where):
-                        raise ValueError(f"node {where!r}: expected a label such as 'E7'")
-                    node = int(where[1:])
-                case int():
-                    node = where
-                case Candidate() | Derivation():
-                    node = self.keep(where)
-                case _:
-                    raise TypeError(f"found {where!r}, expected a node, a candidate or a derivation")
-            if not 0 <= node < len(self.nodes):
-                raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
+            node = self.node(where)
             self._redo.clear()
             self._go(node)
             return self.program
+
+    def node(self, where: Place) -> int:
+        """Return the number of a node: a number, the name of a pin, a label (``"E7"``), or a search's result, kept.
+
+        Raises IndexError or ValueError, TypeError for anything else, such as the None of a search without a result.
+        """
+        match where:
+            case str() if where in self.pins:
+                return self.pins[where]
+            case str():
+                if not re.fullmatch(r"E\d+", where):
+                    pins = f", or a pin: {', '.join(self.pins)}" if self.pins else ""
+                    raise ValueError(f"node {where!r}: expected a label such as 'E7'{pins}")
+                node = int(where[1:])
+            case int():
+                node = where
+            case Candidate() | Derivation():
+                node = self.keep(where)
+            case _:
+                raise TypeError(f"found {where!r}, expected a node, a candidate or a derivation")
+        if not 0 <= node < len(self.nodes):
+            raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
+        return node
+
+    def pin(self, where: Place | None = None, name: str = "") -> str:
+        """Give a node (None: the current one) a *name* and return it; a search's result is kept as a node.
+
+        Without a *name*, the node's name, or one made of its library calls.  The name of another node moves here.
+        Raises ValueError for a name like ``E7``, and what ``node`` raises.
+        """
+        with self._lock:
+            node = self.here if where is None else self.node(where)
+            name = check_pin_name(name) if name else self._pin_name(node)
+            self.pins[name] = node
+            self._notify()
+            return name
+
+    def _pin_name(self, node: int) -> str:
+        if (known := next((name for name, pinned in self.pins.items() if pinned == node), None)) is not None:
+            return known
+        calls = [e.via.operator for e in self.nodes[node].end.equations if e.via and e.via.is_library_call]
+        stem = " + ".join(dict.fromkeys(calls)) or f"node {node}"
+        return next(name for n in count(1) if (name := stem if n == 1 else f"{stem} {n}") not in self.pins)
+
+    def unpin(self, name: str) -> None:
+        """Remove a name; its node and notes stay.  Raises LookupError with the names that there are."""
+        with self._lock:
+            if name not in self.pins:
+                raise LookupError(f"no pin is called {name!r}: there are {', '.join(self.pins) or 'none'}")
+            del self.pins[name]
+            self._notify()
+
+    def note(self, text: str, where: Place | None = None) -> None:
+        """Attach *text* to a node (None: the current one) in place of its note; an empty text removes it."""
+        with self._lock:
+            node = self.here if where is None else self.node(where)
+            self.notes.pop(node, None)
+            if text.strip():
+                self.notes[node] = text.strip()
+            self._notify()
 
     def keep(self, found: Candidate | Derivation) -> int:
         """Add the steps of *found* (from a search or a record) as nodes without going there; return the last node.
@@ -175,12 +229,17 @@ class DerivationTree:
             return node
 
     def certificate(self, node: int) -> Certificate:
-        """Return the certificate of the step to *node* (not the start), computed once; raises IndexError."""
+        """Return the certificate of the step to *node* (not the start), computed once; raises IndexError.
+
+        The claim of a file is not trusted: it is dropped if the certificate is as strong, and kept otherwise.
+        """
         if not 0 < node < len(self.nodes):
             raise IndexError(f"node {node}: expected 1 to {len(self.nodes) - 1}")
         if node not in self._proofs:
             step = self.nodes[node].steps[-1]
-            self._proofs[node] = certify(step.before, step.after)
+            found = self._proofs[node] = certify(step.before, step.after)
+            if (claim := self.claims.get(node)) is not None and is_at_least(found.kind, claim.kind):
+                self.claims.pop(node, None)
         return self._proofs[node]
 
     def known_certificates(self) -> dict[int, Certificate]:
@@ -303,6 +362,11 @@ class Session(DerivationTree):
         self.operators = find_operators(operators)
         super().__init__(start, (*find_rules(rules), matching_rule(self.operators)))
         self.runs: list[Run] = []
+        self.view: JsonObject = {}
+
+    def _own_rules(self) -> tuple[Rule[object], ...]:
+        """Return the rules without the one that matches operators."""
+        return tuple(rule for rule in self.known if rule.name != MATCHING)
 
     def clean(self) -> Program:
         """Apply the clean-ups of the current program (``ee.clean``) as steps: merging, relaxing, tightening."""
@@ -427,37 +491,76 @@ class Session(DerivationTree):
     def save(self, path: str | PathLike[str], case: str = "") -> None:
         """Write the session to *path*, whole or not at all.
 
-        A path ``.eins`` gets all branches, any other the ``record`` of the current derivation.
+        A path ``.eins`` gets everything: all branches, pins, notes, searches, certificates, and the selection of front
+        ends.  Any other gets the ``record`` of the current derivation.
         """
         if str(path).endswith(SESSION_SUFFIX):
-            with self._lock:
-                tree = tree_to_json(self.nodes, self.parents, self.here)
-            write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
+            write_atomically(path, self.to_text())
         else:
             save_record(path, self.record(case))
+
+    def to_text(self) -> str:
+        """Return the text of a file ``.eins``; a running search is paused meanwhile."""
+        with self._lock:
+            tree = self.nodes, self.parents, self.here, self.pins, self.notes, self.claims | self._proofs
+            data = SavedSession(*tree, self.runs, self.view, self._own_rules(), self.operators).to_json()
+        # A search has thousands of states, so that lines for its fields would be most of the file.
+        return json.dumps(data, indent=None if self.runs else 1, ensure_ascii=False) + "\n"
 
     @staticmethod
     def load(
         path: str | PathLike[str],
-        rules: tuple[Rule[object], ...] = (*RULES, *INTER_RULES),
-        operators: tuple[Operator, ...] = OPERATORS,
+        rules: Iterable[Rule[object] | str] | None = None,
+        operators: Iterable[Operator | str] | None = None,
     ) -> Session:
         """Return the session saved at *path*, its rules applied again; raises RecordError or OSError.
 
-        *rules* and *operators* are those of the session; its steps may use any rule of the library.
+        *rules* and *operators* are those of the session (None: those that it was saved with); its steps may use any
+        rule of the library.  Certificates of the file are claims, which ``certificate`` compares with its own.
         """
-        known = (*known_rules(operators).values(), *rules)
+        own, calls = find_rules(rules or ()), find_operators(operators or ())
         data = load_json(path)
         if str(path).endswith(SESSION_SUFFIX) or (isinstance(data, dict) and data.get("format") == SESSION_FORMAT):
-            named = {rule.name: rule for rule in known}
-            nodes, parents, here = tree_from_json(data, named, str(path))
-            session = Session(nodes[0].end, rules, operators)
-            session.nodes, session.parents, session.here = nodes, parents, here
+            saved = SavedSession.from_json(data, str(path), own, calls)
+            session = Session(saved.nodes[0].end)
+            session._restore(
+                replace(
+                    saved,
+                    rules=saved.rules if rules is None else own,
+                    operators=saved.operators if operators is None else calls,
+                )
+            )
             return session
-        derivation = from_record(data, known, source=str(path))
-        session = Session(derivation.start, rules, operators)
+        derivation = from_record(data, (*known_rules(calls).values(), *own), source=str(path))
+        session = Session(derivation.start, USUAL_RULES if rules is None else own, calls)
         session.adopt(derivation)
         return session
+
+    def open(self, path: str | PathLike[str]) -> None:
+        """Replace this whole session by the one saved at *path* (``.eins``); raises RecordError or OSError.
+
+        The file may use the rules and operators of this session.  Nothing changes if it cannot be read.
+        """
+        self._open(load_json(path), str(path))
+
+    def open_text(self, text: str, source: str = "<session>") -> None:
+        """``open`` the *text* of a file ``.eins``, as of ``to_text``, called *source* in errors."""
+        self._open(read_json(text, source), source)
+
+    def _open(self, data: object, source: str) -> None:
+        saved = SavedSession.from_json(data, source, self._own_rules(), self.operators)
+        with self._lock:
+            for run in self.runs:
+                run.stop()
+            self._restore(saved)
+            self._notify()
+
+    def _restore(self, saved: SavedSession) -> None:
+        self.operators, self.known = saved.operators, (*saved.rules, matching_rule(saved.operators))
+        self.nodes, self.parents, self.here = list(saved.nodes), list(saved.parents), saved.here
+        self.pins, self.notes, self.claims = dict(saved.pins), dict(saved.notes), dict(saved.claims)
+        self.runs, self.view = list(saved.runs), saved.view
+        self._proofs, self._redo = {}, []
 
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write one interactive page that needs neither a network nor a kernel.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from einnet_explore.session.session import Session
 from einnet_widgets.face import Face
@@ -19,10 +20,18 @@ class Board(ABC):
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.look = Look()
         self.notice: Shown = {}
         self.faces: list[Face] = []
         self.lock = threading.RLock()
+
+    @property
+    def look(self) -> Look:
+        """The reader's selection, which is saved with the session."""
+        return Look.of(self.session)
+
+    @look.setter
+    def look(self, look: Look) -> None:
+        self.session.view = asdict(look)
 
     @abstractmethod
     def describe(self, panel: str) -> Shown:
@@ -56,9 +65,9 @@ class Board(ABC):
                         known[name] = self.describe(name)
                     setattr(face, name, known[name])
 
-    def say(self, text: str, kind: str = "", code: str = "") -> None:
-        """Display *text* above the panels, with *code* below it."""
-        self.notice = {"text": text, "kind": kind, "code": code}
+    def say(self, text: str, kind: str = "", code: str = "", action: Shown | None = None) -> None:
+        """Display *text* above the panels, with *code* below it; *action* is a button: its label and its message."""
+        self.notice = {"text": text, "kind": kind, "code": code, "action": action}
         self.refresh("notice")
 
     def complain(self, error: BaseException) -> None:

@@ -30,7 +30,10 @@ def history(session: Session, look: Look) -> Shown:
                 "rule": match.title if match else "",
                 "at": show_path(match.at) if match else "",
                 "says": format_parameters(match) if match else "",
-                "certificate": known[n].kind if n in known else None,
+                "certificate": known[n].kind if n in known else session.claims[n].kind if n in session.claims else None,
+                "claimed": n in session.claims,
+                "pins": [name for name, node in session.pins.items() if node == n],
+                "note": session.notes.get(n, ""),
             }
         )
     return {"here": session.here, "nodes": nodes, "compare": compared(session, look)}

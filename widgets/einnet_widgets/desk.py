@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from einnet_explore.operators.library import find_operators
 from einnet_explore.session.session import Session
 from einnet_explore.session.session import face as offline_face
+from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
@@ -47,6 +48,7 @@ class Desk(Board):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
+        self._replaced = ""
         self.searching = Searching(self)
         self.measuring = Measuring(self, self.searching)
         session.subscribe(lambda _: self.changed())
@@ -77,13 +79,21 @@ class Desk(Board):
         self.searching.follow()
         self.look = replace(self.look, at=settled(self.session, self.look))
         self.refresh(*STEPS, "bench")
-        if any(node not in self.session.known_certificates() for node in self.session.way()[1:]):
+        if any(node not in self.session.known_certificates() for node in self._to_prove()):
             _later.submit(self._prove)
 
+    def _to_prove(self) -> tuple[int, ...]:
+        """Return the nodes on the way, and those with the claim of a file."""
+        return (*self.session.way()[1:], *self.session.claims)
+
     def _prove(self) -> None:
+        session = self.session
         try:
-            for node in self.session.way()[1:]:
-                self.session.certificate(node)
+            claims = set(session.claims)
+            for node in self._to_prove():
+                found = session.certificate(node)
+                if node in claims and (claim := session.claims.get(node)) is not None:
+                    self.say(f"node {node}: the file says {claim.kind}, found {certified(found)}", "error")
         except Exception as error:
             self.complain(error)
         self.refresh("expression", "history")
@@ -223,6 +233,34 @@ class Desk(Board):
     def _share(self, face: Face, _: Shown) -> None:
         face.say({"do": "file", "name": "session.html", "text": offline_face().page(self.session, "")})
 
+    def _save(self, face: Face, _: Shown) -> None:
+        face.say({"do": "file", "name": "session.eins", "text": self.session.to_text()})
+
+    def _load(self, _: Face, asked: Shown) -> None:
+        before = self.session.to_text()
+        self.session.open_text(asked["text"], asked["name"])
+        self._replaced = before
+        self._opened(asked["name"], {"label": "Back to the session before", "do": "reload"})
+
+    def _reload(self, _: Face, __: Shown) -> None:
+        self.session.open_text(self._replaced)
+        self._opened("the session before")
+
+    def _opened(self, name: str, action: Shown | None = None) -> None:
+        session = self.session
+        parts = ((session.nodes, "node"), (session.pins, "pin"), (session.notes, "note"), (session.runs, "search"))
+        counts = ", ".join(count_noun(len(values), noun) for values, noun in parts if values)
+        self.say(f"opened {name}: {counts}", action=action)
+
+    def _pin_node(self, _: Face, asked: Shown) -> None:
+        self.session.pin(int(asked["node"]), asked["name"])
+
+    def _unpin(self, _: Face, asked: Shown) -> None:
+        self.session.unpin(asked["name"])
+
+    def _note(self, _: Face, asked: Shown) -> None:
+        self.session.note(asked["text"], int(asked["node"]))
+
     def _hush(self, _: Face, __: Shown) -> None:
         self.say("")
 
@@ -262,6 +300,7 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
             "preview",
         ),
         *("check", "script", "latex", "export", "share", "hush", "open", "close", "bench", "bench_stop"),
+        *("save", "load", "reload", "pin_node", "unpin", "note"),
     )
 }
 _CALLS["table"] = Desk._against

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 from einnet_explore.equivalence.certificate import Certificate
 from einnet_explore.ir import Path, Program, read_path, scopes, show_path
@@ -31,6 +31,21 @@ class Look:
     target: str = ""
     compare: tuple[int, int] | None = None
     operator: str = ""
+
+    @staticmethod
+    def of(session: Session) -> Look:
+        """Return the selection in the ``view`` of *session*, without what the session does not have."""
+        kept = {f.name: session.view[f.name] for f in fields(Look) if f.name in session.view}
+        names, nodes = ["", *(operator.name for operator in session.operators)], range(len(session.nodes))
+        fits = {
+            "at": lambda value: isinstance(value, str),
+            "reach": lambda value: value in get_args(Reach),
+            "target": lambda value: value in names,
+            "operator": lambda value: value in names,
+            "compare": lambda value: value is None or (len(value) == 2 and all(n in nodes for n in value)),
+        }
+        look = Look(**{name: value for name, value in kept.items() if fits[name](value)})
+        return look if look.compare is None else replace(look, compare=tuple(look.compare))
 
     def operators(self, session: Session) -> tuple[Operator, ...]:
         """The target operators of expression distances."""

@@ -82,6 +82,7 @@ def recorded(session: Session) -> Shown:
     walker = Session(session.nodes[0].end, operators=session.operators)
     walker.known = session.known
     walker.nodes, walker.parents = list(session.nodes), list(session.parents)
+    walker.pins, walker.notes = session.pins, session.notes
     for node in range(1, len(session.nodes)):
         session.certificate(node)
     walker._proofs = session.known_certificates()

@@ -36,8 +36,13 @@ class Searching:
 
     def follow(self) -> None:
         """Display the session's last search."""
-        if self.desk.session.runs and self.desk.session.runs[-1] is not self.run:
-            self._attach(self.desk.session.runs[-1])
+        runs = self.desk.session.runs
+        if runs and runs[-1] is not self.run:
+            self._attach(runs[-1])
+        elif not runs and self.run is not None:
+            self.run = self.detail = self._columns = None
+            self._news.set()  # ends the thread that watches
+            self.desk.refresh("search")
 
     def _attach(self, run: Run) -> None:
         self.run, self.detail, self.paused = run, None, False
@@ -117,8 +122,9 @@ class Searching:
         self.desk.session.goto(self._running().search.derivation(self._known(asked)))
 
     def _pin(self, _: Face, asked: Shown) -> None:
-        node = self.desk.session.keep(self._running().search.derivation(self._known(asked)))
-        self.desk.say(f"state {asked['state']} is node {node} of the derivation")
+        session = self.desk.session
+        name = session.pin(self._running().search.derivation(self._known(asked)))
+        self.desk.say(f"state {asked['state']} is node {session.pins[name]} of the derivation, pinned as {name!r}")
 
     def _steer(self, face: Face, asked: Shown) -> None:
         run = self._running()

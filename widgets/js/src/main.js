@@ -109,12 +109,13 @@ function render({ model, el }) {
   }
 
   function say() {
-    const { text, kind, code } = model.get("notice");
+    const { text, kind, code, action } = model.get("notice");
     const shownCode = code ? h("pre", { tabIndex: 0 }, code) : null;
     notice.className = `ein-notice ${kind ?? ""}`;
     notice.replaceChildren(
       ...(text ? [h("span", {}, text)] : []),
       ...(code ? [h("button", { type: "button", title: "copy to the clipboard", onclick: (event) => copy(shownCode, event.target) }, "Copy")] : []),
+      ...(text && action ? [h("button", { type: "button", onclick: () => act({ do: action.do }) }, action.label)] : []),
       ...(text ? [h("button", { type: "button", ariaLabel: "close", onclick: () => act({ do: "hush" }) }, "×")] : []),
       ...(code ? [shownCode] : []),
     );

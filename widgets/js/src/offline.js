@@ -133,6 +133,10 @@ export class Offline {
     this.emit("msg:custom", { do: "file", name: "session.py", text: this.data.script }, []);
   }
 
+  do_save() {
+    this.do_export();
+  }
+
   do_share() {
     this.say("this page is the file to share");
   }
