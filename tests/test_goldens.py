@@ -391,6 +391,7 @@ def timeless(path: Path) -> str:
     data = json.loads(path.read_text())
     if path.suffix == ".einx":
         data |= {"seconds": 0.0, "most": None, "first_found": [0.0, data["first_found"][1]]}
+        data["candidates"] = [{k: v for k, v in c.items() if k != "found"} for c in data["candidates"]]
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 

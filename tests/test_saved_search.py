@@ -11,6 +11,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import networkx
 import pytest
 
 import einnet_explore as ee
@@ -107,6 +108,8 @@ def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
             environment = {**os.environ, "PYTHONHASHSEED": seed}
             subprocess.run([sys.executable, "-c", code, str(path), strategy], env=environment, check=True, timeout=120)
             data = json.loads(path.read_text())
+            for candidate in data["candidates"]:
+                assert 0 <= candidate.pop("found") <= data["seconds"]
             said.append({k: v for k, v in data.items() if k not in ("seconds", "first_found")})
         assert said[-1] == said[-2]
 
@@ -225,7 +228,7 @@ def test_the_graph_has_every_state_and_every_merge() -> None:
     assert json.loads(json.dumps(graph)) == graph
     assert [node["id"] for node in graph["nodes"]] == list(range(len(search.states)))
     moves = [e for e in graph["edges"] if e["kind"] == "move"]
-    assert sorted(e["to"] for e in moves) == list(range(1, len(search.states)))
+    assert sorted(e["target"] for e in moves) == list(range(1, len(search.states)))
     merges = [e for e in graph["edges"] if e["kind"] == "merge"]
     assert sum(e["times"] for e in merges) == sum(isinstance(e, Pruned) for e in events) > len(search.states) // 10
     assert {n["id"]: n["seconds"] for n in graph["nodes"] if n["seconds"] is not None} == found
@@ -240,7 +243,9 @@ def test_a_merge_leads_to_the_same_program() -> None:
             assert isinstance(match, Match)
             program = match.apply(program).after
         assert pruned.twin is not None and ee.program_key(program) == keys[pruned.twin]
-    assert run.graph()["edges"]
+    graph = networkx.node_link_graph(json.loads(json.dumps(run.graph())))
+    assert graph.is_directed() and set(graph) == set(range(len(run.search.states)))
+    assert graph.number_of_edges() == len(run.graph()["edges"])
 
 
 def test_why_refused_states_the_reason() -> None:
@@ -252,6 +257,7 @@ def test_why_refused_states_the_reason() -> None:
         run.why_refused("luck")
     with pytest.raises(LookupError):
         run.why_refused("traversal_merging", at="5")
+    assert run.why_refused("traversal_merging", at="Y") == "the body reads no scope"
     session = ee.Session(CONV)
     assert session.why_refused("traversal_merging") == "the body reads no scope"
 

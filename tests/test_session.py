@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,6 +20,7 @@ from einnet_explore.session.records import from_record
 from einnet_explore.session.session import Session
 from einnet_explore.syntax import text
 from einnet_explore.viz import tables
+from einnet_explore.viz.tables import ResultTable
 from tests.sessions_kit import by_hand
 
 CONV = """
@@ -337,8 +339,9 @@ def test_find_returns_the_best_candidate_with_a_call() -> None:
 def test_the_candidates_of_a_run_are_a_data_frame() -> None:
     pytest.importorskip("pandas")
     run = ee.search(ee.ops.matmul(4, 6, 8), operators=["matmul"], rules=["summation_splitting"])
-    frame = run.to_dataframe()
-    assert list(frame.columns) == ["state", "operators", "eoperators", "steps", "seconds", "certificate"]
+    frame = run.to_pandas()
+    assert list(frame.columns) == ["state", "operators", "eoperators", "steps", "seconds", "found", "certificate"]
+    assert (frame.found <= run.seconds).all() and session_of().rules().to_pandas()["rule"][0] == "summation_splitting"
     assert list(frame.state) == [c.state for c in sorted(run.candidates, key=lambda c: c.rank)]
     assert frame.seconds.is_monotonic_increasing and set(frame.certificate) == {"proved"}
     assert frame.operators.str.contains(r"Matmul\(b=1, m=4, n=6").any()
@@ -347,8 +350,22 @@ def test_the_candidates_of_a_run_are_a_data_frame() -> None:
 def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = ee.search(ee.ops.matmul(4, 6, 8), max_depth=0)
-    with pytest.raises(ImportError, match="to_dataframe needs pandas: pip install pandas"):
-        run.to_dataframe()
+    for table in (run, run.table(), session_of().rules(), ResultTable("name", "title", ("a",), ((1.0,),))):
+        with pytest.raises(ImportError, match="data frames need pandas: pip install pandas"):
+            table.to_pandas()
+
+
+def test_tables_are_data_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows))
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    run = ee.search(ee.ops.matmul(4, 6, 8), max_depth=0)
+    columns, rows = run.to_pandas()
+    assert columns[:2] == ["state", "operators"] and [row[4] for row in rows] == sorted(
+        c.seconds for c in run.candidates
+    )
+    assert run.table().to_pandas()[0] == list(run.table().head)
+    assert len(session_of().rules().to_pandas()[1]) == len(session_of().rules())
+    assert ResultTable("name", "title", ("a",), ((1.5,),)).to_pandas() == (["a"], [(1.5,)])
 
 
 def test_sessions_take_names_labels_and_clean_ups() -> None:

@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("anywidget", reason="anywidget is not installed")
 
 
+import traitlets
+
 import einnet_explore as ee
 import einnet_widgets
 from einnet_explore.rules import GROUPS
@@ -340,3 +342,29 @@ def test_a_session_is_saved_and_opened_with_its_pins_notes_searches_and_selectio
     overdone["view"] = {"at": 7, "reach": "far", "target": "Nothing", "compare": [0, 99], "operator": None}
     view.receive({"do": "load", "name": "a.eins", "text": json.dumps(overdone)})
     assert view.head["target"] == "" and view.history["compare"] is None
+
+
+def test_selection_pins_and_run_of_an_explorer_can_be_observed() -> None:
+    session = by_hand(ee.explore(CONV))
+    explorer = einnet_widgets.Explorer(session)
+    seen: list[tuple[str, Any]] = []
+    explorer.observe(lambda change: seen.append((change.name, change.new)), ["selection", "pins", "run"])
+    session.goto(1)
+    assert explorer.selection.node == 1 and seen == [("selection", explorer.selection)]
+    explorer.select("Y.0")
+    assert explorer.selection.at == "0.0" and explorer.expression["at"] == "0.0"
+    session.pin(7, "by hand")
+    assert explorer.pins == {"by hand": 7}
+    run = session.search(target="Matmul", max_depth=1)
+    assert explorer.run is run and explorer.selection.state is None
+    explorer.select(state=run.best.state)  # type: ignore[union-attr]
+    assert explorer.selection.state == run.best.state == explorer.search["detail"]["state"]  # type: ignore[union-attr]
+    assert [name for name, _ in seen] == ["selection", "selection", "pins", "run", "selection"]
+    for wrong, said in (
+        (lambda: explorer.select("Z"), "path 'Z'"),
+        (lambda: explorer.select(state=9999), "state 9999"),
+    ):
+        with pytest.raises((ValueError, LookupError), match=said):
+            wrong()
+    with pytest.raises(traitlets.TraitError, match="read-only"):
+        explorer.pins = {}

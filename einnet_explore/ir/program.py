@@ -203,6 +203,23 @@ class Program(Node):
             )
         return scope_at(self.equations[path[0]].scope, path[1:], path[:1])
 
+    def path(self, at: str) -> Path:
+        """Return the path that *at* writes: numbers, as in scripts and records, or an equation's name and numbers.
+
+        Models have equations ``"0"``, where numbers take precedence, and ``"a"`` and ``"a.1"``: the longest name
+        counts.  Raises ValueError for anything else; ``scope_at`` says whether there is such a scope.
+        """
+        try:
+            return read_path(at)
+        except ValueError:
+            named = {e.name: n for n, e in enumerate(self.equations) if f"{at}.".startswith(f"{e.name}.")}
+            if not named:
+                known = ", ".join(e.name for e in self.equations[:4]) + (", …" if len(self.equations) > 4 else "")
+                first = f"or the name of an equation first: {known}"
+                raise ValueError(f"path {at!r}: expected numbers separated by dots, such as 0.1, {first}") from None
+            name = max(named, key=len)
+            return (named[name], *read_path(at[len(name) + 1 :]))
+
     def replace_at(self, path: Path, new: Scope | Tensor, before: tuple[Equation, ...] = ()) -> Program:
         """Replace the scope at *path* by *new*, with the equations *before* in front."""
         n = path[0]

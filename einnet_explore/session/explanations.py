@@ -16,7 +16,7 @@ from math import prod
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.equivalence.certificate import certify
-from einnet_explore.ir import Path, Program, read_path, scopes, show_path
+from einnet_explore.ir import Path, Program, scopes, show_path
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules import ALL_RULES, FEWER_PRODUCTS, INTER_RULES, RULES, Derivation, Match, Refused, Rule, Step
 from einnet_explore.rules.base import places
@@ -123,9 +123,10 @@ def unfollowed_reason(search: Search | ProgramSearch, derivation: Derivation) ->
 def refusal_reason_at(search: Search | ProgramSearch, name: str, state: int, at: str) -> str:
     """Return why the rule or operator *name* does not apply at the scope *at* of *state*, or in how many ways it does.
 
-    Raises LookupError for an unknown name, state or scope.
+    Raises LookupError for an unknown name, state or scope, ValueError for a text that is no path.
     """
-    program, path, options = search.states[state].program, read_path(at), search.options
+    program, options = search.states[state].program, search.options
+    path = program.path(at)
     program.scope_at(path)
     known = {rule.name: rule for rule in (*options.rules, *options.between, matching_rule(options.targets))}
     known |= {o.name: matching_rule((o,)) for o in (*OPERATORS, *options.targets)}

@@ -147,32 +147,37 @@ class Run(RunningSearch):
         return load_search(cls, path, cost)
 
     def graph(self) -> Any:
-        """Return the search as a graph with merges, as JSON (``viz.graph_figures.search_graph``)."""
+        """Return the search as a graph with merges, as JSON that ``networkx.node_link_graph`` reads.
+
+        See ``viz.graph_figures.search_graph`` for its fields.
+        """
         return search_graph(self.search.states, self.pruned, {c.state: c.seconds for c in self.candidates})
 
     def to_networkx(self) -> networkx.MultiDiGraph:
         """Return ``graph()`` as a graph of networkx: its nodes are states; several moves may lead to one."""
-        return networkx.node_link_graph(
-            self.graph() | {"directed": True, "multigraph": True}, source="from", target="to", edges="edges"
-        )
+        return networkx.node_link_graph(self.graph())
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Return the candidates as a data frame of pandas, cheapest first; *seconds* are estimates.
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the candidates as a data frame, cheapest first.
 
-        Its columns: state, operators (library calls), eoperators and steps (counts), seconds, certificate.  Raises
-        ImportError without pandas, which this package does not install.
+        Its columns: state, operators (library calls), eoperators and steps (counts), seconds (estimated), found (the
+        second of the search at which it was found; missing in older files), certificate.  Raises ImportError without
+        pandas, which this package does not install.
         """
-        try:
-            import pandas  # optional
-        except ImportError as error:
-            raise ImportError("run.to_dataframe needs pandas: pip install pandas") from error
-        found = sorted(self.candidates, key=lambda c: c.rank)
         rows = [
-            (c.state, ", ".join(str(e.via) for e in c.operators), c.eoperators, len(c.derivation.steps), c.seconds)
-            for c in found
+            (
+                c.state,
+                ", ".join(str(e.via) for e in c.operators),
+                c.eoperators,
+                len(c.derivation.steps),
+                c.seconds,
+                self.found_seconds.get(c.state),
+                self.verdict(c),
+            )
+            for c in sorted(self.candidates, key=lambda c: c.rank)
         ]
-        frame = pandas.DataFrame(rows, columns=["state", "operators", "eoperators", "steps", "seconds"])
-        return frame.assign(certificate=[self.verdict(c) for c in found])
+        head = ("state", "operators", "eoperators", "steps", "seconds", "found", "certificate")
+        return tables.data_frame(head, rows)
 
     def blockers(self) -> tuple[Blocker, ...]:
         """Return the equations that have no candidate, if the search found none, each with a rewrite that helps."""
@@ -196,7 +201,7 @@ class Run(RunningSearch):
     def why_refused(self, name: str, state: int = 0, at: str = "0") -> str:
         """Return why the rule or library operator *name* does not apply at the scope *at* of *state*.
 
-        Raises LookupError for an unknown name, state or scope.
+        *at* is as in sessions: ``"0.1"`` or ``"Y.1"``.  Raises LookupError for an unknown name, state or scope.
         """
         return explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
 

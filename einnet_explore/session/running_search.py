@@ -90,6 +90,8 @@ class RunningSearch:
         self._limit = ""
         self._finished = False
         self.candidates: list[Candidate] = []
+        self.found_seconds: dict[int, float] = {}
+        """The second of the search at which each candidate was found, by state; files of older releases have none."""
         self.pruned: list[Pruned] = []
         self.refused: list[MatchRefused] = []
         self.first_found: tuple[float, int] | None = None
@@ -255,6 +257,7 @@ class RunningSearch:
             case Found(state, seconds, how):
                 derivation = self.search.derivation(state.id)
                 self.candidates.append(Candidate(state.id, derivation, seconds, how))
+                self.found_seconds[state.id] = self.seconds
                 if self.first_found is None and self.candidates[-1].operators:
                     self.first_found = (self.seconds, self.search.size)
             case Pruned():
@@ -364,7 +367,11 @@ def saved_search_to_json(run: RunningSearch) -> JsonObject:
                 }
                 for s in search.states
             ],
-            "candidates": [{"state": c.state, "seconds": c.seconds, "how": c.how} for c in run.candidates],
+            "candidates": [
+                {"state": c.state, "seconds": c.seconds, "how": c.how}
+                | ({"found": run.found_seconds[c.state]} if c.state in run.found_seconds else {})
+                for c in run.candidates
+            ],
             "prunings": [
                 {"parent": p.parent, "why": p.why, "twin": p.twin, "steps": [m.to_json() for m in p.matches]}
                 for p in run.pruned
@@ -462,6 +469,8 @@ def _restore_results(run: RunningSearch, data: JsonObject, known: Mapping[str, R
         state = _state_field(entry, "state", count, f"candidate {n}")
         seconds, how = float(json_field(entry, "seconds", int, float)), json_field(entry, "how", str)
         run.candidates.append(Candidate(state, search.derivation(state), seconds, how))
+        if "found" in entry:
+            run.found_seconds[state] = float(json_field(entry, "found", int, float))
     for n, entry in enumerate(json_field(data, "prunings", list)):
         parent = _state_field(entry, "parent", count, f"pruning {n}")
         steps, program = json_field(entry, "steps", list), search.states[parent].program

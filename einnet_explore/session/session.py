@@ -20,7 +20,7 @@ from einnet_explore.checker.record import load_json, read_json
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify, certify_chain
 from einnet_explore.equivalence.verdict import is_at_least
-from einnet_explore.ir import Path, Program, read_path, show_path
+from einnet_explore.ir import Path, Program, show_path
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES, INTER_RULES, INVERSE, RULES, Derivation, Match, Refused, Rule, find_rules
@@ -295,7 +295,7 @@ class DerivationTree:
 
     def path(self, at: str | Path) -> Path:
         """Return *at* as a path; raises ValueError or LookupError if there is no such scope."""
-        path = _path(at, self.program) if isinstance(at, str) else at
+        path = self.program.path(at) if isinstance(at, str) else at
         self.program.scope_at(path)
         return path
 
@@ -328,23 +328,6 @@ class DerivationTree:
             with_these = f" with {dict(params)}" if params else ""
             raise Refused(f"{where} has {len(chosen)} legal matches{with_these}, give parameters: {some}")
         return chosen[0]
-
-
-def _path(at: str, program: Program) -> Path:
-    """Return the path that *at* writes: numbers, as in scripts and records, or an equation's name and numbers.
-
-    Models have equations ``"0"``, where numbers take precedence, and ``"a"`` and ``"a.1"``: the longest name counts.
-    """
-    try:
-        return read_path(at)
-    except ValueError:
-        named = {e.name: n for n, e in enumerate(program.equations) if f"{at}.".startswith(f"{e.name}.")}
-        if not named:
-            known = ", ".join(e.name for e in program.equations[:4]) + (", …" if len(program.equations) > 4 else "")
-            first = f"or the name of an equation first: {known}"
-            raise ValueError(f"path {at!r}: expected numbers separated by dots, such as 0.1, {first}") from None
-        name = max(named, key=len)
-        return (named[name], *read_path(at[len(name) + 1 :]))
 
 
 class Session(DerivationTree):

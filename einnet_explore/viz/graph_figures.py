@@ -333,12 +333,12 @@ def _label(at: Point, label: str, radius: float, row: Sequence[float]) -> Shape:
 def search_graph(
     states: Sequence[State], pruned: Iterable[Pruned] = (), costs: dict[int, float] | None = None
 ) -> JsonObject:
-    """Return the search as ``{"nodes": […], "edges": […]}``: states, the moves between them, and merges.
+    """Return the search in the node-link form of networkx: states as nodes, the moves between them and merges as edges.
 
     A node has ``id``, ``depth``, ``phase`` (``start``, ``explorative``, ``converging``), ``distance`` and ``seconds``
-    (estimated, of candidates); an edge ``from``, ``to``, ``kind`` and its ``steps`` (rule and place).  Edges of kind
-    ``move`` lead to the first discovery of a state and form a tree; an edge of kind ``merge`` leads to the state that
-    a pruned move would have reached again.  Equal merges are one edge with ``times``.
+    (estimated, of candidates); an edge ``source``, ``target``, ``kind`` and its ``steps`` (rule and place).  Edges of
+    kind ``move`` lead to the first discovery of a state and form a tree; an edge of kind ``merge`` leads to the state
+    that a pruned move would have reached again.  Equal merges are one edge with ``times``.
     """
     known = costs or {}
     nodes = [
@@ -348,11 +348,11 @@ def search_graph(
     moves = [_edge_json(s.parent, s.id, "move", _rules_and_places(s.matches)) for s in states if s.id]
     times = Counter((p.parent, p.twin, _rules_and_places(p.matches)) for p in pruned if p.twin is not None)
     merges = [_edge_json(start, end, "merge", steps) | {"times": n} for (start, end, steps), n in times.items()]
-    return {"nodes": nodes, "edges": [*moves, *merges]}
+    return {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": [*moves, *merges]}
 
 
 def _edge_json(start: int, end: int, kind: str, steps: Iterable[tuple[str, str]]) -> JsonObject:
-    return {"from": start, "to": end, "kind": kind, "steps": list(map(list, steps))}
+    return {"source": start, "target": end, "kind": kind, "steps": list(map(list, steps))}
 
 
 def _rules_and_places(matches: Iterable[Match[object]]) -> tuple[tuple[str, str], ...]:

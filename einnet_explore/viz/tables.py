@@ -7,13 +7,25 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from einnet_explore.ir import EOPERATOR, VIEW, Program, show_path
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax.latex_printer import latex_words
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def data_frame(head: Sequence[str], rows: Iterable[Sequence[object]]) -> pandas.DataFrame:
+    """Return *rows* as a data frame; raises ImportError without pandas, which this package does not install."""
+    try:
+        import pandas  # optional
+    except ImportError as error:
+        raise ImportError("data frames need pandas: pip install pandas") from error
+    return pandas.DataFrame(list(rows), columns=list(head))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,10 @@ class TextTable:
             return below
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame of texts; raises ImportError without pandas."""
+        return data_frame(self.head, self.rows)
+
     def to_latex(self) -> str:
         """Return a ``tabular`` for the package ``booktabs``."""
         lines = (" & ".join(map(latex_words, row)) + r" \\" for row in (self.head, *self.rows))
@@ -63,6 +79,10 @@ class DisplayedAsTable:
     def table(self) -> TextTable:
         """Return the table."""
         raise NotImplementedError
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table as a data frame of texts; raises ImportError without pandas."""
+        return self.table().to_pandas()
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -169,6 +189,10 @@ class ResultTable:
         """Return the values of a column."""
         n = self.head.index(name)
         return tuple(row[n] for row in self.rows)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame of values; raises ImportError without pandas."""
+        return data_frame(self.head, self.rows)
 
     def csv(self) -> str:
         """Return the table as CSV (RFC 4180 with line feeds, seven significant digits); missing values are empty."""

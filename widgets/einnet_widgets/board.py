@@ -64,6 +64,7 @@ class Board(ABC):
                     if name not in known:
                         known[name] = self.describe(name)
                     setattr(face, name, known[name])
+            face.mirror()
 
     def say(self, text: str, kind: str = "", code: str = "", action: Shown | None = None) -> None:
         """Display *text* above the panels, with *code* below it; *action* is a button: its label and its message."""

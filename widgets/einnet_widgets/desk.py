@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from einnet_explore.ir import show_path
 from einnet_explore.operators.library import find_operators
 from einnet_explore.session.session import Session
 from einnet_explore.session.session import face as offline_face
@@ -22,7 +23,7 @@ from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
-from einnet_widgets.look import Look, Shown, certified, settled
+from einnet_widgets.look import Look, Selection, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
 from einnet_widgets.saved import sections
 from einnet_widgets.searching import CALLS, Searching
@@ -53,6 +54,13 @@ class Desk(Board):
         self.measuring = Measuring(self, self.searching)
         session.subscribe(lambda _: self.changed())
         self.changed()
+
+    @property
+    def selection(self) -> Selection:
+        """What is selected."""
+        detail = self.searching.detail
+        state = None if detail is None else int(detail["state"])
+        return Selection(self.session.here, settled(self.session, self.look), state)
 
     # Contents of panels
 
@@ -125,6 +133,14 @@ class Desk(Board):
 
     # Handlers of messages
 
+    def select(self, at: str | None, state: int | None) -> None:
+        """Select a scope, or a state of the search, or both."""
+        with self.lock:
+            if at is not None:
+                self._select(None, {"at": at})
+            if state is not None:
+                self.searching.select(state)
+
     def receive(self, face: Face, message: dict[str, Any]) -> None:
         """Handle *message*; display its error, if any."""
         with self.lock:
@@ -178,9 +194,8 @@ class Desk(Board):
     def _goto(self, _: Face, asked: Shown) -> None:
         self.session.goto(int(asked["node"]))
 
-    def _select(self, _: Face, asked: Shown) -> None:
-        self.session.path(asked["at"])
-        self.look = replace(self.look, at=asked["at"])
+    def _select(self, _: Face | None, asked: Shown) -> None:
+        self.look = replace(self.look, at=show_path(self.session.path(asked["at"])))
         self.refresh("rules", "expression", "graph", "table")
 
     def _reach(self, _: Face, asked: Shown) -> None:

@@ -81,6 +81,9 @@ class Face(anywidget.AnyWidget):
         """Send the front end a message that is not stored in a trait."""
         self.send(message, None if buffer is None else [buffer])
 
+    def mirror(self) -> None:
+        """Update the values of this widget that are no panel's."""
+
     def close(self) -> None:
         """Unregister from the desk and close the widget."""
         if self._save is not None:

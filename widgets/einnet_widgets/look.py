@@ -23,6 +23,15 @@ NAMES = 60
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """What is selected in an explorer: a node of the session, a scope of its program, a state of the search."""
+
+    node: int
+    at: str
+    state: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """The reader's selection: a scope, the reach of listed rules, the target, and a pair of nodes to compare."""
 

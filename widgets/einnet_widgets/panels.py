@@ -4,18 +4,43 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+import traitlets as t
+
 from einnet_explore.session.run import Run
 from einnet_explore.session.session import Session
 from einnet_widgets.desk import desk_of, sessions
 from einnet_widgets.face import Face
+from einnet_widgets.look import Selection
 
 
 class Explorer(Face):
-    """All panels of one session: derivation, expression, rules, search, graph, iterator table, benchmark."""
+    """All panels of one session: derivation, expression, rules, search, graph, iterator table, benchmark.
+
+    ``selection``, ``pins`` (nodes by name) and ``run`` (the last search) can be observed, as in
+    ``explorer.observe(print, "selection")``.
+    """
+
+    selection = t.Instance(Selection, read_only=True)
+    pins = t.Dict(read_only=True)
+    run = t.Instance(Run, allow_none=True, read_only=True)
 
     def __init__(self, session: Session) -> None:
         panels = ("history", "expression", "rules", "search", "graph", "table", "bench")
-        super().__init__(desk_of(session), panels, "einnet explorer", folded=("table", "bench"))
+        self._own = desk_of(session)
+        super().__init__(self._own, panels, "einnet explorer", folded=("table", "bench"))
+
+    def mirror(self) -> None:
+        """Update ``selection``, ``pins`` and ``run``."""
+        self.set_trait("selection", self._own.selection)
+        self.set_trait("pins", dict(self._own.session.pins))
+        self.set_trait("run", self._own.searching.run)
+
+    def select(self, at: str | None = None, state: int | None = None) -> None:
+        """Select the scope at *at* (``"0.1"``, ``"Y.1"``), or a *state* of the last search, as a click does.
+
+        Raises ValueError and LookupError.
+        """
+        self._own.select(at, state)
 
 
 class ExpressionView(Face):

@@ -112,7 +112,11 @@ class Searching:
             self._news.set()
 
     def _state(self, _: Face, asked: Shown) -> None:
-        self.detail = monitor.detail(self._running(), int(asked["state"]))
+        self.select(int(asked["state"]))
+
+    def select(self, state: int) -> None:
+        """Show the details of *state*; raises ValueError without a search, and LookupError."""
+        self.detail = monitor.detail(self._running(), state)
         self.desk.refresh("search")
 
     def _picture(self, face: Face, _: Shown) -> None:
