@@ -198,6 +198,8 @@ def unexpanded_reason(search: Search | ProgramSearch, state: int) -> str:
     here = f"it is {count_noun(at.depth, 'choice')} from the start{far}"
     if at.depth >= options.max_depth:
         return f"{here}: the search goes to depth {options.max_depth}"
+    if not state and options.starts:
+        return "the search started from other programs"
     if search.complete:
         return ""
     if not search.ended:

@@ -19,7 +19,7 @@ from einnet_explore.session import explanations
 from einnet_explore.session.explanations import Blocker
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
-from einnet_explore.strategies.options import Cost, Options, options_by_name
+from einnet_explore.strategies.options import Cost, Edge, Options, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.limits import available_cores
@@ -97,6 +97,13 @@ class Run(RunningSearch):
         if not 0 <= state < len(self.search.states):
             raise LookupError(f"state {state}: the search has states 0 to {len(self.search.states) - 1}")
         return state
+
+    def edge(self, state: int) -> Edge:
+        """Return the move that leads to *state* (not the start), for a search with ``forbid=``; raises LookupError."""
+        if not self._check_state(state):
+            raise LookupError("state 0 is the start: no move leads to it")
+        states = self.search.states
+        return Edge(states[states[state].parent].program, states[state].program)
 
     def why_pruned(self, state: int) -> tuple[str, ...]:
         """Return why moves out of *state* were not followed: the twin and the path to it, a refusal, or the run's end.

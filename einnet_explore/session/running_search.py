@@ -27,11 +27,11 @@ from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import Derivation, Match, Rule
 from einnet_explore.rules.base import BAD_STEP_ERRORS, match_from_json
-from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.candidate import Candidate, steps_to_json
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, SearchEvent, State
 from einnet_explore.strategies.instantiation import known_rules, matching_rule
-from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.options import Cost, Edge, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
 from einnet_explore.support.json_values import JsonObject, json_field
 from einnet_explore.support.limits import MEMORY_LIMIT
@@ -387,7 +387,14 @@ def _options_to_json(search: Search | ProgramSearch) -> JsonObject:
     options, unused = search.options, {"targets"}
     if isinstance(search, Search):
         unused |= {"between", "combinations"}
+    steered: JsonObject = {
+        "must_use": list(options.must_use),
+        "forbid": [[text(edge.before), text(edge.after)] for edge in options.forbid],
+        "starts": [steps_to_json(start) for start in options.starts],
+    }
+    unused |= steered.keys()
     plain: JsonObject = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in unused}
+    plain |= {name: value for name, value in steered.items() if value}
     named = {group: [rule.name for rule in getattr(options, group)] for group in ("rules", "between")}
     return plain | {group: names for group, names in named.items() if group in plain} | {"fixed": sorted(options.fixed)}
 
@@ -443,8 +450,16 @@ def _start_of_saved_search(
             raise RecordError(f"found the rule {strange[0]!r}, expected one of {', '.join(known)}")
         options[group] = tuple(known[name] for name in options[group])
     options["fixed"] = frozenset(options["fixed"])
+    start = parse(json_field(data, "start", str))
+    for n, steps in enumerate(starts := list(options.pop("starts", ()))):
+        derivation = Derivation(start)
+        for match in _replay_steps(known, start, steps, f"start {n}")[0]:
+            derivation = derivation.then(match)
+        starts[n] = derivation
+    edges = [Edge(parse(before), parse(after)) for before, after in options.pop("forbid", ())]
+    options |= {"starts": tuple(starts), "forbid": tuple(edges)}
     return kind(
-        parse(json_field(data, "start", str)),
+        start,
         cost,
         target=json_field(data, "target", list),
         budget=json_field(data, "limit", int, float, NoneType),
@@ -456,12 +471,18 @@ def _start_of_saved_search(
 
 def _restore_results(run: RunningSearch, data: JsonObject, known: Mapping[str, Rule[object]]) -> None:
     search = run.search
+    # The steps to where a search starts may call operators that are none of its targets.
+    starts = {json.dumps(steps_to_json(start)): start for start in search.options.starts if start.steps}
     for n, entry in enumerate(json_field(data, "states", list)):
         parent = json_field(entry, "parent", int)
         if not 0 <= parent < max(n, 1):
             raise RecordError(f"state {n}: found parent {parent}, expected an earlier state")
         before = search.states[parent].program if n else search.start
-        matches, program = _replay_steps(known, before, json_field(entry, "steps", list), f"state {n}")
+        steps = json_field(entry, "steps", list)
+        if (start := starts.get(json.dumps(steps))) is not None and not parent:
+            matches, program = tuple(step.match for step in start.steps), start.end
+        else:
+            matches, program = _replay_steps(known, before, steps, f"state {n}")
         phase, distance = json_field(entry, "phase", str), json_field(entry, "distance", int, NoneType)
         search.states.append(State(n, parent, matches, program, json_field(entry, "depth", int), phase, distance))
     count = len(search.states)

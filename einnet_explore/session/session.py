@@ -399,13 +399,15 @@ class Session(DerivationTree):
         target: str | Iterable[str] = (),
         budget: float | None = 60,
         rules: Iterable[Rule[object] | str] | None = None,
+        starts: Iterable[Place] = (),
         **options: Any,
     ) -> Run:
         """Search from the current program, as ``ee.search``, and return the finished run; ``goto`` goes to its results.
 
-        *rules* are the rules that it uses, as values or by name (None: all).
+        *rules* are the rules that it uses, as values or by name (None: all).  With *starts* (pins, nodes, results) it
+        searches from these instead, as one search from the last node that leads to all of them.
         """
-        return self.live_search(target, budget, rules, **options).finish()
+        return self.live_search(target, budget, rules, starts, **options).finish()
 
     @renamed_argument("limit", "budget")
     def live_search(
@@ -413,6 +415,7 @@ class Session(DerivationTree):
         target: str | Iterable[str] = (),
         budget: float | None = 60,
         rules: Iterable[Rule[object] | str] | None = None,
+        starts: Iterable[Place] = (),
         **options: Any,
     ) -> Run:
         """Return a search from the current program that has not begun, as ``ee.live_search``."""
@@ -420,8 +423,14 @@ class Session(DerivationTree):
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
             options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
             options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
+        start = self.program
+        if nodes := [self.node(where) for where in starts]:
+            ways = [self.way(node) for node in nodes]
+            shared = [here for here, *others in zip(*ways, strict=False) if all(other == here for other in others)]
+            start, done = self.nodes[shared[-1]].end, len(self.nodes[shared[-1]].steps)
+            options["starts"] = tuple(Derivation(start, self.nodes[node].steps[done:]) for node in nodes)
         chosen = options_by_name(options)
-        run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)
+        run = Run(start, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)
         with self._lock:
             self.runs.append(run)
             self._notify()

@@ -37,14 +37,44 @@ from einnet_explore.strategies.strategy import STRATEGIES, Restrictions
 
 @dataclass(slots=True, eq=False)
 class StateTable:
-    """The states reached from *start*, numbered in order, candidates included."""
+    """The states reached from *start*, numbered in order, candidates included.
+
+    *tracked* names rules: states of one program are different states if other ones of them were used on the way.
+    """
 
     start: Program
+    tracked: frozenset[str] = field(default=frozenset(), init=False)
     states: list[State] = field(default_factory=list, init=False)
     pruned: int = field(default=0, init=False)
     best: float = field(default=float("inf"), init=False)
     _derivations: dict[int, Derivation] = field(default_factory=dict, init=False)
     _costs: dict[int, float] = field(default_factory=dict, init=False)
+    _used: dict[int, frozenset[str]] = field(default_factory=dict, init=False)
+    _forbidden: frozenset[tuple[Hashable, Hashable]] = field(default=frozenset(), init=False)
+
+    def restrict(self, options: Options) -> None:
+        """Note the rules that must be used and the edges that are forbidden; raises ValueError for other starts."""
+        self.tracked = frozenset(options.must_use)
+        self._forbidden = frozenset((program_key(edge.before), program_key(edge.after)) for edge in options.forbid)
+        if strange := [start for start in options.starts if start.start != self.start]:
+            raise ValueError(f"starts: found {strange[0]!r}, expected derivations from the program that is searched")
+
+    def used(self, state: int, matches: Iterable[Match[object]] = ()) -> frozenset[str]:
+        """The tracked rules on the way to *state* and among *matches*."""
+        if not self.tracked:
+            return self.tracked
+        return self._used[state] | self.tracked.intersection(match.rule.name for match in matches)
+
+    def identity(self, parent: int, matches: Iterable[Match[object]], program: Program) -> Hashable:
+        """The key of the state that *matches* make of state *parent*: states with equal keys are one state."""
+        key = program_key(program)
+        return (key, self.used(parent, matches)) if self.tracked else key
+
+    def is_forbidden(self, parent: int, program: Program) -> bool:
+        """Whether the edge from state *parent* to *program* is forbidden."""
+        if not self._forbidden:
+            return False
+        return (program_key(self.states[parent].program), program_key(program)) in self._forbidden
 
     @property
     def size(self) -> int:
@@ -62,6 +92,8 @@ class StateTable:
     ) -> State:
         """Add the state that *matches* make of state *parent*."""
         state = State(len(self.states), parent, matches, program, depth, phase, distance)
+        if self.tracked:
+            self._used[state.id] = self.used(parent, matches) if state.id else frozenset()
         self.states.append(state)
         return state
 
@@ -144,7 +176,7 @@ class ConvergingDerivation:
         yield from self._finish(state, (), state.program)
         if self.options.converging or state.distance == 0:
             yield from self._matched(state, (), state.program, range(len(state.program.equations)))
-            if state.id == 0 and self.options.strategy == "best_first":
+            if state.depth == 0 and self.options.strategy == "best_first":
                 # What follows a choice is tidy, but the start need not be, say after steps by hand.
                 tidy, program = clean(state.program, rules=self.options.rules)
                 if tidy:
@@ -202,7 +234,14 @@ class ConvergingDerivation:
                         yield from self._matched(state, tuple(done), program, (n,))
                     return
                 done.append(match)
-        key, known = program_key(program), self.known
+        known = self.known
+        missing = frozenset(self.options.must_use) - known.used(state.id, done)
+        if missing or known.is_forbidden(state.id, program):
+            known.pruned += 1
+            why = f"it does not use {', '.join(sorted(missing))}" if missing else FORBIDDEN
+            yield Pruned(state.id, tuple(done), why)
+            return
+        key = known.identity(state.id, done, program)
         if key in self._finished:
             known.pruned += 1
             twin, seconds = self._finished[key]
@@ -217,6 +256,8 @@ class ConvergingDerivation:
         known.best = min(known.best, seconds)
         yield Found(found, seconds, how, improved)
 
+
+FORBIDDEN = "this edge is forbidden"
 
 MIN_IMPROVEMENT = 0.01
 """The part of the best cost by which a candidate has to be cheaper for *patience* to start anew: less is noise."""
@@ -248,8 +289,10 @@ class Search(StateTable):
     _ahead: dict[int, State] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        tidy = clean(self.start, rules=self.options.rules)[1]
-        given = frozenset(s for program in (self.start, tidy) for at, s in places(program) if len(at) > 1)
+        self.restrict(self.options)
+        roots = [start.end for start in self.options.starts] or [self.start]
+        tidy = [clean(root, rules=self.options.rules)[1] for root in roots]
+        given = frozenset(s for program in (*roots, *tidy) for at, s in places(program) if len(at) > 1)
         self._allowed = Restrictions(self.options.rules, self.options.fixed, given)
         self._converging = ConvergingDerivation(self, self.cost, self.options, self._allowed, self.least)
 
@@ -267,10 +310,13 @@ class Search(StateTable):
         So the events of a search to one depth are a prefix of those of a deeper search.
         """
         first = self.reached(0, (), self.start, 0, "start", nearest_distance(self.start, self.options.targets))
-        self._seen[program_key(self.start)] = first
+        self._seen[self.identity(0, (), self.start)] = first
         yield Reached(first)
-        yield from self._look_ahead(first)
         level, idle = [first], 0
+        if self.options.starts:
+            level = list(dict.fromkeys(self._root(first, start) for start in self.options.starts))
+            yield from (Reached(state) for state in level if state is not first)
+        yield from self._look_ahead(level)
         for depth in count():
             best = self.cheapest(depth - 1)
             level.sort(key=lambda s: (s.distance if s.distance is not None else 1 << 30, s.id))
@@ -291,13 +337,25 @@ class Search(StateTable):
                 return
             level = after
 
-    def _look_ahead(self, first: State) -> Iterable[SearchEvent]:
+    def _root(self, first: State, start: Derivation) -> State:
+        """The state at the end of *start*, of depth 0."""
+        matches = tuple(step.match for step in start.steps)
+        key = self.identity(0, matches, start.end)
+        if key not in self._seen:
+            distance = nearest_distance(start.end, self.options.targets)
+            self._seen[key] = self.reached(first.id, matches, start.end, 0, "explorative", distance)
+        return self._seen[key]
+
+    def _look_ahead(self, roots: Iterable[State]) -> Iterable[SearchEvent]:
         """Follow the most promising moves first (limited discrepancy search)."""
         deepest = min(self.options.ahead, self.options.max_depth)
         if self.options.strategy != "best_first" or not deepest:
             return
-        yield from self._converging.candidates(first)
-        queue = [(0, 0, 0, 0, first)]  # (depth and detours, detours, state, move): the shortest and straightest first
+        queue = list[tuple[int, int, int, int, State]]()
+        for root in roots:
+            yield from self._converging.candidates(root)
+            # (depth and detours, detours, state, move): the shortest and straightest first
+            heapq.heappush(queue, (0, 0, root.id, 0, root))
         while queue:
             _, detours, _, rank, parent = heapq.heappop(queue)
             if parent.depth >= deepest or not self._moves(parent).reaches(rank):
@@ -305,8 +363,8 @@ class Search(StateTable):
             if detours < MAX_DETOURS:
                 heapq.heappush(queue, (parent.depth + detours + 1, detours + 1, parent.id, rank + 1, parent))
             matches, program = self._moves(parent)[rank]
-            key = program_key(program)
-            if key not in self._seen:
+            key = self.identity(parent.id, matches, program)
+            if key not in self._seen and not self.is_forbidden(parent.id, program):
                 state = self._explored(parent, matches, program, key)
                 self._ahead[state.id] = state
                 yield Reached(state)
@@ -329,7 +387,11 @@ class Search(StateTable):
     def _reach(
         self, parent: State, matches: tuple[Match[object], ...], program: Program, after: list[State]
     ) -> Iterable[SearchEvent]:
-        key = program_key(program)
+        if self.is_forbidden(parent.id, program):
+            self.pruned += 1
+            yield Pruned(parent.id, matches, FORBIDDEN)
+            return
+        key = self.identity(parent.id, matches, program)
         twin = self._seen.get(key)
         if twin is not None:
             if twin.depth <= parent.depth + 1 and self._ahead.pop(twin.id, None) is not None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from operator import index
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import (
+    ALL_RULES,
     BATCH_MERGING,
     CONTRACTION_ORDER,
     EXPRESSION_FUSION,
     EXPRESSION_SPLITTING,
     RULES,
     SIBLING_MERGING,
+    Derivation,
     Rule,
 )
+from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.simplification import FUNCTION_RULES
 from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_explore.strategies.vertical_fusion import KERNEL_RULES
@@ -41,6 +44,13 @@ All but those that merge and split need expression fusion: contraction order fac
 laws of functions simplify (``strategies/simplification.py``), and the generation rules make kernels that compute their
 intermediates themselves (``strategies/vertical_fusion.py``).
 """
+
+
+class Edge(NamedTuple):
+    """The move of a search from one program to another."""
+
+    before: Program
+    after: Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +77,26 @@ class Options:
     targets: tuple[Operator, ...] = OPERATORS
     fixed: frozenset[str] = frozenset()
     """Equations that are left as they are until eOperators are generated: no rule and no operator is tried on them."""
+    must_use: tuple[str, ...] = ()
+    """Names of rules, or rules, that every candidate's derivation uses; others are no candidates."""
+    forbid: tuple[Edge, ...] = ()
+    """Moves that are not made, from a program equal to *before* to one equal to *after*: edges, or steps."""
+    starts: tuple[Derivation, ...] = ()
+    """Derivations from the program; only what follows their ends is searched (none: what follows the program)."""
 
     def __post_init__(self) -> None:
         for name in ("rules", "between"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if strange := [rule for rule in getattr(self, name) if not isinstance(rule, Rule)]:
                 raise ValueError(f"{name}: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
+        used = tuple(each if isinstance(each, str) else each.name for each in self.must_use)
+        known = (*self.rules, *self.between, *ALL_RULES, matching_rule(self.targets))
+        usable = dict.fromkeys(rule.name for rule in known)
+        if unknown := [name for name in used if name not in usable]:
+            raise ValueError(f"must_use: found {unknown[0]!r}, expected some of {', '.join(usable)}")
+        object.__setattr__(self, "must_use", used)
+        object.__setattr__(self, "forbid", tuple(Edge(each.before, each.after) for each in self.forbid))
+        object.__setattr__(self, "starts", tuple(self.starts))
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
         for name in ("max_depth", "patience", "ahead", "combinations"):

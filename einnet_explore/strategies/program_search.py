@@ -34,7 +34,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import compute_bound
 from einnet_explore.analysis.equations import constant_tensors, tensor_names
 from einnet_explore.analysis.flattening import view_strides
@@ -43,6 +42,7 @@ from einnet_explore.ir import Access, Bound, Equation, Instance, Program, Scope,
 from einnet_explore.rules import (
     BATCH_MERGING,
     CONTRACTION_ORDER,
+    EOPERATOR_GENERATION,
     EXPRESSION_FUSION,
     EXPRESSION_SPLITTING,
     INTER_RULES,
@@ -55,6 +55,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.strategies.engine import Search, StateTable
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, Reached, Searched, SearchEvent, State
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
+from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.simplification import FUNCTION_RULES, simplifications
 from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
@@ -105,8 +106,13 @@ def search_program(
     are those of ``ProgramSearch``.
     """
     separate = options.between and not any(rule in INTER_RULES for rule in options.rules)
-    if separate and _has_several(start, options):
+    roots = [derivation.end for derivation in options.starts] or [start]
+    if separate and any(_has_several(root, options) for root in roots):
         return ProgramSearch(start, cost, options, post or (lambda derivation: derivation), states)
+    inside = {rule.name for rule in (*options.rules, EOPERATOR_GENERATION, matching_rule(options.targets))}
+    if outside := [name for name in options.must_use if name not in inside]:
+        used = ", ".join(sorted(inside))
+        raise ValueError(f"must_use: a search of one expression does not use {outside[0]}, only {used}")
     return Search(start, cost, replace(options, between=()))
 
 
@@ -140,6 +146,9 @@ class ProgramSearch(StateTable):
     _seen: set[Hashable] = field(default_factory=set, init=False)
     _combined: dict[int, tuple[tuple[ExpressionVariant, ...], ...]] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self.restrict(self.options)
+
     @property
     def size(self) -> int:
         """The number of states, those of the expressions' searches included."""
@@ -154,6 +163,8 @@ class ProgramSearch(StateTable):
         for event in self._closure():
             members.append(event.state)
             yield event
+        if self.options.starts and all(start.steps for start in self.options.starts):
+            del members[0]  # the program is none of the starts
         members.sort(key=lambda member: products_at_run_time(member.program))
         states = FIRST_STATES
         while True:
@@ -168,17 +179,27 @@ class ProgramSearch(StateTable):
         self.ended = not self.complete and all(each.ended for each in self._searches.values())
 
     def _closure(self) -> Iterable[Reached]:
-        """Factorings and fusions; the closure under merging, breadth first; every split of one of the expressions."""
+        """The members that follow the program, or the ends of the *starts*."""
         first = self.reached(0, (), self.start, 0, "start", None)
-        self._seen.add(program_key(self.start))
+        self._seen.add(self.identity(0, (), self.start))
         yield Reached(first)
-        for derivation in derive_across(self.start, self.options):
+        roots = [first] if not all(start.steps for start in self.options.starts) or not self.options.starts else []
+        for start in self.options.starts:
+            for event in self._member(first, tuple(step.match for step in start.steps), start.end):
+                roots.append(event.state)
+                yield event
+        for root in roots:
+            yield from self._following(root)
+
+    def _following(self, root: State) -> Iterable[Reached]:
+        """Factorings and fusions; the closure under merging, breadth first; every split of one of the expressions."""
+        for derivation in derive_across(root.program, self.options):
             matches = tuple(step.match for step in derivation.steps)
-            yield from self._member(first, matches, derivation.end)
-        yield from self._merged(first)
+            yield from self._member(root, matches, derivation.end)
+        yield from self._merged(root)
         if EXPRESSION_SPLITTING in self.options.between:
-            for match in islice(matches_between(self.start, (EXPRESSION_SPLITTING,)), MAX_MEMBERS):
-                yield from self._member(first, (match,), match.apply(self.start).after)
+            for match in islice(matches_between(root.program, (EXPRESSION_SPLITTING,)), MAX_MEMBERS):
+                yield from self._member(root, (match,), match.apply(root.program).after)
 
     def _merged(self, first: State) -> Iterable[Reached]:
         """Yield the closure of *first* under merging, the rules in turn: at most ``MAX_MEMBERS``, none twice."""
@@ -196,7 +217,8 @@ class ProgramSearch(StateTable):
 
     def _member(self, parent: State, matches: tuple[Match[object], ...], program: Program) -> Iterable[Reached]:
         """The *program* that *matches* make of *parent*, unless it is known."""
-        if (key := program_key(program)) in self._seen:
+        key = self.identity(parent.id, matches, program)
+        if key in self._seen or self.is_forbidden(parent.id, program):
             self.pruned += 1
             return
         self._seen.add(key)
@@ -224,8 +246,18 @@ class ProgramSearch(StateTable):
     def _expression(self, program: Program, n: int) -> ExpressionSearch:
         alone = standalone(program, n)
         if alone not in self._searches:
-            self._searches[alone] = ExpressionSearch(Search(alone, self.cost, replace(self.options, fixed=frozenset())))
+            search = Search(alone, self.cost, self._alone())
+            search.tracked = self.tracked
+            self._searches[alone] = ExpressionSearch(search)
         return self._searches[alone]
+
+    def _alone(self) -> Options:
+        """The options of a search of one expression: what is said of the whole program is looked at here."""
+        return replace(self.options, fixed=frozenset(), must_use=(), forbid=(), starts=())
+
+    def _missing(self, state: State) -> frozenset[str]:
+        """The rules that a candidate must use, and that were not used on the way to *state*."""
+        return frozenset(self.options.must_use) - self.used(state.id)
 
     def _candidates(self, member: State, states: int) -> Iterable[SearchEvent]:
         """Yield the best combinations of the variants of *member*, and the results of merging their library calls."""
@@ -236,13 +268,19 @@ class ProgramSearch(StateTable):
         self._combined[member.id] = variants
         several = len(numbers) > 1
         choices, cheapest = rank_choices(
-            member.program, numbers, variants, self.cost, self.options.combinations, MERGING_CHOICES if several else 0
+            member.program,
+            numbers,
+            variants,
+            self.cost,
+            self.options.combinations,
+            MERGING_CHOICES if several else 0,
+            self._missing(member),
         )
         for rank, choice in enumerate(choices):
             found = self._run(member, numbers, choice)
             if found is None:
                 continue
-            yield self._priced(found)
+            yield from self._priced(found)
             if rank < cheapest:
                 yield from self._post_optimised(found)
             if several:
@@ -255,10 +293,10 @@ class ProgramSearch(StateTable):
         """Yield the cheapest combination of the variants of *member*."""
         numbers = self._worthwhile(member.program)
         variants = [self._expression(member.program, n).variants() for n in numbers]
-        for choice in rank_choices(member.program, numbers, variants, self.cost, 1, 0)[0]:
+        for choice in rank_choices(member.program, numbers, variants, self.cost, 1, 0, self._missing(member))[0]:
             if (found := self._run(member, numbers, choice)) is not None:
                 is_promising = self.cost(found.program)[0] <= PROMISING * self.best
-                yield self._priced(found)
+                yield from self._priced(found)
                 if is_promising:
                     yield from self._post_optimised(found)
 
@@ -270,7 +308,7 @@ class ProgramSearch(StateTable):
             for step in variant.derivation.steps:
                 at = (step.match.at[0] + n, *step.match.at[1:])
                 derivation = derivation.then(replace(step.match, at=at))
-        rest = Search(derivation.end, self.cost, replace(self.options, max_depth=0, ahead=0, fixed=frozenset()))
+        rest = Search(derivation.end, self.cost, replace(self._alone(), max_depth=0, ahead=0))
         for event in rest.run():
             if isinstance(event, Found):
                 steps = (*derivation.steps, *rest.derivation(event.state.id).steps)
@@ -279,25 +317,31 @@ class ProgramSearch(StateTable):
 
     def _executable(self, parent: State, derivation: Derivation) -> State | None:
         """The executable program at the end of *derivation* from *parent*; None if it is known."""
-        if (key := program_key(derivation.end)) in self._seen:
+        matches = tuple(step.match for step in derivation.steps)
+        key = self.identity(parent.id, matches, derivation.end)
+        if key in self._seen or self.is_forbidden(parent.id, derivation.end):
             self.pruned += 1
             return None
         self._seen.add(key)
-        matches = tuple(step.match for step in derivation.steps)
-        return self.reached(parent.id, matches, derivation.end, parent.depth, "converging", 0)
+        is_candidate = self.tracked <= self.used(parent.id, matches)  # otherwise it may be merged to one
+        phase = "converging" if is_candidate else "explorative"
+        return self.reached(parent.id, matches, derivation.end, parent.depth, phase, 0)
 
     def _post_optimised(self, state: State) -> Iterable[Found]:
         """Yield the candidate that post-optimisation makes of *state*, if it is a new one."""
         derivation = self.post(Derivation(state.program))
         if derivation.steps and (after := self._executable(state, derivation)) is not None:
-            yield self._priced(after)
+            yield from self._priced(after)
 
-    def _priced(self, state: State) -> Found:
+    def _priced(self, state: State) -> Iterable[Found]:
+        """Yield *state* as a candidate, if it uses the rules that it must."""
+        if self._missing(state):
+            return
         seconds, how = self.cost(state.program)
         self.priced(state.depth, seconds)
         improved = seconds < self.best
         self.best = min(self.best, seconds)
-        return Found(state, seconds, how, improved)
+        yield Found(state, seconds, how, improved)
 
 
 def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
@@ -339,6 +383,7 @@ class ExpressionVariant:
     seconds: float
     calls: Calls
     derivation: Derivation
+    used: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -348,7 +393,7 @@ class ExpressionSearch:
     search: Search
     ended: bool = False
     _events: Generator[SearchEvent] = field(init=False)
-    _found: dict[Calls, tuple[float, int]] = field(default_factory=dict)
+    _found: dict[tuple[Calls, frozenset[str]], tuple[float, int]] = field(default_factory=dict)
     _variants: tuple[ExpressionVariant, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -360,8 +405,8 @@ class ExpressionSearch:
             event = next(self._events, None)
             self.ended = event is None
             if isinstance(event, Found):
-                calls = _library_calls(event.state.program)
-                self._found[calls] = min(self._found.get(calls, (float("inf"), 0)), (event.seconds, event.state.id))
+                kind = _library_calls(event.state.program), self.search.used(event.state.id)
+                self._found[kind] = min(self._found.get(kind, (float("inf"), 0)), (event.seconds, event.state.id))
                 self._variants = None
             if event is not None:
                 yield event
@@ -370,12 +415,13 @@ class ExpressionSearch:
         """The cheapest variants: the best of each choice of operators first, then others of these."""
         if self._variants is None:
             ranked: list[tuple[int, ExpressionVariant]] = []
-            count: dict[tuple[str, ...], int] = {}
-            for calls, (seconds, state) in sorted(self._found.items(), key=lambda item: item[1]):
-                names = tuple(call.operator for call in calls)
-                count[names] = count.get(names, 0) + 1
-                if count[names] <= VARIANTS_PER_KIND:
-                    ranked.append((count[names], ExpressionVariant(seconds, calls, self.search.derivation(state))))
+            count: dict[tuple[tuple[str, ...], frozenset[str]], int] = {}
+            for (calls, used), (seconds, state) in sorted(self._found.items(), key=lambda item: item[1]):
+                kind = tuple(call.operator for call in calls), used
+                count[kind] = count.get(kind, 0) + 1
+                if count[kind] <= VARIANTS_PER_KIND:
+                    derivation = self.search.derivation(state)
+                    ranked.append((count[kind], ExpressionVariant(seconds, calls, derivation, used)))
             self._variants = tuple(variant for _, variant in sorted(ranked, key=lambda pair: pair[0]))
         return self._variants
 
@@ -406,10 +452,12 @@ def rank_choices(
     cost: Cost,
     cheapest: int,
     merging: int,
+    needed: frozenset[str] = frozenset(),
 ) -> tuple[tuple[tuple[ExpressionVariant, ...], ...], int]:
     """Return combinations of one of *variants* for each of the equations *numbers*, best first.
 
-    These are the *cheapest*, as many with layouts that cancel, and the *merging* whose library calls may merge most.
+    These are the *cheapest*, as many with layouts that cancel, and the *merging* whose library calls may merge most;
+    combinations that use the *needed* rules come first.
     The second result counts them without the last.
     """
     some = limit_choices(variants)
@@ -425,11 +473,16 @@ def rank_choices(
     for a, b in combinations(range(len(some)), 2):
         akin = np.array([[_mergeable_pairs(one.calls, other.calls) for other in some[b]] for one in some[a]])
         alike += akin[choices[:, a], choices[:, b]]
-    order = [int(k) for k in np.argsort(seconds - saving, kind="stable")]
+    lacking = np.array([bool(needed and needed - _used(some, choice)) for choice in choices])
+    order = [int(k) for k in np.lexsort((seconds - saving, lacking))]
     first = dict.fromkeys((*order[:cheapest], *[k for k in order if saving[k]][:cheapest]))
     most = [int(k) for k in np.lexsort((seconds, -alike)) if alike[k]][:merging]
     order = list(dict.fromkeys((*first, *most)))
     return tuple(tuple(each[w] for each, w in zip(some, choices[k], strict=True)) for k in order), len(first)
+
+
+def _used(variants: Sequence[Sequence[ExpressionVariant]], choice: Iterable[int]) -> frozenset[str]:
+    return frozenset().union(*(each[w].used for each, w in zip(variants, choice, strict=True)))
 
 
 def limit_choices(variants: Sequence[tuple[ExpressionVariant, ...]]) -> list[tuple[ExpressionVariant, ...]]:
