@@ -336,6 +336,73 @@ def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> Non
         assert visiting.strangers == [] and visiting.errors == []
 
 
+def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab, tmp_path: Path) -> None:
+    other = "other = ee.explore(ee.ops.matmul(4, 6, 8))\nother"
+    ask = "print(json.dumps([other.pins, other.notes, len(other.nodes), len(other.runs), other.script()]))"
+    with explored(lab, START, other, ask) as visiting:
+        page = visiting.page
+        page.locator(".ein-match", has_text="outer = r, s").first.click()
+        stands(visiting, 1)
+        page.locator(".ein-annotate > summary").click()
+        page.locator("input[aria-label='name of the pin']").fill("split")
+        page.keyboard.press("Enter")
+        page.locator(".ein-pin", has_text="split").wait_for()
+        page.locator("textarea[aria-label=note]").fill("r and s stay outside")
+        page.locator(".ein-annotate").get_by_role("button", name="Note").click()
+        page.locator(".ein-note", has_text="r and s stay outside").wait_for()
+
+        page.locator(".ein-options > summary").click()
+        page.locator("input[name=max_depth]").fill("1")
+        page.locator("input[name=starts][value=split]").check()
+        page.locator("input[name=must_use][value=variable_substitution]").check()
+        page.get_by_role("button", name="▶ Search").click()
+        page.locator(".ein-search .ein-facts", has_text="done").wait_for()
+        page.locator("input[name=must_use][value=variable_substitution]:checked").wait_for()
+        page.locator(".ein-plots > summary").click()
+        assert page.locator(".ein-plots figure").count() == 2  # nothing was measured
+        page.locator(".ein-plots circle.best").last.click()
+        page.locator(".ein-detail b", has_text="state").wait_for()
+        state = page.locator(".ein-plots circle.chosen").first.get_attribute("data-state")
+        assert page.locator(".ein-detail b").first.inner_text() == f"state {state}"
+        page.locator(".ein-filter").fill('why:"does not use variable"')
+        page.locator(".ein-count", has_text=re.compile(r"^[1-9]\d* of ")).wait_for()
+        page.locator(".ein-filter").fill("")
+        page.get_by_role("button", name="Forbid this edge").click()
+        page.locator("fieldset", has_text="does not follow").get_by_text(f"to {state}").wait_for()
+        page.locator(".ein-tree").scroll_into_view_if_needed()
+        # Along each row of the tree, until a state is pointed at.
+        box = page.locator(".ein-tree canvas").bounding_box()
+        for x in range(20, int(box["width"]) - 20, 12):
+            page.mouse.move(box["x"] + x, box["y"] + box["height"] - 34)
+            if page.locator(".ein-tip").is_visible():
+                break
+        page.locator(".ein-tip .katex").first.wait_for()
+        page.locator(".ein-tip li", has_text="variable substitution").wait_for()
+
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save", exact=True).click()
+        saved.value.save_as(tmp_path / "session.eins")
+        run_cell(visiting, 1)
+        second = page.locator(".ein").nth(1)
+        second.locator(".ein-main .katex").wait_for()
+        (tmp_path / "damaged.eins").write_text((tmp_path / "session.eins").read_text()[:99])
+        for name, says in (
+            ("damaged", "expected JSON"),
+            ("session", "opened session.eins: 2 nodes, 1 pin, 1 note, 1 search"),
+        ):
+            second.locator("input[type=file]").set_input_files(tmp_path / f"{name}.eins")
+            second.locator(".ein-notice", has_text=says).wait_for()
+        second.locator(".ein-pin", has_text="split").wait_for()
+        assert second.locator(".ein-tree").get_attribute("data-count") == page.locator(".ein-tree").first.get_attribute(
+            "data-count"
+        )
+        pins, notes, nodes, runs, script = json.loads(said(visiting, 2)[-1])
+        assert (pins, notes, nodes, runs) == ({"split": 1}, {"1": "r and s stay outside"}, 2, 1)
+        assert "summation_splitting" in script
+        second.get_by_role("button", name="Back to the session before").click()
+        second.locator(".ein-notice", has_text="opened the session before: 1 node").wait_for()
+
+
 def bright(page: Any) -> bool:
     """Whether the panels' ink is darker than their paper."""
     ink, paper = page.evaluate(
@@ -391,6 +458,10 @@ def test_no_serious_fault_of_accessibility_in_either_theme_wide_or_narrow(lab: L
         page.get_by_role("button", name="▶ Search").click()
         page.locator(".ein-search .ein-facts", has_text="done").wait_for()
         page.locator(".ein-edit").first.click()
+        for summary in (".ein-plots > summary", ".ein-annotate > summary"):
+            page.locator(summary).click()
+        page.locator(".ein-annotate").get_by_role("button", name="Pin").click()
+        page.locator(".ein-pin").wait_for()
         page.locator(".ein-top tbody button").first.click()
         page.locator(".ein-detail b").first.wait_for()
         page.evaluate(source)

@@ -1,5 +1,6 @@
 """Other panels: search, times of candidates, iterator table, models, quizzes."""
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -270,3 +271,47 @@ def test_messages_of_the_quiz_guess_and_reveal_steps() -> None:
     view.receive({"do": "hint"})
     assert "all 7 steps are guessed" in view.notice["text"]
     assert "1 of 7 guessed" in view.saved()["text/html"]
+
+
+def test_a_search_is_steered_from_its_panel() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=1)
+    kept = next(s.id for s in run.search.states if s.phase == "explorative")
+    face.receive({"do": "pin", "state": kept})
+    (name,) = face.search["pins"]
+    assert name in face.notice["text"] and session.nodes[session.pins[name]].end == run.search.states[kept].program
+    face.receive({"do": "forbid", "state": kept})
+    assert face.search["forbidden"] == [f"summation splitting, from state 0 to {kept}"]
+    asked = {"max_depth": 1, "patience": 5, "must_use": ["traversal_merging"], "rules": ["traversal_merging"]}
+    face.receive({"do": "search", "target": "Matmul", "starts": [], **asked})
+    steered = session.runs[-1].wait(30)
+    options = steered.search.options
+    assert (options.patience, options.must_use, options.forbid) == (5, ("traversal_merging",), (run.edge(kept),))
+    assert face.search["options"]["patience"] == 5 and face.search["options"]["must_use"] == ["traversal_merging"]
+    face.receive({"do": "allow", "edge": 0})
+    assert face.search["forbidden"] == []
+    face.receive({"do": "search", "max_depth": 1, "starts": [name]})
+    again = session.runs[-1].wait(30)
+    assert again.search.options.forbid == () and again.search.start == run.search.states[kept].program
+    face.receive({"do": "forbid", "state": 0})
+    assert "state 0 is the start" in face.notice["text"]
+
+
+def test_a_state_is_described_and_the_reasons_of_moves_are_sent() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    run = session.search(target="Matmul", max_depth=1)
+    best = run.best
+    assert best is not None
+    sent = told(face)
+    face.receive({"do": "hover", "state": best.state})
+    face.receive({"do": "why"})
+    (hover, _), (why, pairs) = [each for each in sent if each[0]["do"] in ("hover", "why")]
+    assert hover["shown"]["state"] == best.state and face.search["detail"] is None
+    assert any("Matmul b=1" in step for step in hover["shown"]["steps"])
+    assert all(not any(c.isdigit() for c in text) for text in why["texts"]) and pairs is not None
+    found = struct.unpack(f"<{len(pairs) // 4}i", pairs)
+    told_of = {(state, why["texts"][n]) for state, n in zip(found[::2], found[1::2], strict=True)}
+    assert {s for s, _ in told_of} == {p.parent for p in run.pruned} | {r.state for r in run.refused}
+    assert any("compute-bound" in text for _, text in told_of)

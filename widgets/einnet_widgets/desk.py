@@ -50,6 +50,7 @@ class Desk(Board):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._replaced = ""
+        self._pins: tuple[str, ...] = ()
         self.searching = Searching(self)
         self.measuring = Measuring(self, self.searching)
         session.subscribe(lambda _: self.changed())
@@ -87,6 +88,9 @@ class Desk(Board):
         self.searching.follow()
         self.look = replace(self.look, at=settled(self.session, self.look))
         self.refresh(*STEPS, "bench")
+        if (pins := tuple(self.session.pins)) != self._pins:
+            self._pins = pins
+            self.refresh("search")  # which can start from them
         if any(node not in self.session.known_certificates() for node in self._to_prove()):
             _later.submit(self._prove)
 
@@ -147,7 +151,7 @@ class Desk(Board):
             try:
                 asked = str(message.get("do"))
                 if asked in _CALLS:
-                    if self.notice and asked not in ("preview", "tree", "state", "select"):
+                    if self.notice and asked not in ("preview", "tree", "state", "select", "hover", "why"):
                         self.say("")
                     _CALLS[asked](self, face, {k: v for k, v in message.items() if k != "do"})
                 else:

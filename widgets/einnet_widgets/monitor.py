@@ -7,13 +7,16 @@ times a second while the search runs in its own thread.
 from __future__ import annotations
 
 import array
+import re
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import lru_cache
+from itertools import chain, zip_longest
 from typing import Any
 
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.strategy import STRATEGIES
+from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Shown, library_calls
 
 STATES, MERGES = 1000, 4000
@@ -81,7 +84,7 @@ class Columns:
             "merged": merged,
             "merges": len(pairs),
             "rules": list(self.rules),
-            "found": [_candidate(self.found[s.id]) for s in states if s.id in self.found],
+            "found": [self._candidate(self.found[s.id]) for s in states if s.id in self.found],
         }
         return header, b"".join(body.tobytes() for body in bodies)
 
@@ -90,15 +93,32 @@ class Columns:
             self.rules.append(name)
         return self.rules.index(name)
 
+    def _candidate(self, candidate: Candidate) -> Shown:
+        return {
+            "state": candidate.state,
+            "operators": library_calls(candidate.program),
+            "eoperators": candidate.eoperators,
+            "steps": len(candidate.derivation.steps),
+            "seconds": candidate.seconds,
+            "found": self.run.found_seconds.get(candidate.state),
+        }
 
-def _candidate(candidate: Candidate) -> Shown:
-    return {
-        "state": candidate.state,
-        "operators": library_calls(candidate.program),
-        "eoperators": candidate.eoperators,
-        "steps": len(candidate.derivation.steps),
-        "seconds": candidate.seconds,
-    }
+
+def reasons(run: Run) -> tuple[Shown, bytes]:
+    """Return why moves were not followed: texts with # for numbers, and pairs of a state and the number of its text."""
+    texts: dict[str, int] = {}
+    pairs: dict[tuple[int, int], None] = {}
+    pruned = ((p.parent, p.why if p.twin is None else p.why.removesuffix(f" as state {p.twin}")) for p in run.pruned)
+    refused = ((r.state, f"{r.target}: {r.why}") for r in run.refused)
+    for state, why in chain(list(pruned), list(refused)):
+        pairs.setdefault((state, texts.setdefault(_without_numbers(why), len(texts))))
+    header = {"do": "why", "run": id(run), "texts": list(texts)}
+    return header, array.array("i", chain.from_iterable(pairs)).tobytes()
+
+
+@lru_cache(1 << 12)
+def _without_numbers(why: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", why)
 
 
 def options(run: Run | None) -> Shown:
@@ -110,7 +130,9 @@ def options(run: Run | None) -> Shown:
         "max_depth": held.max_depth,
         "limit": run.budget if run else 60,
         "strategy": held.strategy,
+        "patience": held.patience,
         "rules": [rule.name for rule in held.rules],
+        "must_use": list(held.must_use),
     }
 
 
@@ -185,7 +207,12 @@ def detail(run: Run, state: int) -> Shown:
     way: list[Any] = [held]
     while way[-1].id:
         way.append(states[way[-1].parent])
-    steps = [f"{m.rule.name.replace('_', ' ')} at {show_path(m.at)}" for s in reversed(way) for m in s.matches]
+    steps = [
+        f"{m.rule.name.replace('_', ' ')} at {show_path(m.at)}{params and ': '}{params}"
+        for s in reversed(way)
+        for m in s.matches
+        for params in [format_parameters(m)]
+    ]
     price = next((c.seconds for c in list(run.candidates) if c.state == state), None)
     return {
         "state": state,

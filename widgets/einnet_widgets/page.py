@@ -134,4 +134,6 @@ def _tree(run: Any) -> Shown:
         batches.append({"header": header, "bytes": base64.b64encode(buffer).decode()})
         since, merged = since + header["count"], merged + header["merges"]
     states = [monitor.detail(run, n) for n in range(min(since, DETAILS))]
-    return {"batches": batches, "details": states}
+    header, pairs = monitor.reasons(run)
+    why = {"header": header, "bytes": base64.b64encode(pairs).decode()}
+    return {"batches": batches, "details": states, "why": why}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from einnet_explore.session.run import Run
+from einnet_explore.strategies.options import Edge
 from einnet_widgets import monitor
 from einnet_widgets.board import Board
 from einnet_widgets.face import Face
@@ -24,6 +25,7 @@ class Searching:
         self.desk = desk
         self.run: Run | None = None
         self.detail: Shown | None = None
+        self.forbidden: dict[Edge, str] = {}
         self.paused = False
         self._columns: monitor.Columns | None = None
         self._sent: WeakKeyDictionary[Face, tuple[int, int]] = WeakKeyDictionary()
@@ -32,7 +34,8 @@ class Searching:
     def describe(self) -> Shown:
         """Return the content of the panel."""
         known = tuple(rule.name for rule in self.desk.session.known if rule.name != "operator_matching")
-        return monitor.described(self.run, self.paused, known, self.detail)
+        steering = {"pins": list(self.desk.session.pins), "forbidden": list(self.forbidden.values())}
+        return monitor.described(self.run, self.paused, known, self.detail) | steering
 
     def follow(self) -> None:
         """Display the session's last search."""
@@ -46,6 +49,10 @@ class Searching:
 
     def _attach(self, run: Run) -> None:
         self.run, self.detail, self.paused = run, None, False
+        forbidden = run.search.options.forbid
+        self.forbidden = {
+            edge: self.forbidden.get(edge, f"edge {n} of this search") for n, edge in enumerate(forbidden)
+        }
         self._columns = monitor.Columns(run)
         self._sent.clear()
         run.subscribe(lambda _: self._news.set())
@@ -84,12 +91,13 @@ class Searching:
             self._sent[face] = self._send(face, (int(asked["since"]), 0))
 
     def _search(self, _: Face, asked: Shown) -> None:
-        names = {"max_depth": "max_depth", "limit": "budget", "strategy": "strategy", "rules": "rules"}
+        same = ("max_depth", "strategy", "patience", "rules", "must_use", "starts")
+        names = {"limit": "budget", **dict(zip(same, same, strict=True))}
         chosen = {names[k]: v for k, v in asked.items() if k in names and v is not None}
         if self.run is not None and self.run.running:
             raise ValueError("a search still runs: pause or stop it first")
         target = (self.desk.look.target,) if self.desk.look.target else ()
-        self.desk.session.live_search(target, **chosen).start()
+        self.desk.session.live_search(target, forbid=tuple(self.forbidden), **chosen).start()
         self._news.set()
 
     def _pause(self, _: Face, __: Shown) -> None:
@@ -119,6 +127,24 @@ class Searching:
         self.detail = monitor.detail(self._running(), state)
         self.desk.refresh("search")
 
+    def _hover(self, face: Face, asked: Shown) -> None:
+        face.say({"do": "hover", "shown": monitor.detail(self._running(), int(asked["state"]))})
+
+    def _why(self, face: Face, _: Shown) -> None:
+        face.say(*monitor.reasons(self._running()))
+
+    def _forbid(self, _: Face, asked: Shown) -> None:
+        run, state = self._running(), int(asked["state"])
+        edge, moved = run.edge(state), run.search.states[state]
+        rule = moved.matches[0].rule.name.replace("_", " ") if moved.matches else "no step"
+        self.forbidden[edge] = f"{rule}, from state {moved.parent} to {state}"
+        self.desk.refresh("search")
+        self.desk.say(f"the next search does not go from state {moved.parent} to {state}: it is in its settings")
+
+    def _allow(self, _: Face, asked: Shown) -> None:
+        self.forbidden.pop(list(self.forbidden)[int(asked["edge"])], None)
+        self.desk.refresh("search")
+
     def _picture(self, face: Face, _: Shown) -> None:
         face.say({"do": "file", "name": "tree.svg", "text": self._running().tree().svg})
 
@@ -137,7 +163,7 @@ class Searching:
             run.stop()
             run.wait(5)
         self.desk.session.goto(run.search.derivation(state))
-        self._search(face, {k: v for k, v in asked.items() if k != "state"})
+        self._search(face, {k: v for k, v in asked.items() if k not in ("state", "starts")})
 
     def _known(self, asked: Shown) -> int:
         state = int(asked["state"])
@@ -153,5 +179,8 @@ class Searching:
 
 CALLS: dict[str, Callable[[Searching, Face, Shown], None]] = {
     name: getattr(Searching, f"_{name}")
-    for name in ("tree", "search", "pause", "resume", "stop", "state", "picture", "take", "pin", "steer")
+    for name in (
+        *("tree", "search", "pause", "resume", "stop", "state", "picture", "take", "pin", "steer"),
+        *("hover", "why", "forbid", "allow"),
+    )
 }

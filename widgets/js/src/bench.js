@@ -6,7 +6,7 @@ const ORIGINAL = "start";
 const percent = (part) => `${Math.round(100 * part)} %`;
 const rate = (value) => (value >= 1e12 ? `${(value / 1e12).toPrecision(3)} T` : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} G` : `${(value / 1e6).toPrecision(3)} M`);
 
-export function benchPanel({ act, save }) {
+export function benchPanel({ act, bus, save }) {
   const list = h("div.ein-scroll");
   const device = h("select", { ariaLabel: "device", onchange: () => (file.hidden = device.value !== PROFILE) });
   const file = h("input", { type: "text", placeholder: "FILE.sqlite", ariaLabel: "file of the profile", hidden: true });
@@ -45,6 +45,7 @@ export function benchPanel({ act, save }) {
     progress.hidden = !next.running;
     progress.value = next.progress;
     said.textContent = next.says ?? "";
+    bus.measured?.(next.rows);
     list.replaceChildren(
       h(
         "table",

@@ -10,6 +10,7 @@ export class Columns {
     this.merges = [];
     this.rules = [];
     this.found = new Map();
+    this.reasons = null;
     this.reserve(1024);
   }
 
@@ -58,6 +59,11 @@ export class Columns {
     this.count = Math.max(this.count, from + count);
     for (let k = this.merges.length - merged; k >= 0 && k < merges; k++) this.merges.push([columns.pairs[2 * k], columns.pairs[2 * k + 1]]);
     return true;
+  }
+
+  /** Take in why moves were not followed: *texts*, and pairs of a state and the number of its text. */
+  explain(texts, buffer) {
+    this.reasons = { texts, pairs: new Int32Array(buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength)) };
   }
 
   candidate(n) {

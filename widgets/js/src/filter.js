@@ -2,7 +2,7 @@
 import { NONE, PHASES } from "./columns.js";
 
 const UNITS = { "": 1, s: 1, ms: 1e-3, us: 1e-6, µs: 1e-6, ns: 1e-9 };
-const FIELDS = ["candidates", "distance", "depth", "cost", "steps", "rule:", "operator:", "phase:"];
+const FIELDS = ["candidates", "distance", "depth", "cost", "steps", "rule:", "operator:", "phase:", "why:"];
 const COMPARE = {
   "<=": (a, b) => a <= b,
   ">=": (a, b) => a >= b,
@@ -21,16 +21,17 @@ READ.seconds = READ.cost;
 /**
  * A test of states from *words*, all of which are meant, or null where they say nothing: `distance<=1`, `depth=3`,
  * `steps<9`, `cost<20us`, `candidates`, `phase:converging`, `rule:split` (a rule on the way), `operator:matmul`, `m=196`
- * (an attribute of a call), or a part of the last rule's or of an operator's name.  Throws what it does not understand.
+ * (an attribute of a call), `why:"same program"` (of a move that was not followed), or a part of the last rule's or of an
+ * operator's name.  Throws what it does not understand.
  */
 export function filter(words, columns) {
-  const tests = words.trim().split(/\s+/).filter(Boolean).map((word) => test(word, columns));
+  const tests = (words.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? []).map((word) => test(word.replaceAll('"', ""), columns));
   return tests.length ? (c, n) => tests.every((one) => one(c, n)) : null;
 }
 
 function test(word, columns) {
   const compared = /^(\w+?)(<=|>=|=|<|>)(.+)$/.exec(word);
-  if (compared) return comparison(word, ...compared.slice(1));
+  if (compared && !word.startsWith("why:")) return comparison(word, ...compared.slice(1));
   const [, field, value] = /^(\w+):(.*)$/.exec(word) ?? [];
   const text = (value ?? word).toLowerCase();
   const rules = columns.rules.filter((rule) => rule.includes(text));
@@ -49,6 +50,8 @@ function test(word, columns) {
     case "phase":
       if (!PHASES.includes(text)) throw new Error(`found phase ${text}, expected one of ${PHASES.join(", ")}`);
       return (c, n) => PHASES[c.phase[n]] === text;
+    case "why":
+      return because(text, columns);
     default:
       throw new Error(`found field ${field}, expected one of ${FIELDS.join(", ")}`);
   }
@@ -67,6 +70,17 @@ function comparison(word, name, sign, value) {
   if (sign !== "=") throw new Error(`${word}: expected one of ${Object.keys(READ).join(", ")} and a number`);
   const call = new RegExp(`\\b${name}=${value.replace(/[^\w.-]/g, "")}\\b`); // an attribute of a call
   return (c, n) => call.test(c.found.get(n)?.operators ?? "");
+}
+
+/** A test of states with a move that was not followed, and a reason with *text*. */
+function because(text, columns) {
+  if (!columns.reasons) return () => false; // they come when they are asked for
+  const { texts, pairs } = columns.reasons;
+  const wanted = new Set(texts.flatMap((reason, n) => (reason.toLowerCase().includes(text) ? [n] : [])));
+  if (texts.length && !wanted.size) throw new Error(`found no reason with ${text}, expected a part of ${texts.slice(0, 3).map((t) => `“${t}”`).join(", ")}${texts.length > 3 ? ", …" : ""}`);
+  const states = new Set();
+  for (let k = 0; k < pairs.length; k += 2) if (wanted.has(pairs[k + 1])) states.add(pairs[k]);
+  return (_, n) => states.has(n);
 }
 
 const calls = (c, n) => (c.found.get(n)?.operators ?? "").toLowerCase();

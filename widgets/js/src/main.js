@@ -67,7 +67,7 @@ function render({ model, el }) {
     }
   };
   const shown = {};
-  const bus = { preview: (match) => shown.expression?.preview(match) };
+  const bus = { preview: (match) => shown.expression?.preview(match), measured: (rows) => shown.search?.measured(rows) };
   for (const name of names) shown[name] = PANELS[name]({ act, bus, save: (file, text) => download(el, file, text) });
 
   const alone = names.length === 1;
@@ -177,6 +177,8 @@ function render({ model, el }) {
   }
   function arrived(message, buffers) {
     if (message.do === "tree") shown.search?.arrived(message, buffers[0]);
+    else if (message.do === "hover") shown.search?.hovered(message.shown);
+    else if (message.do === "why") shown.search?.explained(message, buffers[0]);
     else if (message.do === "preview") shown.rules?.arrived(message.match, message.shown);
     else if (message.do === "file") download(el, message.name, message.text ?? buffers[0]);
   }

@@ -65,7 +65,7 @@ export class Offline {
   }
 
   send(message) {
-    if (this.state.notice.text && !["state", "tree", "preview", "select"].includes(message.do)) this.say("");
+    if (this.state.notice.text && !["state", "tree", "preview", "select", "hover", "why"].includes(message.do)) this.say("");
     const answer = this[`do_${message.do}`];
     if (answer) answer.call(this, message);
     else this.say(`${NO_KERNEL}: run it in a notebook to ${message.do}`);
@@ -146,6 +146,17 @@ export class Offline {
       const buffer = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));
       this.emit("msg:custom", header, [new DataView(buffer.buffer)]);
     }
+  }
+
+  do_why() {
+    const { header, bytes } = this.data.tree.why;
+    const buffer = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0));
+    this.emit("msg:custom", header, [new DataView(buffer.buffer)]);
+  }
+
+  do_hover({ state }) {
+    const shown = this.data.tree.details[state];
+    if (shown) this.emit("msg:custom", { do: "hover", shown }, []);
   }
 
   do_state({ state }) {

@@ -2,16 +2,23 @@
 import { candidateTable } from "./candidates.js";
 import { counted, h, seconds } from "./dom.js";
 import { formula } from "./formula.js";
+import { plotsView } from "./plots.js";
 import { treeView } from "./tree.js";
 
 /** What ends every candidate, and is no choice: it cannot be forbidden. */
 const ALWAYS = "eoperator_generation";
 
+/** Steps, and characters of a formula, that are shown of a state that is pointed at. */
+const STEPS = 10;
+const HOVERED = 3000;
+
 export function searchPanel({ act }) {
-  const tree = treeView({ onselect: pick });
+  const tree = treeView({ onselect: pick, onhover: (n) => act({ do: "hover", state: n }) });
+  const plots = plotsView({ pick });
   const table = candidateTable({ pick });
   let state = { status: "idle", options: {} };
   let run = null;
+  let asked = null;
 
   const button = (label, title, action) => h("button", { type: "button", title, onclick: action }, label);
   const start = button("▶ Search", "search from the current program (s)", () => toggle());
@@ -26,6 +33,8 @@ export function searchPanel({ act }) {
   const fit = button("Fit", "show the whole tree (f)", () => tree.fit());
   const svg = button("SVG", "save the tree to a file", () => act({ do: "picture" }));
   const options = h("details.ein-options");
+  const starts = h("fieldset", { hidden: true });
+  const forbidden = h("fieldset", { hidden: true });
   const error = h("p.ein-error", { role: "alert" });
   const detail = h("div.ein-detail", { ariaLive: "polite" });
   const remarks = h("div.ein-remarks", { role: "status" });
@@ -39,10 +48,15 @@ export function searchPanel({ act }) {
     error,
     remarks,
     tree.root,
+    plots.root,
     h("div.ein-below", {}, table.root, detail),
   );
 
   function sift() {
+    if (/\bwhy:/.test(words.value) && run != null && asked !== state.pruned) {
+      asked = state.pruned;
+      act({ do: "why" });
+    }
     try {
       tree.filter(words.value);
       words.setCustomValidity("");
@@ -60,6 +74,7 @@ export function searchPanel({ act }) {
     count.textContent = matches ? `${found.toLocaleString("en")} of ${counted(columns.count, "state")}` : "";
     only.disabled = !matches;
     table.show(columns, matches, tree.selected);
+    plots.show(columns, matches, tree.selected);
   }
 
   /** The settings: what is left empty is as if nothing had been said.  Null where one is wrong, which is said. */
@@ -79,7 +94,10 @@ export function searchPanel({ act }) {
       max_depth: number("max_depth"),
       limit: number("limit"),
       strategy: data.get("strategy"),
+      patience: number("patience"),
       rules: data.getAll("rules"),
+      must_use: data.getAll("must_use"),
+      starts: data.getAll("starts"),
     };
   }
 
@@ -96,7 +114,8 @@ export function searchPanel({ act }) {
   }
 
   function settings(next) {
-    const { max_depth, limit, strategy, rules } = next.options;
+    const { max_depth, limit, strategy, patience, rules, must_use } = next.options;
+    const boxes = (name, chosen) => next.known.filter((rule) => rule !== ALWAYS).map((rule) => h("label", {}, h("input", { type: "checkbox", name, value: rule, checked: chosen.includes(rule) }), rule.replaceAll("_", " ")));
     options.replaceChildren(
       h("summary", {}, "Settings"),
       h(
@@ -105,15 +124,28 @@ export function searchPanel({ act }) {
         h("label", {}, "max depth ", h("input", { name: "max_depth", type: "number", min: 0, max: 99, value: max_depth })),
         h("label", {}, "at most ", h("input", { name: "limit", type: "number", min: 0, step: "any", value: limit }), " s"),
         h("label", {}, "strategy ", h("select", { name: "strategy" }, next.strategies.map((s) => h("option", { value: s, selected: s === strategy }, s)))),
+        h("label", { title: "best_first ends after so many levels in which nothing got cheaper" }, "patience ", h("input", { name: "patience", type: "number", min: 0, max: 99, value: patience }), " levels"),
         h(
           "fieldset",
           {},
           h("legend", {}, "rules that the search may use, also in clean-ups (operator matching and eOperator generation are always used)"),
           h("input", { type: "hidden", name: "rules", value: ALWAYS }),
-          next.known.filter((rule) => rule !== ALWAYS).map((rule) => h("label", {}, h("input", { type: "checkbox", name: "rules", value: rule, checked: rules.includes(rule) }), rule.replaceAll("_", " "))),
+          boxes("rules", rules),
         ),
+        h("fieldset", {}, h("legend", {}, "rules that every candidate must use"), boxes("must_use", must_use)),
+        starts,
+        forbidden,
       ),
     );
+  }
+
+  /** The pins to start from, and the edges that are forbidden: they change without a new search. */
+  function steering({ pins = [], forbidden: edges = [] }) {
+    const chosen = new Set([...starts.querySelectorAll("input:checked")].map((box) => box.value));
+    starts.hidden = !pins.length;
+    starts.replaceChildren(h("legend", {}, "start from these pins (none: from the current program)"), ...pins.map((name) => h("label", {}, h("input", { type: "checkbox", name: "starts", value: name, checked: chosen.has(name) }), name)));
+    forbidden.hidden = !edges.length;
+    forbidden.replaceChildren(h("legend", {}, "edges that the next search does not follow"), ...edges.map((says, edge) => h("span", {}, `${says} `, h("button", { type: "button", title: "allow this edge again", ariaLabel: `allow ${says}`, onclick: () => act({ do: "allow", edge }) }, "×"))));
   }
 
   function draw(next) {
@@ -121,6 +153,7 @@ export function searchPanel({ act }) {
     state = next;
     if (next.run !== run) {
       run = next.run;
+      asked = null;
       tree.clear();
       sifted();
       detail.replaceChildren();
@@ -139,6 +172,7 @@ export function searchPanel({ act }) {
     if (JSON.stringify(before.remarks) !== JSON.stringify(next.remarks)) remarks.replaceChildren(...(next.remarks ?? []).map(remark));
     if (next.error !== before.error) error.textContent = next.error ?? "";
     if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
+    if (JSON.stringify([before.pins, before.forbidden]) !== JSON.stringify([next.pins, next.forbidden])) steering(next);
     tree.best(next.top ?? -1);
     about(next.detail);
   }
@@ -166,6 +200,7 @@ export function searchPanel({ act }) {
         button("Go here", "add its steps to the derivation and go to its end", () => act({ do: "take", state: shown.state })),
         button("Pin", "add its steps as a branch of the derivation, without going there", () => act({ do: "pin", state: shown.state })),
         button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state })),
+        shown.state ? button("Forbid this edge", "the next search does not go from its parent to this state", () => act({ do: "forbid", state: shown.state })) : null,
       ),
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),
@@ -178,6 +213,18 @@ export function searchPanel({ act }) {
     body,
     draw,
     tree,
+    /** What the state that is pointed at is. */
+    hovered(shown) {
+      const { steps } = shown;
+      const some = steps.slice(0, STEPS).map((step) => h("li", {}, step));
+      tree.tell(shown.state, shown.latex.length <= HOVERED ? formula(shown) : h("pre", {}, shown.text.slice(0, HOVERED)), h("ol", {}, some), steps.length > STEPS ? h("p", {}, `… ${counted(steps.length - STEPS, "more step")}`) : null);
+    },
+    /** Why moves were not followed. */
+    explained(message, buffer) {
+      if (message.run !== run) return;
+      tree.explain(message.texts, buffer);
+      sift();
+    },
     /** States that have come. */
     arrived(header, buffer) {
       if (header.run !== run) return;
@@ -193,9 +240,12 @@ export function searchPanel({ act }) {
       else return false;
       return true;
     },
+    /** The measured programs: times and errors of states. */
+    measured: (rows) => plots.measured(rows),
     destroy: () => {
       tree.destroy();
       table.destroy();
+      plots.destroy();
     },
   };
 }

@@ -9,9 +9,10 @@ const MERGES = 4000;
 const EDGE = 16;
 const STRIP = 14;
 const LABEL = 11;
+const REST = 150;
 const WHOLE = { kx: 1, ky: 1, x: 0, y: 0 };
 
-export function treeView({ onselect }) {
+export function treeView({ onselect, onhover = () => {} }) {
   const canvas = h("canvas");
   const tip = h("div.ein-tip", { hidden: true });
   const legend = h("div.ein-legend");
@@ -32,6 +33,8 @@ export function treeView({ onselect }) {
   let hasMerges = true;
   let best = -1;
   let waiting = false;
+  let hovered = -1;
+  let resting = 0;
   const times = { layout: 0, draw: 0 };
 
   const across = (n) => EDGE + (placed.x[n] / Math.max(1, placed.leaves - 1)) * (size.w - 2 * EDGE) + (placed.leaves === 1 ? size.w / 2 - EDGE : 0);
@@ -241,11 +244,28 @@ export function treeView({ onselect }) {
   function point(event) {
     const n = hit(event);
     canvas.style.cursor = n >= 0 ? "pointer" : "grab";
-    tip.hidden = n < 0;
+    if (n === hovered) return;
+    leave();
     if (n < 0) return;
-    tip.textContent = describe(n);
-    tip.style.left = `${Math.min(Math.max(4, px(n) + 10), Math.max(4, size.w - tip.offsetWidth - 4))}px`;
-    tip.style.top = `${Math.max(4, py(n) - 30)}px`;
+    hovered = n;
+    show(describe(n));
+    resting = setTimeout(() => onhover(n), REST);
+  }
+
+  function leave() {
+    clearTimeout(resting);
+    hovered = -1;
+    tip.hidden = true;
+  }
+
+  /** Show *parts* at the state that is pointed at: to its side, and inside the tree. */
+  function show(...parts) {
+    tip.hidden = false;
+    tip.replaceChildren(...parts);
+    const [x, y] = [px(hovered), py(hovered)];
+    const right = x + 12 + tip.offsetWidth <= size.w - 4;
+    tip.style.left = `${Math.max(4, right ? x + 12 : x - 12 - tip.offsetWidth)}px`;
+    tip.style.top = `${Math.max(4, Math.min(y - 12, size.h - tip.offsetHeight - 4))}px`;
   }
 
   /** Zoom along the breadth, or along *both* axes, about a point of the canvas. */
@@ -309,9 +329,7 @@ export function treeView({ onselect }) {
     }
     drag = null;
   });
-  canvas.addEventListener("pointerleave", () => {
-    tip.hidden = true;
-  });
+  canvas.addEventListener("pointerleave", leave);
   canvas.addEventListener(
     "wheel",
     (event) => {
@@ -421,6 +439,14 @@ export function treeView({ onselect }) {
       else if (event.key === "-") zoom(1 / 1.5, true);
       else return false;
       return true;
+    },
+    /** Show more of state *n*, if it is still pointed at. */
+    tell(n, ...parts) {
+      if (n === hovered) show(h("b", {}, describe(n)), ...parts.filter(Boolean));
+    },
+    /** Take in why moves were not followed. */
+    explain(texts, buffer) {
+      columns.explain(texts, buffer);
     },
     /** Where state *n* is drawn, in pixels of the canvas. */
     place: (n) => [px(n), py(n)],

@@ -113,6 +113,14 @@ describe("filter", () => {
     expect(() => filter("operator:matmol", columns)).toThrow("matmul was meant?");
     expect(() => filter("rules:split", columns)).toThrow("expected one of candidates");
     expect(() => filter("phase:middle", columns)).toThrow("expected one of start");
+    expect(kept("why:luck")).toEqual([]); // no reasons are known yet
+  });
+
+  it("finds states by the reasons of moves that were not followed", () => {
+    columns.explain(["the same program", "eOperator: intensity # < #"], new DataView(Int32Array.of(1, 0, 4, 0, 4, 1).buffer));
+    expect(kept('why:"same program"')).toEqual([1, 4]);
+    expect(kept('why:"intensity # <" depth=2')).toEqual([4]);
+    expect(() => filter("why:luck", columns)).toThrow("expected a part of “the same program”");
   });
 
   it("keeps the ways to what it finds", () => {

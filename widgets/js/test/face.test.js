@@ -120,7 +120,7 @@ describe("a benchmark", () => {
 });
 
 const SEARCH = {
-  run: null, status: "idle", options: { max_depth: 7, limit: 60, strategy: "best_first", rules: ["summation_splitting"] }, strategies: ["best_first", "paper"],
+  run: null, status: "idle", options: { max_depth: 7, limit: 60, strategy: "best_first", patience: 2, rules: ["summation_splitting"], must_use: [] }, strategies: ["best_first", "paper"],
   known: ["summation_splitting", "eoperator_generation"], states: 0, pruned: 0, candidates: 0, spent: 0, progress: 0, best: null, top: [], detail: null, error: "",
 };
 
@@ -130,7 +130,7 @@ describe("a search", () => {
     const begin = [...el.querySelectorAll("button")].find((b) => b.textContent === "▶ Search");
     const [depth, limit] = ["max_depth", "limit"].map((name) => el.querySelector(`input[name=${name}]`));
     const rules = ["eoperator_generation", "summation_splitting"];
-    const asked = { do: "search", strategy: "best_first", rules };
+    const asked = { do: "search", strategy: "best_first", patience: 2, rules, must_use: [], starts: [] };
     limit.value = "";
     begin.click();
     expect(model.send).toHaveBeenLastCalledWith({ ...asked, max_depth: 7, limit: null });
@@ -147,6 +147,69 @@ describe("a search", () => {
     begin.click();
     expect(model.send).toHaveBeenLastCalledWith({ ...asked, max_depth: 2, limit: 0.5 });
     expect(el.querySelector(".ein-error").textContent).toBe("");
+  });
+
+  it("is steered by pins, rules that must be used, and forbidden edges", () => {
+    const { model, el } = shown({ panels: ["search"], notice: {}, search: { ...SEARCH, pins: ["left", "right"], forbidden: ["a split", "a merge"] } });
+    el.querySelector("input[name=starts][value=right]").click();
+    model.set("search", { ...SEARCH, pins: ["left", "right", "new"], forbidden: ["a split"] });
+    expect(el.querySelectorAll("input[name=starts]").length).toBe(3);
+    el.querySelector("input[name=must_use]").click();
+    [...el.querySelectorAll("button")].find((b) => b.textContent === "▶ Search").click();
+    const { must_use, starts } = model.send.calls.at(-1)[0];
+    expect([must_use, starts]).toEqual([["summation_splitting"], ["right"]]);
+    el.querySelector("button[aria-label='allow a split']").click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "allow", edge: 0 });
+    model.set("search", { ...SEARCH, pins: [], forbidden: [] });
+    expect([...el.querySelectorAll("fieldset")].filter((set) => set.hidden).length).toBe(2);
+  });
+});
+
+describe("the derivation", () => {
+  const node = (id, more = {}) => ({ id, parent: id - 1, branch: 0, step: id, way: true, rule: id ? "traversal_merging" : "", at: "", says: "", pins: [], note: "", claimed: false, ...more });
+
+  it("names and annotates the current node, and shows what only a file says", () => {
+    const { model, el } = shown({ panels: ["history"] });
+    model.set("history", { here: 1, nodes: [node(0), node(1, { pins: ["left"], note: "<b>two</b>", certificate: "proved", claimed: true })], compare: null });
+    expect(el.querySelector(".ein-note").textContent).toBe("<b>two</b>");
+    expect(el.querySelector(".ein-sign.claimed").title).toContain("says the file");
+    el.querySelector("button[aria-label='remove the pin left']").click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "unpin", name: "left" });
+    el.querySelector("input[aria-label='name of the pin']").value = "right";
+    const [pin, note] = el.querySelectorAll(".ein-annotate form");
+    pin.requestSubmit();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "pin_node", node: 1, name: "right" });
+    expect(el.querySelector("textarea").value).toBe("<b>two</b>");
+    el.querySelector("textarea").value = "three";
+    note.requestSubmit();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "note", node: 1, text: "three" });
+    model.set("notice", { text: "opened", kind: "", code: "", action: { label: "Back", do: "reload" } });
+    [...el.querySelectorAll(".ein-notice button")].find((b) => b.textContent === "Back").click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "reload" });
+  });
+});
+
+describe("plots", () => {
+  it("show what has data, and select states", async () => {
+    const { plotsView } = await import("../src/plots.js");
+    const picked = [];
+    const plots = plotsView({ pick: (n) => picked.push(n) });
+    document.body.replaceChildren(plots.root);
+    const one = (state, seconds, found, steps) => [state, { state, operators: "Matmul()", seconds, found, steps }];
+    const columns = { found: new Map([one(3, 3e-3, 0.1, 2), one(5, 1e-3, 0.5, 7), one(8, 2e-3, 0.6, 4)]) };
+    plots.show(columns, null, 5);
+    plots.root.open = true;
+    plots.show(columns, Uint8Array.from([0, 0, 0, 1, 0, 1, 0, 0, 0]), 5);
+    plots.measured([{ key: "start", measured: 1 }]);
+    const names = () => [...plots.root.querySelectorAll("figcaption")].map((c) => c.textContent);
+    expect(names()).toEqual(["best over time: estimated time", "cost by steps: estimated time"]);
+    const kinds = () => [...plots.root.querySelector("figure").querySelectorAll("circle")].map((c) => `${c.dataset.state} ${c.getAttribute("class")}`.trim());
+    expect(kinds()).toEqual(["5 best chosen", "3 best", "8 off"]);
+    plots.root.querySelector("circle[data-state='3']").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    expect(picked).toEqual([3]);
+    plots.measured([{ key: "state 3", measured: 1e-3, error: 1e-7 }, { key: "state 5", measured: 2e-3, error: 0 }]);
+    expect(names().length).toBe(3);
+    plots.destroy();
   });
 });
 
