@@ -197,6 +197,11 @@ def _remarks(run: Run) -> list[Shown]:
 
 def detail(run: Run, state: int) -> Shown:
     """Return a state's program, derivation, and the reasons of refused moves; raise LookupError if it is unknown."""
+    return {**summary(run, state), "why": list(run.why_pruned(state))}
+
+
+def summary(run: Run, state: int) -> Shown:
+    """Return a state's program and derivation; raise LookupError if it is unknown."""
     from einnet_explore.ir import show_path
     from einnet_explore.syntax import latex, text
 
@@ -204,12 +209,9 @@ def detail(run: Run, state: int) -> Shown:
     if not 0 <= state < len(states):
         raise LookupError(f"state {state}: expected 0 to {len(states) - 1}")
     held = states[state]
-    way: list[Any] = [held]
-    while way[-1].id:
-        way.append(states[way[-1].parent])
     steps = [
         f"{m.rule.name.replace('_', ' ')} at {show_path(m.at)}{params and ': '}{params}"
-        for s in reversed(way)
+        for s in run.search.above(state)
         for m in s.matches
         for params in [format_parameters(m)]
     ]
@@ -223,5 +225,4 @@ def detail(run: Run, state: int) -> Shown:
         "text": text(held.program),
         "marks": {},
         "steps": steps,
-        "why": list(run.why_pruned(state)),
     }

@@ -128,7 +128,7 @@ class Searching:
         self.desk.refresh("search")
 
     def _hover(self, face: Face, asked: Shown) -> None:
-        face.say({"do": "hover", "shown": monitor.detail(self._running(), int(asked["state"]))})
+        face.say({"do": "hover", "shown": monitor.summary(self._running(), int(asked["state"]))})
 
     def _why(self, face: Face, _: Shown) -> None:
         face.say(*monitor.reasons(self._running()))
