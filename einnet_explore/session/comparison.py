@@ -22,6 +22,7 @@ from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
+from einnet_explore.syntax.tokens import changed_tokens
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 
@@ -151,6 +152,16 @@ class Comparison(DisplayedAsTable):
     def seconds(self) -> tuple[float, float]:
         """The estimated costs."""
         return program_seconds(self.before)[0], program_seconds(self.after)[0]
+
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        """Both programs."""
+        return self.before, self.after
+
+    @cached_property
+    def changed_tokens(self) -> tuple[list[int], list[int]]:
+        """The tokens of each that the other does not have, as ``syntax.tokens.changed_tokens`` numbers them."""
+        return changed_tokens(self.before, self.after)
 
     @property
     def changed(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -210,11 +210,15 @@ class DerivationTree:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]
 
-    def rules(self, at: str | Path | None = None) -> Matches:
-        """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none."""
-        program = self.program
+    def rules(self, at: str | Path | None = None, about: Iterable[str] = ()) -> Matches:
+        """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none.
+
+        *about* are names of iterators or tensors: only matches whose parameters name one of them.
+        """
+        program, names = self.program, {about} if isinstance(about, str) else set(about)
         paths = [path for path, _ in places(program)] if at is None else [self.path(at)]
-        return Matches(m for path in paths for rule in self.known for m in rule.matches(program, path))
+        found = (m for path in paths for rule in self.known for m in rule.matches(program, path))
+        return Matches(m for m in found if not names or m.mentions(names))
 
     def refusals(self, at: str | Path) -> Refusals:
         """Return the reason for every rule without a legal match at *at*."""

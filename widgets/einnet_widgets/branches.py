@@ -9,7 +9,7 @@ from einnet_explore.ir import show_path
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.viz.tables import format_parameters
-from einnet_widgets.look import Look, Shown, certified, formula, marks
+from einnet_widgets.look import Look, Shown, certified, formula
 
 
 def history(session: Session, look: Look) -> Shown:
@@ -45,12 +45,12 @@ def compared(session: Session, look: Look) -> Shown | None:
         {
             **formula(program),
             "id": node,
-            "marks": marks(paths, kind),
+            "marks": {kind: changed},
             "distance": nearest_distance(program, look.operators(session)),
             "seconds": program_seconds(program)[0],
         }
-        for node, program, paths, kind in zip(
-            look.compare, (pair.before, pair.after), pair.changed, ("old", "new"), strict=True
+        for node, program, changed, kind in zip(
+            look.compare, pair.programs, pair.changed_tokens, ("old", "new"), strict=True
         )
     ]
     certificate = {"kind": pair.certificate.kind, "says": certified(pair.certificate)}

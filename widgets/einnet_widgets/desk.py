@@ -170,7 +170,7 @@ class Desk(Board):
 
     def _select(self, _: Face, asked: Shown) -> None:
         self.session.path(asked["at"])
-        self.look = replace(self.look, at=asked["at"])
+        self.look = replace(self.look, at=asked["at"], token=asked.get("token", ""))
         self.refresh("rules", "expression", "graph", "table")
 
     def _reach(self, _: Face, asked: Shown) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.strategy import STRATEGIES
-from einnet_widgets.look import Shown, library_calls
+from einnet_widgets.look import Shown, formula, library_calls
 
 STATES, MERGES = 1000, 4000
 """Entries of a message: 12 bytes a state and 8 a merge, and about 100 a candidate; most states are none."""
@@ -176,7 +176,6 @@ def _remarks(run: Run) -> list[Shown]:
 def detail(run: Run, state: int) -> Shown:
     """Return a state's program, derivation, and the reasons of refused moves; raise LookupError if it is unknown."""
     from einnet_explore.ir import show_path
-    from einnet_explore.syntax import latex, text
 
     states = run.search.states
     if not 0 <= state < len(states):
@@ -192,8 +191,7 @@ def detail(run: Run, state: int) -> Shown:
         "depth": held.depth,
         "distance": held.distance,
         "seconds": price,
-        "latex": latex(held.program, "katex"),
-        "text": text(held.program),
+        **formula(held.program),
         "marks": {},
         "steps": steps,
         "why": list(run.why_pruned(state)),

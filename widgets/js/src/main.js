@@ -3,6 +3,7 @@ import { benchPanel } from "./bench.js";
 import { h } from "./dom.js";
 import { expressionPanel } from "./expression.js";
 import { registerFonts } from "./fonts.js";
+import { bounds } from "./formula.js";
 import { graphPanel } from "./graph.js";
 import { historyPanel } from "./history.js";
 import { Offline } from "./offline.js";
@@ -28,7 +29,7 @@ const PANELS = {
 const FOLDED = new Set(["table", "bench"]);
 
 /** What may scroll: where it does and nothing in it takes the focus, it takes the focus itself, so that keys scroll it. */
-const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-graph, .ein-history, .ein-rules, .ein-expression, .ein-detail";
+const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-history, .ein-rules, .ein-expression, .ein-detail";
 const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, summary, [tabindex]";
 
 const GONE = "the kernel of this panel has ended or was restarted: run the cell again";
@@ -67,7 +68,23 @@ function render({ model, el }) {
     }
   };
   const shown = {};
-  const bus = { preview: (match) => shown.expression?.preview(match) };
+  const tip = h("div.ein-tip.ein-token", { hidden: true });
+  const bus = {
+    preview: (match) => shown.expression?.preview(match),
+    /** Show where the *token* (its description, or null) is, in all panels. */
+    hover: (token) => Object.values(shown).forEach((panel) => panel.hover?.(token)),
+    /** Show *lines* below the *boxes* of what is pointed at. */
+    tip(boxes, lines) {
+      tip.hidden = !boxes.length || !lines.length;
+      if (tip.hidden) return;
+      const [name, ...rest] = lines;
+      tip.replaceChildren(h("b", {}, name), ...rest.map((line) => h("div", {}, line)));
+      const around = root.getBoundingClientRect();
+      const { left, bottom } = bounds(boxes);
+      tip.style.left = `${Math.max(0, Math.min(left - around.left, around.width - tip.offsetWidth - 4))}px`;
+      tip.style.top = `${bottom - around.top + 6}px`;
+    },
+  };
   for (const name of names) shown[name] = PANELS[name]({ act, bus, save: (file, text) => download(el, file, text) });
 
   const alone = names.length === 1;
@@ -87,6 +104,7 @@ function render({ model, el }) {
     keys,
     notice,
     h("div.ein-panels", {}, names.map(section)),
+    tip,
   );
 
   function section(name) {

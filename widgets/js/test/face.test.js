@@ -24,13 +24,14 @@ class Model {
   }
 }
 
-const MATCH = { rule: "summation_splitting", at: "0", params: { outer: ["c"] }, says: "outer = c", distance: -1, seconds: 1e-6, latex: "y", marks: {} };
+const token = (name, shown) => `\x04${name}\x05${shown}\x06`;
+const MATCH = { rule: "summation_splitting", at: "0", params: { outer: ["c"] }, says: "outer = c", distance: -1, seconds: 1e-6, latex: "y", marks: {}, gone: [1] };
 const STATE = {
   panels: ["history", "expression", "rules"],
   label: "explorer",
   head: { title: "Y", targets: ["", "Matmul"], target: "", undo: true, redo: false },
   notice: {},
-  expression: { latex: String.raw`\htmlData{p=0}{\sum_c \htmlData{p=0.0}{x}}`, node: 0, step: 0, at: "0", paths: ["0", "0.0"], names: {}, distance: 1, seconds: 1, marks: {}, before: null, certificate: null },
+  expression: { latex: `${token("t0", "Y")} = ${token("p0", `${token("", "L")} ${token("p0.0", `${token("x0.0_0", "x")}\\,z`)}`)}`, node: 0, step: 0, at: "0", token: "p0", tokens: { "x0.0_0": { says: ["x: traversal", "0 ≤ x < 4"], at: "0.0", node: "Y", names: ["x"] } }, paths: ["0", "0.0"], names: {}, distance: 1, seconds: 1, marks: {}, before: null, certificate: null },
   rules: { node: 0, at: "0", reach: "scope", matches: [MATCH, { ...MATCH, params: { outer: ["r"] }, latex: null }], refusals: [{ rule: "traversal_merging", at: "0", why: "<b>no</b> scope" }], laws: {} },
   history: { here: 0, nodes: [{ id: 0, parent: -1, branch: 0, step: 0, way: true, rule: "", at: "", says: "" }], compare: null },
 };
@@ -65,7 +66,7 @@ const QUIZ = {
   notice: {},
   quiz: {
     goal: "one product", number: 2, of: 3, over: false, choices: ["summation_splitting", "traversal_merging"], hints: ["its law: x = y"],
-    before: { latex: "x", text: "x", marks: {} }, after: { latex: String.raw`\htmlData{p=0}{y}`, text: "y", marks: { 0: "new" } },
+    before: { latex: "x", text: "x", marks: {} }, after: { latex: `${token("t0", "Y")} = ${token("p0", token("", "y"))}`, text: "y", marks: { new: [1] } },
     answers: [{ question: 1, rule: "traversal_merging", verdict: "right", why: "for a < b" }, { question: 2, rule: "traversal_merging", verdict: "wrong", why: "no scope" }],
     score: { head: ["step"], rows: [["1"]], caption: "1 of 3" },
   },
@@ -155,8 +156,8 @@ describe("the face", () => {
     const { model, el } = shown();
     el.querySelectorAll(".ein-match")[0].click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "apply", rule: "summation_splitting", at: "0", params: { outer: ["c"] } });
-    click(el.querySelector('[data-p="0.0"]'));
-    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0" });
+    click([...el.querySelectorAll('.ein-main [data-p="0.0"] .mord')].at(-1));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
     [...el.querySelectorAll("button")].find((b) => b.textContent.includes("Undo")).click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "undo" });
     expect(model.send).toHaveBeenCalledTimes(3);
@@ -172,7 +173,7 @@ describe("the face", () => {
     expect(document.activeElement).toBe(el.querySelectorAll(".ein-match")[1]);
     expect(model.send).toHaveBeenLastCalledWith({ do: "preview", match: 1, node: 0 });
     key("ArrowDown", el.querySelector(".ein-main"));
-    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0" });
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
     for (const [name, asked] of [["u", "undo"], ["r", "redo"], ["e", "export"]]) {
       key(name);
       expect(model.send).toHaveBeenLastCalledWith({ do: asked });
@@ -232,11 +233,52 @@ describe("the face", () => {
     const { model, el } = shown();
     el.querySelectorAll(".ein-match")[0].dispatchEvent(new Event("pointerenter"));
     expect(el.querySelector(".ein-preview .katex")).not.toBe(null);
-    expect(el.querySelector('[data-p="0"]').dataset.mark).toBe("old");
+    expect(el.querySelector(".ein-main [data-mark=old]").textContent).toBe("L");
     el.querySelectorAll(".ein-match")[1].dispatchEvent(new Event("pointerenter"));
     expect(el.querySelector(".ein-preview .katex")).toBe(null);
     model.emit("msg:custom", { do: "preview", match: 1, shown: { latex: "z", text: "z", marks: {} } }, []);
     expect(el.querySelector(".ein-preview .katex")).not.toBe(null);
+  });
+
+  it("says what a token is, shows where it is, and selects it, then what is around it", () => {
+    const { model, el, key } = shown({ panels: ["expression", "rules", "graph"], graph: { svg: "<svg viewBox='0 0 9 9'><g class='node'><title>Y</title><rect/></g></svg>", says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const x = el.querySelector('.ein-main [data-t="x0.0_0"]');
+    const box = x.getBoundingClientRect();
+    x.dispatchEvent(new MouseEvent("pointermove", { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
+    expect(el.querySelector(".ein-token").textContent).toBe("x: traversal0 ≤ x < 4");
+    expect(el.querySelectorAll(".ein-main .ein-hovered").length).toBe(1);
+    expect(el.querySelector("g.node").classList.contains("ein-pointed")).toBe(true);
+    el.querySelector(".ein-main").dispatchEvent(new Event("pointerleave"));
+    expect(el.querySelector(".ein-token").hidden).toBe(true);
+    click(x);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "x0.0_0" });
+    expect(el.querySelector(".ein-said").textContent).toBe("0.0: x: traversal; 0 ≤ x < 4");
+    click(x);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
+    const arrow = new KeyboardEvent("keydown", { key: "ArrowRight", shiftKey: true, bubbles: true, cancelable: true });
+    el.querySelector(".ein-main").dispatchEvent(arrow);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "x0.0_0" });
+    key("ArrowUp", el.querySelector(".ein-main"));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0", token: "p0" });
+  });
+
+  it("zooms, moves and searches the graph", () => {
+    const node = (name, x) => `<g class='node'><title>${name}</title><rect x='${x}' y='10' width='20' height='20'/><text x='${x}' y='25'>${name}</text></g>`;
+    const { model, el, key } = shown({ panels: ["graph"], graph: { svg: `<svg viewBox='0 0 400 100'>${node("Y", 10)}${node("weights", 370)}</svg>`, says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const picture = el.querySelector(".ein-graph");
+    const view = () => el.querySelector("svg").getAttribute("viewBox").split(" ").map(Number);
+    for (let n = 0; n < 6; n++) key("+", picture);
+    expect(view()[2] < 120).toBe(true);
+    const find = el.querySelector("input[type=search]");
+    find.value = "weig";
+    find.dispatchEvent(new Event("input"));
+    expect(el.querySelector(".ein-found").dataset.name).toBe("weights");
+    expect(view()[0] > 300).toBe(true); // it is in view
+    expect(el.querySelector(".ein-tools .ein-count").textContent).toBe("1 of 1");
+    key("0", picture);
+    expect(view()).toEqual([0, 0, 400, 100]);
+    click(el.querySelector("g.node rect"));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0" });
   });
 
   it("writes what others said as text, never as markup", () => {
