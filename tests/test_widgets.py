@@ -46,8 +46,13 @@ def test_every_message_is_a_call_of_the_session() -> None:
     assert face.expression["distance"] == session.table("Matmul").distance.total  # type: ignore[union-attr]
     face.receive({"do": "compare", "a": 0, "b": 1})
     assert face.history["compare"]["certificate"]["kind"] == "proved" and not face.history["compare"]["same"]
+    one, other = face.compare["sides"]
+    assert other["certificate"]["kind"] == "proved" and other["steps"] == list(session.compare(0, 1).steps)
+    assert one["marks"]["old"] and other["marks"]["new"] and one["seconds"] != other["seconds"]
+    face.receive({"do": "compare", "a": 0, "b": 9})
+    assert "expected 0 to 1" in face.notice["text"]
     face.receive({"do": "compare"})
-    assert face.history["compare"] is None
+    assert face.history["compare"] is None and face.compare == {"sides": []}
     face.receive({"do": "goto", "node": 1})
     face.receive({"do": "check"})
     assert "proved" in face.notice["text"]
@@ -77,6 +82,28 @@ def test_steps_from_code_are_displayed_and_proved() -> None:
     assert face.expression["certificate"]["says"].startswith("7 steps; the weakest: proved")
     session.goto(1)
     assert face.expression["certificate"]["says"].startswith("1 step; the weakest: proved")
+
+
+def test_rules_are_offered_for_the_selected_token() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    tokens = face.expression["tokens"]
+    c = next(name for name, token in tokens.items() if token["says"][0].startswith("c: iterator of the sum"))
+    assert "0 ≤ c < 3: 3 values" in tokens[c]["says"] and "A dimension 3: c" in tokens[c]["says"][2]
+    window = next(token for token in tokens.values() if token["says"][0] == "h+r-1: index of dimension 1 of A")
+    assert (
+        window["says"][1:] == ["values -1 to 4, the dimension has [0, 4)", *window["says"][2:]] and window["says"][3:]
+    )
+    assert tokens["t1"]["says"] == ["K: weight", "shape 3 × 3 × 2 × 3", "read by Y"]
+    face.receive({"do": "select", "at": "0", "token": c})
+    assert face.expression["token"] == c and face.rules["matches"][0]["group"] == "for c"
+    face.receive({"do": "reach", "reach": "selection"})
+    offered = [match["params"] for match in face.rules["matches"]]
+    assert offered == [m.to_json()["params"] for m in session.rules("0", about="c")] != []
+    assert {"outer": ["r", "s"]} not in offered and {"outer": ["c"]} in offered
+    face.receive({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": ["r", "s"]}})
+    face.receive({"do": "select", "at": "0", "token": "x9_9"})
+    assert face.expression["token"] == "p0"  # a token that is not there
 
 
 def test_reach_says_where_rules_are_listed() -> None:

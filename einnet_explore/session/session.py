@@ -315,12 +315,27 @@ class Session(DerivationTree):
         return self.goto(derivation)
 
     def compare(self, one: int, other: int) -> Comparison:
-        """Compare two nodes; raises IndexError."""
+        """Compare two nodes: programs, graphs, costs, numerics, and the steps between them; raises IndexError."""
+        from einnet_explore.pipeline.tuning_context import derivation_level
+
         for node in (one, other):
             if not 0 <= node < len(self.nodes):
                 raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
         names = (f"node {one}", f"node {other}")
-        return Comparison(self.nodes[one].end, self.nodes[other].end, names, self.operators)
+        levels = (derivation_level(self.nodes[one]), derivation_level(self.nodes[other]))
+        ends = (self.nodes[one].end, self.nodes[other].end)
+        return Comparison(*ends, names, self.operators, self._steps_between(one, other), levels)
+
+    def _steps_between(self, one: int, other: int) -> tuple[str, ...]:
+        """Describe the steps from a node back to where the branches part, and on to another node."""
+        ways = self.way(one), self.way(other)
+        shared = sum(a == b for a, b in zip(*ways, strict=False))
+        steps = [("back: ", n) for n in reversed(ways[0][shared:])] + [("", n) for n in ways[1][shared:]]
+        matches = ((back, self.nodes[n].steps[-1].match) for back, n in steps)
+        return tuple(
+            f"{back}{m.title.replace('_', ' ')} at {show_path(m.at)}: {tables.format_parameters(m)}".removesuffix(": ")
+            for back, m in matches
+        )
 
     def table(self, operator: str = "", at: str | Path = "0") -> MappingTable:
         """Return the iterator mapping table of the scope at *at* and *operator* (the nearest one if empty).

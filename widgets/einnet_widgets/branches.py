@@ -1,15 +1,13 @@
-"""Derivation history of a session as plain values: the tree of its nodes, and the diff of two nodes."""
+"""Derivation history of a session as plain values: the tree of its nodes, and the verdict on two nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from einnet_explore.cost import program_seconds
 from einnet_explore.ir import show_path
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.viz.tables import format_parameters
-from einnet_widgets.look import Look, Shown, certified, formula
+from einnet_widgets.look import Look, Shown, certified
 
 
 def history(session: Session, look: Look) -> Shown:
@@ -37,24 +35,13 @@ def history(session: Session, look: Look) -> Shown:
 
 
 def compared(session: Session, look: Look) -> Shown | None:
-    """Return the diff of the two nodes that are selected for comparison."""
+    """Return the verdict on the first two nodes that are selected for comparison."""
     if look.compare is None:
         return None
-    pair = session.compare(*look.compare)
-    sides = [
-        {
-            **formula(program),
-            "id": node,
-            "marks": {kind: changed},
-            "distance": nearest_distance(program, look.operators(session)),
-            "seconds": program_seconds(program)[0],
-        }
-        for node, program, changed, kind in zip(
-            look.compare, pair.programs, pair.changed_tokens, ("old", "new"), strict=True
-        )
-    ]
+    a, b, *_ = look.compare
+    pair = session.compare(a, b)
     certificate = {"kind": pair.certificate.kind, "says": certified(pair.certificate)}
-    return {"a": sides[0], "b": sides[1], "same": pair.same, "certificate": certificate}
+    return {"a": {"id": a}, "b": {"id": b}, "same": pair.same, "certificate": certificate}
 
 
 def _order(session: Session) -> Iterable[tuple[int, int]]:

@@ -19,6 +19,7 @@ from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
+from einnet_widgets.comparing import compare
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
 from einnet_widgets.look import Look, Shown, certified, settled
@@ -66,6 +67,8 @@ class Desk(Board):
                 return self.searching.describe()
             case "graph":
                 return graph(session.program, settled(session, look))
+            case "compare":
+                return compare(session, look, self.measuring.result)
             case "bench":
                 return self.measuring.describe()
             case _:
@@ -191,11 +194,11 @@ class Desk(Board):
         self.refresh("table")
 
     def _compare(self, _: Face, asked: Shown) -> None:
-        pair = (int(asked["a"]), int(asked["b"])) if "a" in asked else None
-        if pair is not None:
-            self.session.compare(*pair)
-        self.look = replace(self.look, compare=pair)
-        self.refresh("history")
+        nodes = (int(asked["a"]), int(asked["b"]), *map(int, asked.get("more", ()))) if "a" in asked else None
+        for node in nodes or ():
+            self.session.compare(node, node)  # refused here if it is none
+        self.look = replace(self.look, compare=nodes)
+        self.refresh("history", "compare")
 
     def _preview(self, face: Face, asked: Shown) -> None:
         rows = describe.rules(self.session, self.look)["matches"]

@@ -30,7 +30,7 @@ class Look:
     at: str = ""
     reach: Reach = "scope"
     target: str = ""
-    compare: tuple[int, int] | None = None
+    compare: tuple[int, ...] | None = None
     operator: str = ""
     token: str = ""
 

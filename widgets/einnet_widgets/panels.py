@@ -11,10 +11,10 @@ from einnet_widgets.face import Face
 
 
 class Explorer(Face):
-    """All panels of one session: derivation, expression, rules, search, graph, iterator table, benchmark."""
+    """All panels of one session: derivation, expression, rules, search, graph, comparison, iterator table, bench."""
 
     def __init__(self, session: Session) -> None:
-        panels = ("history", "expression", "rules", "search", "graph", "table", "bench")
+        panels = ("history", "expression", "rules", "search", "graph", "compare", "table", "bench")
         super().__init__(desk_of(session), panels, "einnet explorer", folded=("table", "bench"))
 
 

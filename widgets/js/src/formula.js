@@ -78,7 +78,7 @@ function follow(box, equations) {
 /** The element of one equation, whose first leaf has number *leaf*; `lay(wide, column)` breaks it into rows. */
 function equation(line, leaf) {
   const end = line.indexOf("\x06") + 1;
-  const items = parse(line.slice(end).replace(" = ", ""), leaf + 1);
+  const items = parse(line.slice(end).replace(" = ", "").replaceAll("\\qquad \x02", "\x02\\qquad "), leaf + 1);
   const name = h("span.ein-name");
   name.innerHTML = katex.renderToString(tex(parse(line.slice(0, end), leaf)), { ...OPTIONS, displayMode: false });
   const rows = h("div.ein-rows");
@@ -108,7 +108,7 @@ function equation(line, leaf) {
     if (now === breaks) return;
     breaks = now;
     if (lines.length === 1) rows.replaceChildren(row(whole, 0));
-    else rows.replaceChildren(...lines.map(({ from, indent }, n) => row(`${n ? "{}" : EQUALS}${tex(items, items.place(from), items.place(lines[n + 1]?.from))}`, indent)));
+    else rows.replaceChildren(...lines.map(({ from, indent }, n) => row(`${n ? "{}" : EQUALS}${tex(items, items.place(from), items.place(lines[n + 1]?.from)).replace(/^\\qquad /, "")}`, indent)));
   }
 
   return { element, name, lay };

@@ -9,7 +9,7 @@ const STILL = 4;
 export function graphPanel({ act, save }) {
   const picture = h("div.ein-graph", { tabIndex: 0, role: "group", ariaLabel: "computation graph: + and − zoom, arrows move, 0 shows all" });
   const legend = h("div.ein-legend");
-  const find = h("input", { type: "search", placeholder: "find a node …", ariaLabel: "find a node", oninput: () => look(), onkeydown: (event) => event.key === "Enter" && look(1) });
+  const find = h("input.ein-find", { type: "search", placeholder: "find a node …", ariaLabel: "find a node", oninput: () => look(), onkeydown: (event) => event.key === "Enter" && look(1) });
   const found = h("span.ein-count", { role: "status" });
   const button = (text, title, click) => h("button", { type: "button", title, ariaLabel: title, onclick: click }, text);
   const svg = button("SVG", "save this graph to a file", () => save("graph.svg", source));

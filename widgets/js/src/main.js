@@ -1,5 +1,6 @@
 // One face over a session: the panels that Python names, laid out, and the keys that they share.
 import { benchPanel } from "./bench.js";
+import { comparePanel } from "./compare.js";
 import { h } from "./dom.js";
 import { expressionPanel } from "./expression.js";
 import { registerFonts } from "./fonts.js";
@@ -20,6 +21,7 @@ const PANELS = {
   search: searchPanel,
   graph: graphPanel,
   table: tablePanel,
+  compare: comparePanel,
   bench: benchPanel,
   optimise: optimisePanel,
   quiz: quizPanel,

@@ -222,8 +222,7 @@ describe("the face", () => {
     const panel = el.querySelector(".ein-history");
     const seen = (box) => box.getBoundingClientRect().top < panel.getBoundingClientRect().bottom;
     expect(seen(el.querySelector(".here"))).toBe(true);
-    const side = (id) => ({ id, latex: "x", text: "x", marks: {}, distance: 0, seconds: 1 });
-    model.set("history", { here: 0, nodes, compare: { a: side(0), b: side(1), same: true, certificate: { kind: "proved", says: "" } } });
+    model.set("history", { here: 0, nodes, compare: { a: { id: 0 }, b: { id: 1 }, same: true, certificate: { kind: "proved", says: "" } } });
     expect(seen(el.querySelector(".ein-compared"))).toBe(true);
     expect(window.scrollY).toBe(5000);
     window.scrollTo(0, 0);
@@ -260,6 +259,23 @@ describe("the face", () => {
     expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "x0.0_0" });
     key("ArrowUp", el.querySelector(".ein-main"));
     expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0", token: "p0" });
+  });
+
+  it("shows chosen nodes side by side, and nothing while none are chosen", () => {
+    const side = (id, more) => ({ id, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
+    const { model, el } = shown({ panels: ["history", "expression", "compare"], compare: { sides: [] } });
+    const panel = el.querySelector("[data-panel=compare]");
+    expect(panel.hidden).toBe(true);
+    model.set("compare", { sides: [side(0), side(2, { certificate: { kind: "proved", says: "" }, steps: ["a step <b>"] })] });
+    expect(panel.hidden).toBe(false);
+    expect([...panel.querySelectorAll("thead th")].map((th) => th.textContent)).toEqual(["node 0", "node 2"]);
+    expect(panel.querySelector(".ein-badge.proved").textContent).toBe("✓ equal: proved");
+    expect([...panel.querySelectorAll(".ein-side [data-mark=new]")].map((leaf) => leaf.textContent)).toEqual(["L", "L"]);
+    expect(panel.querySelector("li").textContent).toBe("a step <b>");
+    const boxes = () => [...el.querySelectorAll(".ein-nodes input")];
+    model.set("history", { here: 0, nodes: [0, 1, 2].map((id) => ({ ...STATE.history.nodes[0], id })), compare: null });
+    for (const n of [0, 1, 2]) boxes()[n].click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "compare", a: 0, b: 1, more: [2] });
   });
 
   it("zooms, moves and searches the graph", () => {

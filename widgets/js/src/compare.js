@@ -1,0 +1,54 @@
+// Chosen nodes side by side over the full width: formulas with the tokens that differ, graphs, costs, proofs, steps.
+import { counted, h, seconds } from "./dom.js";
+import { badge } from "./expression.js";
+import { formula } from "./formula.js";
+
+export function comparePanel() {
+  const table = h("div.ein-scroll");
+  const sides = h("div.ein-sides");
+  const body = h("div.ein-compare", {}, table, sides);
+
+  function draw({ sides: found }) {
+    const panel = body.closest(".ein-panel");
+    if (panel) panel.hidden = !found.length;
+    body.hidden = !found.length;
+    if (!found.length) return;
+    const rows = [
+      ["library operators", (side) => side.calls],
+      ["distance", (side) => side.distance ?? "–"],
+      ["estimated", (side) => seconds(side.seconds)],
+      ["measured", (side) => (side.measured ? seconds(side.measured) : "not measured")],
+      ["numerics", (side) => side.numerics],
+      [`equal to node ${found[0].id}`, (side) => (side.certificate ? (side.same ? "the same program" : badge(side.certificate)) : "")],
+    ];
+    table.replaceChildren(
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, h("td"), found.map((side) => h("th", { scope: "col" }, `node ${side.id}`)))),
+        h("tbody", {}, rows.map(([name, cell]) => h("tr", {}, h("th", { scope: "row" }, name), found.map((side) => h("td", {}, cell(side)))))),
+      ),
+    );
+    sides.replaceChildren(...found.map((side, n) => column(side, n, found[0].id)));
+  }
+
+  return { title: "Comparison", body, draw };
+}
+
+function column(side, n, first) {
+  const picture = h("div.ein-graph");
+  picture.innerHTML = side.svg;
+  for (const title of picture.querySelectorAll("title")) title.remove();
+  picture.firstChild?.setAttribute("role", "img");
+  picture.firstChild?.setAttribute("aria-label", `graph of node ${side.id}; equations that differ are red`);
+  const steps = side.steps.length ? h("details", {}, h("summary", {}, `${counted(side.steps.length, "step")} from node ${first}`), h("ol", {}, side.steps.map((step) => h("li", {}, step)))) : null;
+  const differ = Object.values(side.marks)[0]?.length ?? 0;
+  return h(
+    "div.ein-side",
+    {},
+    h("div.ein-label", {}, h("b", {}, `node ${side.id}`), h(`span.ein-key.${n ? "new" : "old"}`, {}, `${counted(differ, "token")} ${n ? `not in node ${first}` : "not in the next"}`)),
+    formula(side),
+    picture,
+    steps,
+  );
+}
