@@ -10,6 +10,7 @@ import { historyPanel } from "./history.js";
 import { Offline } from "./offline.js";
 import { optimisePanel } from "./optimise.js";
 import { quizPanel } from "./quiz.js";
+import { separators } from "./resize.js";
 import { rulesPanel } from "./rules.js";
 import { searchPanel } from "./search.js";
 import { tablePanel } from "./table.js";
@@ -97,15 +98,18 @@ function render({ model, el }) {
   const help = h("button", { type: "button", title: "keys (?)", ariaLabel: "keys", onclick: () => (keys.hidden = !keys.hidden) }, "?");
   const keys = h("dl.ein-keys", { hidden: true }, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]));
   const title = h("h3");
-  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo, help);
+  const full = h("button", { type: "button", title: "all panels on the whole screen", hidden: !el.ownerDocument.fullscreenEnabled, onclick: () => (root.matches(":fullscreen") ? el.ownerDocument.exitFullscreen() : root.requestFullscreen()) }, "Full screen");
+  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo, full, help);
   const hasBar = ["expression", "rules", "history"].some((name) => names.includes(name));
+  const panels = h("div.ein-panels", {}, names.map(section));
+  if (["history", "expression", "rules"].every((name) => names.includes(name))) panels.append(...separators(panels));
   const root = h(
     `section.ein${alone ? ".alone" : ""}`,
     { tabIndex: -1, role: "region", ariaLabel: model.get("label") },
     hasBar ? bar : null,
     keys,
     notice,
-    h("div.ein-panels", {}, names.map(section)),
+    panels,
     tip,
   );
 
@@ -200,6 +204,7 @@ function render({ model, el }) {
     else if (message.do === "file") download(el, message.name, message.text ?? buffers[0]);
   }
   for (const [event, listener] of listeners) model.on(event, listener);
+  el.classList.add("ein-host");
   el.append(root);
   for (const [event, listener] of listeners) if (event.startsWith("change:")) listener();
 

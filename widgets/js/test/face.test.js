@@ -261,6 +261,35 @@ describe("the face", () => {
     expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0", token: "p0" });
   });
 
+  it("squeezes no panel, shares the width of a row, and remembers the columns that the reader sets", () => {
+    localStorage.removeItem("einnet-columns");
+    const { el, key } = shown();
+    const widths = () => ["history", "expression", "rules"].map((name) => Math.round(el.querySelector(`[data-panel=${name}]`).getBoundingClientRect().width));
+    for (const wide of [500, 700, 780, 1440, 1920, 2560]) {
+      el.style.width = `${wide}px`;
+      expect([wide, Math.min(...widths()) >= 150, el.querySelector(".ein").scrollWidth <= wide]).toEqual([wide, true, true]);
+    }
+    el.style.width = "1440px";
+    const [before] = widths();
+    const separator = el.querySelector(".ein-separator.left");
+    key("ArrowRight", separator);
+    key("ArrowRight", separator);
+    const [after] = widths();
+    expect(after > before + 40).toBe(true);
+    for (let n = 0; n < 60; n++) key("ArrowRight", separator);
+    expect(widths()[1] >= 250 && widths()[2] >= 220).toBe(true);
+    const again = shown();
+    again.el.style.width = "1440px";
+    expect(again.el.querySelector("[data-panel=history]").getBoundingClientRect().width > after).toBe(true);
+    localStorage.removeItem("einnet-columns");
+    const row = document.createElement("div");
+    row.style.cssText = "display:flex;width:1600px";
+    row.append(el, again.el);
+    for (const each of [el, again.el]) each.style.width = "";
+    document.body.replaceChildren(row);
+    expect([el, again.el].map((each) => each.clientWidth)).toEqual([800, 800]);
+  });
+
   it("shows chosen nodes side by side, and nothing while none are chosen", () => {
     const side = (id, more) => ({ id, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
     const { model, el } = shown({ panels: ["history", "expression", "compare"], compare: { sides: [] } });
