@@ -15,6 +15,7 @@ import einnet_widgets
 from einnet_explore.rules import GROUPS
 from einnet_explore.session import session as sessions
 from einnet_widgets import describe, monitor
+from einnet_widgets.desk import desk_of
 from einnet_widgets.look import Look
 from einnet_widgets.page import page, recorded
 from tests.sessions_kit import by_hand
@@ -22,6 +23,10 @@ from tests.widgets_kit import CONV, told, until
 
 LARGEST = 100_000
 """Bytes of one update."""
+
+
+def describe_bench(session: ee.Session) -> list[dict[str, Any]]:
+    return list(desk_of(session).measuring.describe()["rows"])
 
 
 def test_every_message_is_a_call_of_the_session() -> None:
@@ -49,6 +54,10 @@ def test_every_message_is_a_call_of_the_session() -> None:
     one, other = face.compare["sides"]
     assert other["certificate"]["kind"] == "proved" and other["steps"] == list(session.compare(0, 1).steps)
     assert one["marks"]["old"] and other["marks"]["new"] and one["seconds"] != other["seconds"]
+    sent = told(face)
+    face.receive({"do": "kernels", "node": 0})
+    assert "void" in sent[0][0]["kernels"][0]["text"]
+    assert "node 1" in [row["key"] for row in describe_bench(session)]
     face.receive({"do": "compare", "a": 0, "b": 9})
     assert "expected 0 to 1" in face.notice["text"]
     face.receive({"do": "compare"})

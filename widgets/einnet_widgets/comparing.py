@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from einnet_explore.ir import VIEW, Program
 from einnet_explore.session.candidate_benchmark import CandidateMeasurements
 from einnet_explore.session.session import Session
+from einnet_explore.support.errors import Refused
 from einnet_widgets.graphs import DRAWN
 from einnet_widgets.look import Look, Shown, certified, formula, library_calls
 
@@ -37,3 +39,23 @@ def compare(session: Session, look: Look, measured: CandidateMeasurements | None
             }
         )
     return {"sides": sides}
+
+
+def kernels(program: Program) -> list[Shown]:
+    """Return the generated kernel of each equation in C, or why there is none, in the order of the equations."""
+    from einnet_explore.viz.kernels import kernel_texts  # imports the compilers
+
+    try:
+        texts = kernel_texts(program, "c")
+    except Refused as reason:
+        return [{"text": "", "why": str(reason)} for _ in program.equations]
+    shown = []
+    for equation, kernel in zip(program.equations, texts, strict=True):
+        via = equation.via
+        if via is not None and (via.is_library_call or via.operator == VIEW):
+            shown.append(
+                {"text": "", "why": "nothing to run" if via.operator == VIEW else f"the library's {via.operator}"}
+            )
+        else:
+            shown.append({"text": kernel.text, "why": kernel.why})
+    return shown

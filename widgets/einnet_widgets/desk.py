@@ -19,7 +19,7 @@ from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
-from einnet_widgets.comparing import compare
+from einnet_widgets.comparing import compare, kernels
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
 from einnet_widgets.look import Look, Shown, certified, settled
@@ -198,7 +198,11 @@ class Desk(Board):
         for node in nodes or ():
             self.session.compare(node, node)  # refused here if it is none
         self.look = replace(self.look, compare=nodes)
-        self.refresh("history", "compare")
+        self.refresh("history", "compare", "bench")
+
+    def _kernels(self, face: Face, asked: Shown) -> None:
+        program = self.session.nodes[int(asked["node"])].end
+        face.say({"do": "kernels", "node": asked["node"], "kernels": kernels(program)})
 
     def _preview(self, face: Face, asked: Shown) -> None:
         rows = describe.rules(self.session, self.look)["matches"]
@@ -262,6 +266,7 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
             "reach",
             "target",
             "compare",
+            "kernels",
             "preview",
         ),
         *("check", "script", "latex", "export", "share", "hush", "open", "close", "bench", "bench_stop"),

@@ -3,7 +3,7 @@ import { counted, h, seconds } from "./dom.js";
 import { badge } from "./expression.js";
 import { formula } from "./formula.js";
 
-export function comparePanel() {
+export function comparePanel({ act }) {
   const table = h("div.ein-scroll");
   const sides = h("div.ein-sides");
   const body = h("div.ein-compare", {}, table, sides);
@@ -29,13 +29,24 @@ export function comparePanel() {
         h("tbody", {}, rows.map(([name, cell]) => h("tr", {}, h("th", { scope: "row" }, name), found.map((side) => h("td", {}, cell(side)))))),
       ),
     );
-    sides.replaceChildren(...found.map((side, n) => column(side, n, found[0].id)));
+    sides.replaceChildren(...found.map((side, n) => column(side, n, found[0].id, act)));
   }
 
-  return { title: "Comparison", body, draw };
+  /** The kernels of a node, each beside the equation that it implements. */
+  function arrived({ node, kernels }) {
+    for (const holder of sides.querySelectorAll(`.ein-kernels[data-node="${node}"]`)) {
+      const lines = holder.latex.split("\n");
+      holder.replaceChildren(...kernels.flatMap(({ text, why }, n) => [formula({ latex: lines[n], text: lines[n] }), text ? h("pre", { tabIndex: 0 }, text) : h("p.ein-faint", {}, why)]));
+    }
+  }
+
+  return { title: "Comparison", body, draw, arrived };
 }
 
-function column(side, n, first) {
+function column(side, n, first, act) {
+  const holder = h("div.ein-kernels", { data: { node: side.id } }, h("p.ein-faint", {}, "generating …"));
+  holder.latex = side.latex;
+  const kernels = h("details", { ontoggle: (event) => event.target.open && act({ do: "kernels", node: side.id }) }, h("summary", {}, "generated kernels (C)"), holder);
   const picture = h("div.ein-graph");
   picture.innerHTML = side.svg;
   for (const title of picture.querySelectorAll("title")) title.remove();
@@ -50,5 +61,6 @@ function column(side, n, first) {
     formula(side),
     picture,
     steps,
+    kernels,
   );
 }

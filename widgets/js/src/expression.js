@@ -98,6 +98,7 @@ export function expressionPanel({ act, bus }) {
     const changed = state.latex !== shown.latex || state.node !== shown.node;
     shown = state;
     if (changed) {
+      hover("");
       main.replaceChildren(formula(state));
       step.open = false;
     }

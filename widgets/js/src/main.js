@@ -44,7 +44,8 @@ const KEYS = [
   ["n, t", "next good step, tidy up"],
   ["s, Esc", "search, pause or resume; stop"],
   ["/, f", "filter states; show the whole tree"],
-  ["arrows, +, −", "in the tree: walk, zoom"],
+  ["arrows", "in the expression: walk over scopes, with Shift over the tokens of a scope"],
+  ["arrows, +, −", "in the tree: walk, zoom; in the graph: move, zoom (0 shows all)"],
   ["e", "save the derivation"],
 ];
 
@@ -201,6 +202,7 @@ function render({ model, el }) {
   function arrived(message, buffers) {
     if (message.do === "tree") shown.search?.arrived(message, buffers[0]);
     else if (message.do === "preview") shown.rules?.arrived(message.match, message.shown);
+    else if (message.do === "kernels") shown.compare?.arrived(message);
     else if (message.do === "file") download(el, message.name, message.text ?? buffers[0]);
   }
   for (const [event, listener] of listeners) model.on(event, listener);

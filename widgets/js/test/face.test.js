@@ -301,6 +301,9 @@ describe("the face", () => {
     expect(panel.querySelector(".ein-badge.proved").textContent).toBe("✓ equal: proved");
     expect([...panel.querySelectorAll(".ein-side [data-mark=new]")].map((leaf) => leaf.textContent)).toEqual(["L", "L"]);
     expect(panel.querySelector("li").textContent).toBe("a step <b>");
+    model.emit("msg:custom", { do: "kernels", node: 2, kernels: [{ text: "void f() {}", why: "" }] }, []);
+    expect(panel.querySelector(".ein-kernels[data-node='2'] pre").textContent).toBe("void f() {}");
+    expect(panel.querySelector(".ein-kernels[data-node='0'] pre")).toBe(null);
     const boxes = () => [...el.querySelectorAll(".ein-nodes input")];
     model.set("history", { here: 0, nodes: [0, 1, 2].map((id) => ({ ...STATE.history.nodes[0], id })), compare: null });
     for (const n of [0, 1, 2]) boxes()[n].click();
