@@ -11,7 +11,7 @@ export class Offline {
     this.reach = "scope";
     this.at = data.nodes[data.here].expression.at;
     this.token = "";
-    this.state = { compare: data.compare ?? { sides: [] }, panels: data.panels, label: "einnet explorer, recorded", notice: {}, search: data.search };
+    this.state = { panels: data.panels, label: "einnet explorer, recorded", notice: {}, search: data.search };
     this.show();
   }
 
