@@ -151,6 +151,13 @@ def test_two_nodes_are_compared() -> None:
     assert "different programs; proved" in repr(pair) and "node 2" in pair._repr_mimebundle_()["text/html"]
     assert session.compare(1, 3).changed == (((0,),), ((0,),))
     assert session.compare(1, 2).changed == (((0, 0),), ((0,), (1,), (2,), (3, 0)))
+    there = session.compare(2, 3)
+    assert [step.partition(" at ")[0] for step in there.steps] == ["back: operator matching", "summation splitting"]
+    assert there.levels == ("reassociate", "reassociate") and session.compare(0, 0).levels[0] == "exact"
+    old, new = pair.changed_tokens
+    assert old and new and session.compare(2, 2).changed_tokens == ([], [])
+    html = pair._repr_mimebundle_()["text/html"]
+    assert html.count("data:image/svg+xml") == 2 and "<mark>" in html and "from node 0 to node 2" in html
     for wrong in ((0, 9), (-1, 0)):
         with pytest.raises(IndexError, match="expected 0 to 3"):
             session.compare(*wrong)

@@ -17,6 +17,7 @@ import einnet_widgets
 from einnet_explore.rules import GROUPS
 from einnet_explore.session import session as sessions
 from einnet_widgets import describe, monitor
+from einnet_widgets.desk import desk_of
 from einnet_widgets.look import Look
 from einnet_widgets.page import page, recorded
 from tests.sessions_kit import by_hand
@@ -26,13 +27,17 @@ LARGEST = 100_000
 """Bytes of one update."""
 
 
+def describe_bench(session: ee.Session) -> list[dict[str, Any]]:
+    return list(desk_of(session).measuring.describe()["rows"])
+
+
 def test_every_message_is_a_call_of_the_session() -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)
     split = next(m for m in face.rules["matches"] if m["params"] == {"outer": ["r", "s"]})
     face.receive({"do": "apply", "rule": split["rule"], "at": split["at"], "params": split["params"]})
     assert session.derivation.steps[0].match.to_json()["params"] == {"outer": ["r", "s"]}
-    assert face.expression["marks"] == {"0": "new"} and face.expression["before"]["rule"] == "summation_splitting"
+    assert face.expression["marks"]["new"] and face.expression["before"]["rule"] == "summation_splitting"
     face.receive({"do": "select", "at": "0.0"})
     assert face.expression["at"] == face.rules["at"] == "0.0"
     assert [m["at"] for m in face.rules["matches"]] == ["0.0"] * len(session.rules("0.0"))
@@ -48,8 +53,17 @@ def test_every_message_is_a_call_of_the_session() -> None:
     assert face.expression["distance"] == session.table("Matmul").distance.total  # type: ignore[union-attr]
     face.receive({"do": "compare", "a": 0, "b": 1})
     assert face.history["compare"]["certificate"]["kind"] == "proved" and not face.history["compare"]["same"]
+    one, other = face.compare["sides"]
+    assert other["certificate"]["kind"] == "proved" and other["steps"] == list(session.compare(0, 1).steps)
+    assert one["marks"]["old"] and other["marks"]["new"] and one["seconds"] != other["seconds"]
+    sent = told(face)
+    face.receive({"do": "kernels", "node": 0})
+    assert "void" in sent[0][0]["kernels"][0]["text"]
+    assert "node 1" in [row["key"] for row in describe_bench(session)]
+    face.receive({"do": "compare", "a": 0, "b": 9})
+    assert "expected 0 to 1" in face.notice["text"]
     face.receive({"do": "compare"})
-    assert face.history["compare"] is None
+    assert face.history["compare"] is None and face.compare == {"sides": []}
     face.receive({"do": "goto", "node": 1})
     face.receive({"do": "check"})
     assert "proved" in face.notice["text"]
@@ -73,12 +87,34 @@ def test_steps_from_code_are_displayed_and_proved() -> None:
     assert face.rules["matches"] == [] and "nothing is left" in face.rules["none"]
     until(lambda: face.expression["certificate"])
     assert face.expression["certificate"]["kind"] == "proved"
-    assert [n["certificate"] for n in face.history["nodes"]] == [None] + ["proved"] * 7
+    until(lambda: [n["certificate"] for n in face.history["nodes"]] == [None] + ["proved"] * 7)
     assert face.graph["kinds"].keys() == {"input", "weight", "library", "eOperator", "view"}
     assert "at compile time" in face.graph["svg"] or "dot" not in face.graph["svg"]
     assert face.expression["certificate"]["says"].startswith("7 steps; the weakest: proved")
     session.goto(1)
     assert face.expression["certificate"]["says"].startswith("1 step; the weakest: proved")
+
+
+def test_rules_are_offered_for_the_selected_token() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    tokens = face.expression["tokens"]
+    c = next(name for name, token in tokens.items() if token["says"][0].startswith("c: iterator of the sum"))
+    assert "0 ≤ c < 3: 3 values" in tokens[c]["says"] and "A dimension 3: c" in tokens[c]["says"][2]
+    window = next(token for token in tokens.values() if token["says"][0] == "h+r-1: index of dimension 1 of A")
+    assert (
+        window["says"][1:] == ["values -1 to 4, the dimension has [0, 4)", *window["says"][2:]] and window["says"][3:]
+    )
+    assert tokens["t1"]["says"] == ["K: weight", "shape 3 × 3 × 2 × 3", "read by Y"]
+    face.receive({"do": "select", "at": "0", "token": c})
+    assert face.expression["token"] == c and face.rules["matches"][0]["group"] == "for c"
+    face.receive({"do": "reach", "reach": "selection"})
+    offered = [match["params"] for match in face.rules["matches"]]
+    assert offered == [m.to_json()["params"] for m in session.rules("0", about="c")] != []
+    assert {"outer": ["r", "s"]} not in offered and {"outer": ["c"]} in offered
+    face.receive({"do": "apply", "rule": "summation_splitting", "at": "0", "params": {"outer": ["r", "s"]}})
+    face.receive({"do": "select", "at": "0", "token": "x9_9"})
+    assert face.expression["token"] == "p0"  # a token that is not there
 
 
 def test_reach_says_where_rules_are_listed() -> None:
@@ -118,7 +154,7 @@ def test_previews_beyond_the_payload_are_sent_on_request(monkeypatch: pytest.Mon
     assert [m["latex"] is None for m in face.rules["matches"]] == [False] + [True] * (len(full) - 1)
     sent = told(face)
     face.receive({"do": "preview", "match": 3, "node": 0})
-    assert sent[0][0]["shown"] == {k: full[3][k] for k in ("latex", "text", "marks")}
+    assert sent[0][0]["shown"] == {k: full[3][k] for k in ("latex", "text", "marks", "gone")}
     face.receive({"do": "preview", "match": 3, "node": 9})  # the session has moved on
     face.receive({"do": "preview", "match": 99, "node": 0})
     assert len(sent) == 1 and face.notice == {}

@@ -21,6 +21,8 @@ type of a field                            JSON
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -322,6 +324,11 @@ class Match(Generic[P_co]):
     def apply(self, program: Program) -> Step:
         """Apply the rule; raises Refused where a side condition fails."""
         return Step(program, self, self.rule.rewrite(program, self.at, self.params))
+
+    def mentions(self, names: Iterable[str]) -> bool:
+        """Whether the parameters, except an operator's attributes, name one of these iterators or tensors."""
+        params = {k: v for k, v in self.forwards.to_json()["params"].items() if k not in ("operator", "attributes")}
+        return not set(names).isdisjoint(re.findall(r"\w+", json.dumps(params, ensure_ascii=False)))
 
     @property
     def forwards(self) -> Match[object]:

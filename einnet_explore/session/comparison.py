@@ -6,9 +6,13 @@ the smallest scopes that a step changed.
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import cached_property
+from html import escape
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cost import program_seconds
@@ -22,6 +26,9 @@ from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
+from einnet_explore.syntax.computation_graph import computation_graph
+from einnet_explore.syntax.tokens import changed_tokens
+from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR, draw_graph
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 
@@ -125,12 +132,18 @@ def _without_sources(scope: Scope) -> Scope:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayedAsTable):
-    """Programs *before* and *after*, which may come from different branches; *names* describe them."""
+    """Programs *before* and *after*, which may come from different branches; *names* describe them.
+
+    *steps* lead from the first to the second: the steps of the first are taken back to where the branches part.
+    *levels* are the numerics of their derivations, as ``einnet-explore optimize --numerics`` names them.
+    """
 
     before: Program
     after: Program
     names: tuple[str, str] = ("before", "after")
     operators: tuple[Operator, ...] = OPERATORS
+    steps: tuple[str, ...] = ()
+    levels: tuple[str, str] = ("", "")
 
     @cached_property
     def same(self) -> bool:
@@ -153,17 +166,80 @@ class Comparison(DisplayedAsTable):
         return program_seconds(self.before)[0], program_seconds(self.after)[0]
 
     @property
+    def programs(self) -> tuple[Program, Program]:
+        """Both programs."""
+        return self.before, self.after
+
+    @cached_property
+    def changed_tokens(self) -> tuple[list[int], list[int]]:
+        """The tokens of each that the other does not have, as ``syntax.tokens.changed_tokens`` numbers them."""
+        return changed_tokens(self.before, self.after)
+
+    @property
     def changed(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         """The paths in each of the smallest scopes that the other does not have in the same place."""
         return changed_paths(self.after, self.before), changed_paths(self.before, self.after)
 
+    @property
+    def differing_equations(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of the equations of each that the other does not have."""
+        one, other = (frozenset(p.equations) for p in self.programs)
+        return frozenset(e.name for e in one - other), frozenset(e.name for e in other - one)
+
+    def graphs(self) -> tuple[str, str]:
+        """Return both computation graphs as SVG; equations that the other does not have are red."""
+        one, other = (
+            draw_graph(
+                replace(
+                    graph,
+                    nodes=tuple(replace(n, colour=DIFFERENT_COLOUR if n.name in names else "") for n in graph.nodes),
+                ),
+                title,
+            ).svg
+            for graph, names, title in zip(
+                map(computation_graph, self.programs), self.differing_equations, self.names, strict=True
+            )
+        )
+        return one, other
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        shown = self.table()._repr_mimebundle_()
+        images = "".join(
+            f"<img alt='graph of {escape(n)}' src='{_data(g)}'>" for n, g in zip(self.names, self.graphs(), strict=True)
+        )
+        steps = "".join(f"<li>{escape(step)}</li>" for step in self.steps)
+        listed = f"<p>from {escape(self.names[0])} to {escape(self.names[1])}:</p><ol>{steps}</ol>" if steps else ""
+        texts = "".join(map(_marked, _differing_texts(*map(text, self.programs))))
+        halves = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
+        return {**shown, "text/html": shown["text/html"] + halves.format(texts) + halves.format(images) + listed}
+
     def table(self) -> TextTable:
         """Return one row for each program."""
-        programs = (self.before, self.after)
         rows = tuple(
-            (name, "?" if d is None else str(d), format_seconds(s), str(len(p.equations)), text(p).rstrip("\n"))
-            for name, d, s, p in zip(self.names, self.distances, self.seconds, programs, strict=True)
+            (name, "?" if d is None else str(d), format_seconds(s), level, str(len(p.equations)), text(p).rstrip("\n"))
+            for name, d, s, level, p in zip(
+                self.names, self.distances, self.seconds, self.levels, self.programs, strict=True
+            )
         )
         verdict = "the same program" if self.same else "different programs"
         caption = f"{verdict}; {self.certificate.kind}"
-        return TextTable(("", "distance", "estimated", "equations", "program"), rows, caption)
+        return TextTable(("", "distance", "estimated", "numerics", "equations", "program"), rows, caption)
+
+
+def _differing_texts(one: str, other: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """Return the words of two texts, each with whether the other has it in this order, too."""
+    words = [re.findall(r"\w+|\s+|[^\w\s]", shown) for shown in (one, other)]
+    sides = [[True] * len(each) for each in words]
+    for a, b, size in SequenceMatcher(None, words[0], words[1], autojunk=False).get_matching_blocks():
+        sides[0][a : a + size] = sides[1][b : b + size] = [False] * size
+    first, second = (list(zip(*each, strict=True)) for each in zip(words, sides, strict=True))
+    return first, second
+
+
+def _marked(words: Iterable[tuple[str, bool]]) -> str:
+    shown = "".join(f"<mark>{escape(w)}</mark>" if new and w.strip() else escape(w) for w, new in words)
+    return f"<pre style='flex:1 1 20em;white-space:pre-wrap'>{shown}</pre>"
+
+
+def _data(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
-from einnet_explore.viz.graph_figures import draw_graph
+from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR, draw_graph
 
 EQUAL_COLOURS = ("#cfe3f7", "#d5efd5", "#fdf3cf", "#e8e0f4", "#fbe3cd", "#d3eeee", "#f3d9e8", "#e6e6b8")
 """Fill colours of equal values, in turn; numbers tell apart values of one colour."""
 
-DIFFERENT, UNKNOWN, INPUT = "#f29b9b", "#ffffff", "#eeeeee"
+UNKNOWN, INPUT = "#ffffff", "#eeeeee"
 
 
 def side_by_side(models: tuple[Model, Model], equal: Sequence[tuple[str, str]], differs: tuple[str, str]) -> str:
@@ -38,6 +38,6 @@ def model_graph(model: Model, numbers: Mapping[str, int], differs: str = "") -> 
         found = [numbers[name] for name in node.results if name in numbers]
         colour = EQUAL_COLOURS[found[0] % len(EQUAL_COLOURS)] if found else UNKNOWN
         label = "\n".join([node.name, node.op, *(f"= {n}" for n in found)])
-        nodes.append(GraphNode(node.name, "library", label, DIFFERENT if node.name == differs else colour))
+        nodes.append(GraphNode(node.name, "library", label, DIFFERENT_COLOUR if node.name == differs else colour))
         edges |= {(makers[name], node.name, ""): None for name in node.reads if name in makers}
     return Graph(tuple(nodes), tuple(edges))

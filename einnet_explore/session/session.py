@@ -184,11 +184,15 @@ class DerivationTree:
             return name
 
     def _pin_name(self, node: int) -> str:
-        if (known := next((name for name, pinned in self.pins.items() if pinned == node), None)) is not None:
-            return known
+        if node in self.pins.values():
+            return self.name(node)
         calls = [e.via.operator for e in self.nodes[node].end.equations if e.via and e.via.is_library_call]
         stem = " + ".join(dict.fromkeys(calls)) or f"node {node}"
         return next(name for n in count(1) if (name := stem if n == 1 else f"{stem} {n}") not in self.pins)
+
+    def name(self, node: int) -> str:
+        """Return the name of the first pin of *node*, or ``node 3``."""
+        return next((name for name, pinned in self.pins.items() if pinned == node), f"node {node}")
 
     def unpin(self, name: str) -> None:
         """Remove a name; its node and notes stay.  Raises LookupError with the names that there are."""
@@ -273,11 +277,15 @@ class DerivationTree:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]
 
-    def rules(self, at: str | Path | None = None) -> Matches:
-        """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none."""
-        program = self.program
+    def rules(self, at: str | Path | None = None, about: Iterable[str] = ()) -> Matches:
+        """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none.
+
+        *about* are names of iterators or tensors: only matches whose parameters name one of them.
+        """
+        program, names = self.program, {about} if isinstance(about, str) else set(about)
         paths = [path for path, _ in places(program)] if at is None else [self.path(at)]
-        return Matches(m for path in paths for rule in self.known for m in rule.matches(program, path))
+        found = (m for path in paths for rule in self.known for m in rule.matches(program, path))
+        return Matches(m for m in found if not names or m.mentions(names))
 
     def refusals(self, at: str | Path) -> Refusals:
         """Return the reason for every rule without a legal match at *at*."""
@@ -361,14 +369,26 @@ class Session(DerivationTree):
         """``keep`` the steps of *derivation*, and go to its end."""
         return self.goto(derivation)
 
-    def compare(self, one: int | Candidate | Derivation, other: int | Candidate | Derivation) -> Comparison:
-        """Compare two nodes, or results of a search, which are kept as nodes; raises IndexError or ValueError."""
-        one, other = (each if isinstance(each, int) else self.keep(each) for each in (one, other))
-        for node in (one, other):
-            if not 0 <= node < len(self.nodes):
-                raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
-        names = (f"node {one}", f"node {other}")
-        return Comparison(self.nodes[one].end, self.nodes[other].end, names, self.operators)
+    def compare(self, one: Place, other: Place) -> Comparison:
+        """Compare two nodes: programs, graphs, costs, numerics, and the steps between them; raises what ``node`` raises."""
+        from einnet_explore.pipeline.tuning_context import derivation_level
+
+        one, other = self.node(one), self.node(other)
+        names = (self.name(one), self.name(other))
+        levels = (derivation_level(self.nodes[one]), derivation_level(self.nodes[other]))
+        ends = (self.nodes[one].end, self.nodes[other].end)
+        return Comparison(*ends, names, self.operators, self._steps_between(one, other), levels)
+
+    def _steps_between(self, one: int, other: int) -> tuple[str, ...]:
+        """Describe the steps from a node back to where the branches part, and on to another node."""
+        ways = self.way(one), self.way(other)
+        shared = sum(a == b for a, b in zip(*ways, strict=False))
+        steps = [("back: ", n) for n in reversed(ways[0][shared:])] + [("", n) for n in ways[1][shared:]]
+        matches = ((back, self.nodes[n].steps[-1].match) for back, n in steps)
+        return tuple(
+            f"{back}{m.title.replace('_', ' ')} at {show_path(m.at)}: {tables.format_parameters(m)}".removesuffix(": ")
+            for back, m in matches
+        )
 
     def table(self, operator: str = "", at: str | Path = "0") -> MappingTable:
         """Return the iterator mapping table of the scope at *at* and *operator* (the nearest one if empty).

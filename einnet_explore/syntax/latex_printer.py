@@ -15,7 +15,7 @@ Ranges are half-open: :math:`\sum_{c=0}^{n}` stops before :math:`n`, as the pape
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
@@ -98,35 +98,40 @@ def latex_number(value: float) -> str:
 
 def latex_index(it: Index) -> str:
     """Print an index, its positive terms first: ``y + 1 - 2h`` reads better than ``-2h + y + 1``."""
+    return _index(it, _Place("amsmath", "short", {}))
+
+
+def _index(it: Index, place: _Place) -> str:
     match it:
         case Index(((Remainder(numerator, d), 1),), 0):
-            return _modulo(numerator, d)
-    parts = [(k, _product(abs(k), atom)) for atom, k in it.terms]
-    parts += [(it.const, str(abs(it.const)))] if it.const or not parts else []
+            return _modulo(numerator, d, place)
+    parts = [(k, _product(abs(k), atom, place)) for atom, k in it.terms]
+    parts += [(it.const, place.token(str(abs(it.const))))] if it.const or not parts else []
     if parts[0][0] < 0:
         parts.sort(key=lambda part: part[0] < 0)
-    first, *rest = parts
-    return ("-" if first[0] < 0 else "") + first[1] + "".join(f"{'-' if k < 0 else '+'}{shown}" for k, shown in rest)
+    signs = ["-" if k < 0 else "+" for k, _ in parts]
+    signs[0] = signs[0].removeprefix("+")
+    return "".join((place.token(sign) if sign else "") + shown for sign, (_, shown) in zip(signs, parts, strict=True))
 
 
-def _product(k: int, atom: Atom) -> str:
-    factor = "" if k == 1 else str(k)
+def _product(k: int, atom: Atom, place: _Place) -> str:
+    factor = "" if k == 1 else place.token(str(k))
     match atom:
-        case Iterator(text):
-            return factor + latex_name(text)
+        case Iterator():
+            return factor + place.iterator(atom)
         case Quotient(numerator, d):
-            return rf"{factor}\lfloor {_operand(numerator)} / {d} \rfloor"
+            return rf"{factor}\lfloor {_operand(numerator, place)} / {place.token(str(d))} \rfloor"
         case Remainder(numerator, d):
-            return f"{factor}({_modulo(numerator, d)})"
+            return f"{factor}({_modulo(numerator, d, place)})"
 
 
-def _modulo(numerator: Index, d: int) -> str:
+def _modulo(numerator: Index, d: int, place: _Place) -> str:
     # No binary operator: TeX puts no space around those in limits, where domains stand.
-    return rf"{_operand(numerator)}~\mathrm{{mod}}~{d}"
+    return rf"{_operand(numerator, place)}~\mathrm{{mod}}~{place.token(str(d))}"
 
 
-def _operand(numerator: Index) -> str:
-    shown = latex_index(numerator)
+def _operand(numerator: Index, place: _Place) -> str:
+    shown = _index(numerator, place)
     match numerator:
         case Index(((Iterator() | Quotient(), k),), 0) if k > 0:
             return shown
@@ -136,6 +141,9 @@ def _operand(numerator: Index) -> str:
 OPEN, BREAK, CLOSE = "\x01\x02\x03"
 """Marks in a formula: the start of a bracket's content, a place to break the line, the end of the content."""
 
+TOKEN, NAMED, END = "\x04\x05\x06"
+"""Marks of a token in a formula: its start, the end of its name, which may be empty, and its end.  Tokens nest."""
+
 _BRACKETS = re.compile(r"\\left\((.*)\\right\)", re.DOTALL)
 
 
@@ -144,16 +152,18 @@ def unbroken(shown: str) -> str:
     return re.sub(f"[{OPEN}{BREAK}{CLOSE}]", "", shown)
 
 
-def latex_function(op: str, shown: Sequence[str], dialect: str) -> str:
-    """Print a call of function *op* with printed arguments."""
+def latex_function(op: str, shown: Sequence[str], dialect: str, token: Callable[[str], str] = str) -> str:
+    """Print a call of function *op* with printed arguments; *token* prints its name."""
     if op == "where" and any(BREAK in one for one in shown):
-        return rf"\mathrm{{where}}({OPEN}" + rf",\,{BREAK}".join(shown) + f"{CLOSE})"
+        return token(r"\mathrm{where}") + f"({OPEN}" + rf",\,{BREAK}".join(shown) + f"{CLOSE})"
     if op == "where" and dialect != "mathtext":
         condition, x, y = shown
         return rf"\begin{{cases}} {x} & {condition} \\ {y} & \text{{otherwise}} \end{{cases}}"
     known = SCALAR_FUNCTIONS.get(op)
     form = known.latex if known and known.latex and len(shown) == known.arity else ""
     form = form or rf"\mathrm{{{op}}}\left({', '.join(['%s'] * len(shown))}\right)"
+    name, bracket, arguments = form.partition(r"\left(")
+    form = token(name) + bracket + arguments if name and bracket else form
     if not any(BREAK in one for one in shown):
         return form % tuple(shown)
     if not form.endswith(r"\right)"):  # no line ends inside of a root
@@ -196,12 +206,30 @@ class _Place:
     breaks: bool = False
     path: Path = ()
     numbers: count[int] = field(default_factory=count)
+    tensors: Mapping[str, int] | None = None
+    iterators: tuple[Iterator, ...] = ()
+    factors: count[int] = field(default_factory=count)
 
     def below(self, step: int) -> _Place:
-        return replace(self, path=(*self.path, step), numbers=count())
+        return replace(self, path=(*self.path, step), numbers=count(), factors=count())
 
     def mark(self, mark: str) -> str:
         return mark if self.breaks else ""
+
+    def token(self, shown: str, name: str = "") -> str:
+        """Print *shown* as a token if the *tensors* of the program are numbered."""
+        return shown if self.tensors is None else f"{TOKEN}{name}{NAMED}{shown}{END}"
+
+    def named(self, kind: str, number: int | None = None) -> str:
+        """Return the name of a token: a letter, the path of its scope or access, and a number."""
+        return f"{kind}{show_path(self.path)}" + ("" if number is None else f"_{number}")
+
+    def iterator(self, it: Iterator) -> str:
+        known = it in self.iterators
+        return self.token(latex_name(it.name), self.named("x", self.iterators.index(it)) if known else "")
+
+    def tensor(self, name: str) -> str:
+        return self.token(latex_name(name), "" if self.tensors is None else f"t{self.tensors[name]}")
 
 
 def latex(
@@ -232,6 +260,18 @@ def breakable_equation(equation: Equation, dialect: Dialect) -> str:
     """
     name, body = _equation(equation, _Place(dialect, "short", {}, breaks=True))
     return f"{name} = {body}".replace(r"\&", "&") if dialect == "mathtext" else f"{name} = {body}"
+
+
+def tokens_of(program: Program) -> str:
+    r"""Print *program* for pages that break and colour it: one line per equation, with marks of places and of tokens.
+
+    The name of a token is a letter for its kind, the path of its scope or access, and a number: ``p0.1`` a scope,
+    ``a0.1`` an access, ``i0.1_2`` an index of it, ``x0_3`` an iterator of a scope, ``f0_2`` a factor, term or argument,
+    ``t4`` a tensor (inputs first, then equations).  Numbers, signs and operators are tokens without a name.
+    """
+    names = dict.fromkeys((*(t.name for t in program.inputs), *(e.name for e in program.equations)))
+    place = _Place("amsmath", "short", {}, breaks=True, tensors={name: n for n, name in enumerate(names)})
+    return "\n".join(" = ".join(_equation(e, place.below(n))) for n, e in enumerate(program.equations))
 
 
 def _latex(it: Program | Scope | Scalar | Index, place: _Place) -> str:
@@ -280,7 +320,7 @@ def _stack_lines(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
     via = rf" \qquad {place.mark(BREAK)}\triangleright~{_instance(equation.via, place)}" if equation.via else ""
-    return latex_name(equation.name), _outer_scope(equation.scope, place) + via
+    return place.tensor(equation.name), _outer_scope(equation.scope, place) + via
 
 
 def _outer_scope(scope: Scope, place: _Place) -> str:
@@ -291,7 +331,9 @@ def _outer_scope(scope: Scope, place: _Place) -> str:
 def _wrap_marks(shown: str, place: _Place) -> str:
     if colour := place.marks.get(place.path):
         shown = rf"\underline{{{shown}}}" if place.dialect == "mathtext" else rf"\textcolor{{{colour}}}{{{shown}}}"
-    return rf"\htmlData{{p={show_path(place.path)}}}{{{shown}}}" if place.dialect == "katex" else shown
+    if place.dialect == "katex":
+        return rf"\htmlData{{p={show_path(place.path)}}}{{{shown}}}"
+    return place.token(shown, place.named("p"))
 
 
 def _brace_scope(scope: Scope, place: _Place) -> str:
@@ -300,12 +342,14 @@ def _brace_scope(scope: Scope, place: _Place) -> str:
     notes += [rf"\mathrm{{value}}~{latex_number(scope.value)}"] if scope.value else []
     note = r",~".join(notes)
     inside = _scope_body(scope, place)
-    shown = rf"\{{{OPEN}{inside}{CLOSE}\}}" if place.breaks else rf"\left\{{{inside}\right\}}"
-    return shown + (f"^{{{note}}}" if note else "")
+    left, right = place.token(r"\{"), place.token(r"\}")
+    shown = f"{left}{OPEN}{inside}{CLOSE}{right}" if place.breaks else rf"\left\{{{inside}\right\}}"
+    return shown + (f"^{{{place.token(note)}}}" if note else "")
 
 
 def _scope_body(scope: Scope, place: _Place) -> str:
-    domain = r",~".join(_bound(b) for b in scope.domain)
+    place = replace(place, iterators=(*scope.traversals, *scope.summations))
+    domain = r",~".join(_bound(b, place) for b in scope.domain)
     head = _operator(None, scope.traversals, domain, place)
     plain = not scope.summations and scope.reduce == "sum"
     sums = "" if plain else _operator(scope.reduce, scope.summations, "", place)
@@ -318,26 +362,28 @@ def _operator(reduce: str | None, over: Sequence[Iterator], domain: str, place: 
     """Print ``L`` (*reduce* None) or a reduction over iterators: one sign for all, or one with its range for each."""
     condition = rf" \mid {domain}" if domain else ""
     if place.ranges == "short" or not over:
-        return _sign(reduce, ",".join(latex_name(x.name) for x in over) + condition, "", place)
+        return _sign(reduce, ",".join(map(place.iterator, over)) + condition, "", place)
     last = len(over) - 1
     return r"\;".join(  # limits are wider than their signs: without it they would touch
-        _sign(reduce, f"{latex_name(x.name)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
+        _sign(reduce, f"{place.iterator(x)}={x.lo}" + (condition if n == last else ""), str(x.hi), place)
         for n, x in enumerate(over)
     )
 
 
 def _sign(reduce: str | None, below: str, above: str, place: _Place) -> str:
     if reduce:
-        return _REDUCE[reduce] + (f"_{{{below}}}" if below else "") + (f"^{{{above}}}" if above else "")
+        sign = _REDUCE[reduce] if place.tensors is None else rf"\mathop{{{place.token(_REDUCE[reduce])}}}\limits"
+        return sign + (f"_{{{below}}}" if below else "") + (f"^{{{above}}}" if above else "")
     if place.dialect == "mathtext":
         sign = rf"\underset{{{below}}}{{\mathbf{{L}}}}" if below else r"\mathbf{L}"
         return rf"\overset{{{above}}}{{{sign}}}" if above else sign
     limits = (f"_{{{below}}}" if below else "") + (f"^{{{above}}}" if above else "")
-    return r"\mathop{\mathbf{L}}" + (rf"\limits{limits}" if limits else "")
+    return r"\mathop{" + place.token(r"\mathbf{L}") + "}" + (rf"\limits{limits}" if limits else "")
 
 
-def _bound(bound: Bound) -> str:
-    return rf"{bound.lo} \leq {latex_index(bound.index)} < {bound.hi}"
+def _bound(bound: Bound, place: _Place) -> str:
+    lo, hi = place.token(str(bound.lo)), place.token(str(bound.hi))
+    return rf"{lo} \leq {_index(bound.index, place)} < {hi}"
 
 
 def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
@@ -346,27 +392,35 @@ def _scalar(body: Scalar, place: _Place, level: int = SUM) -> str:
         case Access():
             return _access(body, place)
         case Const(value):
-            return _parenthesise(latex_number(value), SUM if value < 0 else ATOM, level)
+            return _parenthesise(place.token(latex_number(value)), SUM if value < 0 else ATOM, level)
+        case _:
+            name = place.named("f", next(place.factors))
+            return place.token(_operation(body, place, level), name)
+
+
+def _operation(body: Scalar, place: _Place, level: int) -> str:
+    match body:
         case Compare(op, left, right):
-            return f"{latex_index(left)} {_COMPARE[op]} {latex_index(right)}"
+            return f"{_index(left, place)} {place.token(_COMPARE[op])} {_index(right, place)}"
         case Apply("+" | "-" as op, (first, *rest)):
             terms = (_scalar(first, place), *(_scalar(a, place, PRODUCT) for a in rest))
-            return _parenthesise(f" {place.mark(BREAK)}{op} ".join(terms), SUM, level)
+            return _parenthesise(f" {place.mark(BREAK)}{place.token(op)} ".join(terms), SUM, level)
         case Apply("*", (Const(value), *rest)) if value < 0:
-            factors = (latex_number(value), *(_scalar(a, place, ATOM) for a in rest))
+            factors = (place.token(latex_number(value)), *(_scalar(a, place, ATOM) for a in rest))
             return _parenthesise(rf"\,{place.mark(BREAK)}".join(factors), SUM, level)
         case Apply("*", args):
             return _parenthesise(rf"\,{place.mark(BREAK)}".join(_scalar(a, place, ATOM) for a in args), PRODUCT, level)
         case Apply("/", (above, below)) if place.breaks and _has_scopes(body):
-            quotient = f"{_scalar(above, place, PRODUCT)} {BREAK}/ {_scalar(below, place, ATOM)}"
+            quotient = f"{_scalar(above, place, PRODUCT)} {BREAK}{place.token('/')} {_scalar(below, place, ATOM)}"
             return _parenthesise(quotient, PRODUCT, level)
         case Apply("/", (above, below)):
             place = replace(place, breaks=False)
             return rf"\frac{{{_scalar(above, place)}}}{{{_scalar(below, place)}}}"
         case Apply("neg", (inner,)):
-            return _parenthesise(f"-{_scalar(inner, place, PRODUCT)}", SUM, level)
+            return _parenthesise(f"{place.token('-')}{_scalar(inner, place, PRODUCT)}", SUM, level)
         case Apply(op, args):
-            return latex_function(op, [_scalar(a, place) for a in args], place.dialect)
+            return latex_function(op, [_scalar(a, place) for a in args], place.dialect, place.token)
+    raise TypeError(f"found {body!r}, expected an operation")
 
 
 def _has_scopes(body: Scalar) -> bool:
@@ -375,23 +429,25 @@ def _has_scopes(body: Scalar) -> bool:
 
 def _access(access: Access, place: _Place) -> str:
     inside = place.below(next(place.numbers))
-    at = f", {place.mark(BREAK)}".join(latex_index(i) for i in access.index)
-    at = f"{place.mark(OPEN)}{at}{place.mark(CLOSE)}"
+    indices = (place.token(_index(it, place), inside.named("i", n)) for n, it in enumerate(access.index))
+    at = f"[{place.mark(OPEN)}{f', {place.mark(BREAK)}'.join(indices)}{place.mark(CLOSE)}]"
     match access.source:
         case Scope() as scope:
-            return f"{_wrap_marks(_brace_scope(scope, inside), inside)}[{at}]"
+            source = _wrap_marks(_brace_scope(scope, inside), inside)
         case Table() as table:
-            return f"{latex_matrix(table, place.dialect)}[{at}]"
+            source = place.token(latex_matrix(table, place.dialect))
         case Tensor() as tensor:
-            return f"{latex_name(tensor.name)}[{at}]"
+            source = place.tensor(tensor.name)
+    return place.token(source + at, inside.named("a"))
 
 
 def _instance(via: Instance, place: _Place) -> str:
     shown: Iterable[str] = (
-        f"{latex_name(k)}{{=}}{escape_latex(v) if isinstance(v, str) else v}" for k, v in via.attributes
+        place.token(f"{latex_name(k)}{{=}}{escape_latex(v) if isinstance(v, str) else v}") for k, v in via.attributes
     )
     inside = f", {place.mark(BREAK)}".join(shown)
-    return rf"\mathrm{{{escape_latex(via.operator)}}}({place.mark(OPEN)}{inside}{place.mark(CLOSE)})"
+    operator = place.token(rf"\mathrm{{{escape_latex(via.operator)}}}")
+    return rf"{operator}({place.mark(OPEN)}{inside}{place.mark(CLOSE)})"
 
 
 def _parenthesise(shown: str, binding: int, level: int) -> str:

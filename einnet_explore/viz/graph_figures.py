@@ -179,6 +179,9 @@ def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
     return ShapeGroup(f"node {node.kind}", node.name, (*shapes, *lines))
 
 
+DIFFERENT_COLOUR = "#f29b9b"
+"""Fill colour of nodes that only one of two graphs has."""
+
 MAX_GRAPHVIZ_NODES = 60
 """Graphviz may take minutes for larger graphs in which many nodes read one tensor."""
 

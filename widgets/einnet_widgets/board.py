@@ -11,7 +11,7 @@ from einnet_explore.session.session import Session
 from einnet_widgets.face import Face
 from einnet_widgets.look import Look, Shown
 
-STEPS = ("head", "history", "expression", "rules", "graph", "table")
+STEPS = ("head", "history", "expression", "rules", "graph", "table", "compare")
 """Panels that depend on the session's position."""
 
 

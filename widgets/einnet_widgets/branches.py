@@ -1,15 +1,13 @@
-"""Derivation history of a session as plain values: the tree of its nodes, and the diff of two nodes."""
+"""Derivation history of a session as plain values: the tree of its nodes, and the verdict on two nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from einnet_explore.cost import program_seconds
 from einnet_explore.ir import show_path
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.instantiation import nearest_distance
 from einnet_explore.viz.tables import format_parameters
-from einnet_widgets.look import Look, Shown, certified, formula, marks
+from einnet_widgets.look import Look, Shown, certified
 
 
 def history(session: Session, look: Look) -> Shown:
@@ -40,24 +38,13 @@ def history(session: Session, look: Look) -> Shown:
 
 
 def compared(session: Session, look: Look) -> Shown | None:
-    """Return the diff of the two nodes that are selected for comparison."""
+    """Return the verdict on the first two nodes that are selected for comparison."""
     if look.compare is None:
         return None
-    pair = session.compare(*look.compare)
-    sides = [
-        {
-            **formula(program),
-            "id": node,
-            "marks": marks(paths, kind),
-            "distance": nearest_distance(program, look.operators(session)),
-            "seconds": program_seconds(program)[0],
-        }
-        for node, program, paths, kind in zip(
-            look.compare, (pair.before, pair.after), pair.changed, ("old", "new"), strict=True
-        )
-    ]
+    a, b, *_ = look.compare
+    pair = session.compare(a, b)
     certificate = {"kind": pair.certificate.kind, "says": certified(pair.certificate)}
-    return {"a": sides[0], "b": sides[1], "same": pair.same, "certificate": certificate}
+    return {"a": {"id": a}, "b": {"id": b}, "same": pair.same, "certificate": certificate}
 
 
 def _order(session: Session) -> Iterable[tuple[int, int]]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from einnet_explore.cost import program_seconds
-from einnet_explore.ir import Program, read_path, show_path
+from einnet_explore.ir import Path, Program, read_path, show_path
 from einnet_explore.rules import GROUPS, Match, group_of
 from einnet_explore.rules.base import places
-from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.syntax.tokens import changed_tokens
 from einnet_explore.viz.tables import format_parameters
-from einnet_widgets.look import Look, Reach, Shown, certified, formula, marks, named_scopes, settled
+from einnet_widgets.look import Look, Reach, Shown, certified, formula, named_scopes, settled
+from einnet_widgets.tokens import describe_tokens
 
 PAYLOAD = 40_000
 """Characters of previews sent with the matches; further previews are sent on request."""
+
+TOKENS = 30_000
+"""Characters of descriptions of tokens; of a large program only the first tokens are described when pointed at."""
 
 LISTED = 100
 """Maximum number of listed matches; computing the gain of each takes time."""
@@ -39,11 +44,14 @@ def head(session: Session, look: Look) -> Shown:
 def expression(session: Session, look: Look) -> Shown:
     """Return the current expression, its scopes by path, and the changes of the last step."""
     program, steps = session.program, session.derivation.steps
+    at, token = settled(session, look), selected_token(session, look)
     shown = {
         **formula(program),
         "node": session.here,
         "step": len(steps),
-        "at": settled(session, look),
+        "at": at,
+        "token": token or (at and f"p{at}"),
+        "tokens": tokens(program, token),
         "paths": [show_path(path) for path, _ in named_scopes(program)],
         "names": {show_path(path): name for path, name in named_scopes(program)},
         "distance": nearest_distance(program, look.operators(session)),
@@ -54,13 +62,36 @@ def expression(session: Session, look: Look) -> Shown:
     }
     if steps:
         last = steps[-1]
-        shown["marks"] = marks(changed_paths(last.before, last.after), "new")
+        old, new = changed_tokens(last.before, last.after)
+        shown["marks"] = {"new": new}
         shown["before"] = {
             **formula(last.before),
-            "marks": marks(changed_paths(last.after, last.before), "old"),
+            "marks": {"old": old},
             "rule": last.match.title,
             "at": show_path(last.match.at),
         }
+    return shown
+
+
+def selected_token(session: Session, look: Look) -> str:
+    """Return the selected token if it is smaller than the selected scope, else an empty name."""
+    kept = look.token in describe_tokens(session.program) and look.at == settled(session, look)
+    return look.token if kept and not look.token.startswith("p") else ""
+
+
+def tokens(program: Program, selected: str) -> Shown:
+    """Return the descriptions of the tokens of *program* up to ``TOKENS`` characters, and of the *selected* one."""
+    shown, spent = dict[str, Any](), 0
+    for name, token in describe_tokens(program).items():
+        made = {
+            "says": [token.title, *token.says],
+            "at": show_path(token.at),
+            "node": token.node,
+            "names": sorted(token.names),
+        }
+        spent += len(json.dumps(made))
+        if spent < TOKENS or name == selected:
+            shown[name] = made
     return shown
 
 
@@ -79,7 +110,17 @@ def rules(session: Session, look: Look) -> Shown:
     """Return the legal matches at the selection with their gains, and the refusals of the other rules."""
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
-    matches = sorted(_matches(session, at, look.reach), key=lambda match: GROUPS.index(group_of(match.rule)))
+    token = describe_tokens(program).get(selected_token(session, look))
+    about = f"for {token.title.partition(':')[0]}" if token else ""
+
+    def group(match: Match[object]) -> str:
+        return about if token and show_path(match.at) == at and match.mentions(token.names) else group_of(match.rule)
+
+    groups = (about, *GROUPS)
+    found = [
+        m for m in _matches(session, at, look.reach) if not about or look.reach != "selection" or group(m) == about
+    ]
+    matches = sorted(found, key=lambda match: groups.index(group(match)))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
     for match in matches[:LISTED]:
@@ -88,7 +129,7 @@ def rules(session: Session, look: Look) -> Shown:
         row = {
             **match.to_json(),
             "says": format_parameters(match),
-            "group": group_of(match.rule),
+            "group": group(match),
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
             "latex": None,
@@ -115,8 +156,18 @@ def rules(session: Session, look: Look) -> Shown:
         "unsaid": f"session.refusals({at!r}) lists why the others are refused ({len(program.equations)} equations)"
         if large
         else "",
-        "none": "" if active else "every equation is run by an operator: nothing is left to rewrite",
+        "none": _why_none(active, about, look.reach),
     }
+
+
+def _why_none(active: list[Path], about: str, reach: Reach) -> str:
+    if not active:
+        return "every equation is run by an operator: nothing is left to rewrite"
+    return (
+        f"no legal match names it ({about.removeprefix('for ')}): see those of the scope"
+        if about and reach == "selection"
+        else ""
+    )
 
 
 def preview(session: Session, match: Match[object]) -> Shown:
@@ -167,4 +218,5 @@ def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[object], ..
 
 
 def _previewed(before: Program, after: Program) -> Shown:
-    return {**formula(after), "marks": marks(changed_paths(before, after), "new")}
+    old, new = changed_tokens(before, after)
+    return {**formula(after), "marks": {"new": new}, "gone": old}

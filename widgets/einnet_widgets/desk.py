@@ -21,6 +21,7 @@ from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe
 from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
+from einnet_widgets.comparing import compare, kernels
 from einnet_widgets.face import Face
 from einnet_widgets.graphs import graph
 from einnet_widgets.look import Look, Selection, Shown, certified, settled
@@ -77,6 +78,8 @@ class Desk(Board):
                 return self.searching.describe()
             case "graph":
                 return graph(session.program, settled(session, look))
+            case "compare":
+                return compare(session, look, self.measuring.result)
             case "bench":
                 return self.measuring.describe()
             case _:
@@ -199,7 +202,8 @@ class Desk(Board):
         self.session.goto(int(asked["node"]))
 
     def _select(self, _: Face | None, asked: Shown) -> None:
-        self.look = replace(self.look, at=show_path(self.session.path(asked["at"])))
+        at = show_path(self.session.path(asked["at"]))
+        self.look = replace(self.look, at=at, token=asked.get("token", ""))
         self.refresh("rules", "expression", "graph", "table")
 
     def _reach(self, _: Face, asked: Shown) -> None:
@@ -220,11 +224,15 @@ class Desk(Board):
         self.refresh("table")
 
     def _compare(self, _: Face, asked: Shown) -> None:
-        pair = (int(asked["a"]), int(asked["b"])) if "a" in asked else None
-        if pair is not None:
-            self.session.compare(*pair)
-        self.look = replace(self.look, compare=pair)
-        self.refresh("history")
+        nodes = (int(asked["a"]), int(asked["b"]), *map(int, asked.get("more", ()))) if "a" in asked else None
+        for node in nodes or ():
+            self.session.compare(node, node)  # refused here if it is none
+        self.look = replace(self.look, compare=nodes)
+        self.refresh("history", "compare", "bench")
+
+    def _kernels(self, face: Face, asked: Shown) -> None:
+        program = self.session.nodes[int(asked["node"])].end
+        face.say({"do": "kernels", "node": asked["node"], "kernels": kernels(program)})
 
     def _preview(self, face: Face, asked: Shown) -> None:
         rows = describe.rules(self.session, self.look)["matches"]
@@ -316,6 +324,7 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
             "reach",
             "target",
             "compare",
+            "kernels",
             "preview",
         ),
         *("check", "script", "latex", "export", "share", "hush", "open", "close", "bench", "bench_stop"),

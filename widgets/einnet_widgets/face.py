@@ -18,7 +18,7 @@ from IPython.display import DisplayHandle, display
 from einnet_widgets.saved import saved_form
 
 STATIC = Path(__file__).parent / "static"
-PANELS = ("history", "expression", "rules", "search", "graph", "table", "bench", "optimise", "quiz")
+PANELS = ("history", "expression", "rules", "search", "graph", "table", "compare", "bench", "optimise", "quiz")
 
 SAVE_SECONDS = 1.5
 """The saved form is updated once its widget has not changed for this long."""
@@ -56,6 +56,7 @@ class Face(anywidget.AnyWidget):
     search = t.Dict().tag(sync=True)
     graph = t.Dict().tag(sync=True)
     table = t.Dict().tag(sync=True)
+    compare = t.Dict().tag(sync=True)
     bench = t.Dict().tag(sync=True)
     optimise = t.Dict().tag(sync=True)
     quiz = t.Dict().tag(sync=True)

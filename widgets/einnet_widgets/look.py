@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -12,7 +12,8 @@ from einnet_explore.operators.library import find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
-from einnet_explore.syntax import latex, text
+from einnet_explore.syntax import text
+from einnet_explore.syntax.latex_printer import tokens_of
 from einnet_explore.viz.tables import format_calls
 
 Shown: TypeAlias = "dict[str, Any]"
@@ -33,13 +34,14 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The reader's selection: a scope, the reach of listed rules, the target, and a pair of nodes to compare."""
+    """The reader's selection: a scope, the reach of listed rules, the target, nodes to compare, and a token."""
 
     at: str = ""
     reach: Reach = "scope"
     target: str = ""
-    compare: tuple[int, int] | None = None
+    compare: tuple[int, ...] | None = None
     operator: str = ""
+    token: str = ""
 
     @staticmethod
     def of(session: Session) -> Look:
@@ -51,7 +53,8 @@ class Look:
             "reach": lambda value: value in get_args(Reach),
             "target": lambda value: value in names,
             "operator": lambda value: value in names,
-            "compare": lambda value: value is None or (len(value) == 2 and all(n in nodes for n in value)),
+            "compare": lambda value: value is None or (len(value) > 1 and all(n in nodes for n in value)),
+            "token": lambda value: isinstance(value, str),
         }
         look = Look(**{name: value for name, value in kept.items() if fits[name](value)})
         return look if look.compare is None else replace(look, compare=tuple(look.compare))
@@ -86,13 +89,8 @@ def named_scopes(program: Program) -> Iterable[tuple[Path, str]]:
 
 
 def formula(program: Program) -> Shown:
-    """Return *program* in LaTeX and as text."""
-    return {"latex": latex(program, "katex"), "text": text(program)}
-
-
-def marks(paths: Iterable[Path], kind: str) -> Mapping[str, str]:
-    """Mark the scopes at *paths* as *kind*: ``new`` or ``old``."""
-    return {show_path(path): kind for path in paths}
+    """Return *program* in LaTeX with marked tokens, and as text."""
+    return {"latex": tokens_of(program), "text": text(program)}
 
 
 def certified(certificate: Certificate) -> str:

@@ -44,11 +44,13 @@ class Measuring:
         return self._going
 
     def offered(self) -> dict[str, tuple[str, Program]]:
-        """Return the programs by key: the start, the current program, and the cheapest candidates."""
+        """Return the programs by key: the start, the current, compared and pinned nodes, and the cheapest candidates."""
         session, run = self.desk.session, self.searching.run
         found = {"start": ("original, as generated kernels", session.nodes[0].end)}
-        if session.here:
-            found[f"node {session.here}"] = (f"node {session.here}: {_calls(session.program)}", session.program)
+        for node in dict.fromkeys((session.here, *(self.desk.look.compare or ()), *session.pins.values())):
+            if 0 < node < len(session.nodes):
+                program = session.nodes[node].end
+                found[f"node {node}"] = (f"{session.name(node)}: {_calls(program)}", program)
         if run is not None:
             for c in sorted(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))[:CANDIDATES]:
                 found[f"state {c.state}"] = (f"state {c.state}: {_calls(c.program)}", c.program)
@@ -148,7 +150,7 @@ class Measuring:
             self.desk.complain(error)
             self.says = ""
         self._going = False
-        self.desk.refresh("bench")
+        self.desk.refresh("bench", "compare")
 
 
 def _calls(program: Program) -> str:

@@ -17,7 +17,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_explore.viz.tables import format_parameters
-from einnet_widgets.look import Shown, library_calls
+from einnet_widgets.look import Shown, formula, library_calls
 
 STATES, MERGES = 1000, 4000
 """Entries of a message: 12 bytes a state and 8 a merge, and about 100 a candidate; most states are none."""
@@ -203,7 +203,6 @@ def detail(run: Run, state: int) -> Shown:
 def summary(run: Run, state: int) -> Shown:
     """Return a state's program and derivation; raise LookupError if it is unknown."""
     from einnet_explore.ir import show_path
-    from einnet_explore.syntax import latex, text
 
     states = run.search.states
     if not 0 <= state < len(states):
@@ -221,8 +220,7 @@ def summary(run: Run, state: int) -> Shown:
         "depth": held.depth,
         "distance": held.distance,
         "seconds": price,
-        "latex": latex(held.program, "katex"),
-        "text": text(held.program),
+        **formula(held.program),
         "marks": {},
         "steps": steps,
     }

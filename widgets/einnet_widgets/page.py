@@ -55,7 +55,7 @@ def page(session: Session, title: str = "") -> str:
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         f"<meta name='viewport' content='width=device-width'><title>{escape(shown)}</title>"
         f"<style>{(STATIC / 'einnet.css').read_text()}\n"
-        ":root { color-scheme: light dark; } body { margin: 1rem auto; max-width: 110rem; padding: 0 1rem; "
+        ":root { color-scheme: light dark; } body { margin: 1rem auto; max-width: 160rem; padding: 0 1rem; "
         "background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }</style></head>"
         f"<body><main><h1 style='font-size:1.2rem'>{escape(shown)}</h1><div id='einnet'></div></main>"
         f"<script type='module'>{_UNPACK}\nconst code = await unpack('{code}');\nconst data = await unpack('{data}');\n"

@@ -14,7 +14,7 @@ from einnet_widgets.look import Selection
 
 
 class Explorer(Face):
-    """All panels of one session: derivation, expression, rules, search, graph, iterator table, benchmark.
+    """All panels of one session: derivation, expression, rules, search, graph, comparison, iterator table, bench.
 
     ``selection``, ``pins`` (nodes by name) and ``run`` (the last search) can be observed, as in
     ``explorer.observe(print, "selection")``.
@@ -25,7 +25,7 @@ class Explorer(Face):
     run = t.Instance(Run, allow_none=True, read_only=True)
 
     def __init__(self, session: Session) -> None:
-        panels = ("history", "expression", "rules", "search", "graph", "table", "bench")
+        panels = ("history", "expression", "rules", "search", "graph", "compare", "table", "bench")
         self._own = desk_of(session)
         super().__init__(self._own, panels, "einnet explorer", folded=("table", "bench"))
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from einnet_explore.ir import Program, show_path
-from einnet_explore.session.comparison import changed_paths
 from einnet_explore.session.explanations import Quiz
-from einnet_explore.syntax import latex, text
+from einnet_explore.syntax.tokens import changed_tokens
 from einnet_widgets.face import Face
-from einnet_widgets.look import Shown
+from einnet_widgets.look import Shown, formula
 
 
 class QuizView(Face):
@@ -72,15 +70,11 @@ class QuizView(Face):
         }
         if not quiz.over:
             asked = quiz.question()
-            marks = {show_path(path): "new" for path in changed_paths(asked.before, asked.after)}
-            shown |= {"before": _formula(asked.before), "after": {**_formula(asked.after), "marks": marks}}
+            _, new = changed_tokens(asked.before, asked.after)
+            shown |= {"before": formula(asked.before), "after": {**formula(asked.after), "marks": {"new": new}}}
         self.quiz = shown
 
     def _picture(self) -> dict[str, str]:
         if self.questions.over:
             return self.questions.score()._repr_mimebundle_()
         return self.questions.question()._repr_mimebundle_()
-
-
-def _formula(program: Program) -> Shown:
-    return {"latex": latex(program, "katex"), "text": text(program), "marks": {}}

@@ -1,63 +1,104 @@
-// The expression: click a scope or walk with the arrows; the last step and a preview in colour.
+// The expression: point at a token or click it, walk with the arrows; the last step and a preview in colour.
 import { h, seconds } from "./dom.js";
-import { at, formula, frame, mark, walk } from "./formula.js";
+import { all, bounds, formula, frame, ink, mark, walk } from "./formula.js";
 
-export function expressionPanel({ act }) {
-  const main = h("div.ein-main", { tabIndex: 0, role: "group", ariaLabel: "expression: arrow keys select its scopes" });
+export function expressionPanel({ act, bus }) {
+  const main = h("div.ein-main", { tabIndex: 0, role: "group", ariaLabel: "expression: arrow keys select its scopes, with Shift the tokens in a scope" });
   const facts = h("div.ein-facts");
   const said = h("div.ein-said", { role: "status" });
   const step = h("details.ein-step");
   const preview = h("div.ein-preview", { ariaLive: "polite" });
   const body = h("div.ein-expression", {}, facts, main, said, step, preview);
-  let shown = { paths: [], at: "", marks: {} };
+  let shown = { paths: [], at: "", token: "", marks: {}, tokens: {} };
   let selected = "";
-  let hovered = null;
+  let at = "";
+  let hovered = "";
+  let clicked = "";
   let before = null;
 
-  function select(path) {
-    selected = path;
-    const found = at(main, path);
-    frame(main, found, "ein-selected");
-    said.textContent = path ? `${path}: ${shown.names?.[path] ?? "no scope"}` : "nothing selected";
+  const told = (name) => (name.startsWith("p") && shown.names?.[name.slice(1)] ? [shown.names[name.slice(1)]] : []).concat(shown.tokens?.[name]?.says ?? []);
+  const frames = () => {
+    frame(main, all(main, selected), "ein-selected");
+    frame(main, all(main, hovered), "ein-hovered");
+  };
+
+  /** Select the token *name* in the scope at *path*; a scope's name is `p` and its path. */
+  function select(name, path) {
+    selected = name;
+    at = path;
+    frames();
+    said.textContent = name ? `${path}: ${told(name).join("; ")}` : "nothing selected";
     main.dataset.at = path;
+    main.dataset.token = name;
   }
 
-  function choose(path) {
-    if (path === selected) return;
-    select(path);
-    act({ do: "select", at: path });
+  function choose(name, path) {
+    if (name === selected && path === at) return;
+    select(name, path);
+    act({ do: "select", at: path, token: name });
   }
 
-  /** The innermost scope under the pointer: KaTeX stacks columns and limits, so the topmost box need not be inside it. */
+  /** The path of the innermost scope around *box*; the name of an equation is its outermost scope's. */
+  function around(box) {
+    return (box.closest("[data-p]") ?? box.closest(".ein-equation").querySelector("[data-p]")).dataset.p;
+  }
+
+  /** The innermost token at a point: KaTeX stacks columns and limits, so the topmost box need not be inside it. */
   function under(event) {
     const boxes = main.getRootNode().elementsFromPoint?.(event.clientX, event.clientY) ?? [event.target];
-    const found = boxes.map((box) => box.closest("[data-p]")).filter((box) => box && main.contains(box));
-    return found.sort((a, b) => b.dataset.p.length - a.dataset.p.length)[0] ?? null;
+    const found = [...new Set(boxes.map((box) => box.closest("[data-t]")).filter((box) => box && main.contains(box)))];
+    const depth = (box) => (box ? 1 + depth(box.parentElement.closest("[data-t]")) : 0);
+    const inside = (r) => r.left - 1 <= event.clientX && event.clientX <= r.right + 1 && r.top - 1 <= event.clientY && event.clientY <= r.bottom + 1;
+    const near = (box) => {
+      const drawn = ink(box);
+      return drawn.some(inside) ? 2 : Number(drawn.length > 0 && inside(bounds(drawn)));
+    };
+    const ranked = found.map((box) => ({ box, near: near(box), depth: depth(box) }));
+    return ranked.sort((a, b) => b.near - a.near || b.depth - a.depth)[0]?.box ?? null;
+  }
+
+  function hover(name, event = null) {
+    if (name === hovered) return;
+    hovered = name;
+    frames();
+    bus.hover(shown.tokens?.[name] ?? null);
+    const box = name && all(main, name).find((each) => event && each.contains(under(event)));
+    bus.tip(box ? ink(box) : [], told(name));
   }
 
   main.addEventListener("click", (event) => {
     const found = under(event);
-    if (found) choose(found.dataset.p);
+    if (!found) return;
+    // A click on the same token again takes what is around it, up to the scope.
+    const way = [found];
+    while (!way.at(-1).dataset.p && way.at(-1).parentElement.closest("[data-t]")) way.push(way.at(-1).parentElement.closest("[data-t]"));
+    const here = found.dataset.t === clicked ? way.findIndex((box) => box.dataset.t === selected) : -1;
+    clicked = found.dataset.t;
+    const chosen = way[(here + 1) % way.length];
+    choose(chosen.dataset.t, around(chosen));
   });
-  main.addEventListener("pointermove", (event) => {
-    const found = under(event);
-    if (found === hovered) return;
-    hovered = found;
-    frame(main, hovered, "ein-hovered");
+  main.addEventListener("pointermove", (event) => hover(under(event)?.dataset.t ?? "", event));
+  main.addEventListener("pointerleave", () => hover(""));
+  main.addEventListener("layout", frames);
+  preview.addEventListener("layout", () => {
+    const hidden = preview.offsetTop + preview.offsetHeight - body.clientHeight;
+    if (hidden > body.scrollTop) body.scrollTop = hidden;
   });
-  main.addEventListener("pointerleave", () => {
-    hovered = null;
-    frame(main, null, "ein-hovered");
-  });
-  // Fonts that arrive and columns that change their width move what is framed.
-  const observer = new ResizeObserver(() => frame(main, at(main, selected), "ein-selected"));
-  observer.observe(main);
-  document.fonts?.ready.then(() => frame(main, at(main, selected), "ein-selected"));
+
+  /** The token that Shift and an arrow key lead to: tokens of the scope in reading order. */
+  function token(key) {
+    const inside = all(main, `p${at}`).flatMap((part) => [...part.querySelectorAll("[data-t]")]);
+    const names = [...new Set(inside.filter((box) => !box.dataset.p && around(box) === at).map((box) => box.dataset.t))];
+    const here = names.indexOf(selected);
+    if (key === "ArrowUp" || !names.length) return `p${at}`;
+    return names[(here + (key === "ArrowLeft" ? (here < 0 ? 0 : -1) : 1) + names.length) % names.length];
+  }
 
   function draw(state) {
     const changed = state.latex !== shown.latex || state.node !== shown.node;
     shown = state;
     if (changed) {
+      hover("");
       main.replaceChildren(formula(state));
       step.open = false;
     }
@@ -78,7 +119,7 @@ export function expressionPanel({ act }) {
         formula(state),
       );
     }
-    select(state.at);
+    select(state.token, state.at);
   }
 
   return {
@@ -87,7 +128,8 @@ export function expressionPanel({ act }) {
     draw,
     /** Show what *match* would give; null takes it away. */
     preview(match) {
-      mark(main, match ? { [match.at]: "old" } : shown.marks);
+      mark(main, match ? { old: match.gone ?? [] } : shown.marks);
+      frame(main, match && !match.gone ? all(main, `p${match.at}`) : [], "ein-hovered");
       preview.replaceChildren(
         ...(match?.latex
           ? [
@@ -97,21 +139,19 @@ export function expressionPanel({ act }) {
           : []),
       );
       // The panel is as high as it is: what does not fit is scrolled to, and back.
-      if (match?.latex) {
-        before ??= body.scrollTop;
-        const hidden = preview.offsetTop + preview.offsetHeight - body.clientHeight;
-        if (hidden > body.scrollTop) body.scrollTop = hidden;
-      } else if (before != null) {
+      if (match?.latex) before ??= body.scrollTop;
+      else if (before != null) {
         body.scrollTop = before;
         before = null;
       }
     },
     key(event) {
       if (!event.key.startsWith("Arrow") || !body.contains(event.target)) return false;
-      choose(walk(shown.paths, selected, event.key));
+      const scope = walk(shown.paths, at, event.key);
+      if (event.shiftKey) choose(token(event.key), at);
+      else choose(scope && `p${scope}`, scope);
       return true;
     },
-    destroy: () => observer.disconnect(),
   };
 }
 

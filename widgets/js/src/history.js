@@ -1,7 +1,9 @@
 // Where the session has been: a tree of steps; go anywhere, compare two.
-import { h, reveal, seconds } from "./dom.js";
+import { h, reveal } from "./dom.js";
 import { badge } from "./expression.js";
-import { formula } from "./formula.js";
+
+/** Nodes that are compared at a time. */
+const COMPARED = 4;
 
 export function historyPanel({ act }) {
   const list = h("ol.ein-nodes", { ariaLabel: "derivation" });
@@ -22,8 +24,8 @@ export function historyPanel({ act }) {
   let chosen = [];
 
   function choose(id, on) {
-    chosen = on ? [...chosen, id].slice(-2) : chosen.filter((n) => n !== id);
-    if (chosen.length === 2) act({ do: "compare", a: chosen[0], b: chosen[1] });
+    chosen = on ? [...chosen, id].slice(-COMPARED) : chosen.filter((n) => n !== id);
+    if (chosen.length > 1) act({ do: "compare", a: chosen[0], b: chosen[1], more: chosen.slice(2) });
     else act({ do: "compare" });
     for (const box of list.querySelectorAll("input")) box.checked = chosen.includes(Number(box.value));
   }
@@ -55,7 +57,7 @@ export function historyPanel({ act }) {
         value: node.id,
         checked: chosen.includes(node.id),
         ariaLabel: `compare node ${node.id}`,
-        title: "select two nodes to compare them",
+        title: "select two to four nodes to compare them",
         onchange: (event) => choose(node.id, event.target.checked),
       }),
       h(
@@ -115,8 +117,6 @@ function comparison(pair) {
   const same = { true: "the same program (equal canonical keys)", false: "different programs" }[String(pair.same)];
   return [
     h("div.ein-label", {}, `nodes ${pair.a.id} and ${pair.b.id}: ${same}`, badge(pair.certificate)),
-    ...[pair.a, pair.b].map((side) =>
-      h("div.ein-side", {}, h("div.ein-label", {}, `node ${side.id}`, h("span", {}, `distance ${side.distance ?? "?"}`), h("span", {}, seconds(side.seconds))), formula(side)),
-    ),
+    h("div.ein-faint", {}, "side by side in the panel “Comparison” below"),
   ];
 }

@@ -1,13 +1,16 @@
 // One face over a session: the panels that Python names, laid out, and the keys that they share.
 import { benchPanel } from "./bench.js";
+import { comparePanel } from "./compare.js";
 import { h } from "./dom.js";
 import { expressionPanel } from "./expression.js";
 import { registerFonts } from "./fonts.js";
+import { bounds } from "./formula.js";
 import { graphPanel } from "./graph.js";
 import { historyPanel } from "./history.js";
 import { Offline } from "./offline.js";
 import { optimisePanel } from "./optimise.js";
 import { quizPanel } from "./quiz.js";
+import { separators } from "./resize.js";
 import { rulesPanel } from "./rules.js";
 import { searchPanel } from "./search.js";
 import { tablePanel } from "./table.js";
@@ -19,6 +22,7 @@ const PANELS = {
   search: searchPanel,
   graph: graphPanel,
   table: tablePanel,
+  compare: comparePanel,
   bench: benchPanel,
   optimise: optimisePanel,
   quiz: quizPanel,
@@ -28,7 +32,7 @@ const PANELS = {
 const FOLDED = new Set(["table", "bench"]);
 
 /** What may scroll: where it does and nothing in it takes the focus, it takes the focus itself, so that keys scroll it. */
-const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-graph, .ein-history, .ein-rules, .ein-expression, .ein-detail";
+const SCROLLS = ".ein-formula, .ein-law, .ein-scroll, .ein-top, .ein-history, .ein-rules, .ein-expression, .ein-detail";
 const TAKES_FOCUS = "a[href], button:not(:disabled), input, select, textarea, summary, [tabindex]";
 
 const GONE = "the kernel of this panel has ended or was restarted: run the cell again";
@@ -40,7 +44,8 @@ const KEYS = [
   ["n, t", "next good step, tidy up"],
   ["s, Esc", "search, pause or resume; stop"],
   ["/, f", "filter states; show the whole tree"],
-  ["arrows, +, −", "in the tree: walk, zoom"],
+  ["arrows", "in the expression: walk over scopes, with Shift over the tokens of a scope"],
+  ["arrows, +, −", "in the tree: walk, zoom; in the graph: move, zoom (0 shows all)"],
   ["e", "save the derivation"],
 ];
 
@@ -67,7 +72,24 @@ function render({ model, el }) {
     }
   };
   const shown = {};
-  const bus = { preview: (match) => shown.expression?.preview(match), measured: (rows) => shown.search?.measured(rows) };
+  const tip = h("div.ein-tip.ein-token", { hidden: true });
+  const bus = {
+    preview: (match) => shown.expression?.preview(match),
+    measured: (rows) => shown.search?.measured(rows),
+    /** Show where the *token* (its description, or null) is, in all panels. */
+    hover: (token) => Object.values(shown).forEach((panel) => panel.hover?.(token)),
+    /** Show *lines* below the *boxes* of what is pointed at. */
+    tip(boxes, lines) {
+      tip.hidden = !boxes.length || !lines.length;
+      if (tip.hidden) return;
+      const [name, ...rest] = lines;
+      tip.replaceChildren(h("b", {}, name), ...rest.map((line) => h("div", {}, line)));
+      const around = root.getBoundingClientRect();
+      const { left, bottom } = bounds(boxes);
+      tip.style.left = `${Math.max(0, Math.min(left - around.left, around.width - tip.offsetWidth - 4))}px`;
+      tip.style.top = `${bottom - around.top + 6}px`;
+    },
+  };
   for (const name of names) shown[name] = PANELS[name]({ act, bus, save: (file, text) => download(el, file, text) });
 
   const alone = names.length === 1;
@@ -78,15 +100,19 @@ function render({ model, el }) {
   const help = h("button", { type: "button", title: "keys (?)", ariaLabel: "keys", onclick: () => (keys.hidden = !keys.hidden) }, "?");
   const keys = h("dl.ein-keys", { hidden: true }, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]));
   const title = h("h3");
-  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo, help);
+  const full = h("button", { type: "button", title: "all panels on the whole screen", hidden: !el.ownerDocument.fullscreenEnabled, onclick: () => (root.matches(":fullscreen") ? el.ownerDocument.exitFullscreen() : root.requestFullscreen()) }, "Full screen");
+  const bar = h("header.ein-head", {}, title, h("label", {}, "target ", target), undo, redo, full, help);
   const hasBar = ["expression", "rules", "history"].some((name) => names.includes(name));
+  const panels = h("div.ein-panels", {}, names.map(section));
+  if (["history", "expression", "rules"].every((name) => names.includes(name))) panels.append(...separators(panels));
   const root = h(
     `section.ein${alone ? ".alone" : ""}`,
     { tabIndex: -1, role: "region", ariaLabel: model.get("label") },
     hasBar ? bar : null,
     keys,
     notice,
-    h("div.ein-panels", {}, names.map(section)),
+    panels,
+    tip,
   );
 
   function section(name) {
@@ -180,9 +206,11 @@ function render({ model, el }) {
     else if (message.do === "hover") shown.search?.hovered(message.shown);
     else if (message.do === "why") shown.search?.explained(message, buffers[0]);
     else if (message.do === "preview") shown.rules?.arrived(message.match, message.shown);
+    else if (message.do === "kernels") shown.compare?.arrived(message);
     else if (message.do === "file") download(el, message.name, message.text ?? buffers[0]);
   }
   for (const [event, listener] of listeners) model.on(event, listener);
+  el.classList.add("ein-host");
   el.append(root);
   for (const [event, listener] of listeners) if (event.startsWith("change:")) listener();
 

@@ -10,6 +10,7 @@ export class Offline {
     this.undone = [];
     this.reach = "scope";
     this.at = data.nodes[data.here].expression.at;
+    this.token = "";
     this.state = { panels: data.panels, label: "einnet explorer, recorded", notice: {}, search: data.search };
     this.show();
   }
@@ -44,11 +45,14 @@ export class Offline {
     const paths = expression.paths;
     while (this.at && !paths.includes(this.at)) this.at = this.at.split(".").slice(0, -1).join(".");
     const at = (this.at ||= expression.at);
-    const inside = { selection: (m) => m.at === at, scope: (m) => m.at === at || m.at.startsWith(`${at}.`), everywhere: () => true }[this.reach];
+    if (!this.token || !(this.token in expression.tokens)) this.token = `p${at}`;
+    const names = this.token.startsWith("p") ? [] : (expression.tokens[this.token]?.names ?? []);
+    const about = (m) => m.at === at && (JSON.stringify({ ...m.params, attributes: null }).match(/[\p{L}\p{N}_]+/gu) ?? []).some((word) => names.includes(word));
+    const inside = { selection: (m) => m.at === at && (!names.length || about(m)), scope: (m) => m.at === at || m.at.startsWith(`${at}.`), everywhere: () => true }[this.reach];
     this.set({
       head: { ...head, redo: this.undone.length > 0 },
       history,
-      expression: { ...expression, at },
+      expression: { ...expression, at, token: this.token },
       rules: { ...rules, at, reach: this.reach, matches: rules.matches.filter(inside), ...(refusals[at] ?? { refusals: [], laws: {} }) },
       graph: { ...graph, at: Object.keys(graph.paths).find((name) => graph.paths[name] === at.split(".")[0]) ?? "" },
     });
@@ -79,8 +83,9 @@ export class Offline {
 
   do_preview() {}
 
-  do_select({ at }) {
+  do_select({ at, token }) {
     this.at = at;
+    this.token = token ?? `p${at}`;
     this.show();
   }
 

@@ -5,9 +5,11 @@ export function tablePanel({ act }) {
   const against = h("select", { ariaLabel: "operator", onchange: () => act({ do: "table", operator: against.value }) });
   const holder = h("div.ein-scroll");
   const said = h("p");
+  let at = "";
   const body = h("div.ein-table", {}, h("div.ein-tools", {}, h("label", {}, "against ", against)), holder, said);
 
   function draw(state) {
+    at = state.at;
     against.replaceChildren(...state.operators.map((name) => h("option", { value: name, selected: name === state.operator }, name)));
     said.textContent = state.says ?? "";
     if (!state.rows) return holder.replaceChildren();
@@ -24,7 +26,7 @@ export function tablePanel({ act }) {
           state.rows.map((row) =>
             h(
               row.mismatch ? "tr.ein-wrong" : "tr",
-              {},
+              { data: { names: row.found.map((x) => x.split(":")[0]).join(" ") } },
               h("th", { scope: "row" }, row.group),
               [...row.group].map((letter) => h("td", {}, letter === "Y" ? "✓" : "–")),
               h("td", {}, row.expected.join(", ") || "–"),
@@ -38,7 +40,13 @@ export function tablePanel({ act }) {
     );
   }
 
-  return { title: "Iterator table", body, draw };
+  /** Show the groups of the iterators of the *token* that is pointed at. */
+  function hover(token) {
+    const names = token?.at === at ? token.names : [];
+    for (const row of holder.querySelectorAll("[data-names]")) row.classList.toggle("ein-pointed", row.dataset.names.split(" ").some((name) => names.includes(name)));
+  }
+
+  return { title: "Iterator table", body, draw, hover };
 }
 
 function map(rows) {

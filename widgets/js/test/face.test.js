@@ -24,13 +24,14 @@ class Model {
   }
 }
 
-const MATCH = { rule: "summation_splitting", at: "0", params: { outer: ["c"] }, says: "outer = c", distance: -1, seconds: 1e-6, latex: "y", marks: {} };
+const token = (name, shown) => `\x04${name}\x05${shown}\x06`;
+const MATCH = { rule: "summation_splitting", at: "0", params: { outer: ["c"] }, says: "outer = c", distance: -1, seconds: 1e-6, latex: "y", marks: {}, gone: [1] };
 const STATE = {
   panels: ["history", "expression", "rules"],
   label: "explorer",
   head: { title: "Y", targets: ["", "Matmul"], target: "", undo: true, redo: false },
   notice: {},
-  expression: { latex: String.raw`\htmlData{p=0}{\sum_c \htmlData{p=0.0}{x}}`, node: 0, step: 0, at: "0", paths: ["0", "0.0"], names: {}, distance: 1, seconds: 1, marks: {}, before: null, certificate: null },
+  expression: { latex: `${token("t0", "Y")} = ${token("p0", `${token("", "L")} ${token("p0.0", `${token("x0.0_0", "x")}\\,z`)}`)}`, node: 0, step: 0, at: "0", token: "p0", tokens: { "x0.0_0": { says: ["x: traversal", "0 ≤ x < 4"], at: "0.0", node: "Y", names: ["x"] } }, paths: ["0", "0.0"], names: {}, distance: 1, seconds: 1, marks: {}, before: null, certificate: null },
   rules: { node: 0, at: "0", reach: "scope", matches: [MATCH, { ...MATCH, params: { outer: ["r"] }, latex: null }], refusals: [{ rule: "traversal_merging", at: "0", why: "<b>no</b> scope" }], laws: {} },
   history: { here: 0, nodes: [{ id: 0, parent: -1, branch: 0, step: 0, way: true, rule: "", at: "", says: "" }], compare: null },
 };
@@ -65,7 +66,7 @@ const QUIZ = {
   notice: {},
   quiz: {
     goal: "one product", number: 2, of: 3, over: false, choices: ["summation_splitting", "traversal_merging"], hints: ["its law: x = y"],
-    before: { latex: "x", text: "x", marks: {} }, after: { latex: String.raw`\htmlData{p=0}{y}`, text: "y", marks: { 0: "new" } },
+    before: { latex: "x", text: "x", marks: {} }, after: { latex: `${token("t0", "Y")} = ${token("p0", token("", "y"))}`, text: "y", marks: { new: [1] } },
     answers: [{ question: 1, rule: "traversal_merging", verdict: "right", why: "for a < b" }, { question: 2, rule: "traversal_merging", verdict: "wrong", why: "no scope" }],
     score: { head: ["step"], rows: [["1"]], caption: "1 of 3" },
   },
@@ -218,8 +219,8 @@ describe("the face", () => {
     const { model, el } = shown();
     el.querySelectorAll(".ein-match")[0].click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "apply", rule: "summation_splitting", at: "0", params: { outer: ["c"] } });
-    click(el.querySelector('[data-p="0.0"]'));
-    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0" });
+    click([...el.querySelectorAll('.ein-main [data-p="0.0"] .mord')].at(-1));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
     [...el.querySelectorAll("button")].find((b) => b.textContent.includes("Undo")).click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "undo" });
     expect(model.send).toHaveBeenCalledTimes(3);
@@ -235,7 +236,7 @@ describe("the face", () => {
     expect(document.activeElement).toBe(el.querySelectorAll(".ein-match")[1]);
     expect(model.send).toHaveBeenLastCalledWith({ do: "preview", match: 1, node: 0 });
     key("ArrowDown", el.querySelector(".ein-main"));
-    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0" });
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
     for (const [name, asked] of [["u", "undo"], ["r", "redo"], ["e", "export"]]) {
       key(name);
       expect(model.send).toHaveBeenLastCalledWith({ do: asked });
@@ -284,8 +285,7 @@ describe("the face", () => {
     const panel = el.querySelector(".ein-history");
     const seen = (box) => box.getBoundingClientRect().top < panel.getBoundingClientRect().bottom;
     expect(seen(el.querySelector(".here"))).toBe(true);
-    const side = (id) => ({ id, latex: "x", text: "x", marks: {}, distance: 0, seconds: 1 });
-    model.set("history", { here: 0, nodes, compare: { a: side(0), b: side(1), same: true, certificate: { kind: "proved", says: "" } } });
+    model.set("history", { here: 0, nodes, compare: { a: { id: 0 }, b: { id: 1 }, same: true, certificate: { kind: "proved", says: "" } } });
     expect(seen(el.querySelector(".ein-compared"))).toBe(true);
     expect(window.scrollY).toBe(5000);
     window.scrollTo(0, 0);
@@ -295,11 +295,101 @@ describe("the face", () => {
     const { model, el } = shown();
     el.querySelectorAll(".ein-match")[0].dispatchEvent(new Event("pointerenter"));
     expect(el.querySelector(".ein-preview .katex")).not.toBe(null);
-    expect(el.querySelector('[data-p="0"]').dataset.mark).toBe("old");
+    expect(el.querySelector(".ein-main [data-mark=old]").textContent).toBe("L");
     el.querySelectorAll(".ein-match")[1].dispatchEvent(new Event("pointerenter"));
     expect(el.querySelector(".ein-preview .katex")).toBe(null);
     model.emit("msg:custom", { do: "preview", match: 1, shown: { latex: "z", text: "z", marks: {} } }, []);
     expect(el.querySelector(".ein-preview .katex")).not.toBe(null);
+  });
+
+  it("says what a token is, shows where it is, and selects it, then what is around it", () => {
+    const { model, el, key } = shown({ panels: ["expression", "rules", "graph"], graph: { svg: "<svg viewBox='0 0 9 9'><g class='node'><title>Y</title><rect/></g></svg>", says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const x = el.querySelector('.ein-main [data-t="x0.0_0"]');
+    const box = x.getBoundingClientRect();
+    x.dispatchEvent(new MouseEvent("pointermove", { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
+    expect(el.querySelector(".ein-token").textContent).toBe("x: traversal0 ≤ x < 4");
+    expect(el.querySelectorAll(".ein-main .ein-hovered").length).toBe(1);
+    expect(el.querySelector("g.node").classList.contains("ein-pointed")).toBe(true);
+    el.querySelector(".ein-main").dispatchEvent(new Event("pointerleave"));
+    expect(el.querySelector(".ein-token").hidden).toBe(true);
+    click(x);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "x0.0_0" });
+    expect(el.querySelector(".ein-said").textContent).toBe("0.0: x: traversal; 0 ≤ x < 4");
+    click(x);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "p0.0" });
+    const arrow = new KeyboardEvent("keydown", { key: "ArrowRight", shiftKey: true, bubbles: true, cancelable: true });
+    el.querySelector(".ein-main").dispatchEvent(arrow);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0.0", token: "x0.0_0" });
+    key("ArrowUp", el.querySelector(".ein-main"));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0", token: "p0" });
+  });
+
+  it("squeezes no panel, shares the width of a row, and remembers the columns that the reader sets", () => {
+    localStorage.removeItem("einnet-columns");
+    const { el, key } = shown();
+    const widths = () => ["history", "expression", "rules"].map((name) => Math.round(el.querySelector(`[data-panel=${name}]`).getBoundingClientRect().width));
+    for (const wide of [500, 700, 780, 1440, 1920, 2560]) {
+      el.style.width = `${wide}px`;
+      expect([wide, Math.min(...widths()) >= 150, el.querySelector(".ein").scrollWidth <= wide]).toEqual([wide, true, true]);
+    }
+    el.style.width = "1440px";
+    const [before] = widths();
+    const separator = el.querySelector(".ein-separator.left");
+    key("ArrowRight", separator);
+    key("ArrowRight", separator);
+    const [after] = widths();
+    expect(after > before + 40).toBe(true);
+    for (let n = 0; n < 60; n++) key("ArrowRight", separator);
+    expect(widths()[1] >= 250 && widths()[2] >= 220).toBe(true);
+    const again = shown();
+    again.el.style.width = "1440px";
+    expect(again.el.querySelector("[data-panel=history]").getBoundingClientRect().width > after).toBe(true);
+    localStorage.removeItem("einnet-columns");
+    const row = document.createElement("div");
+    row.style.cssText = "display:flex;width:1600px";
+    row.append(el, again.el);
+    for (const each of [el, again.el]) each.style.width = "";
+    document.body.replaceChildren(row);
+    expect([el, again.el].map((each) => each.clientWidth)).toEqual([800, 800]);
+  });
+
+  it("shows chosen nodes side by side, and nothing while none are chosen", () => {
+    const side = (id, more) => ({ id, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
+    const { model, el } = shown({ panels: ["history", "expression", "compare"], compare: { sides: [] } });
+    const panel = el.querySelector("[data-panel=compare]");
+    expect(panel.hidden).toBe(true);
+    model.set("compare", { sides: [side(0), side(2, { certificate: { kind: "proved", says: "" }, steps: ["a step <b>"] })] });
+    expect(panel.hidden).toBe(false);
+    expect([...panel.querySelectorAll("thead th")].map((th) => th.textContent)).toEqual(["node 0", "node 2"]);
+    expect(panel.querySelector(".ein-badge.proved").textContent).toBe("✓ equal: proved");
+    expect([...panel.querySelectorAll(".ein-side [data-mark=new]")].map((leaf) => leaf.textContent)).toEqual(["L", "L"]);
+    expect(panel.querySelector("li").textContent).toBe("a step <b>");
+    model.emit("msg:custom", { do: "kernels", node: 2, kernels: [{ text: "void f() {}", why: "" }] }, []);
+    expect(panel.querySelector(".ein-kernels[data-node='2'] pre").textContent).toBe("void f() {}");
+    expect(panel.querySelector(".ein-kernels[data-node='0'] pre")).toBe(null);
+    const boxes = () => [...el.querySelectorAll(".ein-nodes input")];
+    model.set("history", { here: 0, nodes: [0, 1, 2].map((id) => ({ ...STATE.history.nodes[0], id })), compare: null });
+    for (const n of [0, 1, 2]) boxes()[n].click();
+    expect(model.send).toHaveBeenLastCalledWith({ do: "compare", a: 0, b: 1, more: [2] });
+  });
+
+  it("zooms, moves and searches the graph", () => {
+    const node = (name, x) => `<g class='node'><title>${name}</title><rect x='${x}' y='10' width='20' height='20'/><text x='${x}' y='25'>${name}</text></g>`;
+    const { model, el, key } = shown({ panels: ["graph"], graph: { svg: `<svg viewBox='0 0 400 100'>${node("Y", 10)}${node("weights", 370)}</svg>`, says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const picture = el.querySelector(".ein-graph");
+    const view = () => el.querySelector("svg").getAttribute("viewBox").split(" ").map(Number);
+    for (let n = 0; n < 6; n++) key("+", picture);
+    expect(view()[2] < 120).toBe(true);
+    const find = el.querySelector("input[type=search]");
+    find.value = "weig";
+    find.dispatchEvent(new Event("input"));
+    expect(el.querySelector(".ein-found").dataset.name).toBe("weights");
+    expect(view()[0] > 300).toBe(true); // it is in view
+    expect(el.querySelector(".ein-tools .ein-count").textContent).toBe("1 of 1");
+    key("0", picture);
+    expect(view()).toEqual([0, 0, 400, 100]);
+    click(el.querySelector("g.node rect"));
+    expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0" });
   });
 
   it("writes what others said as text, never as markup", () => {
