@@ -102,7 +102,7 @@ lock:
 	cp build/requirements.lock requirements.lock
 	grep -v '^docutils==' requirements.lock > build/constraints
 	build/venv/bin/python -m pip install --quiet --quiet --dry-run --report build/docs.json --python-version 3.11.0 \
-	    --target build/target --only-binary :all: -c build/constraints sphinx myst-nb pydata-sphinx-theme sphinx-mathjax-offline
+	    --target build/target --only-binary :all: -c build/constraints sphinx myst-nb pydata-sphinx-theme sphinx-mathjax-offline sphinx-revealjs
 	build/venv/bin/python -c 'import json; \
 	    found = [each["metadata"] for each in json.load(open("build/docs.json"))["install"]]; \
 	    pins = {"{name}=={version}".format(**each) for each in found} - set(open("requirements.lock").read().split()); \

@@ -14,7 +14,10 @@ DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 import generated  # noqa: E402
+import slides  # noqa: E402
+from links import broken_links  # noqa: E402
 from pygments.lexers.special import TextLexer  # noqa: E402
+from sphinx.util import logging  # noqa: E402
 
 project = "einnet_explore"
 author = "The einnet_explore developers"
@@ -55,8 +58,17 @@ def redirect_links(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += generated.toctree(sorted(path.stem for path in (DOCS / page).parent.glob("[!R]*.md")))
 
 
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Write the slides, then check every link of the finished site."""
+    if error is None and app.builder.name == "html":
+        slides.write_slides(Path(app.outdir), DOCS / generated.GENERATED / "notebooks", Path(nb_execution_cache_path))
+        for line in broken_links(Path(app.outdir).resolve()):
+            logging.getLogger(__name__).warning(line)
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages, and redirect links."""
     generated.write()
     app.add_lexer("ein", TextLexer)
     app.connect("source-read", redirect_links)
+    app.connect("build-finished", finish, priority=900)  # after the files of extensions are copied

@@ -15,6 +15,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+from slides import FOLDER, has_slides
 
 import einnet_explore as ee
 from einnet_explore.cli import command_parser
@@ -47,8 +48,18 @@ RESULTS = (
     "einnet_explore.session.run.Run",
     "einnet_explore.pipeline.optimised.Optimised",
     "einnet_explore.parametric.family.Family",
+    "einnet_explore.session.exercises.Grade",
 )
 """Classes of results of public functions that are not public names themselves."""
+
+
+MODULES = {
+    "Expressions of operators (`ee.ops`)": "einnet_explore.operators.expressions",
+    "Figures (`ee.figures`)": "einnet_explore.viz.figures",
+    "Kernels (`ee.kernels`)": "einnet_explore.session.kernels",
+    "Kernels for GPUs on a CPU": "einnet_evaluation.gpu_emulation",
+}
+"""Public modules."""
 
 
 def write() -> None:
@@ -115,6 +126,10 @@ def notebook(script: Path) -> str:
     for cell in lesson.cells:
         if cell.cell_type == "markdown":
             cell.source = redirected(cell.source, script.parent)
+    if has_slides(lesson):
+        link = f'<a href="../../{FOLDER}/{script.stem}.html">Slides of this lesson</a> (`S` shows the notes)'
+        skipped = {"slideshow": {"slide_type": "skip"}}
+        lesson.cells.insert(1, nbformat.v4.new_markdown_cell(link, id="slides", metadata=skipped))
     return nbformat.writes(lesson)
 
 
@@ -276,10 +291,8 @@ def python_page() -> str:
     parts = ["# Python", "`import einnet_explore as ee`", "## Functions and values"]
     parts += ["`ee.RULES` are the [rules](rules.md) of a search, `ee.OPERATORS` the [library operators](operators.md)."]
     parts += [_documented(f"einnet_explore.{name}") for name in ee.__all__ if callable(getattr(ee, name))]
-    parts += [
-        "## Expressions of operators (`ee.ops`)",
-        _directive("automodule", "einnet_explore.operators.expressions"),
-    ]
+    for title, module in MODULES.items():
+        parts += [f"## {title}", _directive("automodule", module)]
     parts += ["## Classes of results", *map(_documented, RESULTS)]
     return "\n\n".join(parts) + "\n"
 

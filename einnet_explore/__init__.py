@@ -28,24 +28,39 @@ if TYPE_CHECKING:
     from einnet_explore.parametric.equality import equal
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import elementwise, fuse
-    from einnet_explore.session.api import check, explore, graph, live_search, load, optimize, search, search_all
+    from einnet_explore.session import kernels
+    from einnet_explore.session.api import (
+        check,
+        explore,
+        graph,
+        live_search,
+        load,
+        optimize,
+        post_optimize,
+        search,
+        search_all,
+    )
+    from einnet_explore.session.exercises import Exercise
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.program_paths import path
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.moves import clean
     from einnet_explore.syntax import latex, parse, text
     from einnet_explore.viz import figures
+    from einnet_explore.viz.tables import TextTable
     from einnet_explore.viz.views import rule_page, show
 
 __all__ = [
     "OPERATORS",
     "RULES",
     "Certificate",
+    "Exercise",
     "Operator",
     "Quiz",
     "Refused",
     "Rule",
     "Session",
+    "TextTable",
     "benchmark",
     "certify",
     "check",
@@ -60,6 +75,7 @@ __all__ = [
     "fuse",
     "grad",
     "graph",
+    "kernels",
     "latex",
     "live_search",
     "load",
@@ -68,6 +84,7 @@ __all__ = [
     "optimize",
     "parse",
     "path",
+    "post_optimize",
     "program_key",
     "program_seconds",
     "rule_page",
@@ -100,17 +117,20 @@ _HOMES = {
         "live_search",
         "load",
         "optimize",
+        "post_optimize",
         "search",
         "search_all",
     ),
+    "einnet_explore.session.exercises": ("Exercise",),
     "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.program_paths": ("path",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.moves": ("clean",),
     "einnet_explore.syntax": ("latex", "parse", "text"),
+    "einnet_explore.viz.tables": ("TextTable",),
     "einnet_explore.viz.views": ("rule_page", "show"),
 }
-_MODULES = {"figures": "viz.figures", "ops": "operators.expressions"}
+_MODULES = {"figures": "viz.figures", "kernels": "session.kernels", "ops": "operators.expressions"}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -224,7 +224,8 @@ outputs = fast(**fast.random_inputs())
 # %% [markdown]
 # ## From here
 #
-# - [The rules, one by one](01_rules.py), with exercises; [a lesson](02_lesson.py) in which you guess the rules.
+# - [EinNet without the paper](07_einnet_lecture.py), a lecture; [a lesson](02_lesson.py) in which you guess the rules;
+#   [the rules, one by one](01_rules.py).
 # - [Searching like a researcher](03_researcher.py); [a model in one cell](04_one_click.py); [your own rule and
 #   operator](06_your_own.py).
 # - The paper's figures, [drawn](05_figures.py). The paper's derivations: [one convolution](10_one_convolution.py),

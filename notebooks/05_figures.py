@@ -30,29 +30,10 @@
 from pathlib import Path
 
 import einnet_explore as ee
-from einnet_explore.ir import scopes
-from einnet_explore.operators.form import expression_distance
-from einnet_explore.operators.library import MATMUL
-from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.session.comparison import mapping_table
-from einnet_explore.support.errors import Refused
-from einnet_explore.viz.tables import TextTable
 
 CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
 MATMULS = ee.search(CONV, max_depth=3, budget=60)
-
-
-def the(run, operator, **sizes):
-    """The cheapest candidate of *run* that calls *operator* alone, with these attributes."""
-
-    def fits(candidate):
-        calls = [e.via for e in candidate.operators]
-        return [c.operator for c in calls] == [operator] and sizes.items() <= dict(calls[0].attributes).items()
-
-    return min((c for c in run.candidates if fits(c)), key=lambda c: c.seconds)
-
-
-OFFSET_REDUCE = the(MATMULS, "Matmul", m=196, n=288, k=32)
+OFFSET_REDUCE = MATMULS.find("Matmul", m=196, n=288, k=32)
 
 # %% [markdown]
 # ## Fig. 3: Conv3×3 and Conv1×1, merged into one product
@@ -70,9 +51,8 @@ def merged():
     R[n:1, f:16, h:9, w:8] = relu(Y[n, f, h, w])
     output R, Z
     """)
-    found = ee.search(start, budget=12, max_depth=2).candidates
-    both = next(c for c in found if any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators))
-    return ee.graph(start, "Fig. 3, before"), ee.graph(fuse_eoperators(both.derivation).end, "Fig. 3, after")
+    both = ee.search(start, budget=12, max_depth=2).find("Matmul", m=9 * 16 + 32)
+    return ee.graph(start, "Fig. 3, before"), ee.graph(ee.post_optimize(both).end, "Fig. 3, after")
 
 
 fig3_before, fig3 = merged()
@@ -117,7 +97,7 @@ fig5
 def smaller_window():
     five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
     run = ee.search(five, target="Conv2d", max_depth=4, budget=4)
-    return ee.graph(the(run, "Conv2d", r=3, s=3, f=4).program, "Fig. 6: Conv5×5 as Conv3×3")
+    return ee.graph(run.find("Conv2d", r=3, s=3, f=4).program, "Fig. 6: Conv5×5 as Conv3×3")
 
 
 fig6 = smaller_window()
@@ -149,7 +129,7 @@ def matched():
     Y[u:6, v:8, w:7] = sum[x:5] X[u, v, x] * Z[x, u, w]
     """)
     run = ee.search(batched, target="Matmul", max_depth=1, budget=4)
-    return ee.show(min(run.candidates, key=lambda c: c.seconds).program)
+    return ee.show(run.best.program)
 
 
 fig8 = matched()
@@ -159,7 +139,7 @@ fig8
 # The iterator mapping table (Table 2):
 
 # %%
-table2 = mapping_table(CONV, (0,), MATMUL)
+table2 = ee.explore(CONV).table("Matmul")
 table2
 
 # %% [markdown]
@@ -176,21 +156,16 @@ table2
 def distances(derivation):
     rows = [("0", "start", distance_to_matmul(derivation.start))]
     rows += [(str(n), s.match.rule.name, distance_to_matmul(s.after)) for n, s in enumerate(derivation.steps, 1)]
-    return TextTable(("E", "rule", "distance to Matmul"), tuple(rows))
+    return ee.TextTable(("E", "rule", "distance to Matmul"), tuple(rows))
 
 
 def distance_to_matmul(program):
     if any(e.via and e.via.operator == "Matmul" for e in program.equations):
         return "matched"
-    known = [far for e in program.equations for _, scope in scopes(e.scope) for far in compared(scope)]
+    session = ee.explore(program)
+    tables = [session.table("Matmul", at) for at in {match.at for match in session.rules()}]
+    known = [table.distance.total for table in tables if table.distance]
     return str(min(known)) if known else "no such scope"
-
-
-def compared(scope):
-    try:
-        yield expression_distance(scope, MATMUL).total
-    except Refused:  # another shape of expression altogether
-        return
 
 
 fig10 = distances(OFFSET_REDUCE.derivation)
@@ -226,11 +201,8 @@ def generator():
     T[n:1, c:8, y:8, x:8] = tanh(Z[n, c, y, x])
     output T
     """)
-    found = ee.search(start, budget=6, max_depth=2).candidates
-    best = min((c for c in found if any(e.via.operator == "Matmul" for e in c.operators)), key=lambda c: c.seconds)
-    return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(
-        fuse_eoperators(best.derivation).end, "Fig. 11 c: fused"
-    )
+    best = ee.search(start, budget=6, max_depth=2).find("Matmul")
+    return ee.graph(best.program, "Fig. 11 b: as searched"), ee.graph(ee.post_optimize(best).end, "Fig. 11 c: fused")
 
 
 fig11_searched, fig11 = generator()
@@ -285,7 +257,7 @@ def separable():
 
     found = ee.search(start, budget=15, max_depth=2).candidates
     best = min((c for c in found if between(c) == wanted), key=lambda c: c.seconds)
-    return ee.graph(start, "Fig. 15 a"), ee.graph(fuse_eoperators(best.derivation).end, "Fig. 15 c")
+    return ee.graph(start, "Fig. 15 a"), ee.graph(ee.post_optimize(best).end, "Fig. 15 c")
 
 
 fig15_before, fig15 = separable()

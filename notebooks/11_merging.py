@@ -23,7 +23,6 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.pipeline.fusion import fuse_eoperators
 
 # %% [markdown]
 # ## By hand: queries, keys and values
@@ -121,7 +120,8 @@ session
 # the results. The next cell prints the cheapest candidate of each kind, sorted by estimated time.
 
 # %%
-found = sorted(ee.search(fig3, budget=20, max_depth=2).candidates, key=lambda c: c.rank)
+run = ee.search(fig3, budget=20, max_depth=2)
+found = sorted(run.candidates, key=lambda c: c.rank)
 
 
 def calls(candidate):
@@ -142,9 +142,7 @@ for candidate in sorted(kinds.values(), key=lambda c: c.seconds)[:12]:
 # each step:
 
 # %%
-product = next(
-    c for c in found if between(c) and any(dict(e.via.attributes).get("m") == 9 * 16 + 32 for e in c.operators)
-)
+product = run.find("Matmul", m=9 * 16 + 32)
 session = ee.explore(fig3)
 session.adopt(product.derivation)
 session.history(certificates=True)
@@ -153,11 +151,11 @@ session.history(certificates=True)
 session.check()
 
 # %% [markdown]
-# The other equations are eOperators. After fusion, the OffsetReduce and the ReLU are one kernel, as in the paper's
+# The other equations are eOperators. After post-optimisation, the OffsetReduce and the ReLU are one kernel, as in the paper's
 # figure.
 
 # %%
-session.adopt(fuse_eoperators(session.derivation))
+session.adopt(ee.post_optimize(session.derivation))
 ee.graph(session.program, "after")
 
 # %% [markdown]
@@ -200,5 +198,5 @@ session.history(certificates=True)
 session.check()
 
 # %%
-session.adopt(fuse_eoperators(session.derivation))
+session.adopt(ee.post_optimize(session.derivation))
 ee.graph(session.program, "after")

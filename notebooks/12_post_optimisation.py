@@ -19,9 +19,6 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.ir import program
-from einnet_explore.pipeline.fusion import fuse_eoperators
-from einnet_explore.pipeline.layouts import assign_layouts, estimate_equation
 
 
 def calls(candidate):
@@ -69,7 +66,7 @@ ee.graph(products.program, "as searched")
 #    each call. (Views cost nothing: they read the same memory with other strides.)
 
 # %%
-after = fuse_eoperators(products.derivation)
+after = ee.post_optimize(products)
 print(len(kernels(products.program)), "eOperators become", len(kernels(after.end)))
 ee.graph(after.end, "fused; what only depends on weights runs at compile time")
 
@@ -83,7 +80,7 @@ session.history(certificates=True)
 # four elements of the product, and the sum is not written to memory before ReLU.
 
 # %%
-ee.show(program(next(e.scope for e in after.end.equations if e.name == "R"), "R"))
+print(next(line for line in ee.text(after.end).splitlines() if line.startswith("R[")))
 
 # %%
 session.check()
@@ -129,7 +126,7 @@ ee.graph(dense.program, "as searched: two dense bands")
 # together (an integer program, solved by `scipy`'s `milp`), and the transforms in the middle cancel.
 
 # %%
-after = fuse_eoperators(assign_layouts(fuse_eoperators(dense.derivation), estimate_equation))
+after = ee.post_optimize(dense)
 moves = [e.name for e in after.end.equations if e.via and dict(e.via.attributes).get("kind") == "layout"]
 print("remaining transforms:", ", ".join(moves))
 ee.graph(after.end, "after: the inverse pair is removed")

@@ -24,13 +24,8 @@ import numpy as np
 
 import einnet_explore as ee
 from einnet_evaluation import gpu_emulation
-from einnet_explore.analysis.flattening import flatten_scope
-from einnet_explore.codegen.language.printer import emit
-from einnet_explore.codegen.language.values import I32
-from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
-from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout
-from einnet_explore.viz.kernels import tile_figure
+
+kernels = ee.kernels
 
 # %% [markdown]
 # ## Flattening
@@ -45,7 +40,7 @@ tensor D[32, 224, 224, 64] pad [0, 1, 1, 0]
 tensor K[3, 3, 64, 64] weight
 R[n:32, x:224, y:224, co:64] = relu({[n:32, x:224, y:224, co:64] sum[ci:64, i:3, j:3] D[n, x+i-1, y+j-1, ci] * K[i, j, co, ci]}[n, x, y, co])
 """)
-found = as_contraction(conv.equations[0].scope)
+found = kernels.as_contraction(conv.equations[0].scope)
 found.table
 
 # %% [markdown]
@@ -57,8 +52,8 @@ found.table
 
 # %%
 total = ee.parse("tensor A[8, 32, 32]\ntensor B[8, 32, 32]\nY[c:8, x:32, y:32] = A[c, x, y] + B[c, x, y]")
-print(flatten_scope(total.equations[0].scope, "Y"))
-print(flatten_scope(total.equations[0].scope, "Y").merge_neighbours())
+print(kernels.flatten_scope(total.equations[0].scope, "Y"))
+print(kernels.flatten_scope(total.equations[0].scope, "Y").merge_neighbours())
 
 # %% [markdown]
 # ## The cost of a tile size
@@ -76,7 +71,7 @@ print(f"{problem.products:,}")
 
 # %%
 for size in ((8, 32, 1, 3, 16, 8, 2), (8, 32, 1, 3, 16, 4, 4), (16, 32, 1, 1, 16, 2, 2), (8, 32, 2, 1, 16, 2, 2)):
-    print(tile_cost(problem, size, Hardware()).log())
+    print(kernels.tile_cost(problem, size, kernels.Hardware()).log())
 
 # %% [markdown]
 # ## Best-first search for the tile size
@@ -85,12 +80,12 @@ for size in ((8, 32, 1, 3, 16, 8, 2), (8, 32, 1, 3, 16, 4, 4), (16, 32, 1, 1, 16
 # cost of each new size. The search visits a few hundred of about seventy thousand possible sizes.
 
 # %%
-search = search_best_first(problem, Hardware())
+search = kernels.search_best_first(problem, kernels.Hardware())
 print(len(search.visited), "sizes visited")
 print(dict(zip([row.name for row in found.table.rows], search.chosen.tile, strict=True)))
 
 # %%
-tile_figure(search)
+kernels.tile_figure(search)
 
 # %% [markdown]
 # Larger tiles reuse more of the data that they load, so the score rises until the tile no longer fits in memory (the
@@ -106,13 +101,13 @@ tile_figure(search)
 # %%
 for column in found.table.inputs:
     print(column.name)
-    print(local_layout(found.table, column, search.chosen.tile))
+    print(kernels.local_layout(found.table, column, search.chosen.tile))
 
 # %% [markdown]
 # 256 threads share 2·2·16·32 = 2048 results, so each thread has eight sums.
 
 # %%
-layout = thread_layout(found.table, search.chosen.tile, 256)
+layout = kernels.thread_layout(found.table, search.chosen.tile, 256)
 {row.name: n for row, n in zip(found.table.rows, layout.counts, strict=True) if row.output}
 
 # %% [markdown]
@@ -122,8 +117,8 @@ layout = thread_layout(found.table, search.chosen.tile, 256)
 # waits again. Finally it applies the post-operations (here the ReLU) and writes the results.
 
 # %%
-made = tile_contraction(conv)
-print(emit(made.kernel, "opencl"))
+made = kernels.tile_contraction(conv)
+print(kernels.emit(made.kernel, "opencl"))
 
 # %% [markdown]
 # The kernel is a value. It is printed here as OpenCL; `emit(…, "cuda")` prints it as CUDA. A smaller kernel runs on
@@ -138,7 +133,9 @@ tensor b[6]
 tensor r[2, 11, 9, 6]
 R[n:2, x:11, y:9, co:6] = relu({[n:2, x:11, y:9, co:6] sum[ci:5, i:3, j:3] D[n, x+i-1, y+j-1, ci] * K[i, j, co, ci]}[n, x, y, co] + b[co] + r[n, x, y, co])
 """)
-made = tile_contraction(small, Hardware(threads=32, memory=2048, registers=2048, groups=4), kind=I32)
+made = kernels.tile_contraction(
+    small, kernels.Hardware(threads=32, memory=2048, registers=2048, groups=4), kind=kernels.I32
+)
 random = np.random.default_rng(0)
 inputs = {t.name: random.integers(-9, 10, t.shape).astype(np.int32) for t in made.inputs}
 result = np.empty((2, 11, 9, 6), np.int32)

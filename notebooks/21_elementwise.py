@@ -20,38 +20,15 @@
 # kernel is an immutable tree, and the tree is printed as CUDA C, OpenCL C or C.
 
 # %%
-import io
-
+import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import Code, Markdown
-from matplotlib.figure import Figure as Page
+from IPython.display import Code
 
 import einnet_explore as ee
 from einnet_evaluation import gpu_emulation
-from einnet_evaluation.gpu_emulation import Elementwise
-from einnet_explore.codegen.elementwise import (
-    A100,
-    BLOCK_THREADS,
-    H100,
-    MAX_WAVES,
-    ElementwiseLaunch,
-    Functor,
-    aligned_kernel,
-    block_count,
-    build_functor,
-    compose_functors,
-    grid_stride_kernel,
-    operand_read,
-    pack_size,
-    plan_launch,
-)
-from einnet_explore.codegen.language.printer import emit
-from einnet_explore.codegen.language.values import F16, F32, F64, I8
-from einnet_explore.ir import Apply
-from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.viz.figure import Figure
-from einnet_explore.viz.kernels import kernel_texts
-from einnet_explore.viz.tables import ResultTable
+
+kernels = ee.kernels
+F16, F32, F64, I8 = kernels.F16, kernels.F32, kernels.F64, kernels.I8
 
 # %% [markdown]
 # ## How many threads, how many blocks
@@ -60,7 +37,7 @@ from einnet_explore.viz.tables import ResultTable
 # 255 \rfloor = 257$ threads fit. Rounded down to a power of two, this is the block size.
 
 # %%
-64 * 1024 // 255, BLOCK_THREADS
+64 * 1024 // 255, kernels.BLOCK_THREADS
 
 # %% [markdown]
 # The number of blocks is at least one and at most the number of blocks that have work. It is also at most 32 *waves*;
@@ -68,26 +45,31 @@ from einnet_explore.viz.tables import ResultTable
 #
 # $$blocks = \max\left(1, \min\left(\left\lceil \frac{packs}{256} \right\rceil, \frac{SMs \cdot threads}{256} \cdot 32\right)\right)$$
 
-# %%
-rows = tuple(
-    (packs, block_count(packs, A100), block_count(packs, H100))
-    for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
-)
-Markdown("##" + ResultTable("blocks", f"Blocks, at most {MAX_WAVES} waves", ("packs", "A100", "H100"), rows).markdown())
 
 # %%
-picture = Page(figsize=(6, 3), layout="constrained")
-plot = picture.add_subplot(xlabel="packs", ylabel="blocks", xscale="log", yscale="log")
-counts = np.unique(np.logspace(0, 8.5, 200).astype(int))
-for name, gpu in (("A100", A100), ("H100", H100)):
-    plot.plot(counts, [block_count(int(n), gpu) for n in counts], label=f"{name}: at most {gpu.most_blocks:,}")
-plot.legend()
-svg = io.StringIO()
-picture.savefig(svg, format="svg", metadata={"Date": None})
-Figure(
-    svg.getvalue()[svg.getvalue().index("<svg") :],
-    "blocks against packs: rising by one per 256 packs, level from 32 waves on",
+def table(caption, head, rows):
+    return ee.TextTable(
+        head, tuple(tuple(f"{x:,}" if isinstance(x, int) else str(x) for x in row) for row in rows), caption
+    )
+
+
+rows = tuple(
+    (packs, kernels.block_count(packs, kernels.A100), kernels.block_count(packs, kernels.H100))
+    for packs in (0, 1, 256, 257, 10**5, 10**6, 10**7, 10**8)
 )
+table(f"blocks, at most {kernels.MAX_WAVES} waves", ("packs", "A100", "H100"), rows)
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3))
+counts = np.unique(np.logspace(0, 8.5, 200).astype(int))
+for name, gpu in (("A100", kernels.A100), ("H100", kernels.H100)):
+    axes.loglog(
+        counts, [kernels.block_count(int(n), gpu) for n in counts], label=f"{name}: at most {gpu.most_blocks:,}"
+    )
+axes.set(xlabel="packs", ylabel="blocks")
+axes.legend()
+plt.show()
+
 
 # %% [markdown]
 # ## How many elements at a time
@@ -101,12 +83,12 @@ mixes = ((F32,), (F16,), (F64,), (I8,), (F16, F32), (F16, F16), (F32, F64), (F32
 rows = tuple(
     (
         f"{mix[0]} ← {', '.join(map(repr, mix[1:])) or mix[0]}",
-        pack_size(mix),
-        ", ".join(str(8 * k.size * pack_size(mix)) for k in mix),
+        kernels.pack_size(mix),
+        ", ".join(str(8 * k.size * kernels.pack_size(mix)) for k in mix),
     )
     for mix in mixes
 )
-Markdown("##" + ResultTable("packs", "Packs", ("result ← operands", "elements", "bits a transfer"), rows).markdown())
+table("packs", ("result ← operands", "elements", "bits a transfer"), rows)
 
 # %% [markdown]
 # A *plan* combines both numbers. Elements that do not fill a pack (the tail) are processed one by one. If an array
@@ -118,30 +100,32 @@ kinds = (F16, F32)
 rows = tuple(
     (label, p.pack, p.packs, p.tail, p.blocks, repr(p.index))
     for label, p in (
-        ("4,096 elements", plan_launch(4096, kinds, (0, 0))),
-        ("4,099 elements", plan_launch(4099, kinds, (0, 0))),
-        ("…, the operand 4 bytes further", plan_launch(4099, kinds, (0, 4))),
-        ("no elements", plan_launch(0, kinds, (0, 0))),
-        ("2³¹ + 1 elements", plan_launch((1 << 31) + 1, kinds, (0, 0))),
+        ("4,096 elements", kernels.plan_launch(4096, kinds, (0, 0))),
+        ("4,099 elements", kernels.plan_launch(4099, kinds, (0, 0))),
+        ("…, the operand 4 bytes further", kernels.plan_launch(4099, kinds, (0, 4))),
+        ("no elements", kernels.plan_launch(0, kinds, (0, 0))),
+        ("2³¹ + 1 elements", kernels.plan_launch((1 << 31) + 1, kinds, (0, 0))),
     )
 )
-Markdown(
-    "##"
-    + ResultTable(
-        "plans", "Plans: half ← float32 on an A100", ("what", "pack", "packs", "tail", "blocks", "positions"), rows
-    ).markdown()
-)
+table("half ← float32 on an A100", ("what", "pack", "packs", "tail", "blocks", "positions"), rows)
 
 # %% [markdown]
 # ## The kernel
 #
-# A *functor* is a scalar expression over operands. The example of OneFlow's document is a cast: the identity, from
+# A *functor* is a scalar expression over operands, here of an equation: its length does not matter. The example of OneFlow's document is a cast: the identity, from
 # float32 to half. If the result has half precision and the pack size is even, the kernel converts two elements at a
 # time (`__float22half2_rn`).
 
+
 # %%
-cast = Functor(operand_read("x"), F16, (("x", F32),), name="cast")
-Code(emit(aligned_kernel(cast, 4099), "cuda"), language="cuda")
+def functor(text, **kinds):
+    """The functor of the one equation of *text*; *kinds* are the types of its tensors, float32 where none is given."""
+    (equation,) = ee.parse(text).equations
+    return kernels.build_functor(equation.scope, equation.name, kinds=kinds)
+
+
+cast = functor("tensor x[9]\ncast[i:9] = x[i]", cast=F16)
+Code(kernels.emit(kernels.aligned_kernel(cast, 4099), "cuda"), language="cuda")
 
 # %% [markdown]
 # The sum of two halves is *one* instruction for two elements. Adding in single precision and rounding afterwards gives
@@ -149,8 +133,9 @@ Code(emit(aligned_kernel(cast, 4099), "cuda"), language="cuda")
 # versions use single precision, so all three agree exactly.
 
 # %%
-add = Functor(Apply("+", (operand_read("a"), operand_read("b"))), F16, (("a", F16), ("b", F16)), name="add")
-Code(emit(aligned_kernel(add, 4096), "cuda"), language="cuda")
+halves = dict.fromkeys(("add", "a", "b"), F16)
+add = functor("tensor a[9]\ntensor b[9]\nadd[i:9] = a[i] + b[i]", **halves)
+Code(kernels.emit(kernels.aligned_kernel(add, 4096), "cuda"), language="cuda")
 
 # %% [markdown]
 # ## Does the compiler use wide transfers?
@@ -163,28 +148,31 @@ Code(emit(aligned_kernel(add, 4096), "cuda"), language="cuda")
 
 # %%
 def counted(launch, times):
-    text = nvrtc.compile_cuda(grid_stride_kernel(cast, launch), "compute_80").code.decode()
+    text = kernels.compile_cuda(kernels.grid_stride_kernel(cast, launch), "compute_80").code.decode()
     lines = [line.strip() for line in text.splitlines()]
     return tuple(times * sum(part in line for line in lines) for part in ("ld.global", "st.global", "cvt.rn"))
 
 
-if nvrtc.nvrtc_available():
+if kernels.nvrtc_available():
     rows = (
-        ("plain, four elements", *counted(ElementwiseLaunch(1, 4096, 0, 16, plan_launch(1, kinds, (0, 0)).index), 4)),
-        ("template, four elements", *counted(plan_launch(4096, kinds, (0, 0)), 1)),
+        (
+            "plain, four elements",
+            *counted(kernels.ElementwiseLaunch(1, 4096, 0, 16, kernels.plan_launch(1, kinds, (0, 0)).index), 4),
+        ),
+        ("template, four elements", *counted(kernels.plan_launch(4096, kinds, (0, 0)), 1)),
     )
 else:
     rows = (("NVRTC is not installed", None, None, None),)
-Markdown("##" + ResultTable("ptx", "Instructions", ("kernel", "loads", "stores", "conversions"), rows).markdown())
+table("PTX instructions", ("kernel", "loads", "stores", "conversions"), rows)
 
 # %% [markdown]
 # The kernel compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
 
 # %%
 [
-    (a, f"{len(nvrtc.compile_cuda(aligned_kernel(add, 4099), a).code):,} bytes")
-    for a in nvrtc.ARCHITECTURES
-    if nvrtc.nvrtc_available()
+    (a, f"{len(kernels.compile_cuda(kernels.aligned_kernel(add, 4099), a).code):,} bytes")
+    for a in kernels.ARCHITECTURES
+    if kernels.nvrtc_available()
 ]
 
 # %% [markdown]
@@ -203,7 +191,7 @@ def errors(made, engine, reference):
             x = raw[offset : offset + 4 * n].view(np.float32)
             x[:] = np.random.default_rng(n).normal(size=n)
             y = np.zeros(n, np.float16)
-            Elementwise(made, engine)(y, x)
+            gpu_emulation.Elementwise(made, engine)(y, x)
             out.append(int((y != reference(x)).sum()))
     return sum(out)
 
@@ -219,21 +207,16 @@ print(engine, errors(cast, engine, lambda x: x.astype(np.float16)), sep=": ", en
 # it once. A composition writes no intermediate results:
 
 # %%
-relu = Functor(Apply("relu", (operand_read("x"),)), F32, (("x", F32),), name="relu")
-scaled = Functor(Apply("*", (operand_read("v"), operand_read("s"))), F32, (("v", F32),), (("s", F32),), name="scaled")
-total = Functor(
-    Apply("+", (operand_read("a"), operand_read("b"), operand_read("c"))),
-    F32,
-    (("a", F32), ("b", F32), ("c", F32)),
-    name="total",
-)
-fused = compose_functors(scaled, {"v": compose_functors(relu, {"x": total})})
-Code(emit(aligned_kernel(fused, 4096), "opencl"), language="c")
+relu = functor("tensor x[9]\nrelu[i:9] = maximum(x[i], 0)")
+scaled = functor("tensor v[9]\ntensor s[1]\nscaled[i:9] = v[i] * s[0]")
+total = functor("tensor a[9]\ntensor b[9]\ntensor c[9]\ntotal[i:9] = a[i] + b[i] + c[i]")
+fused = kernels.compose_functors(scaled, {"v": kernels.compose_functors(relu, {"x": total})})
+Code(kernels.emit(kernels.aligned_kernel(fused, 4096), "opencl"), language="c")
 
 # %%
 a, b, c = (np.random.default_rng(k).integers(-9, 9, 1003).astype(np.float32) for k in range(3))
 s, y = np.array([3], np.float32), np.zeros(1003, np.float32)
-Elementwise(fused, engine)(y, a, b, c, s)
+gpu_emulation.Elementwise(fused, engine)(y, a, b, c, s)
 float(abs(y - np.maximum(a + b + c, 0) * 3).max())
 
 # %% [markdown]
@@ -249,13 +232,13 @@ tensor A[64, 31]
 tensor B[1984]
 Y[i:64, j:31] = maximum(A[i, j], 0) + B[31*i + j]
 """)
-Code(kernel_texts(case, "c")[0].text, language="c")
+Code(kernels.kernel_texts(case, "c")[0].text, language="c")
 
 # %% [markdown]
 # If an expression is not element-wise, the refusal gives the reason:
 
 # %%
 try:
-    build_functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
+    kernels.build_functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
 except ValueError as refused:
     print(refused)

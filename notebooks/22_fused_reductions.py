@@ -28,16 +28,8 @@ import numpy as np
 
 import einnet_explore as ee
 from einnet_evaluation import gpu_emulation
-from einnet_evaluation.fused_programs import batch_norm, softmax
-from einnet_evaluation.gpu_emulation import run_blocks
-from einnet_explore.codegen.fusion.frame import lay_out
-from einnet_explore.codegen.fusion.gpu import A100_TARGET, CPU_CORE_TARGET, estimate_fusion, gpu_launch
-from einnet_explore.codegen.fusion.plan import fuse_program
-from einnet_explore.codegen.language.printer import emit
-from einnet_explore.runtime.cuda import nvrtc
-from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
-from einnet_explore.viz.graph_figures import draw_graph
-from einnet_explore.viz.kernels import stage_graph, stage_summary
+
+kernels = ee.kernels
 
 # %% [markdown]
 # ## A variable instead of an array
@@ -47,7 +39,7 @@ from einnet_explore.viz.kernels import stage_graph, stage_summary
 # be stored: `tmp[tid] = a; b = tmp[tid]` becomes `b = a`.
 
 # %%
-square = fuse_program(
+square = kernels.fuse_program(
     ee.parse("""
 tensor x[1000]
 m[i:1000] = x[i] * x[i]
@@ -55,10 +47,10 @@ y[i:1000] = x[i] + m[i]
 output y
 """)
 )
-print(stage_summary(square))
+print(kernels.stage_summary(square))
 
 # %%
-print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
+print(kernels.emit(kernels.gpu_launch(square, {"x": (1000,)})[1], "cuda"))
 
 # %% [markdown]
 # ## Batch normalisation
@@ -66,12 +58,26 @@ print(emit(gpu_launch(square, {"x": (1000,)})[1], "cuda"))
 # CuPy could not fuse this example: the mean and the variance are two reductions, and the second needs the result of
 # the first.
 
-# %%
-print(ee.text(batch_norm(32, 256, 56, 56)))
 
 # %%
-norm = fuse_program(batch_norm(32, 256, 56, 56))
-print(stage_summary(norm))
+def batch_norm(n, c, h, w):
+    return ee.parse(f"""
+tensor X[{n}, {c}, {h}, {w}]
+tensor g[{c}]
+tensor b[{c}]
+M[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] X[n, c, h, w]}}[c] / {n * h * w}
+D[n:{n}, c:{c}, h:{h}, w:{w}] = X[n, c, h, w] - M[c]
+V[c:{c}] = {{[c:{c}] sum[n:{n}, h:{h}, w:{w}] D[n, c, h, w] * D[n, c, h, w]}}[c] / {n * h * w}
+Y[n:{n}, c:{c}, h:{h}, w:{w}] = D[n, c, h, w] * rsqrt(V[c] + 0.00001) * g[c] + b[c]
+output Y
+""")
+
+
+ee.show(batch_norm(32, 256, 56, 56))
+
+# %%
+norm = kernels.fuse_program(batch_norm(32, 256, 56, 56))
+print(kernels.stage_summary(norm))
 
 # %% [markdown]
 # No data flows from one channel to another, so the *grid* has one point for each channel (`i0`), and each point does
@@ -79,21 +85,31 @@ print(stage_summary(norm))
 # and never stored, because a subtraction is cheaper than a memory access. Only `Y` is written to memory.
 
 # %%
-draw_graph(stage_graph(norm), "batch normalisation: three stages, one kernel")
+kernels.draw_graph(kernels.stage_graph(norm), "batch normalisation: three stages, one kernel")
 
 # %% [markdown]
 # Softmax is different, because `exp` is expensive. It is computed once and stored in the memory of the *result*. The
 # result overwrites `E` where `E` is read for the last time.
 
 # %%
-draw_graph(stage_graph(fuse_program(softmax(512, 768))), "softmax")
+softmax = kernels.fuse_program(
+    ee.parse("""
+tensor X[512, 768]
+M[i:512] = max[j:768] X[i, j]
+E[i:512, j:768] = exp(X[i, j] - M[i])
+S[i:512] = sum[j:768] E[i, j]
+Y[i:512, j:768] = E[i, j] / S[i]
+output Y
+""")
+)
+kernels.draw_graph(kernels.stage_graph(softmax), "softmax")
 
 # %% [markdown]
 # If the size changes between reductions, a temporary array in memory is necessary. Temporaries with disjoint lifetimes
 # share a slot. Here four temporaries need two slots:
 
 # %%
-zigzag = fuse_program(
+zigzag = kernels.fuse_program(
     ee.parse("""
 tensor X[40, 60]
 A[i:40] = sum[j:60] X[i, j]
@@ -103,7 +119,7 @@ D[j:60] = sum[i:40] X[i, j] * C[i]
 E[i:40] = sum[j:60] X[i, j] * D[j]
 """)
 )
-print(stage_summary(zigzag))
+print(kernels.stage_summary(zigzag))
 
 # %% [markdown]
 # ## Sizes are symbols
@@ -112,7 +128,9 @@ print(stage_summary(zigzag))
 # such equalities, and one kernel is reused for all sizes that satisfy them.
 
 # %%
-fuse_program(ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]")).sizes.equalities
+kernels.fuse_program(
+    ee.parse("tensor x[2, 3, 4]\ntensor y[3, 4]\nz[i:2, j:3, k:4] = x[i, j, k] + y[j, k]")
+).sizes.equalities
 
 # %%
 norm.sizes.equalities
@@ -121,7 +139,7 @@ norm.sizes.equalities
 # A fused program accepts other sizes, or refuses them with the reason:
 
 # %%
-rows = FusedProgram(ee.parse("tensor x[2, 3]\ntensor y[3]\nz[i:2] = sum[j:3] x[i, j] * y[j]"))
+rows = kernels.FusedProgram(ee.parse("tensor x[2, 3]\ntensor y[3]\nz[i:2] = sum[j:3] x[i, j] * y[j]"))
 x, y = np.ones((100, 50), np.float32), np.ones(50, np.float32)
 print(rows({"x": x, "y": y})["z"][:5], "after", rows.analyses, "analysis")
 
@@ -137,7 +155,7 @@ except ValueError as error:
 # millisecond. The compiled code is reused, because the constant is an argument of the kernel.
 
 # %%
-batch = FusedProgram(lambda shapes: batch_norm(*shapes["X"]))
+batch = kernels.FusedProgram(lambda shapes: batch_norm(*shapes["X"]))
 rng = np.random.default_rng(0)
 
 
@@ -165,7 +183,7 @@ packed = {"X": (256 * 3136, 3136, 56, 1), "Y": (256 * 3136, 3136, 56, 1), "g": (
 last = {"X": (256 * 3136, 1, 56 * 256, 256), "Y": (256 * 3136, 1, 56 * 256, 256), "g": (1,), "b": (1,)}
 shapes = {"X": (32, 256, 56, 56), "g": (256,), "b": (256,)}
 for name, strides in (("NCHW", packed), ("NHWC", last)):
-    flat = lay_out(norm, shapes, strides)
+    flat = kernels.lay_out(norm, shapes, strides)
     print(name, [(axis.name, flat.extents[axis]) for axis in flat.order], "lanes:", flat.lanes)
 
 # %% [markdown]
@@ -194,17 +212,19 @@ print(f"largest error: {np.abs(found - wanted).max():.1e}")
 
 # %%
 small = inputs(4, 3, 5, 6)
-_, kernel = gpu_launch(fuse_program(batch_norm(4, 3, 5, 6)), {name: a.shape for name, a in small.items()})
-text = emit(kernel, "cuda")
+_, kernel = kernels.gpu_launch(
+    kernels.fuse_program(batch_norm(4, 3, 5, 6)), {name: a.shape for name, a in small.items()}
+)
+text = kernels.emit(kernel, "cuda")
 print(text[: text.index("// stage 1")])
 
 # %%
-if nvrtc.nvrtc_available():
-    print(f"NVRTC {nvrtc.nvrtc_version()}: {len(nvrtc.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
+if kernels.nvrtc_available():
+    print(f"NVRTC {kernels.nvrtc_version()}: {len(kernels.compile_cuda(kernel, 'sm_80').code)} bytes for sm_80")
 
 # %%
 if gpu_emulation.opencl_available():
-    by_blocks = run_blocks(fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
+    by_blocks = gpu_emulation.run_blocks(kernels.fuse_program(batch_norm(4, 3, 5, 6)), small)["Y"]
     print(f"OpenCL against C: {np.abs(by_blocks - batch(small)['Y']).max():.1e}")
 
 # %% [markdown]
@@ -216,16 +236,16 @@ if gpu_emulation.opencl_available():
 # %%
 for shape in ((32, 256, 56, 56), (32, 2, 512, 512)):
     program = batch_norm(*shape)
-    flat, _ = gpu_launch(fuse_program(program), {t.name: t.shape for t in program.inputs})
-    for target in (A100_TARGET, CPU_CORE_TARGET):
-        print(shape, estimate_fusion(flat, target))
+    flat, _ = kernels.gpu_launch(kernels.fuse_program(program), {t.name: t.shape for t in program.inputs})
+    for target in (kernels.A100_TARGET, kernels.CPU_CORE_TARGET):
+        print(shape, kernels.estimate_fusion(flat, target))
 
 # %% [markdown]
 # The final decision is a measurement. It compares the fused kernel with one kernel for each operation, and alternates
 # between the two.
 
 # %%
-times = compare_with_unfused(batch_norm(8, 64, 56, 56), arrays, rounds=5, seconds=0.05)
+times = kernels.compare_with_unfused(batch_norm(8, 64, 56, 56), arrays, rounds=5, seconds=0.05)
 for name, timing in times.items():
     print(f"{name}: {timing.median * 1e6:.0f} µs")
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from einnet_explore.pipeline.optimised import Optimised
+    from einnet_explore.strategies.candidate import Candidate
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
@@ -129,6 +130,17 @@ def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
     """Return a certificate for every step of *derivation*."""
     return tuple(certify(step.before, step.after) for step in derivation.steps)
+
+
+def post_optimize(found: Candidate | Derivation) -> Derivation:
+    """Return *found*, a candidate or its derivation, with its eOperators fused and layouts assigned (EinNet §6.3).
+
+    Consecutive eOperators become one; layout changes that another one undoes disappear, if that is estimated to be
+    faster.  All of it are steps with certificates.
+    """
+    from einnet_explore.pipeline.layouts import post_optimise
+
+    return post_optimise(found if isinstance(found, Derivation) else found.derivation)
 
 
 def graph(program: Program, title: str = "") -> Figure:
