@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import re
@@ -24,6 +25,7 @@ from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES
 from einnet_explore.rules.base import Rule, Step
 from einnet_explore.strategies.factoring import factorings
+from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.viz.views import RulePage
 
@@ -53,6 +55,9 @@ RESULTS = (
 """Classes of results of public functions that are not public names themselves."""
 
 
+PAGED_RULES: tuple[Rule[Any], ...] = (*ALL_RULES, matching_rule(ee.OPERATORS))
+"""The rules that have pages; inline code that is the name of one becomes a link to it."""
+
 MODULES = {
     "Expressions of operators (`ee.ops`)": "einnet_explore.operators.expressions",
     "Figures (`ee.figures`)": "einnet_explore.viz.figures",
@@ -72,11 +77,12 @@ def write() -> None:
             ("---\norphan: true\n---\n" if name == "README.md" else "")
             + redirected((REPOSITORY / name).read_text(encoding="utf-8"), REPOSITORY),
         )
-    for rule in ALL_RULES:
+    for rule in PAGED_RULES:
         _write(f"rules/{rule.name}.md", rule_page(rule))
     for operator in ee.OPERATORS:
         _write(f"operators/{operator.name}.md", operator_page(operator))
-    _write("rules.md", _contents("Rules", "rules", [rule.name for rule in ALL_RULES]))
+    _write("gallery.md", gallery_page())
+    _write("rules.md", _contents("Rules", "rules", [rule.name for rule in PAGED_RULES]))
     _write("operators.md", _contents("Operators", "operators", [operator.name for operator in ee.OPERATORS]))
     _write("arguments.md", arguments_page())
     _write("python.md", python_page())
@@ -99,7 +105,10 @@ def slug(title: str) -> str:
 
 
 def redirected(page: str, folder: Path) -> str:
-    """Return *page*, a text of *folder*, with links to the site's pages; links to other files become text."""
+    """Return *page*, a text of *folder*, with links to the site's pages; links to other files become text.
+
+    The names of rules become links to their pages.
+    """
 
     def link(found: re.Match[str]) -> str:
         picture, text, target, anchor = found[1], found[2], found[3], found[4] or ""
@@ -108,7 +117,9 @@ def redirected(page: str, folder: Path) -> str:
             text = ""  # the notebook's title
         return text if inside is None else f"{picture}[{text}]({inside}{anchor})"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)", link, page)
+    linked = re.sub(r"(!?)\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)", link, page)
+    names = "|".join(rule.name for rule in PAGED_RULES)
+    return re.sub(rf"(?<![`\[])`({names})`(?![`\]])", rf"[`\1`](/{GENERATED}/rules/\1.md)", linked)
 
 
 def site_path(file: Path) -> str | None:
@@ -150,6 +161,7 @@ def toctree(pages: Iterable[str]) -> str:
 
 
 ADDED = {
+    "gallery": "figures, with the code that draws each",
     "rules": "a page for each rule: its law, a step with its certificate, a refusal",
     "operators": "a page for each library operator: its expression and iterator mapping table",
     "arguments": "the arguments of every command",
@@ -243,6 +255,27 @@ def operator_page(operator: Operator) -> str:
         "Canonical expression:", "", f"```text\n{operator.expression}\n```", "", "## Iterator mapping table",
         "Which iterators index which tensors.", "", head, *rows, "",
     ])  # fmt: skip
+
+
+def gallery_page() -> str:
+    """Return the page of the figures of ``gallery.py``, with the code of each below it; write their pictures."""
+    cells = jupytext.read(DOCS / "gallery.py").cells
+    parts, space = [], dict[str, Any]()
+    for n, cell in enumerate(cells):
+        if cell.cell_type == "markdown":
+            parts.append(redirected(cell.source, DOCS))
+            continue
+        *before, last = ast.parse(cell.source).body
+        exec(compile(ast.Module(before, []), "gallery.py", "exec"), space)
+        if isinstance(last, ast.Expr):
+            figure = eval(compile(ast.Expression(last.value), "gallery.py", "eval"), space)
+            _write(f"gallery/{n}.svg", figure._repr_mimebundle_()["image/svg+xml"])
+            words = re.sub(r"[\[\]\s]+", " ", repr(figure))
+            parts.append(f"![{words}](gallery/{n}.svg)")
+        else:
+            exec(compile(ast.Module([last], []), "gallery.py", "exec"), space)
+        parts.append(f"```python\n{cell.source}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _contents(title: str, folder: str, names: list[str]) -> str:

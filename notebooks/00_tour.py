@@ -222,6 +222,45 @@ outputs = fast(**fast.random_inputs())
 {name: value.shape for name, value in outputs.items()}
 
 # %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+products_each = ee.Exercise(
+    "`products_each`: how many multiplications does the convolution `conv` make for each element of its result?",
+    36,
+    hint="Count the values of the iterators below the sum.",
+    why="the sum runs over 4 channels and 3·3 taps",
+)
+products_each
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+products_each.grade(4 * 3 * 3)
+
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+def sums_over_36(program):
+    sizes = [dict(e.via.attributes)["k"] for e in program.equations if e.via and e.via.operator == "Matmul"]
+    return "" if sizes == [36] else f"its matrix products sum over {sizes} values, expected [36]"
+
+
+im2col = ee.Exercise(
+    "`im2col`: derive from `conv` a program with one matrix product that sums over channels *and* window, by hand or "
+    "by search. Answer with the session or the candidate.",
+    conv,
+    hint="Match the convolution with Matmul as it is, without a split.",
+    why="one product with k = 4·3·3, after a kernel that gathers the windows",
+    objection=sums_over_36,
+)
+im2col
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+by_matching = ee.explore(conv)
+by_matching.apply("operator_matching", at="Y", operator="Matmul")
+im2col.grade(by_matching)
+
+# %% [markdown]
 # ## From here
 #
 # - [EinNet without the paper](07_einnet_lecture.py), a lecture; [a lesson](02_lesson.py) in which you guess the rules;

@@ -15,7 +15,8 @@
 #
 # A rule is an equation between two expressions, applied from left to right. Each rule has a page with four parts: its
 # **law**, a **legal** step with its certificate, a **refused** request with the numbers that failed, and an
-# **exercise**. The answers at the end are computed.
+# **exercise**: `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The answers at the end are
+# computed.
 #
 # The text of each law comes from the rule itself. Every step is executed, and every refusal is the rule's own message.
 
@@ -90,9 +91,15 @@ split = legal(line, "summation_splitting", outer=["r"])
 # %%
 refused(line, "summation_splitting", outer=["r", "c"])
 
-# %% [markdown]
-# **Exercise 1.** In how many ways can a sum over three iterators be split if every subset is allowed? And a sum over
-# six iterators?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+ways = ee.Exercise(
+    "**1.** `ways`: In how many ways can a sum over three iterators be split if every subset is allowed? "
+    "And a sum over six iterators? Answer with a pair.",
+    (6, 62),
+    "Every group but the empty one and the whole may be the outer one.",
+    "2ⁿ - 2",
+)
+ways
 
 # %% [markdown]
 # ## 2. Variable substitution
@@ -126,9 +133,15 @@ plt.show()
 # %%
 refused(split, "variable_substitution", at="0.0", phi={"f": "f", "t": "h+r-1"})
 
-# %% [markdown]
-# **Exercise 2.** $h$ and $f$ can be joined into one iterator $i = 5h + f$. Is $i = 4h + f$ legal as well? And $i = 6h
-# + f$?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+legal_joins = ee.Exercise(
+    "**2.** `legal_joins`: $h$ and $f$ can be joined into one iterator $i = 5h + f$. Is $i = 4h + f$ legal "
+    "as well? And $i = 6h + f$? Answer with a pair of True or False.",
+    (False, True),
+    "Which values of i are reached, and how often?",
+    "4h + f has no inverse; 6h + f leaves values out, which a domain excludes",
+)
+legal_joins
 
 # %% [markdown]
 # ## 3. Traversal merging
@@ -153,8 +166,15 @@ Y[h:2] = {[z:2] A[z, 0]} pad [2] [h+1]
 """)
 refused(beyond, "traversal_merging")
 
-# %% [markdown]
-# **Exercise 3.** Merge the scope that the split of page 1 created. Predict the result.
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+unsplit = ee.Exercise(
+    "**3.** `unsplit`: Merge the scope that the split of page 1 created. Predict the result, and answer with its text.",
+    line,
+    "Merging is the inverse of splitting.",
+    "the original convolution",
+    objection=lambda program: "" if "{" not in ee.text(program) else "there is still an inner scope",
+)
+unsplit
 
 # %% [markdown]
 # ## 4. Boundary relaxing
@@ -181,8 +201,15 @@ wide = legal(line, "boundary_relaxing", ranges={"r": [0, 4]})
 # %%
 refused(line, "boundary_relaxing", ranges={"h": [0, 7]})
 
-# %% [markdown]
-# **Exercise 4.** A window of four taps has two halves of two taps. Find a substitution of $r$ that separates them.
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+separation = ee.Exercise(
+    "**4.** `separation`: A window of four taps has two halves of two taps. Which substitution of $r$ by "
+    "$a$ and $b$ separates them? Answer with `phi`, as for page 2.",
+    {"a": "r//2", "b": "r%2"},
+    "One iterator is the number of the half.",
+    "a is the half, b the tap in it",
+)
+separation
 
 # %% [markdown]
 # ## 5. Boundary tightening
@@ -203,9 +230,15 @@ tight = legal(relaxed, "boundary_tightening", at="0.0")
 # %%
 refused(relaxed, "boundary_tightening", at="0.0", ranges={"t": [0, 5]})
 
-# %% [markdown]
-# **Exercise 5.** Tightening undoes the widening to four taps on page 4. Predict its effect on a sum over $r \in [-2,
-# 5)$ of a filter with three taps.
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+taps_left = ee.Exercise(
+    "**5.** `taps_left`: Tightening undoes the widening to four taps on page 4. To which range does it "
+    "shrink a sum over $r \\in [-2, 5)$ of a filter with three taps? Answer with a pair.",
+    (0, 3),
+    "Where are the weights not padding?",
+    "the three taps that exist",
+)
+taps_left
 
 # %% [markdown]
 # ## 6. eOperator generation
@@ -229,8 +262,14 @@ kernel = legal(slices, "eoperator_generation")
 # %%
 refused(line, "eoperator_generation")
 
-# %% [markdown]
-# **Exercise 6.** From how many channels on is the convolution refused?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+least_channels = ee.Exercise(
+    "**6.** `least_channels`: From how many channels on does eOperator generation refuse the convolution?",
+    2,
+    "Apply the rule to the convolution with 1, 2, 3, … channels.",
+    "from here on there are 4 operations or more for each element",
+)
+least_channels
 
 # %% [markdown]
 # # Rules between expressions
@@ -261,9 +300,15 @@ ee.graph(parts, "two independent products, and their sum")
 # %%
 refused(one, "expression_splitting", iterator="m", cuts=[6])
 
-# %% [markdown]
-# **Exercise 7.** Cut the summation over $k$ in the middle. Which operation combines the two halves? And which one if
-# the reduction is a maximum?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+combinations = ee.Exercise(
+    "**7.** `combinations`: Cut the summation over $k$ in the middle. Which operation combines the two "
+    "halves? And which one if the reduction is a maximum? Answer with a pair of texts.",
+    ("+", "max"),
+    "The operation of the reduction.",
+    "a reduction of parts is reduced by the same operation",
+)
+combinations
 
 # %% [markdown]
 # ## 8. Sibling merging
@@ -306,8 +351,15 @@ output Q, S
 """)
 refused(strided, "sibling_merging", others=["S"], tensor="X")
 
-# %% [markdown]
-# **Exercise 8.** A filter with three taps and one with a single tap read the same signal. Can they be merged?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+windows_merge = ee.Exercise(
+    "**8.** `windows_merge`: A filter with three taps and one with a single tap read the same signal. Can "
+    "they be merged? Answer with True or False.",
+    True,
+    "May a window be widened?",
+    "the single tap is extended by two zeros",
+)
+windows_merge
 
 # %% [markdown]
 # ## 9. Batch merging
@@ -344,8 +396,15 @@ output P, Q
 """)
 refused(unlike, "batch_merging", others=["Q"])
 
-# %% [markdown]
-# **Exercise 9.** $P$ and $Q$ share $A$. If $Z$ also had six rows, which rule would merge them?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+merging_rule = ee.Exercise(
+    "**9.** `merging_rule`: $P$ and $Q$ share $A$. If $Z$ also had six rows, which rule would merge them "
+    "into one product of twelve rows?",
+    "sibling_merging",
+    "What do they share?",
+    "it concatenates the rows; batch merging stacks X and Z only",
+)
+merging_rule
 
 # %% [markdown]
 # ## 10. Expression fusion
@@ -368,8 +427,15 @@ together = legal(activated, "expression_fusion", at="R", tensor="Y")
 needed = ee.parse(ee.text(activated) + "output R, Y\n")
 refused(needed, "expression_fusion", at="R", tensor="Y")
 
-# %% [markdown]
-# **Exercise 10.** Is the fused expression one kernel? Is it still one kernel if $Y$ is the convolution `line`?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+one_kernel = ee.Exercise(
+    "**10.** `one_kernel`: Is the fused expression one kernel? Is it still one kernel if $Y$ is the "
+    "convolution `line`? Answer with a pair.",
+    (True, False),
+    "Count the operations for each element.",
+    "a sum of slices with its ReLU is one kernel; a convolution is too dense",
+)
+one_kernel
 
 # %% [markdown]
 # # A rule that changes the products
@@ -399,8 +465,15 @@ Y[h:6, f:5] = sum[c:4, r:3] A[2*h+r, c] * K[r, f, c]
 """)
 refused(skipping, "bilinear_substitution", traversal="h", summation="r", outputs=2)
 
-# %% [markdown]
-# **Exercise 11.** How many products does each output need with tiles of 2, 4 and 6 outputs? And without tiles?
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+products_each = ee.Exercise(
+    "**11.** `products_each`: How many products does each output need with tiles of 2, 4 and 6 outputs? "
+    "Answer with three numbers.",
+    (2, 1.5, 4 / 3),
+    "A tile of m outputs takes m + 2 products.",
+    "3 without tiles",
+)
+products_each
 
 # %% [markdown]
 # # The other rules
@@ -429,6 +502,7 @@ for read, sums in (
     program = ee.parse(f"{tensors}\nY[h:4] = sum[{sums}] {read}")
     plain = [m for m in rules.SUMMATION_SPLITTING.matches(program, (0,)) if not m.params.apart]
     print(len(plain), "ways:", [m.to_json()["params"]["outer"] for m in plain])
+ways.grade((2**3 - 2, 2**6 - 2))
 
 # %% [markdown]
 # **2.** With $4h + f$, two different pairs give the same $i$, so the substitution has no inverse. With $6h + f$, some
@@ -437,6 +511,7 @@ for read, sums in (
 # %%
 refused(split, "variable_substitution", at="0.0", phi={"r": "r", "i": "4*h+f"})
 gaps = legal(split, "variable_substitution", at="0.0", phi={"r": "r", "i": "6*h+f"})
+legal_joins.grade((False, True))
 
 # %% [markdown]
 # **3.** The result is the original convolution: merging is the inverse of splitting.
@@ -444,6 +519,7 @@ gaps = legal(split, "variable_substitution", at="0.0", phi={"r": "r", "i": "6*h+
 # %%
 back = legal(split, "traversal_merging")
 assert ee.program_key(back) == ee.program_key(line)
+unsplit.grade(back)
 
 # %% [markdown]
 # **4.** $r = 2a + b$ with $a = \lfloor r/2 \rfloor$ and $b = r \bmod 2$. With three taps this substitution is refused,
@@ -452,6 +528,7 @@ assert ee.program_key(back) == ee.program_key(line)
 # %%
 halves = legal(wide, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
 refused(line, "variable_substitution", phi={"a": "r//2", "b": "r%2"})
+separation.grade({"a": "r//2", "b": "r%2"})
 
 # %% [markdown]
 # **5.** The range shrinks to the three existing taps. Formulas omit the ranges, so the text form is printed:
@@ -464,6 +541,7 @@ Y[h:6] = sum[r:-2..5] A[h+r-1] * K[r]
 """)
 short = legal(long, "boundary_tightening")
 print(ee.text(short))
+taps_left.grade((0, 3))
 
 # %% [markdown]
 # **6.** The arithmetic for each element that is read or written grows with the number of channels:
@@ -477,6 +555,7 @@ for channels in range(1, 6):
     """)
     matches = list(rules.EOPERATOR_GENERATION.matches(program, (0,)))
     print(channels, f"{intensity(program.scope_at((0,))):.2f} FLOP/element", "legal" if matches else "refused")
+least_channels.grade(2)
 
 # %% [markdown]
 # **7.** The operation of the reduction combines them: $+$ for a sum, $\max$ for a maximum.
@@ -487,6 +566,7 @@ for reduce in ("sum", "max"):
     cut = rules.EXPRESSION_SPLITTING.match(program, (0,), iterator="k", cuts=[2]).apply(program).after
     print(ee.text(cut))
     print(ee.certify(program, cut), end="\n\n")
+combinations.grade(("+", "max"))
 
 # %% [markdown]
 # **8.** Yes. The single tap is extended to three taps, two of which are zero.
@@ -501,6 +581,7 @@ Z[h:6, f:2] = sum[c:4, r:1] A[h+r, c] * J[r, f, c]
 output Y, Z
 """)
 both = legal(windows, "sibling_merging", others=["Z"], tensor="A")
+windows_merge.grade(True)
 
 # %% [markdown]
 # **9.** Sibling merging, with $A$ as the shared tensor: it concatenates the rows. (Batch merging is possible as well;
@@ -517,6 +598,7 @@ output P, Q
 """)
 rows = legal(same, "sibling_merging", others=["Q"], tensor="A")
 stacked = legal(same, "batch_merging", others=["Q"])
+merging_rule.grade("sibling_merging")
 
 # %% [markdown]
 # **10.** The sum of slices and its ReLU are one kernel (the paper's Figure 3). With the convolution inside, the fused
@@ -527,6 +609,7 @@ program = legal(together, "eoperator_generation", at="R")
 dense = ee.parse(ee.text(line) + "R[h:6, f:5] = relu(Y[h, f])\n")
 inlined = legal(dense, "expression_fusion", at="R", tensor="Y")
 refused(inlined, "eoperator_generation", at="R")
+one_kernel.grade((True, False))
 
 # %% [markdown]
 # **11.** A tile of $m$ outputs takes $m + 2$ products:
@@ -534,3 +617,4 @@ refused(inlined, "eoperator_generation", at="R")
 # %%
 for outputs in (2, 4, 6):
     print(f"F({outputs}, 3): {correlation(outputs, 3).rank / outputs:.2f} products an output, 3 without")
+products_each.grade([correlation(m, 3).rank / m for m in (2, 4, 6)])

@@ -257,21 +257,44 @@ ee.certify(conv, wrong)
 einnet_widgets.explorer(ee.explore(conv))
 
 # %% [markdown]
-# **Exercises.**
+# ## Exercises
 #
-# 1. Start differently: split off the channels instead of the window. Is the inner scope a matrix product as well? (Use
-#    `session.table`.)
-# 2. Take a quiz on a derivation that you have not seen: choose any candidate of `run`, and call
-#    `ee.Quiz(candidate.derivation)`.
-# 3. With a stride of 2, which products does the search find after one choice?
-#
-# The next cells start exercises 2 and 3:
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+channels = ee.Exercise(
+    '`channels`: start differently and split off the channels instead of the window (`outer=["c"]`). How far is the inner '
+    "scope from Matmul?",
+    2,
+    hint='`session.table("Matmul", at="Y.0")` counts the mismatches.',
+    why="c indexes all three tensors (a batch); h, w and r, s are pairs where Matmul has one iterator",
+)
+channels
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+session = ee.explore(conv)
+session.apply("summation_splitting", at="Y", outer=["c"])
+channels.grade(session.table("Matmul", at="Y.0").distance.total)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+strided = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=8, R=3, S=3, stride=2, padding=1)
+strides = ee.Exercise(
+    "`strides`: the convolution `strided` has a stride of 2. A search towards Matmul with one choice finds several single "
+    "products (`b` is 1). Over how many values do they sum? Answer with a set.",
+    {36, 48, 64},
+    hint='`ee.search(strided, target="Matmul", max_depth=1)`; the attributes of a call are `dict(equation.via.attributes)`.',
+    why="4·3·3 by im2col; the others widen one or both dimensions of the window to 4",
+)
+strides
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+calls = [dict(c.operators[0].via.attributes) for c in ee.search(strided, target="Matmul", max_depth=1).candidates]
+strides.grade({call["k"] for call in calls if call["b"] == 1})
+
+# %% [markdown]
+# A quiz on a derivation that you have not seen:
 
 # %%
 other = ee.Quiz(max(run.candidates, key=lambda c: len(c.derivation.steps)).derivation)
 print(len(other.steps), "steps; the first:")
 other.question()
-
-# %%
-strided = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=8, R=3, S=3, stride=2, padding=1)
-ee.search(strided, target="Matmul", max_depth=1, budget=10)

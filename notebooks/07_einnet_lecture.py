@@ -354,3 +354,40 @@ ee.graph(linear.program)
 #
 # Next: [a quiz on the derivation in two dimensions](02_lesson.py), [a model in one cell](04_one_click.py), [your own
 # rule](06_your_own.py).
+
+# %% [markdown] slideshow={"slide_type": "slide"}
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+distance = ee.Exercise(
+    "`distance`: how many mismatches has the 3×3 convolution `conv` against Matmul?",
+    3,
+    hint="h and w are where Matmul has m; c, r and s are where it has k.",
+    why="one in the group of m, two in the group of k",
+)
+distance
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true} slideshow={"slide_type": "skip"}
+distance.grade(ee.explore(conv).table("Matmul").distance.total)
+
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+def sums_over_12(program):
+    sizes = [dict(e.via.attributes)["k"] for e in program.equations if e.via and e.via.operator == "Matmul"]
+    return "" if sizes == [12] else f"its matrix products sum over {sizes} values, expected [12]"
+
+
+gathered = ee.Exercise(
+    "`gathered`: derive from `line` a program with one matrix product that sums over channels *and* taps. Answer with a "
+    "session or a candidate.",
+    line,
+    hint="No split is needed: match the whole expression.",
+    why="im2col: a kernel gathers the windows, then one product with k = 4·3",
+    objection=sums_over_12,
+)
+gathered
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true} slideshow={"slide_type": "skip"}
+gathered.grade(ee.search(line, max_depth=1).find("Matmul", k=12))

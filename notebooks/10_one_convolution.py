@@ -141,6 +141,31 @@ for step, certificate in zip(three.derivation.steps, ee.check(three.derivation),
 run.tree(to=three)
 
 # %% [markdown]
-# **Exercise.** Widen another window: `ee.ops.conv2d(N=1, H=28, W=28, C=16, F=8, R=7, S=7)`. Find the smaller
-# convolutions among the candidates. Why is none of them 3×3? (`run.why_refused("Conv2d")` names the mismatches at a
-# state.)
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+wider = ee.Exercise(
+    "`wider`: the search turns a 7×7 convolution with 8 output channels into one with a 3×3 window. How many output channels "
+    "has it?",
+    72,
+    hint="Seven is not a multiple of three. To which size is the window widened?",
+    why="the window is widened to 9×9, which has 3·3 parts of 3×3: 8·9 channels",
+)
+wider
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+wider.grade(8 * (9 // 3) ** 2)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+taps = ee.Exercise(
+    "`taps`: Figure 6 turns a 5×5 window into four 3×3 windows. How many times as many multiplications are there?",
+    1.44,
+    hint="Count the taps of all windows, zeros included.",
+    why="36 taps instead of 25: it pays only where the 3×3 kernel is that much better",
+)
+taps
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+taps.grade(4 * 9 / 25)

@@ -200,3 +200,50 @@ session.check()
 # %%
 session.adopt(ee.post_optimize(session.derivation))
 ee.graph(session.program, "after")
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+columns = ee.Exercise(
+    "`columns`: how many columns has the product that replaces queries, keys and values?",
+    64,
+    hint="The weights are concatenated; they have 24, 24 and 16 columns.",
+    why="24 + 24 + 16; each result is a slice",
+)
+columns
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+columns.grade(24 + 24 + 16)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+pair = ee.parse("""
+tensor X[6, 4]
+tensor A[4, 5] weight
+tensor B[2, 4] weight
+Q[m:6, n:5] = sum[k:4] X[m, k] * A[k, n]
+K[m:6, n:2] = sum[k:4] X[m, k] * B[n, k]
+output Q, K
+""")
+
+
+def reads_x_once(program):
+    reads = ee.text(program).count("X[") - 1
+    return "" if reads == 1 else f"X is read in {reads} places, expected one product"
+
+
+siblings = ee.Exercise(
+    "`siblings`: derive from `pair` a program in which one product computes `Q` and `K`. Answer with the session.",
+    pair,
+    hint="The shared tensor is X.",
+    why="sibling merging concatenates A and the transposed B",
+    objection=reads_x_once,
+)
+siblings
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+session = ee.explore(pair)
+session.apply("sibling_merging", at="Q", others=["K"], tensor="X")
+siblings.grade(session)

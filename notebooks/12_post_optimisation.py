@@ -144,4 +144,33 @@ session.check()
 # memory. `ee.search` and `optimize` find that kernel by vertical fusion
 # ([decision 0048](../docs/decisions/0048-vertical-fusion-is-a-search.md)).
 #
-# **Exercise.** Give $V$ another dilation than $K$. Which transforms can still cancel?
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+compile_time = ee.Exercise(
+    "`compile_time`: which eOperator of the fused generator (Fig. 11) runs at compile time?",
+    "L1",
+    hint="It depends on weights only.",
+    why="L1 changes the layout of the weights L; K1 is a view and costs nothing",
+)
+compile_time
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+compile_time.grade("L1")
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+classes = ee.Exercise(
+    "`classes`: a band with dilation 3 over 63 rows becomes dense if rows are separated by residue. How many classes are "
+    "there, and how many rows has each? Answer with a pair.",
+    (3, 21),
+    hint="Rows 0, 3, 6, … are the first class.",
+    why="the residue modulo 3 becomes the batch",
+)
+classes
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+classes.grade((3, 63 // 3))

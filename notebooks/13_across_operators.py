@@ -223,3 +223,51 @@ output Y
 # faster. Decisions [0049](../docs/decisions/0049-factoring-across-expressions.md),
 # [0052](../docs/decisions/0052-sums-up-to-a-position-in-blocks.md) and
 # [0054](../docs/decisions/0054-decay-relative-to-the-ends-of-blocks.md) have the details.
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+positions = ee.Exercise(
+    "`positions`: with 64 channels, from how many positions on has $Q (K^T V)$ fewer multiplications than $(Q K^T) V$?",
+    65,
+    hint="Compare n·n·64 with n·64·64.",
+    why="the one form takes 2n²·64 multiplications, the other 2n·64²: the second is smaller for n > 64",
+)
+positions
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+positions.grade(next(n for n in range(1, 200) if 2 * n * 64 * 64 < 2 * n * n * 64))
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+all_pairs = ee.parse("""
+tensor v[6, 3]
+G[i:6, j:6] = sum[d:3] v[i, d] * v[j, d]
+Y[] = sum[i:6, j:6] G[i, j]
+output Y
+""")
+
+
+def without_pairs(program):
+    return "it still forms all pairs of i and j" if "i:6, j:6" in ee.text(program) else ""
+
+
+squared = ee.Exercise(
+    "`squared`: write the program `all_pairs` without a value for each pair. Answer with a text.",
+    all_pairs,
+    hint="Both sums can be taken before the product.",
+    why="one sum over the rows, which is squared",
+    objection=without_pairs,
+)
+squared
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+answer = """
+tensor v[6, 3]
+S[d:3] = sum[i:6] v[i, d]
+Y[] = sum[d:3] S[d] * S[d]
+output Y
+"""
+squared.grade(answer)

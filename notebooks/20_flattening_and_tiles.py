@@ -143,3 +143,33 @@ if gpu_emulation.opencl_available():
     gpu_emulation.load_opencl_kernel(made.kernel)(*inputs.values(), result)
     print("equal to the exact value:", np.array_equal(result, ee.evaluate(small, inputs)["R"]))
 print("tile", made.cost.tile, "in", made.kernel.grid[0], "blocks of", made.kernel.block[0], "threads")
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+coefficients = ee.Exercise(
+    "`coefficients`: `M` has 16 rows of 8 elements. What are the coefficients of `i` and `j` in the flat address of "
+    "`M[i, 2*j]`? Answer with a pair.",
+    (8, 2),
+    hint="A step to the next row moves by a whole row.",
+    why="8i + 2j",
+)
+coefficients
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+coefficients.grade((8, 2))
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+window = ee.Exercise(
+    "`window`: how many rows of the image does a tile of 4 rows with a window of 3 rows need?",
+    6,
+    hint="Row and window move along the same dimension.",
+    why="x + i takes 4 + 3 - 1 values",
+)
+window
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+window.grade(len({x + i for x in range(4) for i in range(3)}))

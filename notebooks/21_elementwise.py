@@ -242,3 +242,32 @@ try:
     kernels.build_functor(ee.parse("tensor A[3, 5]\nY[j:5, i:3] = A[i, j]").equations[0].scope, "Y")
 except ValueError as refused:
     print(refused)
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+pack = ee.Exercise(
+    "`pack`: how many elements has a pack of a kernel that reads bytes and writes float64?",
+    2,
+    hint="The widest type decides.",
+    why="128 bits hold two of 64",
+)
+pack
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+pack.grade(kernels.pack_size((F64, I8)))
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+blocks = ee.Exercise(
+    "`blocks`: how many blocks does the template launch for 1,000 packs on an A100?",
+    4,
+    hint="A block has 256 threads, and each takes a pack.",
+    why="⌈1000 / 256⌉, far below 32 waves",
+)
+blocks
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+blocks.grade(kernels.block_count(1000, kernels.A100))

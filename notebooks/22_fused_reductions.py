@@ -250,5 +250,41 @@ for name, timing in times.items():
     print(f"{name}: {timing.median * 1e6:.0f} µs")
 
 # %% [markdown]
-# **Exercise.** Write RMS normalisation, $y = x / \sqrt{\mathrm{mean}(x^2)}$, as a program. How many stages does it
-# have, and how often do its threads wait? What changes if the result of `x * x` is an output as well?
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+mean_square = ee.parse("""
+tensor x[8, 16]
+Y[i:8, j:16] = x[i, j] / sqrt({[i:8] sum[j:16] x[i, j] * x[i, j]}[i] / 16 + 0.00001)
+""")
+rms = ee.Exercise(
+    "`rms`: write RMS normalisation of the rows of `x[8, 16]`, $y = x / \\sqrt{\\mathrm{mean}(x^2) + 10^{-5}}$, as a "
+    "program with the output `Y`. Answer with its text.",
+    mean_square,
+    hint="A scope or an equation computes the sum of squares of a row.",
+    why="one reduction, read by every element of its row",
+)
+rms
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+text = """
+tensor x[8, 16]
+S[i:8] = sum[j:16] x[i, j] * x[i, j]
+Y[i:8, j:16] = x[i, j] * rsqrt(S[i] / 16 + 0.00001)
+output Y
+"""
+rms.grade(text)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+stages = ee.Exercise(
+    "`stages`: how many stages has the kernel of this normalisation?",
+    2,
+    hint="A reduction ends a stage.",
+    why="the sum of squares, then the quotient; the threads wait once",
+)
+stages
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+stages.grade(len(kernels.fuse_program(ee.parse(text)).stages))

@@ -193,3 +193,41 @@ curve(residual, "residual block")
 
 # %%
 [(plan.nbytes, plan.operations) for plan in residual.curve]
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+cubed = ee.parse("tensor X[8]\nY[i:8] = X[i] * X[i] * X[i]")
+cube = ee.Exercise(
+    "`cube`: write the gradient of `cubed` by hand, as `ee.grad` does: the inputs `X` and `d_Y`, the output `d_X`.",
+    ee.grad(cubed),
+    hint="The power rule.",
+    why="3x² times the gradient of the output",
+)
+cube
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+answer = """
+tensor X[8]
+tensor d_Y[8]
+d_X[i:8] = 3 * X[i] * X[i] * d_Y[i]
+output d_X
+"""
+cube.grade(answer)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+stashed = ee.Exercise(
+    "`stashed`: for $Y = e^X$, which value of the forward pass lets the backward pass evaluate no exponential?",
+    "Y",
+    hint="The derivative of the exponential is itself.",
+    why="the output, which is stashed at no cost",
+)
+stashed
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+exponential = ee.parse("tensor X[8]\nY[i:8] = exp(X[i])")
+(stash,) = ee.cse(exponential, ee.grad(exponential)).stashes
+stashed.grade(stash.name)

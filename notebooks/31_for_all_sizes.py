@@ -219,3 +219,40 @@ TextTable(
         )
     ),
 )
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+first_wrong = ee.Exercise(
+    "`first_wrong`: the wrong step of this notebook sums 11 elements where `H` are meant. At which `H` is it first wrong?",
+    12,
+    hint="`where(h < H, …)` hides the mistake at smaller sizes.",
+    why="at H = 12 the last element is missing; a test at 11 or less does not show it",
+)
+first_wrong
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+first_wrong.grade(12)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+odd = ee.Exercise(
+    "`odd`: for which of the sizes 8, 10, 12, 14, 16 does the family `fours` have an instance? Answer with a set.",
+    {8, 12, 16},
+    hint="Try `fours.instantiate(C=8)`.",
+    why="the inferred requirement is a multiple of 4",
+)
+odd
+
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+def has_instance(size):
+    try:
+        return bool(fours.instantiate(C=size))
+    except ValueError:
+        return False
+
+
+odd.grade({size for size in (8, 10, 12, 14, 16) if has_instance(size)})

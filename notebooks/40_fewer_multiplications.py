@@ -301,3 +301,32 @@ output Y
 found = fuse_vertically(attention)
 print([done.match.rule.name for done in found.steps])
 print(found.end.equations[-1].via, "·", certify(attention, found.end).kind)
+
+# %% [markdown]
+# ## Exercises
+#
+# `NAME.grade(answer)` checks an answer to the exercise `NAME`, `NAME.hint()` helps. The solutions are in the folded cells.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+each_output = ee.Exercise(
+    "`each_output`: how many multiplications does each output of F(4, 3) take?",
+    1.5,
+    hint="F(m, 3) takes m + 2 for a tile.",
+    why="6 for 4 outputs; a direct filter takes 3",
+)
+each_output
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+each_output.grade((4 + 2) / 4)
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+nested = ee.Exercise(
+    "`nested`: how many times fewer multiplications has a 3×3 convolution with F(4, 3) in both dimensions?",
+    4,
+    hint="The saving of one dimension is squared.",
+    why="(3 / 1.5)²",
+)
+nested
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+nested.grade((3 / 1.5) ** 2)

@@ -1,5 +1,6 @@
 """Commands and examples on the pages of the documentation work as written."""
 
+import doctest
 import importlib
 import importlib.util
 import json
@@ -10,15 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx_building import build, node
 
+import einnet_explore as ee
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import command_parser, main
 from einnet_explore.pipeline.optimiser import DEFAULT_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.rules import ALL_RULES
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import RESERVED, TextError, parse, text
 from tests.lab_kit import ROOT, kernel_environment
@@ -73,6 +75,19 @@ def test_the_example_of_the_readme_prints_its_output() -> None:
         [sys.executable, "-c", script], env=kernel_environment(), capture_output=True, text=True, check=True
     )
     assert [done.stdout] == blocks(README, "text output")
+
+
+EXAMPLES = [
+    path for path in sorted((ROOT / "einnet_explore").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_of_docstrings_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    failed, tried = doctest.testmod(importlib.import_module(name), extraglobs={"ee": ee, "np": np})
+    assert tried and not failed
 
 
 @pytest.mark.parametrize("source", blocks(TEXT_FORM, "ein"))
@@ -241,6 +256,6 @@ def test_the_drawing_of_the_packages_is_generated() -> None:
 def test_every_rule_has_a_page_with_a_proved_step_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     generated = importlib.import_module("generated")
-    for rule in ALL_RULES:
+    for rule in generated.PAGED_RULES:
         page = generated.rule_page(rule)
         assert "Certificate: **proved**" in page and "Refused: " in page, rule.name

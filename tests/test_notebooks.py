@@ -36,6 +36,12 @@ TOUR = {
 """What the last lines of the tour's cells show."""
 
 
+LESSONS = re.findall(
+    r"^\| \[`notebooks/(\w+)\.py`",
+    (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("## How-to")[0],
+    re.MULTILINE,
+)
+SOLUTION = re.compile(r"^\w+\.grade\(", re.MULTILINE)
 SAVED_ORIGINAL = "is your original model: no rewrite is faster in plain ONNX Runtime"
 
 
@@ -80,6 +86,9 @@ def test_notebook_runs_and_its_outputs_are_readable(path: Path, tmp_path: Path) 
             assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
         if latex := data.get("text/latex"):
             assert latex.count("{") == latex.count("}") and latex.count(r"\left") == latex.count(r"\right")
+    graded = [data["text/plain"] for line, data in outputs.items() if SOLUTION.match(line)]
+    assert all(grade.startswith("right: ") for grade in graded), graded
+    assert bool(graded) == (path.stem in LESSONS)
     if path.stem == "00_tour":
         assert {line: set(outputs[line]) for line in TOUR} == TOUR
         assert "largest error" in outputs["fast"]["text/html"]

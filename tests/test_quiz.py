@@ -130,7 +130,7 @@ def test_answers_show_themselves() -> None:
     assert "✓ right" in right._repr_mimebundle_()["text/html"] and repr(right).startswith("right: summation_splitting")
 
 
-@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [*ALL_RULES, matching_rule(ee.OPERATORS)], ids=lambda rule: rule.name)
 def test_every_rule_has_a_page_of_its_own_words(rule: ee.Rule) -> None:  # type: ignore[type-arg]
     page = ee.rule_page(rule)
     shown = page.markdown()
@@ -140,5 +140,5 @@ def test_every_rule_has_a_page_of_its_own_words(rule: ee.Rule) -> None:  # type:
 
 
 def test_a_rule_of_ones_own_has_its_law_for_a_page() -> None:
-    page = ee.rule_page(matching_rule(ee.OPERATORS))
-    assert page.words == "" and page.rule.law in page.markdown() and repr(page).startswith("operator_matching: ")
+    page = ee.rule_page(ee.scope_rule("my_rule", "a \\mapsto b", lambda scope: (), lambda scope, params: scope))
+    assert page.words == "" and page.rule.law in page.markdown() and repr(page).startswith("my_rule: ")

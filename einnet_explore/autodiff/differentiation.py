@@ -107,7 +107,8 @@ def grad(program: Program, wrt: str | Iterable[str] | None = None, *, inline: bo
     summations into their readers, to expose common subexpressions.
 
     >>> matmul = ee.ops.matmul(m=4, n=5, k=6)
-    >>> print(ee.text(ee.grad(matmul, wrt="A")))       # d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
+    >>> print(ee.text(ee.grad(matmul, wrt="A")).splitlines()[-1])
+    d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
 
     Raises ValueError for a name that is not an input, and for an operator without a derivative; the subgradients at
     kinks are listed in ``autodiff/differentiation.py``.

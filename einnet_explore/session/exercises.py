@@ -109,7 +109,8 @@ def _difference(answer: object, solution: object) -> str:
         case Program():
             assert isinstance(answer, Program)
             verdict = certify(solution, answer)
-            return "" if verdict.ok else f"another value: {verdict.counterexample or verdict.detail}"
+            said = "another value" if verdict.kind == "false" else "not certified"
+            return "" if verdict.ok else f"{said}: {verdict.counterexample or verdict.detail}"
         case bool() | None:
             return "" if answer is solution else f"not {answer}"
         case Real():

@@ -97,6 +97,16 @@ def matching_rule(operators: tuple[Operator, ...], limit: int = 8) -> Rule[Match
             yield from ways(program.scope_at(at))
 
     def rewrite(program: Program, at: Path, params: MatchParams) -> Program:
+        r"""Operator matching (Table 1, §5.1): a scope becomes a call of a library operator between layout eOperators.
+
+        .. math::  L_{\vec x} \sum_{\vec y} A[\tau_A]\,B[\tau_B] \;\mapsto\; A' = A[\Phi_A^{-1}],\; B' = B[\Phi_B^{-1}],
+                   \; T = op(A', B'),\; L_{\vec x} T[\Phi(\vec x)]
+
+        The iterators of the scope must index the same tensors as those of the operator, by its iterator mapping table;
+        several iterators may stand for one.  Strides, dilations and paddings are solved from the coefficients of the
+        flattened tensors.  Operands whose layout strides express are views, which cost nothing; the others are gathered
+        by eOperators.  The parameters name the operator, or the operator and its attributes.
+        """
         _require_open(program, at)
         scope = program.scope_at(at)
         return instantiate_match(program, at, matched.get((scope, params)) or _fit_given(scope, named, params))
