@@ -200,5 +200,26 @@ print(f"T1: {compiled.engines['T1']}; all {result.size} elements are correct")
 # 1. Write the mirror image of our rule: $\min_s \varphi(f) = \varphi(\min_s f)$. Change one word, and read the
 #    certificate.
 # 2. A decreasing function turns a maximum into a minimum: $\max_s -f = -\min_s f$. Write that rule.
-# 3. Define `MatVec` as an operator (`"y[m] = sum[k] A[m, k] * x[k]"`), and search for it in a 3×3 convolution with one
-#    output channel.
+
+# %% tags=["hide-input"] jupyter={"source_hidden": true}
+single = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=1, R=3, S=3)
+
+
+def calls_matvec(program):
+    calls = [equation.via.operator for equation in program.equations if equation.via]
+    return "" if "MatVec" in calls else f"it calls {', '.join(calls) or 'nothing'}, expected MatVec"
+
+
+matvec = ee.Exercise(
+    "`matvec`: define an operator `MatVec`, a matrix times a vector, and find a program that computes the convolution `single`, "
+    "with one output channel, by it. `matvec.grade(candidate)` checks the answer.",
+    single,
+    hint="`ee.search` takes `target` and `operators`.",
+    why="a matrix of all windows, times the filter as a vector",
+    objection=calls_matvec,
+)
+matvec
+
+# %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
+MATVEC = ee.Operator("MatVec", "y[m] = sum[k] A[m, k] * x[k]")
+matvec.grade(ee.search(single, target="MatVec", operators=(*ee.OPERATORS, MATVEC), max_depth=1).best)
