@@ -41,6 +41,7 @@ nb_render_markdown_format = "myst"
 nb_mime_priority_overrides = [
     ("html", "application/vnd.jupyter.widget-view+json", None)
 ]  # needs a kernel: show pictures
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would load scripts of other hosts
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

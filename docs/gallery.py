@@ -105,6 +105,11 @@ kernels.draw_graph(kernels.stage_graph(kernels.fuse_program(softmax)), "softmax 
 # ## The search for a tile size
 
 # %%
-wide = ee.ops.conv2d(N=32, H=56, W=56, C=64, F=64, R=3, S=3)
+wide = ee.parse("""
+tensor D[32, 224, 224, 64] pad [0, 1, 1, 0]
+tensor K[3, 3, 64, 64] weight
+R[n:32, x:224, y:224, f:64] = relu({[n:32, x:224, y:224, f:64]
+    sum[c:64, i:3, j:3] D[n, x+i-1, y+j-1, c] * K[i, j, f, c]}[n, x, y, f])
+""")
 problem = kernels.as_contraction(wide.equations[0].scope).problem()
 kernels.tile_figure(kernels.search_best_first(problem, kernels.Hardware()))

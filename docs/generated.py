@@ -42,6 +42,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
 
 REPOSITORY = DOCS.parent
 
+FOLDED = {"hide-input": "Code of the exercise, with its solution", "hide-cell": "Solution"}
+"""Titles of folded cells, by tag."""
+
 RESULTS = (
     "einnet_explore.ir.program.Program",
     "einnet_explore.rules.base.Derivation",
@@ -137,6 +140,8 @@ def notebook(script: Path) -> str:
     for cell in lesson.cells:
         if cell.cell_type == "markdown":
             cell.source = redirected(cell.source, script.parent)
+        for tag in FOLDED.keys() & cell.metadata.get("tags", ()):
+            cell.metadata["mystnb"] = {"code_prompt_show": FOLDED[tag], "code_prompt_hide": FOLDED[tag]}
     if has_slides(lesson):
         link = f'<a href="../../{FOLDER}/{script.stem}.html">Slides of this lesson</a> (`S` shows the notes)'
         skipped = {"slideshow": {"slide_type": "skip"}}

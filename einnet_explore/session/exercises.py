@@ -53,7 +53,7 @@ class Exercise:
         solution: object,
         hint: str = "",
         why: str = "",
-        objection: Callable[[Any], str] = lambda answer: "",
+        objection: Callable[[Any], str] | None = None,
     ) -> None:
         self.question = question
         self._solution = solution
@@ -69,7 +69,7 @@ class Exercise:
                 given = _program(answer)
             except (TextError, TypeError) as error:
                 return Grade(False, str(error))
-        wrong = _difference(given, self._solution) or self._objection(given)
+        wrong = _difference(given, self._solution) or (self._objection(given) if self._objection else "")
         return Grade(False, wrong) if wrong else Grade(True, self._why or "equal to the solution")
 
     def hint(self) -> str:
