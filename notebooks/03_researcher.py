@@ -22,7 +22,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.rules import RULES
 
 upsample = ee.ops.conv_transpose2d(N=1, H=4, W=4, in_channels=64, out_channels=32, R=4, S=4, stride=2, padding=1)
 session = ee.explore(upsample)
@@ -146,7 +145,7 @@ def experiment(**options):
 
 
 ablations = {"everything": {}}
-ablations |= {f"no {rule.name}": {"rules": tuple(r for r in RULES if r != rule)} for rule in RULES[:5]}
+ablations |= {f"no {rule.name}": {"rules": tuple(r for r in ee.RULES if r != rule)} for rule in ee.RULES[:5]}
 ablations |= {
     "no look-ahead": {"ahead": 0},
     "no fingerprints": {"fingerprint": False},

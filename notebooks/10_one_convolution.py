@@ -30,22 +30,9 @@ ee.graph(conv, "a 3×3 convolution")
 run = ee.search(conv, max_depth=3, budget=60)
 run
 
-
 # %% [markdown]
-# The table shows the cheapest candidates by estimated time. They use different operators. The function `the` selects
-# the cheapest candidate that calls a given operator with given sizes.
-
-
-# %%
-def the(operator, **sizes):
-    """The cheapest candidate that makes one call of *operator* with these attributes."""
-
-    def fits(candidate):
-        calls = [e.via for e in candidate.operators]
-        return [c.operator for c in calls] == [operator] and sizes.items() <= dict(calls[0].attributes).items()
-
-    return min((c for c in run.candidates if fits(c)), key=lambda c: c.seconds)
-
+# The table shows the cheapest candidates by estimated time. They use different operators. `run.find` returns the best
+# candidate that calls a given operator with given sizes.
 
 # %% [markdown]
 # ## Matmul and OffsetReduce (Figure 7 e)
@@ -55,7 +42,7 @@ def the(operator, **sizes):
 # large matrix product.
 
 # %%
-offset_reduce = the("Matmul", m=196, n=288, k=32)
+offset_reduce = run.find("Matmul", m=196, n=288, k=32)
 ee.show(offset_reduce)
 
 # %%
@@ -71,7 +58,7 @@ ee.certify(conv, offset_reduce.program)
 # window and the channels together.
 
 # %%
-im2col = the("Matmul", m=196, n=32, k=288)
+im2col = run.find("Matmul", m=196, n=32, k=288)
 ee.graph(im2col.program, "im2col + Matmul")
 
 # %% [markdown]
@@ -84,7 +71,7 @@ ee.graph(im2col.program, "im2col + Matmul")
 # Only one dimension of the window becomes channels; the other remains a convolution.
 
 # %%
-row = the("Conv2d", f=96, s=3, r=1)
+row = run.find("Conv2d", f=96, s=3, r=1)
 ee.graph(row.program, "a 1×3 convolution, 3 times as many channels")
 
 # %% [markdown]
@@ -93,7 +80,7 @@ ee.graph(row.program, "a 1×3 convolution, 3 times as many channels")
 # Each input channel becomes a group with its own 32 filters. An eOperator adds the 32 results.
 
 # %%
-grouped = the("Conv2d", g=32, r=3, s=3, f=32)
+grouped = run.find("Conv2d", g=32, r=3, s=3, f=32)
 ee.graph(grouped.program, "a grouped convolution")
 
 # %% [markdown]
@@ -103,7 +90,7 @@ ee.graph(grouped.program, "a grouped convolution")
 # convolution with 2×2 windows and four times as many channels.
 
 # %%
-smaller = the("Conv2d", r=2, s=2, f=128, dh=1, dw=1)
+smaller = run.find("Conv2d", r=2, s=2, f=128, dh=1, dw=1)
 ee.graph(smaller.program, "a 2×2 convolution, 4 times as many channels")
 
 # %% [markdown]
@@ -119,7 +106,7 @@ ee.graph(five, "before: Conv5×5, one output channel")
 
 # %%
 run = ee.search(five, target="Conv2d", max_depth=4, budget=4)
-three = the("Conv2d", r=3, s=3, f=4)
+three = run.find("Conv2d", r=3, s=3, f=4)
 ee.show(three)
 
 # %%

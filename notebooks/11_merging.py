@@ -120,7 +120,7 @@ session
 # the results. The next cell prints the cheapest candidate of each kind, sorted by estimated time.
 
 # %%
-run = ee.search(fig3, budget=20, max_depth=2)
+run = ee.search(fig3, budget=60, max_depth=2)
 found = sorted(run.candidates, key=lambda c: c.rank)
 
 

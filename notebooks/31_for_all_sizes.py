@@ -24,7 +24,6 @@ import time
 import matplotlib.pyplot as plt
 
 import einnet_explore as ee
-from einnet_explore.viz.tables import TextTable
 
 # %% [markdown]
 # ## A convolution is a product and a sum of offsets, for all H, C and F
@@ -206,7 +205,7 @@ plt.show()
 #   single size, and `instantiate` then does so.
 
 # %%
-TextTable(
+ee.TextTable(
     ("derivation", "steps", "for all sizes", "methods"),
     tuple(
         (name, str(len(d.steps)), str(d.proof), ", ".join(d.proof.means))
