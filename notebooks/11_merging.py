@@ -182,12 +182,15 @@ ee.graph(fig15, "before")
 # %% [markdown]
 # The first two convolutions read the same image; the last two read different tensors. So the first two should become
 # one product with concatenated weights, and the last two a batch of two products. The search finds both without a
-# hint.
+# hint; the loop stops it there.
 
 # %%
-found = sorted(ee.search(fig15, budget=20, max_depth=2).candidates, key=lambda c: c.rank)
-pairs = next(c for c in found if sorted(between(c)) == ["batch_merging", "sibling_merging"])
-print(f"{len(found)} programs; {calls(pairs)}")
+run = ee.live_search(fig15, budget=60, max_depth=2)
+for _ in run:
+    if run.candidates and sorted(between(run.candidates[-1])) == ["batch_merging", "sibling_merging"]:
+        break
+pairs = run.candidates[-1]
+print(f"candidate {len(run.candidates)}: {calls(pairs)}")
 
 # %%
 session = ee.explore(fig15)
