@@ -42,8 +42,10 @@ def write_slides(site: Path, notebooks: Path, cache: Path) -> None:
         template_file=str(DOCS / "slides.html.j2"),
         reveal_url_prefix="../_static/revealjs",
         reveal_theme="white",
-        skip_svg_encoding=True,
-        config=Config(NbConvertBase={"display_data_priority": formulas_first}),
+        config=Config(
+            NbConvertBase={"display_data_priority": formulas_first},
+            TagRemovePreprocessor={"enabled": True, "remove_input_tags": {"hide-input"}},
+        ),
     )
     for path in sorted(notebooks.glob("*.ipynb")):
         lesson = nbformat.read(path, as_version=4)
