@@ -11,6 +11,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -160,18 +161,19 @@ SPELLINGS: dict[str, Callable[[_Spelling, onnx.NodeProto], list[onnx.NodeProto]]
 }
 
 
+Change = tuple[str, Callable[[onnx.ModelProto], None]]
+
+
 def mutations(proto: onnx.ModelProto, count: int) -> Iterable[tuple[str, onnx.ModelProto]]:
-    """Yield *count* models with one change: a weight's element, an operator, an attribute, or an operand."""
+    """Yield *count* models with one change, each kind in turn: weights, operators, attributes, axes and operands."""
     rng = np.random.default_rng(0)
-    changes = [*_changed_weights(proto, rng), *_changed_nodes(proto)]
-    for n in rng.permutation(len(changes))[:count]:
-        name, change = changes[n]
+    kinds = [_changed_weights(proto, rng), _changed_operators(proto), _changed_attributes(proto), _changed_wires(proto)]
+    drawn = [[changes[n] for n in rng.permutation(len(changes))] for changes in map(list, kinds)]
+    in_turn = [change for changes in zip_longest(*drawn) for change in changes if change is not None]
+    for name, change in in_turn[:count]:
         changed = onnx.ModelProto.FromString(proto.SerializeToString())
         change(changed)
         yield name, changed
-
-
-Change = tuple[str, Callable[[onnx.ModelProto], None]]
 
 
 def _changed_weights(proto: onnx.ModelProto, rng: np.random.Generator) -> Iterable[Change]:
@@ -194,8 +196,7 @@ OTHER_OPERATORS = {
 }  # fmt: skip
 
 
-def _changed_nodes(proto: onnx.ModelProto) -> Iterable[Change]:
-    shapes = {w.name: tuple(w.dims) for w in proto.graph.initializer}
+def _changed_operators(proto: onnx.ModelProto) -> Iterable[Change]:
     for n, node in enumerate(proto.graph.node):
         if new := OTHER_OPERATORS.get(node.op_type):
 
@@ -203,13 +204,71 @@ def _changed_nodes(proto: onnx.ModelProto) -> Iterable[Change]:
                 model.graph.node[n].op_type = new
 
             yield f"{node.name}: {new}", respell
-        twins = [name for name, shape in shapes.items() if len(node.input) > 1 and shape == shapes.get(node.input[1])]
-        if other := next((name for name in twins if name != node.input[1]), None):
 
-            def rewire(model: onnx.ModelProto, n: int = n, other: str = other) -> None:
-                model.graph.node[n].input[1] = other
 
-            yield f"{node.name}: reads {other}", rewire
+def _changed_attributes(proto: onnx.ModelProto) -> Iterable[Change]:
+    """Yield changes of attributes that leave the shapes as they are."""
+    model = load_model(proto)
+    for n, node in enumerate(proto.graph.node):
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        shape = model.values[node.input[0]].shape or ()
+        new = dict[str, object]()
+        if any(given.get("pads", ())):  # the window begins one element later
+            half = len(given["pads"]) // 2
+            new["pads"] = [
+                given["pads"][0] - 1,
+                *given["pads"][1:half],
+                given["pads"][half] + 1,
+                *given["pads"][half + 1 :],
+            ]
+        if "epsilon" in given:
+            new["epsilon"] = given["epsilon"] + 0.5
+        if node.op_type == "Gemm":
+            new["alpha"] = given.get("alpha", 1.0) * 2
+        if node.op_type == "Softmax":
+            new["axis"] = next((axis for axis, size in enumerate(shape[:-1]) if size > 1), 0)
+        if order := list(given.get("perm", ())):
+            twins = [(a, b) for a in order for b in order if a < b and shape[a] == shape[b]]
+            if twins:
+                a, b = twins[0]
+                new["perm"] = [b if axis == a else a if axis == b else axis for axis in order]
+        if node.op_type == "Resize" and given.get("coordinate_transformation_mode") == b"align_corners":
+            new["coordinate_transformation_mode"] = "half_pixel"
+        for name, value in new.items():
+
+            def adjust(model: onnx.ModelProto, n: int = n, name: str = name, value: object = value) -> None:
+                changed = model.graph.node[n]
+                others = [a for a in changed.attribute if a.name != name]
+                del changed.attribute[:]
+                changed.attribute.extend([*others, helper.make_attribute(name, value)])
+
+            yield f"{node.name}: {name} = {value}", adjust
+
+
+def _changed_wires(proto: onnx.ModelProto) -> Iterable[Change]:
+    """Yield nodes that read another value of the same shape: another weight, or an operand of their operand's node."""
+    model = load_model(proto)
+    shapes = {name: value.shape for name, value in model.values.items()}
+    makers = {output: node for node in proto.graph.node for output in node.output}
+    weights = [w.name for w in proto.graph.initializer]
+    for n, node in enumerate(proto.graph.node):
+        for k, name in enumerate(node.input):
+            near = makers[name].input if name in makers else weights
+            other = next((v for v in near if v not in node.input and v and shapes.get(v, ()) == shapes.get(name)), None)
+            if other is None or (len(node.input) > 1 and k == 0 and name not in makers):
+                continue
+
+            def rewire(model: onnx.ModelProto, n: int = n, k: int = k, other: str = other) -> None:
+                model.graph.node[n].input[k] = other
+
+            yield f"{node.name}: reads {other} for {name}", rewire
+        if node.op_type == "Concat" and len({shapes[v] for v in node.input}) == 1 and len(node.input) > 1:
+
+            def swap(model: onnx.ModelProto, n: int = n) -> None:
+                first, second = model.graph.node[n].input[:2]
+                model.graph.node[n].input[0], model.graph.node[n].input[1] = second, first
+
+            yield f"{node.name}: its first operands exchanged", swap
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from benchmarks.equality import mutations, respelled
 from einnet_check import check as check_independently
 from einnet_evaluation.models.builder import Builder
 from einnet_explore.cli import main
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.pipeline import value_proofs, value_samples
+from einnet_explore.pipeline.baseline import random_model_inputs
+from einnet_explore.session import model_equality
 from einnet_explore.session.comparison_graphs import DIFFERENT
 from einnet_explore.session.model_equality import Difference, Equality
 from einnet_explore.support.errors import Refused
@@ -521,3 +525,46 @@ def test_the_first_difference_is_no_node_that_is_folded(fused: onnx.ModelProto, 
     bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1), "shift"))
     found = ee.equal(plain, shifted)
     assert found.nodes == ("n1", "n0") and "BatchNormalization" in found.why and "bias[0]" in found.why
+
+
+def windowed(order: str, scale: float = 0.5) -> onnx.ModelProto:
+    """Products of positions with a window around them, softmax, and the weighted sum; the scale before or after."""
+    b = Builder("windowed", seed=4)
+    last = np.arange(300)[:, None] + 2 * np.arange(9)[None]
+    b.weights += [
+        numpy_helper.from_array(last.astype(np.int64), "table"),
+        numpy_helper.from_array(np.array([0, 8, 0, 0, 8, 0]), "pads"),
+        numpy_helper.from_array(np.array([1, 300, 1, 16]), "row"),
+        numpy_helper.from_array(np.float32(scale), "scale"),
+    ]
+    keys, query = b.node("Gather", b.node("Pad", "x", "pads"), "table", axis=1), b.node("Reshape", "x", "row")
+    seen = b.node("Transpose", keys, perm=[0, 1, 3, 2])
+    if order == "before":
+        scores = b.node("MatMul", b.node("Mul", query, "scale"), seen)
+    else:
+        scores = b.node("Mul", "scale", b.node("MatMul", query, seen))
+    out = b.node("Relu", b.node("MatMul", b.node("Softmax", scores, axis=-1), keys))
+    return b.model({"x": (1, 300, 16)}, out, (1, 300, 1, 16))
+
+
+def test_models_with_large_values_are_compared_by_blocks_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, wrong = windowed("after"), windowed("before"), windowed("before", 0.25)
+    whole = [each.kind for each in (ee.equal(one, other), ee.equal(one, wrong))]
+    monkeypatch.setattr(value_proofs, "MAX_BYTES", 1)
+    assert [each.kind for each in (ee.equal(one, other), ee.equal(one, wrong))] == whole == ["proved", "different"]
+    monkeypatch.setattr(model_equality, "find_difference", None)  # a call would fail
+    assert ee.equal(one, other).kind == "proved"
+
+
+def test_blocks_are_the_elements_that_a_run_of_the_model_has() -> None:
+    model = load_model(windowed("after"))
+    side, feeds = value_proofs.ModelEquations(model, "a_"), [random_model_inputs(model, seed) for seed in (0, 1)]
+    blocks = value_samples.sample_blocks(model, feeds, side.equations, side.tensor)
+    assert blocks is not None and blocks.keys() == value_samples.sample_values(model, feeds).keys()
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for n, (start, feed) in enumerate(zip(value_samples.BLOCK_STARTS, feeds, strict=True)):
+        whole = session.run(None, feed)[0].reshape(300, 16)
+        first = int(whole.size * start)
+        rows = whole[first // 16 : (first + value_samples.BLOCK_ELEMENTS - 1) // 16 + 1]
+        norm = blocks[model.outputs[0].name].numbers[(value_samples.PROJECTIONS + 1) * (n + 1) - 1]
+        assert norm == pytest.approx(float(np.log(np.linalg.norm(rows))), abs=1e-5)

@@ -75,12 +75,15 @@ def test_random_graphs_are_optimised_correctly(monkeypatch: pytest.MonkeyPatch) 
     assert counts["equal: proved"] >= 2
 
 
+@pytest.mark.parametrize("fault", optimisers.FAULTS)
 def test_a_wrong_optimiser_is_found_and_reduced_to_the_wrong_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: Any, feeds: Any, seed: int) -> Any:
         right = optimisers.in_onnxruntime("basic", model, feeds, seed)
         has_tanh = any(node.op == "Tanh" for node in model.nodes)
+        if has_tanh and fault == "crashes":
+            raise optimisers.Crash("the process ended with code -11")
         return {name: array + 0.1 * has_tanh for name, array in right.items()}
 
     monkeypatch.setattr(optimisers, "SAVED", tmp_path)
@@ -89,7 +92,7 @@ def test_a_wrong_optimiser_is_found_and_reduced_to_the_wrong_node(
     outcome = Outcome()
     drawn = Drawn(build(chain, {"x": (3, 4)}, {"y": (3, 4)}), {}, ("Relu", "Tanh", "Exp"))
     optimisers.examine(drawn, 0, "0-0", outcome, "the graph")
-    assert outcome.counts["wrong: differs"] == outcome.counts["equal: proved"] == 1
+    assert outcome.counts[f"wrong: {fault}"] == outcome.counts["equal: proved"] == 1
     (said,) = outcome.findings
     assert "1 nodes: Tanh" in said and "equal says proved" in said
     saved = load_model(str(tmp_path / "wrong-0-0.onnx"))

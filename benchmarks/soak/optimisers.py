@@ -1,8 +1,9 @@
 """Random ONNX graphs through optimisers: ONNX Runtime at three levels, OpenVINO if it is installed, and ours.
 
 The graphs and the reference are those of ``graphs``: ONNX Runtime without optimisations, where ONNX's reference
-evaluator agrees with it.  An optimiser whose outputs differ by more than rounding is a finding.  It is reduced to the
-fewest nodes that still differ, and saved with inputs as ONNX and NumPy files in ``findings`` of the cache.
+evaluator agrees with it.  An optimiser whose outputs differ by more than rounding, or whose process ends, is a finding.
+It is reduced to the fewest nodes that still do, and saved with inputs as ONNX and NumPy files in ``findings`` of the
+cache.  OpenVINO runs in a process of its own.
 
 The certificates judge as well: ``equal`` compares each graph with the file that ONNX Runtime's optimiser writes.  Files
 with other outputs that are called equal, and equal outputs that are called different, are findings of ours.
@@ -26,7 +27,9 @@ import onnxruntime
 from benchmarks.soak.grammar import Drawn, graph
 from benchmarks.soak.graphs import QUICK, Arrays, Lots, Truth, _error, where
 from benchmarks.soak.outcome import Outcome
+from einnet_evaluation.engines import Task
 from einnet_evaluation.rivals import OPENVINO, RIVALS
+from einnet_evaluation.workers import Worker
 from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
@@ -93,16 +96,12 @@ def examine(drawn: Drawn, seed: int, name: str, outcome: Outcome, shown: str) ->
     case = Case(model, feeds, truth.want, truth.allowed)
     verdict = judged(case, outcome, shown)
     for optimiser, run in optimisers().items():
-        error = error_of(run, case, seed)
-        if isinstance(error, str):
-            outcome.counts[f"{optimiser}: refused"] += 1
-            continue
-        outcome.counts[f"{optimiser}: {'differs' if error > case.allowed else 'agrees'}"] += 1
-        if error > case.allowed:
+        kind, says = tried(run, case, seed)
+        outcome.counts[f"{optimiser}: {kind}"] += 1
+        if kind in FAULTS:
             nodes, small = reduced(run, case, truth.values, seed)
             file = SAVED / f"{optimiser.replace(' ', '-')}-{name}.onnx"
             save(small, file)
-            says = f"differs by {error:.1e} of the largest output, rounding explains {case.allowed:.1e}"
             operators = ", ".join(node.op_type for node in small.model.original.graph.node)
             outcome.found(optimiser, says, f"{len(nodes)} nodes: {operators}", f"equal says {verdict}", file)
 
@@ -112,8 +111,32 @@ def optimisers() -> dict[str, Run]:
     found: dict[str, Run] = {f"onnxruntime {level}": partial(in_onnxruntime, level) for level in LEVELS}
     found["einnet_explore"] = in_plan
     if RIVALS[OPENVINO].why_missing() is None:
-        found[OPENVINO] = lambda model, feeds, seed: RIVALS[OPENVINO].start(model, feeds, 1).call()
+        found[OPENVINO] = in_openvino
     return found
+
+
+class Crash(Exception):
+    """The process of an optimiser ended."""
+
+
+_workers: list[Worker] = []
+
+
+def in_openvino(model: Model, feeds: Arrays, seed: int) -> Arrays:
+    """Run *model* in OpenVINO in another process; raise Crash if that ends."""
+    if not _workers:
+        _workers.append(Worker())
+        _workers[0].ready()
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        onnx.save(model.original, file.name)
+        shapes = {name: array.shape for name, array in feeds.items()}
+        try:
+            return _workers[0].open(Task(file.name, OPENVINO, 1, shapes), feeds).outputs
+        except RuntimeError as error:
+            if "process ended" not in str(error):
+                raise
+            _workers.clear()
+            raise Crash(str(error)) from None
 
 
 def in_onnxruntime(level: str, model: Model, feeds: Arrays, seed: int, file: str = "") -> Arrays:
@@ -139,15 +162,22 @@ def in_plan(model: Model, feeds: Arrays, seed: int) -> Arrays:
         return work.assembler.plan(work.assembler.together(pieces)).run(feeds)
 
 
-def error_of(run: Run, case: Case, seed: int) -> float | str:
-    """Return the error of *run*, relative to the largest output, or why it has none."""
+FAULTS = ("differs", "crashes")
+"""The results of a run that are findings."""
+
+
+def tried(run: Run, case: Case, seed: int) -> tuple[str, str]:
+    """Return whether *run* agrees, differs, refuses the model or crashes, and what there is to say of it."""
     try:
         got = {name: np.asarray(array) for name, array in run(case.model, case.feeds, seed).items()}
+    except Crash as error:
+        return "crashes", str(error)
     except Exception as error:  # every engine has its own
-        return f"{type(error).__name__}: {error}"
-    if got.keys() != case.want.keys() or any(got[name].shape != case.want[name].shape for name in got):
-        return float("inf")
-    return _error(case.want, got)
+        return "refuses", f"{type(error).__name__}: {error}"
+    fits = got.keys() == case.want.keys() and all(got[name].shape == case.want[name].shape for name in got)
+    error = _error(case.want, got) if fits else float("inf")
+    says = f"differs by {error:.1e} of the largest output, rounding explains {case.allowed:.1e}"
+    return ("differs", says) if error > case.allowed else ("agrees", "")
 
 
 def judged(case: Case, outcome: Outcome, shown: str) -> str:
@@ -171,7 +201,7 @@ def judged(case: Case, outcome: Outcome, shown: str) -> str:
 
 
 def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple[tuple[str, ...], Case]:
-    """Return the fewest nodes found on which the optimiser still differs, and that case: one by one they are left out.
+    """Return the fewest nodes found on which the optimiser still fails, and that case: one by one they are left out.
 
     Results of nodes that are left out become inputs.
     """
@@ -188,10 +218,9 @@ def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple
             want = {value.name: values[value.name] for value in model.outputs}
         except (ModelError, Refused, KeyError):
             continue
-        tried = Case(model, feeds, want, case.allowed)
-        error = error_of(run, tried, seed)
-        if not isinstance(error, str) and error > case.allowed:
-            small, left = tried, fewer
+        smaller = Case(model, feeds, want, case.allowed)
+        if tried(run, smaller, seed)[0] in FAULTS:
+            small, left = smaller, fewer
     return left, small
 
 

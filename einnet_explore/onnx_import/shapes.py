@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -96,8 +97,7 @@ def replace_misjudged_nodes(proto: onnx.ModelProto) -> None:
 
 def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return *proto* with inferred shapes; raise ModelError for contradictory shapes."""
-    bare = copy_message(proto)
-    del bare.graph.value_info[:]
+    bare = _without_large_weights(proto)
     _open_outputs(bare.graph)
     strict = all(node.domain in ("", "ai.onnx") for node in bare.graph.node)
     replace_misjudged_nodes(bare)
@@ -107,11 +107,41 @@ def infer_static_shapes(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     for data_prop in (False,) if ranges else (True, False):
         try:
             shaped = shape_inference.infer_shapes(bare, check_type=strict, strict_mode=strict, data_prop=data_prop)
-            replace_contents(shaped.graph.node, proto.graph.node)
-            return shaped if strict else _infer_by_runtime(shaped)
+            whole = copy_message(proto)
+            replace_contents(whole.graph.value_info, shaped.graph.value_info)
+            replace_contents(whole.graph.output, shaped.graph.output)
+            return whole if strict else _infer_by_runtime(whole)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             message = str(error)
     raise ModelError(f"{file}: found shapes that do not fit: {_describe_inference_error(proto, message)}")
+
+
+MAX_KNOWN_ELEMENTS = 1024
+"""Elements of real weights up to which shape inference sees them: sizes and scales are short."""
+
+
+def _without_large_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of *proto* without shapes of values and without the elements of large real weights.
+
+    ONNX's inference writes and reads the whole model.
+    """
+    bare = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    graph = bare.graph
+    graph.name = proto.graph.name
+    for mine, theirs in (
+        (graph.node, proto.graph.node), (graph.input, proto.graph.input), (graph.output, proto.graph.output),
+        (graph.sparse_initializer, proto.graph.sparse_initializer),
+    ):  # fmt: skip
+        mine.extend(theirs)
+    for weight in proto.graph.initializer:
+        if weight.data_type in _REAL and prod(weight.dims) > MAX_KNOWN_ELEMENTS:
+            graph.initializer.add(name=weight.name, data_type=weight.data_type, dims=weight.dims)
+        else:
+            graph.initializer.append(weight)
+    return bare
+
+
+_REAL = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def _infer_by_runtime(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -51,7 +51,7 @@ from einnet_explore.pipeline.folded_weights import (
     with_elements,
 )
 from einnet_explore.pipeline.subprogram import content_digest
-from einnet_explore.pipeline.value_samples import ValueSample, sample_values
+from einnet_explore.pipeline.value_samples import MAX_BYTES, ValueSample, sample_blocks, sample_values, value_bytes
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.limits import interrupt_after
@@ -127,7 +127,10 @@ class ModelEquations:
 
 @dataclass(slots=True, eq=False)
 class Sweep:
-    """The values of two models that were proved equal: *same* has the representative of each such tensor."""
+    """The values of two models that were proved equal: *same* has the representative of each such tensor.
+
+    *samples* are of whole values, or *in_blocks*.
+    """
 
     one: ModelEquations
     other: ModelEquations
@@ -135,6 +138,7 @@ class Sweep:
     weights: Mapping[str, Array]
     shapes: Mapping[str, Shape]
     same: dict[str, str]
+    in_blocks: bool = False
     folded: list[FoldedWeight] = field(default_factory=list)
 
     def run(self) -> Iterable[ValuePair]:
@@ -379,7 +383,8 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sw
     one, other = ModelEquations(first, "a_"), ModelEquations(second, "b_")
     feeds = [random_model_inputs(first, seed) for seed in seeds]
     theirs = [{inputs[name]: array for name, array in feed.items()} for feed in feeds]
-    samples = sample_values(first, feeds), sample_values(second, theirs)
+    in_blocks = _sample_blocks((one, other), (feeds, theirs))
+    samples = in_blocks or (sample_values(first, feeds), sample_values(second, theirs))
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
@@ -394,9 +399,21 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sw
         for name, value in side.model.values.items()
         if value.shape is not None
     }
-    sweep = Sweep(one, other, samples, weights, shapes, same)
+    sweep = Sweep(one, other, samples, weights, shapes, same, in_blocks is not None)
     sweep.folded += [*_fold_constants(one, other), *_fold_constants(other, one)]
     return sweep
+
+
+def _sample_blocks(
+    sides: tuple[ModelEquations, ModelEquations], feeds: tuple[Sequence[Mapping[str, Array]], ...]
+) -> tuple[Mapping[str, ValueSample], Mapping[str, ValueSample]] | None:
+    """Return samples of blocks of both models' values on *feeds* if whole values take too much memory, else None."""
+    if max(value_bytes(side.model) for side in sides) <= MAX_BYTES or any(side.opaque for side in sides):
+        return None
+    first, second = (
+        sample_blocks(side.model, each, side.equations, side.tensor) for side, each in zip(sides, feeds, strict=True)
+    )
+    return None if first is None or second is None else (first, second)
 
 
 def _fold_constants(one: ModelEquations, other: ModelEquations) -> Iterable[FoldedWeight]:

@@ -1,8 +1,13 @@
-"""Values of a model on random inputs, as short samples that tell which values of two models may be equal."""
+"""Values of a model on random inputs, as short samples that tell which values of two models may be equal.
+
+Models whose values exceed the memory are not run.  A block of consecutive elements of each value is evaluated, and of
+the other values only the elements that these blocks need.  Blocks begin at the same part of every value, so that they
+need much the same elements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, prod
 
@@ -10,6 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from einnet_explore.equivalence.slices import grid_points, slice_scope
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import Access, Box, Equation, Scope, Tensor, accesses, map_tensors, scopes, tensors
 from einnet_explore.onnx_import.model import Model, Shape, copy_message
 from einnet_explore.pipeline.plan import open_session, run_session
 from einnet_explore.runtime.arrays import Array
@@ -17,12 +25,24 @@ from einnet_explore.runtime.arrays import Array
 PROJECTIONS = 3
 """Random projections of a value for each input."""
 
+ROW_ELEMENTS = 1 << 12
+"""Elements of a row, when a value is projected."""
+
 SAMPLE_TOLERANCE = 1e-3
 """Difference of samples, relative to their size, up to which two values may be equal; a proof decides."""
 
 
 MAX_BYTES = 1 << 29
-"""Bytes of the values that are kept at a time, at most."""
+"""Bytes of the values that are kept at a time, at most; a model with more is sampled in blocks, if it can be."""
+
+BLOCK_ELEMENTS = 32
+"""Elements of a block."""
+
+BLOCK_STARTS = (0.3721, 0.8143)
+"""Parts of a value after which its block begins, for each input in turn."""
+
+MAX_BLOCK_POINTS = 1 << 34
+"""Grid points of the equations that the blocks of a model need, at most."""
 
 
 INFINITE = 1e30
@@ -67,6 +87,98 @@ def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]]) -> Mapping
     return found
 
 
+def sample_blocks(
+    model: Model, feeds: Sequence[Mapping[str, Array]], equations: Mapping[str, Equation], tensor: Callable[[str], str]
+) -> Mapping[str, ValueSample] | None:
+    """Return samples of blocks of the inputs and of every node's results; None if these need too many elements.
+
+    *equations* are those of all nodes' results, in order, by the names that *tensor* returns for the values.
+    """
+    found = dict[str, tuple[float, ...]]()
+    for start, feed in zip(BLOCK_STARTS, feeds, strict=False):
+        arrays = {tensor(name): array for name, array in {**model.weights, **feed}.items()}
+        values = _evaluate_blocks(equations, arrays, start)
+        if values is None:
+            return None
+        for name, array in values.items():
+            found[name] = (*found.get(name, ()), *_projections(array))
+    samples = dict[str, ValueSample]()
+    for name in (*(value.name for value in model.inputs), *(name for node in model.nodes for name in node.results)):
+        value, numbers = model.values[name], found.get(tensor(name))
+        if numbers is not None and value.shape is not None and value.dtype is not None:
+            samples[name] = ValueSample(value.shape, value.dtype.str, numbers)
+    return samples
+
+
+def _evaluate_blocks(
+    equations: Mapping[str, Equation], arrays: Mapping[str, Array], start: float
+) -> Mapping[str, Array] | None:
+    """Return the blocks of *arrays* and *equations* that begin after this part of each; None if that is too much."""
+    windows = {name: _block(array.shape, start) for name, array in arrays.items()}
+    windows |= {name: _block(equation.scope.shape, start) for name, equation in equations.items()}
+    own, slices, points = dict(windows), dict[str, Scope](), 0
+    for name, equation in reversed(tuple(equations.items())):
+        slices[name] = scope = slice_scope(equation.scope, windows[name])
+        points += grid_points(scope)
+        for access, source in _tensor_reads(scope):
+            read = [
+                (max(a, 0), min(b + 1, n))
+                for (a, b), n in zip((i.bounds for i in access.index), source.shape, strict=True)
+            ]
+            if all(lo < hi for lo, hi in read):  # not padding alone
+                windows[source.name] = tuple(
+                    (min(a, lo), max(b, hi)) for (a, b), (lo, hi) in zip(windows[source.name], read, strict=True)
+                )
+    if points > MAX_BLOCK_POINTS:
+        return None
+    known = {name: array[_at(windows[name])].astype(np.float64) for name, array in arrays.items()}
+
+    def restrict(t: Tensor) -> Tensor:
+        window = windows[t.name]
+        padding = tuple((lo - a, b - hi) for (lo, hi), (a, b) in zip(window, t.reach, strict=True))
+        shape, origin = tuple(hi - lo for lo, hi in window), tuple(lo for lo, _ in window)
+        return Tensor(t.name, shape, padding, t.value, origin=origin)
+
+    for name in equations:
+        scope = map_tensors(slices[name], restrict)
+        known[name] = evaluate(scope, {t.name: known[t.name] for t in tensors(scope)}, np.float64)
+    inside = {
+        name: tuple((lo - a, hi - a) for (lo, hi), (a, _) in zip(box, windows[name], strict=True))
+        for name, box in own.items()
+    }
+    return {name: array[_at(inside[name])] for name, array in known.items()}
+
+
+def _block(shape: Shape, start: float) -> Box:
+    """Return the box around the elements of a block, in row-major order."""
+    size = prod(shape)
+    first = int(size * start)
+    low, high = (np.unravel_index(at, shape) for at in (first, min(first + BLOCK_ELEMENTS, size) - 1))
+    box, is_inside = list[tuple[int, int]](), True
+    for lo, hi, n in zip(low, high, shape, strict=True):
+        box.append((int(lo), int(hi) + 1) if is_inside else (0, n))
+        is_inside &= bool(lo == hi)
+    return tuple(box)
+
+
+def _at(window: Box) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in window)
+
+
+def _tensor_reads(scope: Scope) -> Iterable[tuple[Access, Tensor]]:
+    """Yield the reads of tensors in *scope* and its nested scopes."""
+    for _, inner in scopes(scope):
+        for access in accesses(inner.body):
+            if isinstance(access.source, Tensor):
+                yield access, access.source
+
+
+def value_bytes(model: Model) -> int:
+    """Return the bytes of all results of a model's nodes."""
+    values = (model.values[name] for node in model.nodes for name in node.results)
+    return sum(prod(value.shape or ()) * (value.dtype.itemsize if value.dtype else 0) for value in values)
+
+
 def _portions(model: Model) -> Iterable[Sequence[str]]:
     """Yield the names of all results in portions that fit into memory together."""
     portion, size = list[str](), 0
@@ -86,10 +198,15 @@ def without_optimisations(options: onnxruntime.SessionOptions) -> None:
 
 
 def _projections(array: Array) -> tuple[float, ...]:
-    """Projections of *array* to random directions, divided by its norm, and the logarithm of the norm."""
+    """Projections of *array* to random directions, divided by its norm, and the logarithm of the norm.
+
+    A direction is the outer product of a column and a row, so that few random numbers are drawn for a large array.
+    """
     flat = np.nan_to_num(array.astype(np.float64).reshape(-1), posinf=INFINITE, neginf=-INFINITE)
     norm = float(np.linalg.norm(flat))
     if not norm:
         return (0.0,) * (PROJECTIONS + 1)
     rng = np.random.default_rng(flat.size)
-    return (*(float(rng.standard_normal(flat.size) @ flat) / norm for _ in range(PROJECTIONS)), log(norm))
+    rows = np.pad(flat, (0, -flat.size % ROW_ELEMENTS)).reshape(-1, ROW_ELEMENTS)
+    directions = ((rng.standard_normal(n) for n in rows.shape) for _ in range(PROJECTIONS))
+    return (*(float(column @ rows @ row) / norm for column, row in directions), log(norm))
