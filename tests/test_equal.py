@@ -527,6 +527,22 @@ def test_the_first_difference_is_no_node_that_is_folded(fused: onnx.ModelProto, 
     assert found.nodes == ("n1", "n0") and "BatchNormalization" in found.why and "bias[0]" in found.why
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_difference_of_twins_in_other_operators_is_their_term(is_first: bool) -> None:
+    b = Builder("linear", seed=2)
+    model = b.model({"x": (3, 8)}, b.node("Tanh", b.linear(b.linear("x", 8, 6), 6, 5)), (3, 5))
+    other = respelled(model)
+    assert {"Gemm"} < {node.op_type for node in model.graph.node} ^ {node.op_type for node in other.graph.node}
+    weight = model.graph.initializer[0]
+    changed = numpy_helper.to_array(weight).copy()
+    changed[2, 3] += 1
+    weight.CopyFrom(numpy_helper.from_array(changed, weight.name))
+    found = ee.equal(model, other) if is_first else ee.equal(other, model)
+    gemm, add = model.graph.node[0].name, other.graph.node[1].name
+    assert found.nodes == ((gemm, add) if is_first else (add, gemm)), found
+    assert "[0, 0] · x[0, 0] occurs 1 time before and 0 times after" in found.why
+
+
 def windowed(order: str, scale: float = 0.5) -> onnx.ModelProto:
     """Products of positions with a window around them, softmax, and the weighted sum; the scale before or after."""
     b = Builder("windowed", seed=4)

@@ -201,17 +201,16 @@ def judged(case: Case, outcome: Outcome, shown: str) -> str:
 
 
 def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple[tuple[str, ...], Case]:
-    """Return the fewest nodes found on which the optimiser still fails, and that case: one by one they are left out.
+    """Return nodes on which the optimiser still fails, none of which can be left out, and that case.
 
     Results of nodes that are left out become inputs.
     """
-    names = tuple(node.name for node in case.model.nodes)
-    small, left = case, names
+    left, small = tuple(node.name for node in case.model.nodes), case
     regions = ModelRegions(case.model.proto)
-    for name in names:
+    waiting = list(left)
+    while waiting and len(left) > 1:
+        name = waiting.pop(0)
         fewer = tuple(other for other in left if other != name)
-        if not fewer:
-            continue
         try:
             model = load_model(regions.extract(regions.named(fewer)))
             feeds = {value.name: values[value.name] for value in model.inputs}
@@ -220,7 +219,7 @@ def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple
             continue
         smaller = Case(model, feeds, want, case.allowed)
         if tried(run, smaller, seed)[0] in FAULTS:
-            small, left = smaller, fewer
+            small, left, waiting = smaller, fewer, list(fewer)
     return left, small
 
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -203,13 +204,13 @@ class Sweep:
         changed = self._changed_values()
         if not changed:
             return ("", ""), ""
-        node, first = changed[0]
-        twin = self._twin(node)
-        if twin is None:
+        pair = self._closest(changed[:MAX_FOLDED])
+        if pair is None:
+            node, _ = changed[0]
             return (node.name, ""), f"no value of the second model may equal the result of {node}"
-        second = twin.results[0]
-        node, first = next((each for each in changed[:MAX_FOLDED] if self._folds(each[1], second)), changed[0])
-        return (node.name, twin.name), f"{first} of {node} and {second} of {twin}: {self._term(first, twin)}"
+        node, first, twin, second = pair
+        node, first = next((each for each in changed[:MAX_FOLDED] if self._folds(each[1], second)), (node, first))
+        return (node.name, twin.name), f"{first} of {node} and {second} of {twin}: {self._term(first, second)}"
 
     def _changed_values(self) -> list[tuple[ModelNode, str]]:
         """Return the nodes and their values by which a difference reaches an output, in order; merge equal samples."""
@@ -234,10 +235,10 @@ class Sweep:
             self._programs(first, second, 0)
         return len(self.folded) > known
 
-    def _term(self, first: str, twin: ModelNode) -> str:
-        """Say in which term *first* and the result of *twin* differ; ``second_`` begins names of the second model."""
+    def _term(self, first: str, second: str) -> str:
+        """Say in which term *first* and *second* differ; ``second_`` begins names of the second model."""
         try:
-            before, after = self._programs(first, twin.results[0], 0)
+            before, after = self._programs(first, second, 0)
             names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
             names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
             names |= {e.name: e.name for program in (before, after) for e in program.equations}
@@ -246,19 +247,41 @@ class Sweep:
             return str(why)
         return found.counterexample or "they differ"
 
-    def _twin(self, node: ModelNode) -> ModelNode | None:
-        """Return the node of the second model that has the operator of *node* and most operands in common."""
+    def _closest(self, changed: Sequence[tuple[ModelNode, str]]) -> tuple[ModelNode, str, ModelNode, str] | None:
+        """Return the first of the *changed* values and the value of the second model with most operands in common.
 
-        def common(twin: ModelNode) -> int:
-            return sum(
-                self.are_equal(mine, theirs) or theirs in self.candidates(mine)
-                for mine, theirs in zip(node.inputs, twin.inputs, strict=False)
-                if mine and theirs
-            )
+        Operands are what both models have equal before them.  Few that only one has come first, then equal operators.
+        """
+        second = [
+            (twin, name, operands)
+            for twin in self.other.model.nodes
+            for name in twin.results
+            if self.other.tensor(name) not in self.same and (operands := self._operands(self.other, name))
+        ]
+        found = [
+            (len(mine ^ theirs), n, node.op != twin.op, m)
+            for n, (node, first) in enumerate(changed)
+            if (mine := self._operands(self.one, first))
+            for m, (twin, name, theirs) in enumerate(second)
+            if mine & theirs and self._size(self.one, first) == self._size(self.other, name)
+        ]
+        if not found:
+            return None
+        _, n, _, m = min(found)
+        return *changed[n], second[m][0], second[m][1]
 
-        twins = [each for each in self.other.model.nodes if (each.op, each.domain) == (node.op, node.domain)]
-        best = max(twins, key=common, default=None)
-        return best if best is not None and best.results and common(best) else None
+    def _operands(self, side: ModelEquations, value: str) -> frozenset[str]:
+        """Return the nearest tensors with a counterpart, and the weights, of which a *value* is computed."""
+        name = side.tensor(value)
+        try:
+            definitions = self._definitions(side, side.equations[name], 0)
+        except (KeyError, Refused):
+            return frozenset()
+        read = {self.same.get(t.name, t.name) for each in definitions.values() for t in tensors(each.scope)}
+        return frozenset(read - definitions.keys())
+
+    def _size(self, side: ModelEquations, value: str) -> int:
+        return prod(self.shapes.get(side.tensor(value), ()))
 
     def _merge_opaque(self, node: ModelNode) -> None:
         operands = [self.same.get(self.one.tensor(name)) for name in node.reads]
