@@ -33,6 +33,7 @@ from einnet_evaluation.workers import Worker
 from einnet_explore.onnx_import.contrib_operators import expand_contrib_operators
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
+from einnet_explore.onnx_import.shapes import infer_static_shapes
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ModelRegions, open_session, run_session
@@ -205,8 +206,9 @@ def reduced(run: Run, case: Case, values: Mapping[str, Any], seed: int) -> tuple
 
     Results of nodes that are left out become inputs.
     """
-    left, small = tuple(node.name for node in case.model.nodes), case
-    regions = ModelRegions(case.model.proto)
+    written = infer_static_shapes("the graph", case.model.original)  # in its operator set: faults may depend on it
+    left, small = tuple(node.name for node in written.graph.node), case
+    regions = ModelRegions(written)
     waiting = list(left)
     while waiting and len(left) > 1:
         name = waiting.pop(0)

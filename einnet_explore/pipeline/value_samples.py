@@ -114,9 +114,10 @@ def _evaluate_blocks(
     equations: Mapping[str, Equation], arrays: Mapping[str, Array], start: float
 ) -> Mapping[str, Array] | None:
     """Return the blocks of *arrays* and *equations* that begin after this part of each; None if that is too much."""
-    windows = {name: _block(array.shape, start) for name, array in arrays.items()}
-    windows |= {name: _block(equation.scope.shape, start) for name, equation in equations.items()}
-    own, slices, points = dict(windows), dict[str, Scope](), 0
+    shapes = {name: array.shape for name, array in arrays.items()}
+    shapes |= {name: equation.scope.shape for name, equation in equations.items()}
+    windows = {name: _block(shape, start) for name, shape in shapes.items()}
+    slices, points = dict[str, Scope](), 0
     for name, equation in reversed(tuple(equations.items())):
         slices[name] = scope = slice_scope(equation.scope, windows[name])
         points += grid_points(scope)
@@ -142,23 +143,33 @@ def _evaluate_blocks(
     for name in equations:
         scope = map_tensors(slices[name], restrict)
         known[name] = evaluate(scope, {t.name: known[t.name] for t in tensors(scope)}, np.float64)
-    inside = {
-        name: tuple((lo - a, hi - a) for (lo, hi), (a, _) in zip(box, windows[name], strict=True))
-        for name, box in own.items()
-    }
-    return {name: array[_at(inside[name])] for name, array in known.items()}
+    return {name: _elements(known[name], windows[name], shape, start) for name, shape in shapes.items()}
+
+
+def _range(shape: Shape, start: float) -> range:
+    """Return the positions of a block's elements, in row-major order."""
+    size = prod(shape)
+    first = int(size * start)
+    return range(first, min(first + BLOCK_ELEMENTS, size))
 
 
 def _block(shape: Shape, start: float) -> Box:
-    """Return the box around the elements of a block, in row-major order."""
-    size = prod(shape)
-    first = int(size * start)
-    low, high = (np.unravel_index(at, shape) for at in (first, min(first + BLOCK_ELEMENTS, size) - 1))
+    """Return the box around the elements of a block."""
+    positions = _range(shape, start)
+    low, high = (np.unravel_index(at, shape) for at in (positions[0], positions[-1]))
     box, is_inside = list[tuple[int, int]](), True
     for lo, hi, n in zip(low, high, shape, strict=True):
         box.append((int(lo), int(hi) + 1) if is_inside else (0, n))
         is_inside &= bool(lo == hi)
     return tuple(box)
+
+
+def _elements(array: Array, window: Box, shape: Shape, start: float) -> Array:
+    """Return the elements of a block from *array*, the *window* of a value of *shape*."""
+    if not shape:
+        return array.reshape(-1)
+    at = np.unravel_index(np.asarray(_range(shape, start)), shape)
+    return array[tuple(i - lo for i, (lo, _) in zip(at, window, strict=True))]
 
 
 def _at(window: Box) -> tuple[slice, ...]:
