@@ -186,6 +186,8 @@ class Run(RunningSearch):
         head = ("state", "operators", "eoperators", "steps", "seconds", "found", "certificate")
         return tables.data_frame(head, rows)
 
+    to_dataframe = to_pandas
+
     def blockers(self) -> tuple[Blocker, ...]:
         """Return the equations that have no candidate, if the search found none, each with a rewrite that helps."""
         return () if self.candidates else tuple(explanations.blockers(self.search, self.refused))

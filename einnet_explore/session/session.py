@@ -370,7 +370,7 @@ class Session(DerivationTree):
         return self.goto(derivation)
 
     def compare(self, one: Place, other: Place) -> Comparison:
-        """Compare two nodes: programs, graphs, costs, numerics, and the steps between them; raises what ``node`` raises."""
+        """Compare two nodes: programs, graphs, costs, numerics, steps between them; raises what ``node`` raises."""
         from einnet_explore.pipeline.tuning_context import derivation_level
 
         one, other = self.node(one), self.node(other)

@@ -44,7 +44,7 @@ class Measuring:
         return self._going
 
     def offered(self) -> dict[str, tuple[str, Program]]:
-        """Return the programs by key: the start, the current, compared and pinned nodes, and the cheapest candidates."""
+        """Return the programs by key: the start, current, compared and pinned nodes, the cheapest candidates."""
         session, run = self.desk.session, self.searching.run
         found = {"start": ("original, as generated kernels", session.nodes[0].end)}
         for node in dict.fromkeys((session.here, *(self.desk.look.compare or ()), *session.pins.values())):
