@@ -163,7 +163,7 @@ def test_two_nodes_are_compared() -> None:
             session.compare(*wrong)
     run = session.search("Matmul", max_depth=1, budget=None)
     assert run.best is not None and session.compare(run.best, session.here).certificate.kind == "proved"
-    with pytest.raises(TypeError, match="found None, expected a candidate or a derivation"):
+    with pytest.raises(TypeError, match="found None, expected a node, a candidate or a derivation"):
         session.compare(None, 0)  # type: ignore[arg-type]
 
 

@@ -354,7 +354,7 @@ describe("the face", () => {
   });
 
   it("shows chosen nodes side by side, and nothing while none are chosen", () => {
-    const side = (id, more) => ({ id, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
+    const side = (id, more) => ({ id, name: `node ${id}`, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
     const { model, el } = shown({ panels: ["history", "expression", "compare"], compare: { sides: [] } });
     const panel = el.querySelector("[data-panel=compare]");
     expect(panel.hidden).toBe(true);
