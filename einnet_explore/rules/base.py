@@ -32,6 +32,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeV
 from einnet_explore.analysis.equations import whole_equation
 from einnet_explore.analysis.indices import iterator_by_name, parse_index_over, replace_part
 from einnet_explore.ir import (
+    FLOAT32,
     Access,
     Apply,
     Equation,
@@ -42,6 +43,8 @@ from einnet_explore.ir import (
     Scalar,
     Scope,
     accesses,
+    element_type,
+    integer_overflow,
     read_path,
     scopes,
     show_path,
@@ -50,6 +53,7 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_boolean, as_integer, as_items, as_object
 from einnet_explore.support.wording import count_noun
+from einnet_explore.syntax.printer import describe_overflow
 
 A = ParamSpec("A")
 P = TypeVar("P")
@@ -320,8 +324,10 @@ class Match(Generic[P_co]):
     params: P_co
 
     def apply(self, program: Program) -> Step:
-        """Apply the rule; raises Refused where a side condition fails."""
-        return Step(program, self, self.rule.rewrite(program, self.at, self.params))
+        """Apply the rule; raises Refused where a side condition fails, or a result has another type or overflows."""
+        after = self.rule.rewrite(program, self.at, self.params)
+        require_types(program, after)
+        return Step(program, self, after)
 
     @property
     def forwards(self) -> Match[object]:
@@ -387,6 +393,20 @@ class Derivation:
         return (
             f"<Derivation of {count_noun(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
         )
+
+
+def require_types(before: Program, after: Program) -> None:
+    """Raise Refused if an output of *after* has another type than in *before*, or an integer result may overflow."""
+    types = {e.name: element_type(e.scope) for e in before.equations}
+    if all(t.dtype == FLOAT32 for t in before.inputs) and all(t == FLOAT32 for t in types.values()):
+        return
+    known = set(before.equations)
+    for equation in after.equations:
+        found = element_type(equation.scope)
+        if equation.name in before.outputs and found != types.get(equation.name, found):
+            raise Refused(f"output {equation.name} would be {found}, expected {types[equation.name]}")
+        if equation not in known and (overflow := integer_overflow(equation.scope)) is not None:
+            raise Refused(describe_overflow(equation.name, overflow))
 
 
 def access_of(scope: Scope, number: int) -> Access:

@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.analysis.equations import require_float32
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
@@ -164,6 +165,7 @@ class FusedProgram:
         return len({known.text for known, _ in self._known.values()})
 
     def _analyse(self, program: Program) -> FusedKernel:
+        require_float32(program, "a fused kernel")
         self.analyses += 1
         self._fused.append(fuse_program(program))
         return self._fused[-1]

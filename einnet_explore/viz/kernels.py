@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from einnet_explore.analysis.equations import require_float32
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
@@ -99,6 +100,7 @@ def kernel_texts(
     integer type of less than 32 bits does not hold, and where no equation has a kernel, with the reason of each.
     """
     kind = type_of(dtype)
+    require_float32(program, "the kernel generator")
     require_range(program, kind)
     found = tuple(_text(e, kind, dialect, makers) for e in program.equations)
     if not any(k.text for k in found):

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.values import (
+    BOOL,
     F32,
     I32,
     I64,
@@ -23,13 +24,16 @@ from einnet_explore.codegen.language.values import (
     conjunction,
     literal,
     select,
+    type_of,
 )
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     JOINS,
     Access,
     Apply,
     Compare,
     Const,
+    ElementType,
     Index,
     Iterator,
     Quotient,
@@ -125,6 +129,8 @@ def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:
 def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
     """Return the scalar function *op* of values of one type."""
     kind = args[0].type
+    if op in ELEMENT_TYPES:
+        return _lower_cast(ELEMENT_TYPES[op], args[0])
     if op in REAL_FUNCTIONS and kind.integer:
         raise Refused(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
     match op, args:
@@ -141,6 +147,17 @@ def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
         case _, (a,):
             return call(op, a)
     raise Refused(f"{op} of {len(args)} arguments is no scalar function")
+
+
+def _lower_cast(to: ElementType, arg: Expr) -> Expr:
+    """Return *arg* as a number of its own type that *to* has."""
+    own, wanted = arg.type, type_of(to.name)
+    if wanted == BOOL:
+        return cast(own, arg.ne(0))
+    if not to.is_integer:
+        return cast(own, cast(wanted, arg))
+    # Within 64 bits the integer part is exact, and C keeps the low bits of it.
+    return cast(own, cast(wanted, cast(I64, arg) if not own.integer else arg))
 
 
 FIRST_BLOCK = ":first"

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.ir.element_types import ELEMENT_TYPES
 from einnet_explore.ir.node import Node, node
 from einnet_explore.ir.scalar_functions import FUNCTIONS, REAL_FUNCTIONS
 from einnet_explore.support.errors import Refused
@@ -323,7 +324,7 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
 
 
 CALLS: dict[str, int] = {
-    **{name: count for name, count in FUNCTIONS.items() if name not in ("relu", "where")}, "floor": 1, "fma": 3
+    **{n: count for n, count in FUNCTIONS.items() if n not in ("relu", "where", *ELEMENT_TYPES)}, "floor": 1, "fma": 3
 }  # fmt: skip
 """The functions and their numbers of arguments; the last three take integers too."""
 
