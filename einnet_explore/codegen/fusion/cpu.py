@@ -74,7 +74,7 @@ class LaneWriter(LoopWriter):
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
         out: list[Statement] = []
         for name in keep:
-            self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, ROW_POINTS, "private", align=64)
+            self.rows[name] = self._row(frame, f":row {name} {self._next()}", name)
             out.append(LocalArray(self.rows[name]))
         return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
 
@@ -100,14 +100,14 @@ class LaneWriter(LoopWriter):
         def add(f: EmissionState, lane: Expr) -> list[Statement]:
             def to(step: FusedStep, value: Expr) -> Statement:
                 array = totals[step.name]
-                return Store(array, lane, join_values(step, array[lane], cast(array.kind, value)))
+                return Store(array, lane, join_values(step, array[lane], value))
 
             return self.steps(f, nest, to)
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
             for s in reduced:
-                var = self.var(s.name, f.kind)
+                var = self.var(s.name, f.kind_of(s.name))
                 made.append(Declare(var, f.finished(s, totals[s.name][lane])))
                 made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
                 made += [f.store(s, var)] if s.stores else []
@@ -118,6 +118,9 @@ class LaneWriter(LoopWriter):
         out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
         out.append(row.loop(self, frame, at_lane, finish))
         return out
+
+    def _row(self, frame: EmissionState, name: str, value: str) -> Array:
+        return Array(name, frame.kind_of(value), ROW_POINTS, "private", align=64)
 
     def _lane(self, lane: Expr) -> Mapping[int, Expr]:
         return dict.fromkeys(range(self.flat.fused.slots), lane)
@@ -133,7 +136,7 @@ class LaneWriter(LoopWriter):
         out: list[Statement] = []
         for step in stage.heads:
             if step.name in read:
-                self.rows[step.name] = Array(f":row {step.name}", frame.kind, ROW_POINTS, "private", align=64)
+                self.rows[step.name] = self._row(frame, f":row {step.name}", step.name)
                 out.append(LocalArray(self.rows[step.name]))
 
         def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
@@ -251,7 +254,7 @@ class _CpuWriter(LaneWriter):
                 made += row(f)
             for s in reduced:
                 total = totals[s.name]
-                made.append(Assign(total, join_values(s, total, cast(total.type, parts[s.name]))))
+                made.append(Assign(total, join_values(s, total, parts[s.name])))
             return made
 
         def chunks(f: EmissionState) -> list[Statement]:

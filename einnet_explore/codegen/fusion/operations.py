@@ -17,8 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
+from typing import Any
+
+import numpy as np
 
 from einnet_explore.analysis.indices import compared_iterators, with_iterators
+from einnet_explore.codegen.language.values import Type
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -37,6 +41,27 @@ from einnet_explore.ir import (
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of a value's arithmetic, and that of its elements in memory: a truth value is a 0 or 1 of any type."""
+
+    computed: Type
+    stored: Type
+
+
+ValueTypes = Mapping[str, ValueType]
+"""The types of inputs and equations by name; a value that is not there has the kernel's type."""
+
+
+@dataclass(frozen=True)
+class TypedProgram:
+    """A program, the types of its values, and the *tables*: inputs whose elements are known."""
+
+    program: Program
+    types: ValueTypes
+    tables: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 @dataclass(frozen=True)
