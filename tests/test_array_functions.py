@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import einnet_explore as ee
-from einnet_explore.runtime import fused
+from einnet_explore.codegen.fusion.frame import FusedLayout
+from einnet_explore.codegen.fusion.gpu import gpu_kernel
+from einnet_explore.codegen.language.printer import emit
+from einnet_explore.codegen.language.statements import Kernel
+from einnet_explore.codegen.language.values import Type
+from einnet_explore.runtime import compiled, fused
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.c_kernels import load_c_kernel
+from einnet_explore.runtime.cuda import fused as cuda_fused
+from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.support.errors import BackendError, Refused
 
 
@@ -246,3 +255,57 @@ def test_a_function_without_python_source_is_refused_with_its_name() -> None:
         ee.fuse(np.sort)(np.ones((3, 4), np.float32))
     with pytest.raises(Refused, match="sorted, which has no Python source"):
         ee.fuse(sorted)(np.ones((3, 4), np.float32))
+
+
+class DeviceArray(np.ndarray):
+    """An array that says that it is CuPy's."""
+
+    @property
+    def __cuda_array_interface__(self) -> object:
+        return self.__array_interface__
+
+    @property
+    def memory(self) -> Array:
+        """The elements from the first to the last, as a kernel finds them at the address."""
+        span = 1 + sum((n - 1) * k for n, k in zip(self.shape, self.strides, strict=True)) // self.itemsize
+        return np.lib.stride_tricks.as_strided(self.view(np.ndarray), (span,), (self.itemsize,))
+
+
+def statistics(x, w):
+    e = np.where(x > w, x, 0)
+    return e.sum(axis=-1, keepdims=True) * x, x.argmax(axis=1), (x > 0).any(axis=(0, 1)), x.mean(axis=0)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_cupy_arrays_have_kernels_for_their_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of kernels for GPUs, printed as C, computes the same in blocks of threads; NVRTC compiles it."""
+    launched = []
+
+    def load(name: str, text: str) -> Callable[..., None]:
+        kernel = next(k for k in written if emit(k, "cuda") == text)
+        if nvrtc.nvrtc_available():
+            assert nvrtc.compile_text(text, name, "compute_80").code
+        launched.append(text)
+        return lambda grid, block, values: load_c_kernel(kernel)(
+            *(getattr(v, "memory", v) if isinstance(v, np.ndarray) else v.item() for v in values), grid=grid
+        )
+
+    def write(flat: FusedLayout, kind: Type) -> Kernel:
+        written.append(gpu_kernel(flat, kind))
+        return written[-1]
+
+    written: list[Kernel] = []
+    library = SimpleNamespace(empty=lambda shape, kind: np.empty(shape, kind).view(DeviceArray), asarray=np.asanyarray)
+    monkeypatch.setattr(cuda_fused, "cupy_package", lambda: library)
+    monkeypatch.setattr(cuda_fused, "gpu_kernel", write)
+    monkeypatch.setattr(cuda_fused, "load_cuda_text", load)
+    x, w = arguments(dtype)
+    function = ee.fuse(statistics)
+    for given in (x, x.copy()):
+        for a, b in zip(statistics(given, w), function(given.view(DeviceArray), w.view(DeviceArray)), strict=True):
+            assert isinstance(b, DeviceArray) and b.dtype == a.dtype
+            np.testing.assert_allclose(b, a, rtol=1e-5)
+    assert launched and all("__global__" in text for text in launched)
+    with pytest.raises(BackendError, match="in_x is on a GPU and in_w is not"):
+        function(x.view(DeviceArray), w)

@@ -14,6 +14,7 @@ from einnet_explore.codegen.fusion.operations import TypedProgram
 from einnet_explore.ir import Program
 from einnet_explore.runtime.array_trace import ELEMENT_TYPES, ArrayType, Trace
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.runtime.cuda.fused import FusedDeviceProgram
 from einnet_explore.runtime.fused import FusedProgram, Shapes, check_outputs, overlap
 from einnet_explore.support.errors import BackendError, Refused
 
@@ -50,9 +51,11 @@ class FusedFunction:
         typed = {n: _array(n, v) for n, v in zip(names, values, strict=True)}
         arrays = {n: a for n, (a, _) in typed.items()}
         types = {n: (kind, a.dtype) for n, (a, kind) in typed.items()}
-        key = (tuple(types.values()), tuple(sorted(options.items())))
+        on_device = _are_on_device(arrays)
+        key = (on_device, tuple(types.values()), tuple(sorted(options.items())))
         if key not in self._programs:
-            self._programs[key] = FusedProgram(lambda s: self._trace(s, types, options), "float64", self.threads)
+            kind = FusedDeviceProgram if on_device else FusedProgram
+            self._programs[key] = kind(lambda s: self._trace(s, types, options), "float64", self.threads)
         kernel = self._programs[key]
         if out is None:
             made: Mapping[str, Array] = kernel(arrays)
@@ -95,18 +98,30 @@ def _array(name: str, value: object) -> tuple[Array, ArrayType]:
         if not -(1 << 63) <= value < 1 << 63:
             raise Refused(f"{name} is {value}: expected an integer of at most 64 bits")
         return np.asarray(value, np.int32 if -(1 << 31) <= value < 1 << 31 else np.int64), int
-    array = np.asarray(value)
+    array: Array = value if _is_on_device(value) else np.asarray(value)  # type: ignore[assignment]
     if array.dtype not in ELEMENT_TYPES:
         raise Refused(f"{name} is {array.dtype}: expected one of {', '.join(map(str, ELEMENT_TYPES))}")
     return array, array.dtype
+
+
+def _is_on_device(value: object) -> bool:
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def _are_on_device(arrays: Mapping[str, Array]) -> bool:
+    """Whether the arrays are CuPy's; raises BackendError if some are and others, which are no numbers, are not."""
+    there = [name for name, a in arrays.items() if _is_on_device(a)]
+    here = [name for name, a in arrays.items() if a.ndim and name not in there]
+    if there and here:
+        raise BackendError(f"{there[0]} is on a GPU and {here[0]} is not: expected all arrays in one memory")
+    return bool(there)
 
 
 def _fill(kernel: FusedProgram, arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> None:
     """Write the results to *outs*; those that overlap an argument are computed apart first, as NumPy does."""
     check_outputs(outs)
     apart = {
-        name: np.empty(out.shape, out.dtype) if any(overlap(out, a) for a in arrays.values()) else out
-        for name, out in outs.items()
+        name: np.empty_like(out) if any(overlap(out, a) for a in arrays.values()) else out for name, out in outs.items()
     }
     kernel.bind(arrays, apart)()
     for name, out in outs.items():
@@ -121,7 +136,7 @@ def fuse(*, threads: int = 1) -> Callable[[Callable[..., object]], FusedFunction
 def fuse(
     function: Callable[..., object] | None = None, *, threads: int = 1
 ) -> FusedFunction | Callable[[Callable[..., object]], FusedFunction]:
-    """Make *function* over NumPy arrays one kernel on this CPU (a decorator).
+    """Make *function* over NumPy arrays one kernel on this CPU, or over CuPy arrays one on their GPU (a decorator).
 
     Positional arguments are arrays of bool, int32, int64, float32 or float64, of any strides, and numbers; keyword
     arguments are constants, for example axes.  The function uses operators, ufuncs, ``where``, ``clip``, ``astype``,

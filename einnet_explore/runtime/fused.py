@@ -264,8 +264,9 @@ def _element_strides(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...
     """The strides of *array* in elements."""
     if array.dtype != dtype:
         raise BackendError(f"{name} is {array.dtype}, expected {dtype}")
-    if not array.flags.aligned or any(s % dtype.itemsize for s in array.strides):
-        raise BackendError(f"{name} lies between elements: strides of {array.strides} bytes at {array.ctypes.data:#x}")
+    # CuPy's flags have no alignment: its arrays are aligned, and always writeable.
+    if not getattr(array.flags, "aligned", True) or any(s % dtype.itemsize for s in array.strides):
+        raise BackendError(f"{name} lies between elements: its strides are {array.strides} bytes")
     return tuple(s // dtype.itemsize for s in array.strides)
 
 
@@ -285,7 +286,7 @@ def check_outputs(outs: Mapping[str, Array], arrays: Mapping[str, Array] | None 
         for other, array in (*(arrays or {}).items(), *list(outs.items())[:n]):
             if overlap(out, array):
                 raise BackendError(f"output {name} overlaps {other}")
-        if not out.flags.writeable:
+        if not getattr(out.flags, "writeable", True):
             raise BackendError(f"output {name} cannot be written")
 
 
