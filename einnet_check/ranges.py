@@ -9,6 +9,7 @@ from math import prod
 from typing import TypeAlias
 
 from einnet_check.text import (
+    COMPARISONS,
     INTEGERS,
     SIGNIFICANDS,
     Expr,
@@ -83,8 +84,14 @@ def span(e: Expr, free: bool = False) -> Range:
                 return INTEGERS[op]
             found, (low, high) = span(arg, op != "bool"), INTEGERS[op]
             return found if low <= found[0] and found[1] <= high else (low, high)
-        case ("where", _, yes, no):
+        case ("where" | "select" as op, condition, yes, no):
+            if op == "select":
+                inside(condition)
             return hull([*span(yes, free), *span(no, free)])
+        case (str(op), *args) if op in COMPARISONS:
+            for arg in args:
+                inside(arg)
+            return 0, 1
     if not isinstance(e, tuple):
         raise OverflowError(f"{e!r} is no number")
     op, *args = e

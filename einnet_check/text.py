@@ -33,7 +33,8 @@ SIGNIFICANDS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """The binary digits of each floating-point type."""
 CASTS = frozenset({*INTEGERS, *SIGNIFICANDS})
 """Functions that have the name of their type."""
-KEEPS = frozenset(["relu", "maximum", "minimum", "where", "round"])
+COMPARISONS = frozenset(["less", "less_equal", "equal"])
+KEEPS = frozenset(["relu", "maximum", "minimum", "where", "select", "round"])
 """Functions that keep the type which all their operands have."""
 WHOLE, REAL = "whole", "real"
 """Constants, which take the type of the other operands."""
@@ -163,7 +164,9 @@ def expression_type(e: Expr) -> str:
         case Read(Scope() as scope):
             return scope_type(scope)
         case (str(op), *args):
-            args = args[1:] if op == "where" else args
+            if op in COMPARISONS:
+                return "bool"
+            args = args[1:] if op in ("where", "select") else args
             kinds = [expression_type(a) for a in args]
             if op in CASTS:
                 return op

@@ -36,7 +36,7 @@ from einnet_explore.codegen.fusion.plan import FusedKernel
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.codegen.language.values import Array as KernelArray
-from einnet_explore.codegen.language.values import Var
+from einnet_explore.codegen.language.values import Var, type_of
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import Argument, CKernel, Grid, checked_arguments, load_c_kernel
 from einnet_explore.support.errors import BackendError, Refused
@@ -257,19 +257,22 @@ ENGINES = ("opencl", "c blocks")
 def run_blocks(
     fused: FusedKernel, arrays: Mapping[str, Array], engine: str = "opencl", threads: int = FUSED_THREADS
 ) -> dict[str, Array]:
-    """The outputs of *fused* for contiguous *arrays* of one dtype, by its kernel for GPUs, in blocks of *threads*.
+    """The outputs of *fused* for contiguous *arrays*, by its kernel for GPUs, in blocks of *threads*.
 
     Raises BackendError for an unknown engine, and what compiling and running raise.
     """
     if engine not in ENGINES:
         raise BackendError(f"engine {engine!r}: expected one of {', '.join(ENGINES)}")
     dtype = np.result_type(*(arrays[t.name] for t in fused.inputs)) if fused.inputs else np.dtype("float32")
+    dtype = np.dtype("float64") if fused.types else dtype
+    arrays = {**fused.tables, **arrays}
     flat, kernel = gpu_launch(fused, {n: a.shape for n, a in arrays.items()}, dtype, threads)
     known = fused.known
-    outs = {n: np.empty(tuple(flat.sizes[x] for x in known[n].scope.traversals), dtype) for n in fused.program.outputs}
+    kinds = {n: fused.type_of(n, type_of(dtype)).stored.dtype for n in fused.program.outputs}
+    outs = {n: np.empty(tuple(flat.sizes[x] for x in known[n].scope.traversals), k) for n, k in kinds.items()}
     blocks = gpu_blocks(flat, threads)
     if blocks:
-        _load(kernel, engine)(*arguments(flat, kernel, arrays, outs, dtype), grid=(blocks, 1, 1))
+        _load(kernel, engine)(*arguments(flat, kernel, arrays, outs), grid=(blocks, 1, 1))
     return outs
 
 
@@ -278,15 +281,15 @@ def _load(kernel: Kernel, engine: str) -> OpenCLKernel | CKernel:
 
 
 def arguments(
-    flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array], dtype: np.dtype
+    flat: FusedLayout, kernel: Kernel, arrays: Mapping[str, Array], outs: Mapping[str, Array]
 ) -> list[Argument]:
     """The arguments of *kernel*, in order; temporaries are allocated."""
     slots = {slot_name(n): size * max(1, flat.points) for n, size in enumerate(slot_sizes(flat))}
     made: list[Argument] = []
     for p in kernel.params:
         match p:
-            case KernelArray(name) if name in slots:
-                made.append(np.empty(slots[name], dtype))
+            case KernelArray(name) as array if name in slots:
+                made.append(np.empty(slots[name], array.kind.dtype))
             case KernelArray(name):
                 made.append(arrays[name] if name in arrays else outs[name])
             case Var(name, kind):

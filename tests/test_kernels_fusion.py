@@ -439,7 +439,7 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int) -> Non
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
     given_arrays = {n: a.astype(np.float64).reshape(-1) for n, a in arrays.items()}
-    passed = gpu_emulation.arguments(flat, kernel, given_arrays, outs, np.dtype(np.float64))
+    passed = gpu_emulation.arguments(flat, kernel, given_arrays, outs)
     named = {p.name: a for p, a in zip(kernel.params, passed, strict=True)}
     if blocks := gpu_blocks(flat, threads):
         kernel_machine.run(kernel, named, (blocks, 1, 1))

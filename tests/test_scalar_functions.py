@@ -29,7 +29,7 @@ POINTS = 24
 
 def call(name: str) -> Program:
     """``Y[i] = f(A[i], …)``."""
-    operands = "AB"[: FUNCTIONS[name]]
+    operands = "ABC"[: FUNCTIONS[name]]
     reads = ", ".join(f"{operand}[i]" for operand in operands)
     tensors = "".join(f"tensor {operand}[{POINTS}]\n" for operand in operands)
     return ee.parse(f"{tensors}Y[i:{POINTS}] = {name}({reads})")
@@ -38,7 +38,7 @@ def call(name: str) -> Program:
 def arguments(name: str, low: float = 0.3) -> dict[str, np.ndarray]:
     """Arguments at which every function has a value and no kink."""
     random = np.random.default_rng(0)
-    return {operand: random.uniform(low, 2, POINTS) for operand in "AB"[: FUNCTIONS[name]]}
+    return {operand: random.uniform(low, 2, POINTS) for operand in "ABC"[: FUNCTIONS[name]]}
 
 
 def value(program: Program, arrays: dict[str, np.ndarray], dtype: str = "float64") -> np.ndarray:
@@ -91,7 +91,7 @@ def test_every_function_has_kernels() -> None:
     """One kernel computes all functions: compilation takes a second."""
     unary = [f"{name}(A[i])" for name in IN_KERNELS if FUNCTIONS[name] == 1]
     binary = [f"{name}(A[i], B[i])" for name in IN_KERNELS if FUNCTIONS[name] == 2]
-    calls = unary + binary
+    calls = [*unary, *binary, "select(less(A[i], B[i]), A[i], B[i])"]
     terms = " + ".join(f"{n + 1}.5 * {each}" for n, each in enumerate(calls))
     program = ee.parse(f"tensor A[{POINTS}]\ntensor B[{POINTS}]\nY[i:{POINTS}] = {terms}")
     scope, arrays, out = program.equations[0].scope, arguments("pow"), aligned_empty((POINTS,))

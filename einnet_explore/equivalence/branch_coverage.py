@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.equivalence.value_bounds import Kink, kinks, possible_sides
+from einnet_explore.equivalence.value_bounds import Kink, kink_operands, kinks, possible_sides
 from einnet_explore.interpreter.evaluation import DerivedNumbers, NumberDomain
 from einnet_explore.interpreter.exact_arrays import Array, Value
 from einnet_explore.ir import Scalar, Scope
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Side: TypeAlias = "tuple[int, int]"
 """The number of a kink, and a sign: of the argument, of the difference of the arguments, or of a power's exponent."""
@@ -46,7 +47,7 @@ class BranchCoverage:
         for n, sign in self._possible:
             if (n, sign) not in reached:
                 op, args = self.kinks[n]
-                of = f"{args[0]!r} - {args[1]!r}" if op in ("maximum", "minimum") else f"{args[-1]!r}"
+                of = " - ".join(map(repr, kink_operands(op, args)))
                 return f"no sample reached {of} {'<=>'[sign + 1]} 0 in {op}"
         return ""
 
@@ -71,11 +72,11 @@ class _Recorder(DerivedNumbers):
 
 def _reached_sides(op: str, values: Sequence[Value]) -> Iterable[tuple[int, Array]]:
     """Yield the signs, and where they occur beyond the error bounds of *values*, if they have any."""
-    chosen = values if op in ("maximum", "minimum") else values[-1:]
+    chosen = kink_operands(op, values)
     first, *rest = (value[0].array for value in chosen)
     difference = np.subtract(first, rest[0]) if rest else first
     error = reduce(np.add, [value[1].array if len(value) > 1 else np.zeros(()) for value in chosen])
     yield 1, np.asarray(difference > error)
     yield -1, np.asarray(-difference > error)
-    if op == "pow":
+    if op == "pow" or SCALAR_FUNCTIONS[op].has_step:
         yield 0, np.asarray((difference == 0) & (error == 0))

@@ -10,9 +10,9 @@ form by at most
 and a function by its largest slope over the argument's range times the argument's error.  Where a slope or a range is
 unbounded, as next to the pole of a reciprocal, there is no bound.
 
-``relu``, ``abs``, ``maximum``, ``minimum`` and powers of zero are piecewise: analytic on each side of a *kink*, where
-an argument (or the difference of two) changes its sign.  Ranges show which sides no input reaches: :math:`relu(e^x)`
-has one side.
+``relu``, ``abs``, ``maximum``, ``minimum``, comparisons, ``select`` and powers of zero are piecewise: analytic on each
+side of a *kink*, where an argument (or the difference of two) changes its sign; a function with a step has a value of
+its own there.  Ranges show which sides no input reaches: :math:`relu(e^x)` has one side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import inf, isfinite, isnan, nextafter, prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from einnet_explore.ir import (
     ELEMENT_TYPES,
@@ -40,6 +40,8 @@ from einnet_explore.ir import (
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Interval: TypeAlias = "tuple[float, float]"
+
+V = TypeVar("V")
 
 _ALL: Interval = (-inf, inf)
 
@@ -317,16 +319,22 @@ def kinks(scope: Scope) -> tuple[Kink, ...]:
 
 def possible_sides(op: str, args: tuple[Scalar, ...]) -> Iterable[int]:
     """Yield the signs that interval arithmetic does not exclude."""
-    low, high = value_range(args[-1])
-    if op in ("maximum", "minimum"):
-        (a, b), (c, d) = value_range(args[0]), (low, high)
+    compared = kink_operands(op, args)
+    low, high = value_range(compared[0])
+    if len(compared) == 2:
+        (a, b), (c, d) = (low, high), value_range(compared[1])
         low, high = _unless_nan(a - d, -inf), _unless_nan(b - c, inf)
     if high > 0:
         yield 1
-    if op == "pow":
-        yield from (0,) if low <= 0 <= high else ()  # no negative power of zero has a value
-    elif low < 0:
+    if (op == "pow" or SCALAR_FUNCTIONS[op].has_step) and low <= 0 <= high:
+        yield 0
+    if op != "pow" and low < 0:  # no negative power of zero has a value
         yield -1
+
+
+def kink_operands(op: str, operands: Sequence[V]) -> Sequence[V]:
+    """Return the operand, or the two whose difference, is 0 at the kink of *op*."""
+    return operands[1:] if op == "pow" else operands[:1] if len(operands) == 3 else operands
 
 
 def _unless_nan(value: float, otherwise: float) -> float:

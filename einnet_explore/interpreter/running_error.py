@@ -178,6 +178,14 @@ def _apply(
             sure = np.abs(difference) > a.error + b.error
             value = (np.maximum if op == "maximum" else np.minimum)(*values)
             return BoundedValue(value, np.where(sure, chosen, np.maximum(a.error, b.error)))
+        case (("less" | "less_equal" | "equal"), [a, b]):
+            compared = np.asarray(SCALAR_FUNCTIONS[op].compute(ARRAYS, *values), np.float64)  # type: ignore[misc]
+            sure = (np.abs(a.value - b.value) > a.error + b.error) | (a.error + b.error == 0)
+            return BoundedValue(compared, np.where(sure, 0.0, 1.0))
+        case "select", [c, a, b]:
+            error = np.where(c.value != 0, a.error, b.error)
+            sure = (np.abs(c.value) > c.error) | (c.error == 0)
+            return BoundedValue(np.where(c.value != 0, a.value, b.value), np.where(sure, error, np.inf))
         case "pow", [a, b]:
             return _power(a, args[1], b, unit)
         case _, [a] if (function := SCALAR_FUNCTIONS.get(op)) and function.is_monotone:

@@ -8,6 +8,7 @@ An expression denotes a number.  An element type says which numbers a tensor hol
 * ``+ - * abs`` and reductions by ``sum`` and ``prod`` compute in ``int64`` if all operands are integers and one is
   ``int64`` or ``uint32``, in ``int32`` if all are integers, in ``float64`` if one operand is, else in ``float32``;
 * the other functions and the other constants give ``float32``, or ``float64`` if an operand is ``float64``;
+* ``less``, ``less_equal`` and ``equal`` give ``bool``; ``select`` keeps the type of its last two operands;
 * a cast, ``int8(x)``, has its own type.
 
 Integer arithmetic is exact.  ``integer_overflow`` finds the first result that may be beyond its type, by interval
@@ -82,7 +83,8 @@ FLOAT32 = "float32"
 _WHOLE, _REAL = "whole", "real"
 """The types of constants, which take the type of other operands."""
 
-_SELECTIONS = frozenset(("where", "relu", "maximum", "minimum", "round"))
+_COMPARISONS = frozenset(("less", "less_equal", "equal"))
+_SELECTIONS = frozenset(("where", "select", "relu", "maximum", "minimum", "round"))
 _ARITHMETIC = frozenset(("+", "-", "*", "neg", "abs"))
 _MODULAR = frozenset(("+", "-", "*", "neg"))
 """Operations that commute with remainders."""
@@ -116,7 +118,9 @@ def scalar_type(body: Scalar) -> str:
         case Access(Table(entries=entries)):
             return _constant_type(entries)
         case Apply(op, args) if op not in ELEMENT_TYPES:
-            operands = [a for a in args if not isinstance(a, Compare)]
+            if op in _COMPARISONS:
+                return "bool"
+            operands = args[1:] if op in ("where", "select") else args
             kinds = [scalar_type(a) for a in operands]
             if op in _SELECTIONS:
                 return _selection(kinds, [value for a in operands for value in _constants(a)])
@@ -262,8 +266,14 @@ class IntegerRanges:
                 return self.scope(scope, wraps)
             case Apply(op, (arg,)) if op in ELEMENT_TYPES:
                 return self._cast(ELEMENT_TYPES[op], arg)
-            case Apply("where", (_, yes, no)):
+            case Apply("where" | "select" as op, (condition, yes, no)):
+                if op == "select":
+                    self.inside(condition)
                 return _hull([self.scalar(yes, wraps), self.scalar(no, wraps)])
+            case Apply(op, args) if op in _COMPARISONS:
+                for arg in args:
+                    self.inside(arg)
+                return 0, 1
             case Apply(op, args):
                 found = [self.scalar(a, wraps and op in _MODULAR) for a in args[: 1 if op == "pow" else None]]
                 result, partial = _applied(op, args, found)
@@ -294,13 +304,16 @@ def is_exact_cast(body: Apply) -> bool:
 
 
 def computing_type(scope: Scope) -> str:
-    """Return the type in which a kernel of *scope* computes: ``int64``, ``float64`` or ``float32``.
+    """Return the type in which a kernel of *scope* computes: ``int32``, ``int64``, ``float32`` or ``float64``.
 
     All integers are exact in it: ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.
     """
     kinds, most = _kinds(scope.body), 1 << ELEMENT_TYPES[FLOAT32].digits
     if all(ELEMENT_TYPES[kind].is_integer for kind, _ in kinds):
-        return "int64"
+        narrow = element_type(scope) != "int64" and all(
+            kind not in ("int64", "uint32") and size <= ELEMENT_TYPES["int32"].high for kind, size in kinds
+        )
+        return "int32" if narrow and element_type(scope) != "uint32" else "int64"
     return "float64" if any(kind == "float64" or size > most for kind, size in kinds) else FLOAT32
 
 

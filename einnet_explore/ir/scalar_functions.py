@@ -4,14 +4,15 @@ To add a function, add an entry: the text form, evaluation, error bounds, gradie
 LaTeX and ONNX follow from its fields.  ``tests/test_scalar_functions.py`` tests every entry in every layer.
 
 Where a function has a kink its derivative is a *subgradient*: 0 for ``relu`` and ``abs`` at 0, one half for both
-arguments of ``maximum`` and ``minimum`` where they are equal.  The text form compares indices, not values; a power of
-zero compares values: :math:`0^u` is 1 where :math:`u = 0` and 0 where :math:`u > 0`; so
-:math:`[x > 0] = 1 - 0^{relu(x)}`.
+arguments of ``maximum`` and ``minimum`` where they are equal.  ``where`` compares indices; ``less``, ``less_equal`` and
+``equal`` compare values, and are 1 or 0; ``select`` chooses by such a value; derivatives are those between steps.
+Gradients of kinks compare values by a power of zero: :math:`0^u` is 1 where :math:`u = 0` and 0 where :math:`u > 0`.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -62,7 +63,10 @@ class ScalarFunction:
     is_positive: bool = False
     """No value is 0 or less."""
     has_kink: bool = False
-    """Analytic on two pieces, which meet where the argument, or the difference of the two arguments, is 0."""
+    """Analytic on two pieces, which meet where the argument, or the difference of the two arguments, is 0; the first
+    of three arguments is compared with 0."""
+    has_step: bool = False
+    """A function with a kink that is not continuous there: its value at 0 is a piece of its own."""
     is_commutative: bool = False
     has_pole: bool = False
     """Some number has no value: constants are not folded."""
@@ -157,6 +161,16 @@ def _quotient_derivatives(y: Scalar, _: Scalar, b: Scalar) -> tuple[Scalar, Scal
     return (inverse := Apply("/", (_ONE, b))), mul(Const(-1), y, inverse)
 
 
+def _comparison(name: str, sign: str, latex: str, compare: Callable[[Any, Any], Any]) -> ScalarFunction:
+    """Return a function that is 1 where *compare* holds for its two arguments and 0 elsewhere, also for NaN."""
+    return ScalarFunction(
+        name, 2, lambda lib, x, y: lib.where(compare(x, y), 1, 0), latex=rf"\left[%s {latex} %s\right]",
+        c_definition=f"T {name}_N(T a, T b) {{ return a {sign} b; }}",
+        is_integral=True, image=(0, 1), has_kink=True, has_step=True, is_commutative=sign == "==",
+        derivative=lambda y, a, b: (Const(0), Const(0)),
+    )  # fmt: skip
+
+
 ERF = ScalarFunction(
     "erf", 1, lambda lib, x: lib.erf(x), onnx="Erf", c_name="erf", additions=24, is_monotone=True, image=(-1, 1),
     is_increasing=True, at_zero=0,
@@ -225,6 +239,17 @@ _FUNCTIONS = (
         c_definition="T minimum_N(T a, T b) { return b < a || b != b ? b : a; }",
         is_integral=True, is_commutative=True, has_kink=True, degree=Fraction(1),
         derivative=lambda y, a, b: (_larger(b, a), _larger(a, b)),
+    ),
+    _comparison("less", "<", "<", operator.lt),
+    _comparison("less_equal", "<=", r"\le", operator.le),
+    _comparison("equal", "==", "=", operator.eq),
+    ScalarFunction(
+        "select", 3, lambda lib, c, x, y: lib.where(c != 0, x, y), latex=r"\left(%s\,?\,%s : %s\right)",
+        c_definition="T select_N(T c, T a, T b) { return c != 0 ? a : b; }", is_integral=True, has_kink=True,
+        has_step=True,
+        derivative=lambda y, c, a, b: (
+            Const(0), Apply("select", (c, _ONE, Const(0))), Apply("select", (c, Const(0), _ONE)),
+        ),
     ),
     ScalarFunction("where", 3, onnx="Where", is_integral=True),
 )  # fmt: skip

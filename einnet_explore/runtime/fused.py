@@ -15,11 +15,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from einnet_explore.analysis.equations import require_float32
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
-from einnet_explore.codegen.fusion.operations import program_operations
+from einnet_explore.codegen.fusion.operations import TypedProgram, program_operations
 from einnet_explore.codegen.fusion.plan import FusedKernel, check_served, fuse_program
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.printer import emit, entry_name
@@ -34,6 +33,9 @@ from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.support.errors import BackendError, Refused
 
 FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+
+_OVERLAP_WORK = 1000
+"""Candidate elements that are tried for a common address."""
 
 MOST_BLOCKS = 1 << 31
 """Blocks are counted in 32 bits."""
@@ -67,21 +69,23 @@ class FusedLaunch:
         kept: list[object] = [arrays, outs]
         for n in range(shares):
             first, stop = total * n // shares, total * (n + 1) // shares
-            slots = [np.empty(size, self.dtype) for size in self._slots()]
+            slots = self._slots()
             kept.append(slots)
             arguments = self._arguments(arrays, outs, slots, first, stop - first)
             calls.append(_call(self.function, arguments, kept))
         return calls[0] if shares == 1 else _run_together(tuple(calls))
 
-    def _slots(self) -> list[int]:
-        """Elements of each slot, for all points that run side by side."""
-        return [n * (ROW_POINTS if self.flat.lanes is not None else 1) for n in slot_sizes(self.flat)]
+    def _slots(self) -> list[Array]:
+        """Memory for each slot, for all points that run side by side."""
+        points = ROW_POINTS if self.flat.lanes is not None else 1
+        kinds = (self.flat.fused.slot_type(n, type_of(self.dtype)).dtype for n in range(self.flat.fused.slots))
+        return [np.empty(size * points, kind) for size, kind in zip(slot_sizes(self.flat), kinds, strict=True)]
 
     def _arguments(
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array], slots: list[Array], first: int, number: int
     ) -> list[object]:
         real = ctypes.c_float if self.dtype == np.float32 else ctypes.c_double
-        held = {**arrays, **outs, **{slot_name(n): slot for n, slot in enumerate(slots)}}
+        held = {**self.flat.fused.tables, **arrays, **outs, **{slot_name(n): slot for n, slot in enumerate(slots)}}
         made: list[object] = []
         for p in self.kernel.params:
             match p:
@@ -140,11 +144,15 @@ class FusedProgram:
 
     *program* is a program, or a function that makes one from the inputs' shapes by name (where numbers in it follow the
     sizes).  A program serves other shapes too, where no recorded equality is broken: Refused says which one is.
-    *dtype* is float32 or float64.  *analyses* and *kernels* are the numbers of analyses and of kernels so far.
+    *dtype* is float32 or float64, the type of values that have none of their own.  *analyses* and *kernels* are the
+    numbers of analyses and of kernels so far.
     """
 
     def __init__(
-        self, program: Program | Callable[[Shapes], Program], dtype: npt.DTypeLike = "float32", threads: int = 1
+        self,
+        program: Program | Callable[[Shapes], Program | TypedProgram],
+        dtype: npt.DTypeLike = "float32",
+        threads: int = 1,
     ) -> None:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -164,8 +172,7 @@ class FusedProgram:
         """The number of different kernels that were compiled or loaded."""
         return len({known.text for known, _ in self._known.values()})
 
-    def _analyse(self, program: Program) -> FusedKernel:
-        require_float32(program, "a fused kernel")
+    def _analyse(self, program: Program | TypedProgram) -> FusedKernel:
         self.analyses += 1
         self._fused.append(fuse_program(program))
         return self._fused[-1]
@@ -179,7 +186,8 @@ class FusedProgram:
         if key not in self._programs:
             self._programs[key] = self._analyse(self._make(shapes))
         found = self._programs[key]
-        if wrong := [t for t in found.program.inputs if tuple(shapes.get(t.name, ())) != t.shape]:
+        given = [t for t in found.program.inputs if t.name not in found.tables]
+        if wrong := [t for t in given if tuple(shapes.get(t.name, ())) != t.shape]:
             raise Refused(f"{wrong[0].name} has shape {list(wrong[0].shape)}, given {shapes.get(wrong[0].name)}")
         return found
 
@@ -193,14 +201,14 @@ class FusedProgram:
         Raises BackendError for a missing array, another dtype, an array between elements, and for outputs that overlap
         one another or an input; Refused for shapes that do not belong together.
         """
-        _check_no_overlap(arrays, outs)
+        check_outputs(outs, arrays)
         return self._launch(arrays, outs)[0].bind(arrays, outs, self.threads)
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, in new arrays; raises as ``bind`` does."""
         found, names = self._launch(arrays, None)
         shapes = _output_shapes(found.flat)
-        outs = {name: np.empty(shapes[name], self.dtype) for name in names}
+        outs = {name: self._empty(shapes[name], self._dtype(found.flat.fused, name)) for name in names}
         found.bind(arrays, outs, self.threads)()
         return outs
 
@@ -217,9 +225,10 @@ class FusedProgram:
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array] | None
     ) -> tuple[FusedLaunch, tuple[str, ...]]:
         fused = self.fused({name: a.shape for name, a in arrays.items()})
+        arrays = {**fused.tables, **arrays}
         shapes = {t.name: arrays[t.name].shape for t in fused.program.inputs}
         wanted = _output_shapes(uncollapsed_layout(fused, shapes))
-        strides = {t.name: _element_strides(t.name, arrays[t.name], self.dtype) for t in fused.inputs}
+        strides = {t.name: _element_strides(t.name, arrays[t.name], self._dtype(fused, t.name)) for t in fused.inputs}
         for name, shape in wanted.items():
             if outs is None:
                 strides[name] = row_major_strides(shape)
@@ -227,13 +236,21 @@ class FusedProgram:
                 found = list(outs[name].shape) if name in outs else "none"
                 raise BackendError(f"output {name} has shape {list(shape)}, given is {found}")
             else:
-                strides[name] = _element_strides(name, outs[name], self.dtype)
-        flat = lay_out(fused, shapes, strides)
+                strides[name] = _element_strides(name, outs[name], self._dtype(fused, name))
+        return self._compiled(lay_out(fused, shapes, strides)), tuple(wanted)
+
+    def _compiled(self, flat: FusedLayout) -> FusedLaunch:
         # An analysis is used again as long as it serves, and so is its text for calls that need no other.
-        key = (id(fused), flat.signature)
+        key = (id(flat.fused), flat.signature)
         if key not in self._code:
             self._code[key] = compile_fused_kernel(flat, self.dtype)
-        return FusedLaunch(flat, *self._code[key], self.dtype), tuple(wanted)
+        return FusedLaunch(flat, *self._code[key], self.dtype)
+
+    def _dtype(self, fused: FusedKernel, name: str) -> np.dtype:
+        return fused.type_of(name, type_of(self.dtype)).stored.dtype
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        return np.empty(shape, dtype)
 
 
 def _output_shapes(flat: FusedLayout) -> dict[str, tuple[int, ...]]:
@@ -247,17 +264,29 @@ def _element_strides(name: str, array: Array, dtype: np.dtype) -> tuple[int, ...
     """The strides of *array* in elements."""
     if array.dtype != dtype:
         raise BackendError(f"{name} is {array.dtype}, expected {dtype}")
-    if not array.flags.aligned or any(s % dtype.itemsize for s in array.strides):
-        raise BackendError(f"{name} lies between elements: strides of {array.strides} bytes at {array.ctypes.data:#x}")
+    # CuPy's flags have no alignment: its arrays are aligned, and always writeable.
+    if not getattr(array.flags, "aligned", True) or any(s % dtype.itemsize for s in array.strides):
+        raise BackendError(f"{name} lies between elements: its strides are {array.strides} bytes")
     return tuple(s // dtype.itemsize for s in array.strides)
 
 
-def _check_no_overlap(arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> None:
+def overlap(one: Array, other: Array) -> bool:
+    """Whether the arrays may have an element in common; an undecided case (many axes) counts as one."""
+    if not np.may_share_memory(one, other):
+        return False
+    try:
+        return bool(np.shares_memory(one, other, max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def check_outputs(outs: Mapping[str, Array], arrays: Mapping[str, Array] | None = None) -> None:
+    """Raise BackendError for *outs* that are read-only, or overlap one another or *arrays*."""
     for n, (name, out) in enumerate(outs.items()):
-        for other, array in (*arrays.items(), *list(outs.items())[:n]):
-            if np.may_share_memory(out, array):
+        for other, array in (*(arrays or {}).items(), *list(outs.items())[:n]):
+            if overlap(out, array):
                 raise BackendError(f"output {name} overlaps {other}")
-        if not out.flags.writeable:
+        if not getattr(out.flags, "writeable", True):
             raise BackendError(f"output {name} cannot be written")
 
 

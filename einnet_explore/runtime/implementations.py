@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -41,6 +42,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     VIEW,
     Equation,
+    Program,
     Scope,
     Tensor,
     accesses,
@@ -51,6 +53,7 @@ from einnet_explore.ir import (
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
+from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.integer_products import bind_integer_product, match_integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product, matrices
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
@@ -64,6 +67,7 @@ from einnet_explore.runtime.tvm_cpu import (
     kernel_kind,
     tvm_source,
 )
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.storage import cache_directory, write_aside
 
 Call = Callable[[], object]
@@ -304,6 +308,27 @@ class IntegerProductCall:
         call = bind_integer_product(self.product, left, right, out, self.constants)
         assert call is not None, "bound to arrays with other strides than it was chosen for"
         return call
+
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class TypedKernelCall:
+    """An equation of other types than ``float32`` as a fused kernel in C, with its nested scopes."""
+
+    equation: Equation
+    threads: int
+    engine = C_ENGINE
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(t.name for t in tensors(self.equation.scope))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        name, inputs = self.equation.name, tuple(tensors(self.equation.scope))
+        kernel = FusedProgram(Program(inputs, (self.equation,), (name,)), threads=self.threads)
+        return kernel.bind({read: arrays[read] for read in self.reads}, {name: out})
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
         return False
@@ -574,6 +599,10 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
         left, right = (bound.arrays[name] for name in IntegerProductCall(product, {}).reads)
         if matrices(product, left, right, bound.out) is not None:
             yield IntegerProductCall(product, bound.constants)
+    kernel = TypedKernelCall(bound.equation, bound.threads)
+    with suppress(BackendError, Refused):
+        kernel.bind(bound.arrays, bound.out)  # compiles it
+        yield kernel
     yield InterpretedCall(bound.equation.scope)
 
 

@@ -31,6 +31,10 @@ ROW_POINTS = 256
 """Points of the grid, or traversal values, that are computed together."""
 
 
+CHUNK_ROWS = 128
+"""Rows that are summed in single precision, at most."""
+
+
 @dataclass(frozen=True)
 class PointRow:
     """*number* values of *axis* from *begin* on, computed together."""
@@ -74,7 +78,7 @@ class LaneWriter(LoopWriter):
         keep = () if outside else tuple(s.name for s in nest.steps if s.reduce is not None)
         out: list[Statement] = []
         for name in keep:
-            self.rows[name] = Array(f":row {name} {self._next()}", frame.kind, ROW_POINTS, "private", align=64)
+            self.rows[name] = self._row(frame, f":row {name} {self._next()}", name)
             out.append(LocalArray(self.rows[name]))
         return out + self.loops(frame, outside, lambda f: self.reduce_by_lane(f, nest, row, keep, at_lane))
 
@@ -86,38 +90,69 @@ class LaneWriter(LoopWriter):
         keep: tuple[str, ...],
         at_lane: Callable[[EmissionState, Expr], EmissionState],
     ) -> list[Statement]:
-        """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows."""
+        """Write the reductions of *nest*, one in each lane of *row*; values in *keep* are stored in rows.
+
+        Sums that have wider totals are added in their own type for ``CHUNK_ROWS`` rows, then to the total.
+        """
         reduced = [s for s in nest.steps if s.reduce is not None]
-        totals = {
-            s.name: Array(f":total {s.name} {self._next()}", frame.wide_total(s)[0], ROW_POINTS, "private", align=64)
-            for s in reduced
-        }
-        out: list[Statement] = [LocalArray(a) for a in totals.values()]
+        sums = tuple(x for x in self.flat.order if x in nest.summations)
+        narrow = [s for s in reduced if frame.total(s)[0] != frame.wide_total(s)[0]] if sums else []
+        totals, parts = (
+            {
+                s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], ROW_POINTS, "private", align=64)
+                for s in steps
+            }
+            for what, kind, steps in (("total", frame.wide_total, reduced), ("part", frame.total, narrow))
+        )
+        out: list[Statement] = [LocalArray(a) for a in (*totals.values(), *parts.values())]
 
         def clear(f: EmissionState, lane: Expr) -> list[Statement]:
             return [Store(totals[s.name], lane, f.wide_total(s)[1]) for s in reduced]
 
         def add(f: EmissionState, lane: Expr) -> list[Statement]:
             def to(step: FusedStep, value: Expr) -> Statement:
-                array = totals[step.name]
-                return Store(array, lane, join_values(step, array[lane], cast(array.kind, value)))
+                array = parts.get(step.name, totals[step.name])
+                return Store(array, lane, join_values(step, array[lane], value))
 
             return self.steps(f, nest, to)
+
+        def clear_parts(f: EmissionState, lane: Expr) -> list[Statement]:
+            return [Store(parts[s.name], lane, f.total(s)[1]) for s in narrow]
+
+        def add_parts(f: EmissionState, lane: Expr) -> list[Statement]:
+            joined = ((s, totals[s.name]) for s in narrow)
+            return [Store(t, lane, join_values(s, t[lane], parts[s.name][lane])) for s, t in joined]
+
+        def chunks(f: EmissionState) -> list[Statement]:
+            chunk, stop, var = self.var("chunk"), self.var("stop"), self.var(sums[-1].name)
+            rows = row.loop(self, f.standing(sums[-1], var), at_lane, add)
+            body = (
+                row.loop(self, f, at_lane, clear_parts),
+                Declare(stop, minimum(f.extent(sums[-1]), chunk + CHUNK_ROWS)),
+                For(var, chunk, stop, Literal(1, I64), (rows,)),
+                row.loop(self, f, at_lane, add_parts),
+            )
+            return [For(chunk, Literal(0, I64), f.extent(sums[-1]), Literal(CHUNK_ROWS, I64), body)]
 
         def finish(f: EmissionState, lane: Expr) -> list[Statement]:
             made: list[Statement] = []
             for s in reduced:
-                var = self.var(s.name, f.kind)
+                var = self.var(s.name, f.kind_of(s.name))
                 made.append(Declare(var, f.finished(s, totals[s.name][lane])))
                 made += [Store(self.rows[s.name], lane, var)] if s.name in keep else []
                 made += [f.store(s, var)] if s.stores else []
             return made
 
-        sums = tuple(x for x in self.flat.order if x in nest.summations)
         out.append(row.loop(self, frame, at_lane, clear))
-        out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
+        if narrow:
+            out += self.loops(frame, sums[:-1], chunks)
+        else:
+            out += self.loops(frame, sums, lambda f: [row.loop(self, f, at_lane, add)])
         out.append(row.loop(self, frame, at_lane, finish))
         return out
+
+    def _row(self, frame: EmissionState, name: str, value: str) -> Array:
+        return Array(name, frame.kind_of(value), ROW_POINTS, "private", align=64)
 
     def _lane(self, lane: Expr) -> Mapping[int, Expr]:
         return dict.fromkeys(range(self.flat.fused.slots), lane)
@@ -133,7 +168,7 @@ class LaneWriter(LoopWriter):
         out: list[Statement] = []
         for step in stage.heads:
             if step.name in read:
-                self.rows[step.name] = Array(f":row {step.name}", frame.kind, ROW_POINTS, "private", align=64)
+                self.rows[step.name] = self._row(frame, f":row {step.name}", step.name)
                 out.append(LocalArray(self.rows[step.name]))
 
         def at_lane(f: EmissionState, lane: Expr) -> EmissionState:
@@ -251,7 +286,7 @@ class _CpuWriter(LaneWriter):
                 made += row(f)
             for s in reduced:
                 total = totals[s.name]
-                made.append(Assign(total, join_values(s, total, cast(total.type, parts[s.name]))))
+                made.append(Assign(total, join_values(s, total, parts[s.name])))
             return made
 
         def chunks(f: EmissionState) -> list[Statement]:

@@ -33,7 +33,7 @@ from einnet_explore.codegen.language.values import (
     literal,
     select,
 )
-from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scalar, Scope, Table, Tensor, accesses, as_index
+from einnet_explore.ir import REDUCTIONS, Bound, Compare, Iterator, Scope, Table, Tensor, accesses, as_index
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -225,9 +225,10 @@ class EmissionState:
     def arrays(self) -> Mapping[str, Array]:
         """Inputs, outputs and slots, by name, in the order of the arguments."""
         fused = self.flat.fused
-        out = {t.name: Array(t.name, self.kind, const=True, noalias=True) for t in fused.inputs}
-        out |= {o.name: Array(o.name, self.kind) for o in fused.operations if o.output}
-        return out | {slot_name(n): Array(slot_name(n), self.kind) for n in range(fused.slots)}
+        stored = {n: fused.type_of(n, self.kind).stored for n in fused.spaces}
+        out = {t.name: Array(t.name, stored[t.name], const=True, noalias=True) for t in fused.inputs}
+        out |= {o.name: Array(o.name, stored[o.name]) for o in fused.operations if o.output}
+        return out | {slot_name(n): Array(slot_name(n), fused.slot_type(n, self.kind)) for n in range(fused.slots)}
 
     @property
     def numbers(self) -> tuple[Var, ...]:
@@ -260,9 +261,13 @@ class EmissionState:
         """Return the state with further *values*."""
         return replace(self, values={**self.values, **values})
 
-    def scalar(self, body: Scalar) -> Expr:
-        """Return *body* at this point."""
-        return lowering.lower_scalar(body, self._places, self._read, self.kind, self.wide)
+    def kind_of(self, name: str) -> Type:
+        """Return the type in which the value *name* is computed."""
+        return self.flat.fused.type_of(name, self.kind).computed
+
+    def scalar(self, step: FusedStep) -> Expr:
+        """Return the body of *step* at this point."""
+        return lowering.lower_scalar(step.body, self._places, self._read, self.kind_of(step.name), self.wide)
 
     @cached_property
     def _places(self) -> Mapping[Iterator, Expr]:
@@ -311,35 +316,42 @@ class EmissionState:
         """Return *value* if the domain of *step* holds, else its constant."""
         tests = [t for b in step.domain for t in _bound_tests(b)]
         test = conjunction(*(lowering.lower_comparison(t, self._places, self.wide) for t in tests))
-        return value if test is None else select(test, value, literal(step.value, self.kind))
+        return value if test is None else select(test, value, literal(step.value, value.type))
 
     def store(self, step: FusedStep, value: Expr) -> Store:
         """Return a store of *value* as the element of *step* at this point."""
         axes = self.flat.fused.known[step.name].scope.traversals
         where = tuple(add_offset(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
-        return Store(array, place, value)
+        return Store(array, place, cast(array.kind, value))
 
     def total(self, step: FusedStep) -> tuple[Type, Expr]:
-        """Return (the type of a partial reduction of *step*, its neutral element)."""
+        """Return (the type of a partial reduction of *step*, its neutral element); integers wrap as unsigned ones."""
         assert step.reduce is not None
-        return self.kind, literal(REDUCTIONS[step.reduce], self.kind)
+        kind, neutral = self.kind_of(step.name), REDUCTIONS[step.reduce]
+        if not kind.integer:
+            return kind, literal(neutral, kind)
+        if step.reduce in ("sum", "prod"):
+            return (unsigned := Type("uint", kind.bits)), literal(neutral, unsigned)
+        half = 1 << kind.bits - 1
+        return kind, literal(-half if step.reduce == "max" else half - 1, kind)
 
     def wide_total(self, step: FusedStep) -> tuple[Type, Expr]:
-        """Return ``total`` with sums and products in double precision."""
-        assert step.reduce is not None
-        kind = F64 if step.reduce in ("sum", "prod") else self.kind
-        return kind, literal(REDUCTIONS[step.reduce], kind)
+        """Return ``total`` with sums and products of floating types in double precision."""
+        kind, neutral = self.total(step)
+        if step.reduce in ("sum", "prod") and kind.kind == "float":
+            return F64, cast(F64, neutral)
+        return kind, neutral
 
     def finished(self, step: FusedStep, total: Expr) -> Expr:
         """Return the value of *step* for its complete sum."""
-        return self.guarded(step, cast(self.kind, total))
+        return self.guarded(step, cast(self.kind_of(step.name), total))
 
 
 def join_values(step: FusedStep, total: Expr, value: Expr) -> Expr:
-    """Return *value* joined with *total*."""
+    """Return *value* joined with *total*, in the type of *total*."""
     assert step.reduce is not None
-    return lowering.lower_join(step.reduce, total, value)
+    return lowering.lower_join(step.reduce, total, cast(total.type, value))
 
 
 def _bound_tests(bound: Bound) -> Iterable[Compare]:
@@ -373,8 +385,8 @@ class LoopWriter:
         """Return element-wise values at this point as variables; *kept* transforms their stores to memory."""
         out: list[Statement] = []
         for step in steps:
-            var = self.var(step.name, frame.kind)
-            out.append(Declare(var, frame.guarded(step, frame.scalar(step.body))))
+            var = self.var(step.name, frame.kind_of(step.name))
+            out.append(Declare(var, frame.guarded(step, frame.scalar(step))))
             frame = frame.holding({step.name: var})
             if step.stores:
                 out.append(kept(frame.store(step, var)))
@@ -390,7 +402,7 @@ class LoopWriter:
         values: dict[str, Var] = {}
         out: list[Statement] = []
         for step, total in totals:
-            values[step.name] = var = self.var(step.name, frame.kind)
+            values[step.name] = var = self.var(step.name, frame.kind_of(step.name))
             out.append(Declare(var, frame.finished(step, total)))
             if step.stores:
                 out.append(kept(frame.store(step, var)))
@@ -406,7 +418,7 @@ class LoopWriter:
                 frame, made = self.values(frame, (step,))
                 out += made
             else:
-                out.append(join_to(step, frame.scalar(step.body)))
+                out.append(join_to(step, frame.scalar(step)))
         return out
 
     def loops(

@@ -16,10 +16,13 @@ reductions can share one sum among all units; a fused one has a block a point.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from math import prod
+from operator import or_
+from typing import TypeAlias
 
 import numpy.typing as npt
 
@@ -57,6 +60,9 @@ FUSED_THREADS = 256
 """Threads of a block; a power of two."""
 
 _THREAD = LaunchIndex("thread")
+
+_Trees: TypeAlias = "Mapping[Type, tuple[Array, ...]]"
+"""Arrays of a block, in which its threads join reductions, by type."""
 
 
 def gpu_launch(
@@ -124,14 +130,19 @@ class _GpuWriter(LoopWriter):
     def block_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """Yield the kernel with a block for each point."""
         stages = self.flat.fused.stages
-        widest = max(
-            sum(s.reduce is not None for n in stage.nests if not n.traversals for s in n.steps) for stage in stages
-        )
-        trees = tuple(
-            tuple(Array(f":tree {turn} {n}", frame.kind, self.threads, "shared") for n in range(widest))
+        each = [Counter(frame.total(s)[0] for s in _joined_steps(stage)) for stage in stages]
+        widest = reduce(or_, each)
+        trees: tuple[_Trees, ...] = tuple(
+            {
+                kind: tuple(
+                    Array(f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}", kind, self.threads, "shared")
+                    for n in range(number)
+                )
+                for kind, number in widest.items()
+            }
             for turn in range(min(2, len(stages)))
         )
-        yield from (LocalArray(a) for turn in trees for a in turn)
+        yield from (LocalArray(a) for turn in trees for arrays in turn.values() for a in arrays)
         point = self.var("point", frame.wide)
         yield Declare(point, cast(frame.wide, LaunchIndex("block")))
         frame, made = self._split_position(frame, self.flat.grid, point)
@@ -139,7 +150,7 @@ class _GpuWriter(LoopWriter):
         frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(stages):
             yield Comment(f"stage {n}")
-            frame, made = self._stage(frame, stage, trees[n % 2] if trees else ())
+            frame, made = self._stage(frame, stage, trees[n % 2])
             yield from made
 
     def thread_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
@@ -174,9 +185,7 @@ class _GpuWriter(LoopWriter):
             frame = frame.standing(x, place)
         return frame, out
 
-    def _stage(
-        self, frame: EmissionState, stage: FusedStage, trees: tuple[Array, ...]
-    ) -> tuple[EmissionState, list[Statement]]:
+    def _stage(self, frame: EmissionState, stage: FusedStage, trees: _Trees) -> tuple[EmissionState, list[Statement]]:
         frame, out = self.values(frame, stage.heads, _by_first_thread)
         joined: list[tuple[FusedStep, Var]] = []
         for nest in stage.nests:
@@ -189,8 +198,10 @@ class _GpuWriter(LoopWriter):
             out += self._share_points(frame, nest.summations, partial(self.steps, nest=nest, join_to=joins))
             joined += parts
         if joined:
-            out += self._join_threads(joined, trees)
-            totals = [(step, tree[0]) for (step, _), tree in zip(joined, trees, strict=False)]
+            left = {kind: list(arrays) for kind, arrays in trees.items()}
+            places = [(step, var, left[var.type].pop(0)) for step, var in joined]
+            out += self._join_threads(places)
+            totals = [(step, tree[0]) for step, _, tree in places]
             values, made = self.finish(frame, totals, _by_first_thread)
             out += made
             frame = frame.holding(values)
@@ -198,9 +209,8 @@ class _GpuWriter(LoopWriter):
             out.append(Barrier())
         return frame, out
 
-    def _join_threads(self, joined: list[tuple[FusedStep, Var]], trees: tuple[Array, ...]) -> Iterable[Statement]:
+    def _join_threads(self, pairs: list[tuple[FusedStep, Var, Array]]) -> Iterable[Statement]:
         """Join the parts of all threads, for all reductions at once, in a tree of halves."""
-        pairs = [(step, var, tree) for (step, var), tree in zip(joined, trees, strict=False)]
         yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
         yield Barrier()
         half = self.threads // 2
@@ -211,7 +221,7 @@ class _GpuWriter(LoopWriter):
             half //= 2
 
     def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
-        return [(s, self.var(f"part {s.name}", frame.kind)) for s in nest.steps if s.reduce is not None]
+        return [(s, self.var(f"part {s.name}", frame.total(s)[0])) for s in nest.steps if s.reduce is not None]
 
     def _share_points(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
         """Write *body* for all points of *axes*, shared among the threads of a block."""
@@ -243,6 +253,11 @@ class _GpuWriter(LoopWriter):
         if not nest.traversals:
             return self._reduce_nest(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
+
+
+def _joined_steps(stage: FusedStage) -> Iterable[FusedStep]:
+    """Yield the reductions that all threads of a block share."""
+    return (s for n in stage.nests if not n.traversals for s in n.steps if s.reduce is not None)
 
 
 def _by_first_thread(statement: Statement) -> Statement:

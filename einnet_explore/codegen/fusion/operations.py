@@ -17,8 +17,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations_with_replacement
 from math import isclose, isfinite, prod, sqrt
+from typing import Any
 
+import numpy as np
+
+from einnet_explore.analysis.equations import is_typed, lift_scopes
 from einnet_explore.analysis.indices import compared_iterators, with_iterators
+from einnet_explore.codegen.language.values import BOOL, I32, Type, type_of
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -32,11 +37,55 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     accesses,
+    computing_type,
+    element_type,
     map_accesses,
     walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of a value's arithmetic, and that of its elements in memory: a truth value is a 0 or 1 of any type."""
+
+    computed: Type
+    stored: Type
+
+
+ValueTypes = Mapping[str, ValueType]
+"""The types of inputs and equations by name; a value that is not there has the kernel's type."""
+
+
+@dataclass(frozen=True)
+class TypedProgram:
+    """A program, the types of its values, and the *tables*: inputs whose elements are known."""
+
+    program: Program
+    types: ValueTypes
+    tables: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+def typed_program(program: Program) -> TypedProgram:
+    """Return *program* with the element types of its tensors; without any but ``float32`` they are the kernel's.
+
+    Values of nested scopes are stored in the type of their arithmetic, which holds them all.
+    """
+    if not any(is_typed(e.scope) for e in program.equations):
+        return TypedProgram(program, {}, {})
+    lifted, results = lift_scopes(program), program.names()
+    types = {t.name: ValueType(_arithmetic(t.dtype), type_of(t.dtype)) for t in program.inputs}
+    for equation in lifted.equations:
+        computed = type_of(computing_type(equation.scope))
+        stored = type_of(element_type(equation.scope)) if equation.name in results else computed
+        types[equation.name] = ValueType(computed, stored)
+    return TypedProgram(lifted, types, {})
+
+
+def _arithmetic(dtype: str) -> Type:
+    kind = type_of(dtype)
+    return I32 if kind == BOOL else kind.computed
 
 
 @dataclass(frozen=True)

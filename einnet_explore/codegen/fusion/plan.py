@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from einnet_explore.analysis.indices import substitute, substitute_domain
 from einnet_explore.analysis.regions import always_holds
@@ -19,13 +22,18 @@ from einnet_explore.codegen.fusion.operations import (
     AbstractSizes,
     FusedOperation,
     Shapes,
+    TypedProgram,
+    ValueType,
+    ValueTypes,
     abstract_sizes,
     check_abstract_sizes,
     operation_cost,
     program_operations,
     read_name,
     size_constants,
+    typed_program,
 )
+from einnet_explore.codegen.language.values import Type
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -147,6 +155,7 @@ class _StagePlacement:
 
     found: tuple[FusedOperation, ...]
     grid: frozenset[Iterator]
+    types: ValueTypes
     floating: frozenset[str] = frozenset()
     made: dict[str, int] = field(default_factory=dict)
     homes: dict[str, _NestDraft | None] = field(default_factory=dict)
@@ -184,10 +193,16 @@ class _StagePlacement:
         return same and reads_own_point(access, operation)
 
     def may_float(self, operation: FusedOperation) -> bool:
-        """True if every reader may compute the value itself."""
+        """True if every reader may compute the value itself: at its own point, or in arithmetic of the same type."""
         if operation.output or operation.reduces or self.scalar(operation):
             return False
-        return all(_is_inside(a) for o in self.found for a in o.reads if read_name(a) == operation.name)
+        own = self.types.get(operation.name)
+        return all(
+            _is_inside(a) and (reads_own_point(a, operation) or self.types.get(o.name) == own)
+            for o in self.found
+            for a in o.reads
+            if read_name(a) == operation.name
+        )
 
     def worth_floating(self, operation: FusedOperation) -> bool:
         """True if recomputing the value in its readers costs no more than storing it."""
@@ -288,13 +303,16 @@ def inline_operation(access: Access, operation: FusedOperation) -> Scalar:
     return body
 
 
-def place_stages(found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...]) -> tuple[FusedStage, ...]:
+def place_stages(
+    found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...], types: ValueTypes
+) -> tuple[FusedStage, ...]:
     """Return the stages of the operations *found* at every point of *grid*."""
-    first = _StagePlacement(found, frozenset(grid))
+    first = _StagePlacement(found, frozenset(grid), types)
     able = frozenset(o.name for o in found if first.may_float(o))
     first.floating = able
     first.place()
-    last = _StagePlacement(found, frozenset(grid), frozenset(n for n in able if first.worth_floating(first.by_name[n])))
+    worth = frozenset(n for n in able if first.worth_floating(first.by_name[n]))
+    last = _StagePlacement(found, frozenset(grid), types, worth)
     last.place()
     return _add_barriers(last.stages(), {o.name: o for o in found})
 
@@ -351,6 +369,16 @@ class FusedKernel:
     sizes: AbstractSizes
     spaces: Mapping[str, ValueSpace]
     constants: tuple[float, ...]
+    types: ValueTypes = field(default_factory=dict)
+    tables: Mapping[str, np.ndarray[Any, np.dtype[Any]]] = field(default_factory=dict)
+
+    def type_of(self, name: str, kind: Type) -> ValueType:
+        """Return the types of *name* in a kernel of *kind*."""
+        return self.types.get(name, ValueType(kind, kind))
+
+    def slot_type(self, n: int, kind: Type) -> Type:
+        """Return the type of the elements of slot *n*: all its temporaries have it."""
+        return next(self.type_of(s.name, kind).stored for s in self.spaces.values() if s.slot == n)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -388,22 +416,24 @@ class FusedKernel:
         return sum(s.barrier or any(n.summations for n in s.nests) for s in self.stages)
 
 
-def fuse_program(program: Program) -> FusedKernel:
-    """Return *program* as one kernel.
+def fuse_program(given: Program | TypedProgram) -> FusedKernel:
+    """Return a program as one kernel.
 
     Raises Refused for a program without equations or outputs, or one that reads a table.
     """
+    typed = given if isinstance(given, TypedProgram) else typed_program(given)
+    program, types = typed.program, typed.types
     found = program_operations(program)
     if not found:
         raise Refused("the program has no outputs: there is nothing to compute")
     grid = grid_axes(found)
-    made = place_stages(found, grid)
+    made = place_stages(found, grid, types)
     sizes = abstract_sizes(program.inputs, found)
-    numbers = size_constants(found, sizes)
+    has_own_types = typed.program is not given and not isinstance(given, TypedProgram)
+    numbers = () if has_own_types else size_constants(found, sizes)  # an argument would round large integers
     with_arguments = tuple(_name_constants(stage, numbers) for stage in made)
-    return FusedKernel(
-        program, found, grid, with_arguments, sizes, _allocate_spaces(program, found, grid, made), numbers
-    )
+    spaces = _allocate_spaces(program, found, grid, made, types)
+    return FusedKernel(program, found, grid, with_arguments, sizes, spaces, numbers, types, typed.tables)
 
 
 def _name_constants(stage: FusedStage, numbers: tuple[float, ...]) -> FusedStage:
@@ -428,14 +458,22 @@ def constant_argument(n: int) -> Tensor:
 
 
 def _allocate_spaces(
-    program: Program, found: tuple[FusedOperation, ...], grid: tuple[Iterator, ...], made: tuple[FusedStage, ...]
+    program: Program,
+    found: tuple[FusedOperation, ...],
+    grid: tuple[Iterator, ...],
+    made: tuple[FusedStage, ...],
+    types: ValueTypes,
 ) -> Mapping[str, ValueSpace]:
     known = {o.name: o for o in found}
     out: dict[str, ValueSpace] = {t.name: ValueSpace(t.name, "input", ()) for t in program.inputs}
     stored = {s.name: n for n, stage in enumerate(made) for s in stage.steps if s.stores}
     steps = [(n, s) for n, stage in enumerate(made) for s in stage.steps]
     last = {name: n for n, s in steps for name in map(read_name, accesses(s.body))}
-    slots: list[list[tuple[int, int]]] = []
+    slots: list[tuple[Type | None, list[tuple[int, int]]]] = []
+
+    def stored_type(name: str) -> Type | None:
+        return types[name].stored if name in types else None
+
     taken: set[str] = set()
     for name in dict.fromkeys(s.name for _, s in steps):
         operation = known[name]
@@ -445,15 +483,21 @@ def _allocate_spaces(
             out[name] = ValueSpace(name, "output", axes, live)
         elif name not in stored:
             out[name] = ValueSpace(name, "register", ())
-        elif (lender := _lending_step(operation, made, known, live[1])) is not None and lender.name not in taken:
+        elif (
+            (lender := _lending_step(operation, made, known, live[1])) is not None
+            and lender.name not in taken
+            and stored_type(lender.name) == stored_type(name)
+        ):
             taken.add(lender.name)
             out[name] = ValueSpace(name, "temporary", axes, live, beside=lender.name)
         else:
-            slot = next((n for n, used in enumerate(slots) if all(b < live[0] or live[1] < a for a, b in used)), None)
+            kind = stored_type(name)
+            free = (all(b < live[0] or live[1] < a for a, b in used) and kind == k for k, used in slots)
+            slot = next((n for n, is_free in enumerate(free) if is_free), None)
             if slot is None:
-                slots.append([])
+                slots.append((kind, []))
                 slot = len(slots) - 1
-            slots[slot].append(live)
+            slots[slot][1].append(live)
             inner = tuple(x for x in axes if x not in grid)
             out[name] = ValueSpace(name, "temporary", inner, live, slot)
     return out

@@ -122,12 +122,22 @@ def _conditions(inside: Scalar, at: IteratorValues, wide: Type) -> list[Expr] | 
 
 
 def lower_join(reduce: str, a: Expr, b: Expr) -> Expr:
-    """Return *a* and *b* combined by the monoid *reduce*."""
-    return lower_operator(JOINS[reduce], (a, b))
+    """Return *a* and *b* combined by the monoid *reduce*; sums of signed integers must not overflow."""
+    return _operation(JOINS[reduce], (a, b))
 
 
 def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
-    """Return the scalar function *op* of values of one type."""
+    """Return the scalar function *op* of values of one type; integers wrap around, as in NumPy."""
+    kind = args[0].type
+    if kind.kind == "int" and op in ("+", "-", "*", "neg"):  # signed overflow is undefined in C
+        unsigned = Type("uint", kind.bits)
+        return cast(kind, _operation(op, tuple(cast(unsigned, a) for a in args)))
+    if kind.kind == "int" and op == "abs":
+        return select(args[0].lt(0), lower_operator("neg", args), args[0])
+    return _operation(op, args)
+
+
+def _operation(op: str, args: tuple[Expr, ...]) -> Expr:
     kind = args[0].type
     if op in ELEMENT_TYPES:
         return _lower_cast(ELEMENT_TYPES[op], args[0])
@@ -142,11 +152,7 @@ def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
             return -a
         case "relu", (a,):
             return call("maximum", a, 0)
-        case (("maximum" | "minimum" | "pow"), (a, b)):
-            return call(op, a, b)
-        case _, (a,):
-            return call(op, a)
-    raise Refused(f"{op} of {len(args)} arguments is no scalar function")
+    return call(op, *args)
 
 
 def _lower_cast(to: ElementType, arg: Expr) -> Expr:

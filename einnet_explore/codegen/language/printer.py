@@ -469,7 +469,10 @@ class _Printer(MemoryPrinter):
         if s.simd and self.dialect is C:
             found = simd_reductions(s)
             joined = [f"reduction({op}:{', '.join(map(self.names.of, names))})" for op, names in found.items()]
-            extrema = {v: self._fresh_name(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ())}
+            floating = {a.var.name for a in s.body if isinstance(a, Assign) and a.var.type.kind == "float"}
+            extrema = {
+                v: self._fresh_name(f"odd_{v}") for op in ("max", "min") for v in found.get(op, ()) if v in floating
+            }
             yield from (f"int {odd} = {self.names.of(v)} != {self.names.of(v)};" for v, odd in extrema.items())
             if extrema:
                 joined.append(f"reduction(|:{', '.join(extrema.values())})")

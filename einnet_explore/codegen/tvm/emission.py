@@ -61,6 +61,9 @@ class _TvmFunctions:
     def minimum(self, a: TvmObject, b: TvmObject) -> TvmObject:
         return tirx.min(a, b)
 
+    def where(self, condition: TvmObject, a: TvmObject, b: TvmObject) -> TvmObject:
+        return tirx.Select(condition, *(tirx.const(v, self.dtype) if isinstance(v, int) else v for v in (a, b)))
+
     def exp(self, a: TvmObject) -> TvmObject:
         return _exp(a) if self.dtype == "float32" else tirx.exp(a)
 

@@ -142,11 +142,12 @@ def load_cuda_kernel(step: CudaLaunch, cubin: str | None = None) -> LoadedKernel
 
     Raises BackendError; where the text does not compile, with the compiler's words.
     """
-    return _load(step.entry, step.text, cubin)
+    return load_cuda_text(step.entry, step.text, cubin)
 
 
 @lru_cache(maxsize=512)
-def _load(name: str, text: str, cubin: str | None) -> LoadedKernel:
+def load_cuda_text(name: str, text: str, cubin: str | None = None) -> LoadedKernel:
+    """The kernel *name* of *text*; see ``load_cuda_kernel``."""
     cp = cupy_package()
     if cubin is not None:
         with suppress(cp.cuda.driver.CUDADriverError):  # made for another device or a newer driver
