@@ -318,8 +318,11 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
         raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
     if made.type == kind:
         return made
-    if isinstance(made, Literal) and (kind.kind == "float" or (kind.integer and int(made.value) == made.value)):
+    if isinstance(made, Literal) and kind.kind == "float":
         return literal(made.value, kind)
+    if isinstance(made, Literal) and kind.integer and int(made.value) == made.value:
+        low = -(1 << kind.bits - 1) if kind.kind == "int" else 0
+        return literal((int(made.value) - low) % (1 << kind.bits) + low, kind)
     return Cast(kind, made)
 
 
