@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.parametric.equality import equal
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
-    from einnet_explore.runtime.array_functions import fuse
+    from einnet_explore.runtime.array_functions import elementwise, fuse
     from einnet_explore.session.api import check, explore, graph, live_search, load, optimize, search, search_all
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.program_paths import path
@@ -51,6 +51,7 @@ __all__ = [
     "check",
     "clean",
     "cse",
+    "elementwise",
     "equal",
     "evaluate",
     "explore",
@@ -91,7 +92,7 @@ _HOMES = {
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.parametric.equality": ("equal",),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
-    "einnet_explore.runtime.array_functions": ("fuse",),
+    "einnet_explore.runtime.array_functions": ("elementwise", "fuse"),
     "einnet_explore.session.api": (
         "check",
         "explore",

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import einnet_explore as ee
+from einnet_evaluation.gpu_emulation import Elementwise
+from einnet_explore.codegen.elementwise import aligned_kernel
 from einnet_explore.codegen.fusion.frame import FusedLayout
 from einnet_explore.codegen.fusion.gpu import gpu_kernel
 from einnet_explore.codegen.language.printer import emit
 from einnet_explore.codegen.language.statements import Kernel
-from einnet_explore.codegen.language.values import Type
+from einnet_explore.codegen.language.values import F32, Type
 from einnet_explore.runtime import compiled, fused
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.c_kernels import load_c_kernel
@@ -74,7 +76,7 @@ FUNCTIONS: list[Callable[[Array, Array], object]] = [
     lambda x, w: x * True,
     lambda x, w: (np.isnan(x) | (x > 0)).sum(), lambda x, w: np.exp2(x / 4), lambda x, w: (x - w).prod(axis=2),
 ]  # fmt: skip
-BOOL_REFUSALS = [0, 7, 10, 14, 19, 31, 32, 54, 62, 66]
+BOOL_REFUSALS = [0, 7, 10, 11, 14, 19, 31, 32, 54, 62, 66]
 TYPES = ("float32", "float64", "int32", "bool")
 
 
@@ -309,3 +311,33 @@ def test_cupy_arrays_have_kernels_for_their_device(dtype: str, monkeypatch: pyte
     assert launched and all("__global__" in text for text in launched)
     with pytest.raises(BackendError, match="in_x is on a GPU and in_w is not"):
         function(x.view(DeviceArray), w)
+
+
+def test_elementwise_functions_take_one_shape_and_are_functors() -> None:
+    def swish(x, scale):
+        return np.where(x > -2, x / (1 + np.exp(-x)), 0) * scale
+
+    x = np.linspace(-4, 4, 1003, dtype="float32")
+    function = ee.elementwise(swish)
+    np.testing.assert_allclose(function(x, 2.0), swish(x, 2.0), rtol=1e-5)
+    functor = function.functor("float32", "float32", numbers=1)
+    assert (functor.name, functor.output, functor.computed) == ("swish", F32, F32)
+    assert "pack_16" in emit(aligned_kernel(functor, x.size), "cuda")
+    found = np.empty_like(x)
+    Elementwise(functor, "c")(found, x, np.array([2], "float32"))
+    np.testing.assert_allclose(found, swish(x, 2.0), rtol=1e-5)
+    wanted = swish(x, 2.0)
+    assert function(x, 2.0, out=x) is x
+    np.testing.assert_allclose(x, wanted, rtol=1e-5)
+
+
+def test_other_functions_are_not_elementwise() -> None:
+    line = test_other_functions_are_not_elementwise.__code__.co_firstlineno
+    with pytest.raises(Refused, match=rf"py:{line + 3}: a sum over several positions is not element-wise"):
+        ee.elementwise(lambda x: x / x.sum())(np.ones(3))
+    with pytest.raises(Refused, match=r"arrays of shapes \(3,\), \(2, 3\): an element-wise function takes one"):
+        ee.elementwise(lambda x, y: x + y)(np.ones(3), np.ones((2, 3)))
+    with pytest.raises(Refused, match="value_0 is computed in float64, and the functor in int32"):
+        ee.elementwise(lambda x: (x / 2).astype("int32")).functor("int32")
+    with pytest.raises(Refused, match="2 results: a functor has one"):
+        ee.elementwise(lambda x: (x, x)).functor("int32")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import update_wrapper
 from traceback import extract_tb
 from typing import overload
 
 import numpy as np
 
+from einnet_explore.codegen.elementwise import Functor, build_functor
 from einnet_explore.codegen.fusion.operations import TypedProgram
+from einnet_explore.codegen.language.values import BOOL
+from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.ir import Program
 from einnet_explore.runtime.array_trace import ELEMENT_TYPES, ArrayType, Trace
 from einnet_explore.runtime.arrays import Array
@@ -21,6 +25,8 @@ from einnet_explore.support.errors import BackendError, Refused
 
 class FusedFunction:
     """A Python function over arrays that runs as one kernel; see ``fuse``."""
+
+    _reduces = True
 
     def __init__(self, function: Callable[..., object], threads: int = 1) -> None:
         if threads < 1:
@@ -74,7 +80,7 @@ class FusedFunction:
     ) -> TypedProgram:
         if empty := [name for name, shape in shapes.items() if 0 in shape]:
             raise Refused(f"{empty[0]} has no elements")
-        trace = Trace({name: (tuple(shape), *types[name]) for name, shape in shapes.items()})
+        trace = Trace({name: (tuple(shape), *types[name]) for name, shape in shapes.items()}, self._reduces)
         try:
             found = self.function(*trace.arguments, **options)
             return trace.program(found if isinstance(found, tuple) else (found,))
@@ -88,6 +94,44 @@ class FusedFunction:
             return f"{getattr(self.function, '__name__', 'the function')}, which has no Python source"
         lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == code.co_filename]
         return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
+
+
+class ElementwiseFunction(FusedFunction):
+    """A Python function of the elements at one position; see ``elementwise``."""
+
+    _reduces = False
+
+    def functor(self, *dtypes: str, numbers: int = 0, **options: object) -> Functor:
+        """The function as a functor, for kernels as OneFlow's: ``aligned_kernel(functor, length)``.
+
+        *dtypes* are those of the arguments; the last *numbers* of them are single numbers.  Raises Refused for several
+        results, and where NumPy computes a part in another type than the whole.
+        """
+        names = self._names(len(dtypes))
+        kinds = {n: np.dtype(k) for n, k in zip(names, dtypes, strict=True)}
+        shapes = {n: () if len(names) - k <= numbers else (2,) for k, n in enumerate(names)}
+        made = self._trace(shapes, {n: (k, k) for n, k in kinds.items()}, options)
+        if len(made.program.outputs) != 1:
+            raise Refused(f"{len(made.program.outputs)} results: a functor has one")
+        stored = {n: t.stored for n, t in made.types.items()}
+        (output,) = made.program.outputs
+        scope = inline_equations(made.program, ())[output]
+        found = replace(build_functor(scope, output, kinds=stored), name=getattr(self.function, "__name__", "function"))
+        for equation in made.program.equations:
+            kind = made.types[equation.name]
+            if kind.computed != found.computed and kind.stored != BOOL:
+                raise Refused(
+                    f"{equation.name} is computed in {kind.computed!r}, and the functor in {found.computed!r}"
+                )
+        return found
+
+    def _trace(
+        self, shapes: Shapes, types: Mapping[str, tuple[ArrayType, np.dtype]], options: Mapping[str, object]
+    ) -> TypedProgram:
+        given = dict.fromkeys(shape for shape in shapes.values() if shape)
+        if len(given) > 1:
+            raise Refused(f"arrays of shapes {', '.join(map(str, given))}: an element-wise function takes one shape")
+        return super()._trace(shapes, types, options)
 
 
 def _array(name: str, value: object) -> tuple[Array, ArrayType]:
@@ -156,3 +200,19 @@ def fuse(
     if function is None:
         return lambda f: FusedFunction(f, threads)
     return FusedFunction(function, threads)
+
+
+def elementwise(function: Callable[..., object], *, threads: int = 1) -> ElementwiseFunction:
+    """Make *function* of elements one kernel over arrays of one shape, and numbers (a decorator).
+
+    It is ``fuse`` for functions of the elements at one position, like OneFlow's ``Unary``, ``Binary`` and ``Ternary``,
+    of any number of arguments.  ``out=`` may be an argument.  ``functor(*dtypes)`` is the same as a functor, whose
+    kernels for GPUs load and store packs of elements.  Raises Refused for reductions and for other shapes.
+
+    >>> @elementwise
+    ... def leaky(x, slope):
+    ...     return np.where(x > 0, x, slope * x)
+    >>> leaky(np.array([-2.0, 3.0]), 0.25).tolist()
+    [-0.5, 3.0]
+    """
+    return ElementwiseFunction(function, threads)

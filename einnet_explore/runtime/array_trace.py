@@ -134,10 +134,12 @@ _NUMBER_ARITHMETIC = (np.add, np.subtract, np.multiply, np.divide, np.power, np.
 class Trace:
     """The equations of one call, in order, and the types of all values.
 
-    *inputs* maps names to shapes, types, and the types of the elements in memory.
+    *inputs* maps names to shapes, types, and the types of the elements in memory.  Without *reduces*, reductions are
+    refused.
     """
 
-    def __init__(self, inputs: Mapping[str, tuple[tuple[int, ...], ArrayType, np.dtype]]) -> None:
+    def __init__(self, inputs: Mapping[str, tuple[tuple[int, ...], ArrayType, np.dtype]], reduces: bool = True) -> None:
+        self.reduces = reduces
         self.equations: list[Equation] = []
         self.types = {name: value_type(stored) for name, (_, _, stored) in inputs.items()}
         self.positions: dict[int, Tensor] = {}
@@ -165,6 +167,8 @@ class Trace:
         output: str = "",
     ) -> Tensor:
         """Record an equation and return its result; a value that is there already is not computed again."""
+        if over and not self.reduces:
+            raise Refused(f"a {by} over several positions is not element-wise: use ee.fuse")
         scope = Scope(axes, over, body, by)
         name = output or self._made.setdefault((scope, kind), f"value_{len(self.equations)}")
         if name not in self.types:
@@ -174,6 +178,8 @@ class Trace:
 
     def call(self, ufunc: np.ufunc, values: tuple[object, ...]) -> TracedArray:
         """Return the values of *ufunc*, broadcast as in NumPy; raises Refused for other ufuncs and types."""
+        if ufunc is np.power and isinstance(values[1], int) and values[1] == 2:
+            return self.call(np.square, values[:1])  # as NumPy does, also for the type
         found = ufunc.resolve_dtypes((*map(type_of_operand, values), None))
         if ufunc in _LOGICAL_UFUNCS:
             found = (_BOOL,) * len(found)
