@@ -8,9 +8,11 @@ import einnet_check
 import einnet_explore as ee
 from einnet_check.text import Parser, scope_type
 from einnet_explore.analysis.canonical_keys import program_key
+from einnet_explore.analysis.equations import lift_scopes
 from einnet_explore.interpreter.exact_arrays import ARRAYS
 from einnet_explore.ir import ELEMENT_TYPES, Program, computing_type
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
+from einnet_explore.rules import IDENTITIES
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.program import compile_program
 from einnet_explore.support.errors import BackendError, Refused
@@ -63,7 +65,8 @@ def test_results_have_the_type_of_their_expression(scalar: str, expected: str) -
     )
     program = ee.parse(text)
     assert program.equations[0].tensor.dtype == expected == scope_type(Parser(text).program().equations[0].scope)
-    assert ee.parse(ee.text(program)) == program and ee.latex(program)
+    assert ee.parse(ee.text(program)) == program
+    assert expected in ee.latex(program) or expected == "float32"
 
 
 def test_types_distinguish_programs_and_float32_is_the_default() -> None:
@@ -121,6 +124,14 @@ def test_wrapping_sums_are_exact_modulo_a_power_of_two() -> None:
         expected = given["X"] * given["Y"] + 1
     assert [int(v) for v in ee.evaluate(program, given)["Z"]] == expected.tolist()
     np.testing.assert_array_equal(compile_program(program).run(given)["Z"], expected)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_sums_below_a_cast_do_not_wrap_at_fewer_bits() -> None:
+    program = ee.parse("tensor X[99999] int16\nY[i:1] = int64({[i:1] sum[k:99999] X[k] * X[k]}[i])")
+    given = {"X": np.full(99999, 32767, np.int16)}
+    made = compile_program(program)
+    assert made.engines["Y"] == "c" and made.run(given)["Y"].tolist() == [99999 * 32767**2]
 
 
 def test_proofs_follow_types() -> None:
@@ -206,3 +217,24 @@ def test_programs_of_several_types_run_and_elements_beyond_them_are_refused() ->
         compile_program(program).run({**given, "X": given["X"].astype(int) * 0 + 300})
     with pytest.raises(BackendError, match=r"W holds 0\.5, expected elements of int8"):
         compile_program(program).run({**given, "W": np.full((9, 35), 0.5)})
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_a_product_of_dequantised_matrices_is_derived_to_a_product_of_integers() -> None:
+    """s_x s_w (Σ q_x q_w - z_x Σ q_w - z_w Σ q_x + n z_x z_w), in two proved steps; sums of weights are folded."""
+    program = ee.parse(
+        "tensor X[6, 40] uint8\ntensor W[40, 5] int8 weight\n"
+        "Y[m:6, n:5] = sum[k:40] (0.02 * (X[m, k] - 3)) * (0.005 * (W[k, n] - 5))"
+    )
+    session = ee.explore(program, rules=IDENTITIES)
+    for at, direction in (("0", "out"), ("0.0", "terms")):
+        (match,) = (m for m in session.rules(at=at) if m.to_json()["params"].get("direction") == direction)
+        session.apply(match)
+    assert [ee.certify(s.before, s.after).kind for s in session.derivation.steps] == ["proved", "proved"]
+    lifted = lift_scopes(session.program)
+    assert ee.certify(program, lifted).kind in ("proved", "rounded")
+    given = elements(program)
+    made = compile_program(lifted, constants={"W": given["W"]})
+    assert sorted(made.engines.values()) == ["c", "c", "c", "constant", "integers"]
+    expected = 0.0001 * ((given["X"].astype(int) - 3) @ (given["W"].astype(int) - 5))
+    np.testing.assert_allclose(made.run({"X": given["X"]})["Y"], expected, rtol=1e-6)

@@ -309,6 +309,8 @@ def computing_type(scope: Scope) -> str:
     All integers are exact in it: ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.
     """
     kinds, most = _kinds(scope.body), 1 << ELEMENT_TYPES[FLOAT32].digits
+    if (kind := ELEMENT_TYPES[element_type(scope)]).is_integer and scope.summations:
+        kinds.add((kind.name, max(map(abs, IntegerRanges().scope(scope)))))
     if all(ELEMENT_TYPES[kind].is_integer for kind, _ in kinds):
         narrow = element_type(scope) != "int64" and all(
             kind not in ("int64", "uint32") and size <= ELEMENT_TYPES["int32"].high for kind, size in kinds
