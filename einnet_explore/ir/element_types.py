@@ -122,6 +122,8 @@ def scalar_type(body: Scalar) -> str:
                 return "bool"
             operands = args[1:] if op in ("where", "select") else args
             kinds = [scalar_type(a) for a in operands]
+            if set(kinds) == {FLOAT32}:
+                return FLOAT32
             if op in _SELECTIONS:
                 return _selection(kinds, [value for a in operands for value in _constants(a)])
             if op == "pow" and _is_whole_power(args):
