@@ -139,6 +139,7 @@ def test_kernels_are_reused_numbers_are_arguments_and_keywords_constants() -> No
 def test_mixed_types_and_python_numbers_are_promoted_as_in_numpy() -> None:
     def mixed(x, n, b, k, j):
         return (
+            x * (k**2),
             x + n,
             x * b,
             n * b,

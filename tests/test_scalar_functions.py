@@ -107,6 +107,21 @@ def test_every_dialect_spells_every_function(name: str, dialect: Dialect) -> Non
     assert name in dialect.built_ins(F32) or dialect.helper_text(name, F32)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "verdict"),
+    [
+        ("less(A[i], B[i])", "less_equal(A[i], B[i])", "false"),
+        ("equal(A[i], B[i])", "0", "false"),
+        ("select(A[i], B[i], A[i])", "B[i]", "false"),
+        ("select(less(A[i], B[i]), A[i], B[i])", "minimum(A[i], B[i])", "exact"),
+        ("select(equal(A[i], exp(B[i])), B[i], A[i])", "A[i]", "unknown"),  # no sample reaches equality
+    ],
+)
+def test_samples_must_reach_every_side_of_a_comparison(one: str, other: str, verdict: str) -> None:
+    programs = [ee.parse(f"tensor A[6]\ntensor B[6]\nY[i:6] = {body}") for body in (one, other)]
+    assert str(ee.certify(*programs)).startswith(verdict)
+
+
 def test_a_function_that_is_not_monotone_has_an_error_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     i, exact = Iterator("i", 0, 2), np.array([1, 2], np.float32)
     read = Tensor("v", (2,))[(i,)]

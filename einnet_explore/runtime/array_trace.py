@@ -178,8 +178,8 @@ class Trace:
 
     def call(self, ufunc: np.ufunc, values: tuple[object, ...]) -> TracedArray:
         """Return the values of *ufunc*, broadcast as in NumPy; raises Refused for other ufuncs and types."""
-        if ufunc is np.power and isinstance(values[1], int) and values[1] == 2:
-            return self.call(np.square, values[:1])  # as NumPy does, also for the type
+        if ufunc is np.power and type_of_operand(values[0]) == _BOOL and isinstance(values[1], int) and values[1] == 2:
+            return self.call(np.square, values[:1])  # as NumPy does, whose type is another
         found = ufunc.resolve_dtypes((*map(type_of_operand, values), None))
         if ufunc in _LOGICAL_UFUNCS:
             found = (_BOOL,) * len(found)
