@@ -23,6 +23,8 @@ from einnet_check.text import (
 )
 
 Range: TypeAlias = "tuple[int, int]"
+Known: TypeAlias = "dict[str, Range]"
+"""The ranges of earlier equations."""
 
 WRAPS = frozenset(["+", "*"])
 """Operations that commute with remainders: under a cast they are computed modulo a power of two."""
@@ -34,31 +36,28 @@ def other_types(before: Program, after: Program) -> str | None:
     for name in after.outputs:
         if name in types[0] and types[1].get(name) != types[0][name]:
             return f"output {name} is {types[1].get(name)}, expected {types[0][name]}"
-    for equation in after.equations:
-        if equation not in before.equations and (why := overflow(equation.scope)):
-            return f"{equation.name}: {why}"
+    known: Known = {}
+    for name, scope, *_ in after.equations:
+        try:
+            if scope_type(scope) in INTEGERS:
+                known[name] = scope_span(scope, False, known)
+            else:
+                inside(scope.body, known)
+        except OverflowError as error:
+            return f"{name}: {error}"
     return None
 
 
-def overflow(scope: Scope) -> str | None:
-    """Why an integer in *scope* may leave its type; None if none does."""
-    try:
-        inside(Read(scope, ()))
-        return None
-    except OverflowError as error:
-        return str(error)
-
-
-def inside(e: Expr) -> None:
+def inside(e: Expr, known: Known) -> None:
     """Raise OverflowError for an integer in *e* that may leave its type."""
     match e:
         case _ if expression_type(e) in INTEGERS:
-            span(e)
+            span(e, False, known)
         case Read(Scope(body=body)):
-            inside(body)
+            inside(body, known)
         case (str(op), *args):
             for arg in args[op == "where" :]:
-                inside(arg)
+                inside(arg, known)
 
 
 def within(found: Range, name: str, free: bool) -> None:
@@ -67,36 +66,37 @@ def within(found: Range, name: str, free: bool) -> None:
         raise OverflowError(f"integers from {found[0]} to {found[1]}, expected {name}")
 
 
-def span(e: Expr, free: bool = False) -> Range:
+def span(e: Expr, free: bool, known: Known) -> Range:
     """The smallest and the largest value of the integer *e*; *free*: it is needed modulo a power of two only."""
     match e:
         case Fraction():
             return int(e), int(e)
-        case Read(Tensor(dtype=name)):
-            return INTEGERS[name]
+        case Read(Tensor(name, box, reach, outside, dtype=dtype)):
+            own = known.get(name, INTEGERS[dtype])
+            return own if reach == box else hull([*own, int(outside)])
         case Read(Table(entries=entries)):
             return int(min(entries)), int(max(entries))
         case Read(Scope() as scope):
-            return scope_span(scope, free)
+            return scope_span(scope, free, known)
         case (str(op), arg) if op in INTEGERS:
             if expression_type(arg) in SIGNIFICANDS:
-                inside(arg)
+                inside(arg, known)
                 return INTEGERS[op]
-            found, (low, high) = span(arg, op != "bool"), INTEGERS[op]
+            found, (low, high) = span(arg, op != "bool", known), INTEGERS[op]
             return found if low <= found[0] and found[1] <= high else (low, high)
         case ("where" | "select" as op, condition, yes, no):
             if op == "select":
-                inside(condition)
-            return hull([*span(yes, free), *span(no, free)])
+                inside(condition, known)
+            return hull([*span(yes, free, known), *span(no, free, known)])
         case (str(op), *args) if op in COMPARISONS:
             for arg in args:
-                inside(arg)
+                inside(arg, known)
             return 0, 1
     if not isinstance(e, tuple):
         raise OverflowError(f"{e!r} is no number")
     op, *args = e
     free = free and op in WRAPS
-    ends = [span(a, free) for a in (args[:1] if op == "pow" else args)]
+    ends = [span(a, free, known) for a in (args[:1] if op == "pow" else args)]
     match op, ends:
         case "+", [(a, b), (c, d)]:
             within((min(a, 0) + min(c, 0), max(b, 0) + max(d, 0)), expression_type(e), free)
@@ -120,8 +120,8 @@ def span(e: Expr, free: bool = False) -> Range:
     return value
 
 
-def scope_span(scope: Scope, free: bool) -> Range:
-    low, high = span(scope.body, free and scope.reduce in ("sum", "prod"))
+def scope_span(scope: Scope, free: bool, known: Known) -> Range:
+    low, high = span(scope.body, free and scope.reduce in ("sum", "prod"), known)
     points = prod(hi - lo for _, lo, hi in scope.sums)
     if scope.reduce == "sum":
         within((points * min(low, 0), points * max(high, 0)), scope_type(scope) if scope.sums else "", free)

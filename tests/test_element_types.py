@@ -10,7 +10,8 @@ from einnet_check.text import Parser, scope_type
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import lift_scopes
 from einnet_explore.interpreter.exact_arrays import ARRAYS
-from einnet_explore.ir import ELEMENT_TYPES, Program, computing_type
+from einnet_explore.ir import ELEMENT_TYPES, Iterator, Program, Scope, Tensor, computing_type, mul
+from einnet_explore.ir import program as one_equation
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.rules import IDENTITIES
 from einnet_explore.runtime import compiled
@@ -201,8 +202,8 @@ def test_products_of_bytes_are_exact(left: str, right: str, m: int, n: int, k: i
 
 
 def test_programs_of_several_types_run_and_elements_beyond_them_are_refused() -> None:
-    program = ee.parse(QUANTISED)
-    given = elements(program)
+    quantised = ee.parse(QUANTISED)
+    given = elements(quantised)
     made = compile_program(ee.parse(QUANTISED + "output Y, Z, Q, F"))
     assert set(made.engines.values()) == {"c"} or not compiled.c_compiler()
     found = made.run(given)
@@ -213,10 +214,14 @@ def test_programs_of_several_types_run_and_elements_beyond_them_are_refused() ->
     expected = np.clip(np.rint(product * 0.0625), -128, 127)
     np.testing.assert_array_equal(found["Q"], expected)
     np.testing.assert_array_equal(found["F"], (expected - 3) / 2)
+    k = Iterator("k", 0, 1 << 20)
+    wide = Scope((), (k,), mul(*(Tensor(name, (1 << 20,), dtype="int8")[(k,)] for name in "AB")))
+    with pytest.raises(BackendError, match=r"Y: found integers from -\d+ to \d+ in sum"):
+        compile_program(one_equation(wide))
     with pytest.raises(BackendError, match="X holds 300, expected elements of uint8"):
-        compile_program(program).run({**given, "X": given["X"].astype(int) * 0 + 300})
+        compile_program(quantised).run({**given, "X": given["X"].astype(int) * 0 + 300})
     with pytest.raises(BackendError, match=r"W holds 0\.5, expected elements of int8"):
-        compile_program(program).run({**given, "W": np.full((9, 35), 0.5)})
+        compile_program(quantised).run({**given, "W": np.full((9, 35), 0.5)})
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")

@@ -17,6 +17,7 @@ from einnet_explore.ir import (
     Bound,
     Equation,
     Instance,
+    IntegerRanges,
     Padding,
     Path,
     Program,
@@ -29,6 +30,7 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.support.errors import Refused
+from einnet_explore.syntax.printer import describe_overflow
 
 
 def find_equation(program: Program, name: str) -> Equation:
@@ -39,6 +41,14 @@ def find_equation(program: Program, name: str) -> Equation:
 def is_typed(scope: Scope) -> bool:
     """Return whether *scope* has another type than ``float32``, or reads one."""
     return element_type(scope) != FLOAT32 or any(t.dtype != FLOAT32 for t in tensors(scope))
+
+
+def require_ranges(program: Program) -> None:
+    """Raise Refused, with the place and the range, if an integer result of *program* may be beyond its type."""
+    ranges = IntegerRanges()
+    for equation in program.equations:
+        if (overflow := ranges.equation(equation.name, equation.scope)) is not None:
+            raise Refused(describe_overflow(equation.name, overflow))
 
 
 def require_float32(program: Program, what: str) -> None:

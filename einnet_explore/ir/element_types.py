@@ -11,8 +11,8 @@ An expression denotes a number.  An element type says which numbers a tensor hol
 * ``less``, ``less_equal`` and ``equal`` give ``bool``; ``select`` keeps the type of its last two operands;
 * a cast, ``int8(x)``, has its own type.
 
-Integer arithmetic is exact.  ``integer_overflow`` finds the first result that may be beyond its type, by interval
-arithmetic over the types of the operands: :math:`\sum_{k=1}^{n} x_k \in [n \min(l, 0), n \max(u, 0)]` in any order of
+Integer arithmetic is exact.  ``IntegerRanges`` finds the first result that may be beyond its type, by interval
+arithmetic over the types of the inputs: :math:`\sum_{k=1}^{n} x_k \in [n \min(l, 0), n \max(u, 0)]` in any order of
 the sum for :math:`x_k \in [l, u]`.  A cast to integers of `b` bits wraps modulo :math:`2^b`; sums and products under it
 are those modulo :math:`2^b`, so they have no overflow.
 """
@@ -196,22 +196,21 @@ class Overflow:
     type: str
 
 
-def integer_overflow(scope: Scope) -> Overflow | None:
-    """Return the first integer result in *scope* that may be beyond its type; None if there is none."""
-    ranges = IntegerRanges()
-    if ELEMENT_TYPES[element_type(scope)].is_integer:
-        ranges.scope(scope)
-    else:
-        ranges.inside(scope.body)
-    return ranges.overflows[0] if ranges.overflows else None
-
-
 @dataclass(slots=True)
 class IntegerRanges:
-    """Ranges of integer expressions, and the *overflows* that were found on the way."""
+    """Ranges of integer expressions: those of *tensors* by name, where known, and the *overflows* found on the way."""
 
+    tensors: dict[str, Range] = field(default_factory=dict)
     overflows: list[Overflow] = field(default_factory=list)
     _known: dict[tuple[Scope, bool], Range] = field(default_factory=dict)
+
+    def equation(self, name: str, scope: Scope) -> Overflow | None:
+        """Return the first integer result in *scope* that may be beyond its type; later ranges use that of *name*."""
+        if ELEMENT_TYPES[element_type(scope)].is_integer:
+            self.tensors[name] = self.scope(scope)
+        else:
+            self.inside(scope.body)
+        return self.overflows[0] if self.overflows else None
 
     def scope(self, scope: Scope, wraps: bool = False) -> Range:
         """Return the range of a *scope* of integers; *wraps*: it is needed modulo a power of two only."""
@@ -261,7 +260,8 @@ class IntegerRanges:
                 return int(value), int(value)
             case Access(Tensor() as tensor):
                 kind = ELEMENT_TYPES[tensor.dtype]
-                return kind.low, kind.high
+                own = self.tensors.get(tensor.name, (kind.low, kind.high))
+                return _hull([own, (int(tensor.value), int(tensor.value))]) if tensor.padding else own
             case Access(Table(entries=entries)):
                 return int(min(entries)), int(max(entries))
             case Access(Scope() as scope):

@@ -29,7 +29,7 @@ from inspect import signature
 from types import NoneType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-from einnet_explore.analysis.equations import whole_equation
+from einnet_explore.analysis.equations import require_ranges, whole_equation
 from einnet_explore.analysis.indices import iterator_by_name, parse_index_over, replace_part
 from einnet_explore.ir import (
     FLOAT32,
@@ -44,7 +44,6 @@ from einnet_explore.ir import (
     Scope,
     accesses,
     element_type,
-    integer_overflow,
     read_path,
     scopes,
     show_path,
@@ -53,7 +52,6 @@ from einnet_explore.ir import (
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.json_values import as_boolean, as_integer, as_items, as_object
 from einnet_explore.support.wording import count_noun
-from einnet_explore.syntax.printer import describe_overflow
 
 A = ParamSpec("A")
 P = TypeVar("P")
@@ -400,13 +398,11 @@ def require_types(before: Program, after: Program) -> None:
     types = {e.name: element_type(e.scope) for e in before.equations}
     if all(t.dtype == FLOAT32 for t in before.inputs) and all(t == FLOAT32 for t in types.values()):
         return
-    known = set(before.equations)
     for equation in after.equations:
         found = element_type(equation.scope)
         if equation.name in before.outputs and found != types.get(equation.name, found):
             raise Refused(f"output {equation.name} would be {found}, expected {types[equation.name]}")
-        if equation not in known and (overflow := integer_overflow(equation.scope)) is not None:
-            raise Refused(describe_overflow(equation.name, overflow))
+    require_ranges(after)
 
 
 def access_of(scope: Scope, number: int) -> Access:

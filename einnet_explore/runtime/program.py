@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from einnet_explore.analysis.counts import is_transposed_for
+from einnet_explore.analysis.equations import require_ranges
 from einnet_explore.ir import Equation, Program, Scope, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
@@ -40,7 +41,7 @@ from einnet_explore.runtime.onnx_fragment import (
     bind_session,
     onnx_session,
 )
-from einnet_explore.support.errors import BackendError
+from einnet_explore.support.errors import BackendError, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,13 +345,17 @@ def compile_program(
     operators: Sequence[Operator] = OPERATORS,
     choose: ImplementationChooser = first_implementation,
 ) -> CompiledProgram:
-    """Compile *program* for this CPU, in float32.
+    """Compile *program* for this CPU, in the types of its tensors.
 
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *choose* takes one
-    of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses and where
-    memory runs out.
+    of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an
+    integer may be beyond its type, and where memory runs out.
     """
+    try:
+        require_ranges(program)
+    except Refused as error:
+        raise BackendError(str(error)) from None
     set_blas_threads(threads)
     compiler = _Compiler(program, threads, constants or {}, operators, choose)
     for n in range(len(program.equations)):

@@ -21,11 +21,11 @@ from einnet_explore.ir import (
     Equation,
     Index,
     Instance,
+    IntegerRanges,
     Iterator,
     Program,
     Scope,
     Tensor,
-    integer_overflow,
     tensors,
 )
 from einnet_explore.syntax.expressions import Names, index_from_tree, parse_clauses, scope_from_clauses, scope_from_tree
@@ -50,6 +50,7 @@ class _Definitions:
     outputs: dict[str, Tree[Token] | Token] = field(default_factory=dict)
     readable: dict[str, Tensor] = field(default_factory=dict)
     """Sources that an equation may read: inputs, and the results of earlier equations."""
+    ranges: IntegerRanges = field(default_factory=IntegerRanges)
 
 
 def program_from_tree(tree: Tree[Token]) -> Program:
@@ -98,7 +99,7 @@ def _equation(tree: Tree[Token], known: _Definitions) -> Equation:
     name, head, body, clauses, *via = tree.children
     assert isinstance(head, Tree) and isinstance(clauses, Tree)
     scope = scope_from_clauses(head, body, clauses, Names(known.readable))
-    if (found := integer_overflow(scope)) is not None:
+    if (found := known.ranges.equation(name_from_tree(name), scope)) is not None:
         raise error_at(name, describe_overflow(name_from_tree(name), found))
     return Equation(name_from_tree(name), scope, _instance(via[0]) if via else None)
 
