@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
+from einnet_check.ranges import other_types
 from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
 
@@ -66,7 +67,7 @@ def check(record: Any, program: str | None = None, rules: Collection[str] = RULE
 def _verdict(step: str, before: Program, after: Program) -> Verdict:
     """With as few axioms as are enough."""
     try:
-        why = wrong_equations(after)
+        why = wrong_equations(after) or other_types(before, after)
         if why or before == after or (why := prove(before, after)) is None:
             return Verdict(step, why)
         inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]

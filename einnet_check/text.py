@@ -26,6 +26,20 @@ FINITE = {"exp", "tanh", "sigmoid", "erf", "rsqrt"}
 """Functions whose values are taken to be finite, also those of infinite arguments."""
 
 
+INTEGERS = {f"int{n}": (-(1 << n - 1), (1 << n - 1) - 1) for n in (8, 16, 32, 64)}
+INTEGERS |= {f"uint{n}": (0, (1 << n) - 1) for n in (8, 16, 32)} | {"bool": (0, 1)}
+"""The smallest and the largest number of each type of integers."""
+SIGNIFICANDS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+"""The binary digits of each floating-point type."""
+CASTS = frozenset({*INTEGERS, *SIGNIFICANDS})
+"""Functions that have the name of their type."""
+COMPARISONS = frozenset(["less", "less_equal", "equal"])
+KEEPS = frozenset(["relu", "maximum", "minimum", "where", "select", "round"])
+"""Functions that keep the type which all their operands have."""
+WHOLE, REAL = "whole", "real"
+"""Constants, which take the type of the other operands."""
+
+
 class Tensor(NamedTuple):
     """Elements in *box*; a read elsewhere in *reach* gives *value*."""
 
@@ -35,6 +49,7 @@ class Tensor(NamedTuple):
     value: Number = Fraction(0)
     weight: bool = False
     infinite: bool = False
+    dtype: str = "float32"
 
 
 class Table(NamedTuple):
@@ -126,6 +141,81 @@ def infinite(e: Expr) -> bool:
         case (str(op), *args):
             return op not in FINITE and any(map(infinite, args))
     return isinstance(e, float)
+
+
+def scope_type(scope: Scope) -> str:
+    """The type of the elements of *scope*."""
+    found = expression_type(scope.body)
+    if scope.sums and scope.reduce in ("sum", "prod"):
+        found = arithmetic([found])
+    if (scope.domain or scope.reach != scope.box) and found not in (WHOLE, REAL):
+        found = chosen([found, constant_type([scope.value])], [scope.value])
+    return "float32" if found in (WHOLE, REAL) else found
+
+
+def expression_type(e: Expr) -> str:
+    match e:
+        case Fraction() | float():
+            return constant_type([e])
+        case Read(Tensor() as tensor):
+            return tensor.dtype
+        case Read(Table(entries=entries)):
+            return constant_type(entries)
+        case Read(Scope() as scope):
+            return scope_type(scope)
+        case (str(op), *args):
+            if op in COMPARISONS:
+                return "bool"
+            args = args[1:] if op in ("where", "select") else args
+            kinds = [expression_type(a) for a in args]
+            if op in CASTS:
+                return op
+            if op in KEEPS:
+                return chosen(kinds, [x for a in args for x in constants(a)])
+            if op == "pow" and isinstance(args[1], Fraction) and args[1] >= 0 and args[1].denominator == 1:
+                return arithmetic(kinds[:1])
+            return arithmetic(kinds) if op in ("+", "*", "abs") else floating(kinds)
+    return WHOLE  # an iterator is no number; that is found where it is used
+
+
+def constants(e: Expr) -> Iterable[Any]:
+    match e:
+        case Fraction() | float():
+            return [e]
+        case Read(Table(entries=entries)):
+            return entries
+    return ()
+
+
+def constant_type(values: Iterable[Any]) -> str:
+    return REAL if any(isinstance(x, Fraction) and x.denominator > 1 for x in values) else WHOLE
+
+
+def chosen(kinds: Iterable[str], values: Iterable[Any]) -> str:
+    """The type of one of several operands, some of which are constants."""
+    names, values = {*kinds} - {WHOLE}, [*values]
+    if len(names) == 1 and REAL not in names:
+        (name,) = names
+        low, high = INTEGERS.get(name) or (-(1 << SIGNIFICANDS[name]), 1 << SIGNIFICANDS[name])
+        if all((isinstance(x, float) and name in SIGNIFICANDS) or low <= x <= high for x in values):
+            return name
+        if any(isinstance(x, float) for x in values):
+            return floating(names)
+    return arithmetic([*names, *(WHOLE for _ in values)])
+
+
+def arithmetic(kinds: Iterable[str]) -> str:
+    names = {*kinds}
+    known = names - {WHOLE, REAL}
+    if not known:
+        return REAL if REAL in names else WHOLE
+    if REAL in names or not known <= INTEGERS.keys():
+        return floating(names)
+    return "int64" if known & {"int64", "uint32"} else "int32"
+
+
+def floating(kinds: Iterable[str]) -> str:
+    return "float64" if "float64" in kinds else "float32"
 
 
 def less(a: Expr, b: Expr) -> Expr:
@@ -223,10 +313,14 @@ class Parser:
                 continue
             if self.take(r"tensor\b"):
                 box = self.shape(name := self.name())
-                inputs.append(made := Tensor(name, box, *self.clauses(box)))
+                reach, value, weight, dtype = self.clauses(box)
+                low, high = INTEGERS.get(dtype, (value, value))
+                self.need(low <= value <= high, f"a padding value that {dtype} has before")
+                inputs.append(made := Tensor(name, box, reach, value, weight, False, dtype))
             else:
                 equations.append(Equation(name := self.name(), scope := self.scope("="), *self.via()))
-                made = Tensor(name, scope.box, scope.reach, scope.value, False, infinite(Read(scope, ())))
+                holds = infinite(Read(scope, ())), scope_type(scope)
+                made = Tensor(name, scope.box, scope.reach, scope.value, False, *holds)
             self.need(name not in self.known, f"no second definition of {name} before")
             self.known[name] = made
         read = {name for e in equations for name in tensors(e.scope)}
@@ -239,9 +333,9 @@ class Parser:
         self.need(all(n > 0 for _, n in box), f"sizes of {name} above 0 before")
         return box
 
-    def clauses(self, box: Box) -> tuple[Box, Number, bool]:
-        pads, value, weight = ((0, 0),) * len(box), Fraction(0), False
-        while word := self.take(r"(?:pad|value|weight)\b"):
+    def clauses(self, box: Box) -> tuple[Box, Number, bool, str]:
+        pads, value, weight, dtype = ((0, 0),) * len(box), Fraction(0), False, "float32"
+        while word := self.take(rf"(?:pad|value|weight|{'|'.join(CASTS)})\b"):
             if word == "pad":
                 pads = tuple((p, p) if isinstance(p, int) else p for p in self.items("[", self.integers, "]"))
                 right = len(pads) == len(box) and all(len(p) == 2 and min(p) >= 0 for p in pads)
@@ -250,7 +344,8 @@ class Parser:
                 value = self.factor()
                 self.need(isinstance(value, Fraction | float), "a number before")
             weight = weight or word == "weight"
-        return tuple((lo - a, hi + b) for (lo, hi), (a, b) in zip(box, pads, strict=True)), value, weight
+            dtype = word if word in CASTS else dtype
+        return tuple((lo - a, hi + b) for (lo, hi), (a, b) in zip(box, pads, strict=True)), value, weight, dtype
 
     def via(self) -> tuple[str, dict[str, Any]]:
         operator = self.name() if self.take(r"via\b") else ""
@@ -287,7 +382,7 @@ class Parser:
         sums = self.items("[", self.range, "]") if reduce else ()
         body, self.own = self.expression(), outer
         self.must("" if opening else "}")
-        reach, value, _ = self.clauses(tuple((lo, hi) for _, lo, hi in own))
+        reach, value, *_ = self.clauses(tuple((lo, hi) for _, lo, hi in own))
         return Scope(own, sums, body, reduce or "sum", tuple(row for rows in domain for row in rows), reach, value)
 
     def expression(self, least: int = 1) -> Expr:

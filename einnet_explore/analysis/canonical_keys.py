@@ -33,6 +33,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from einnet_explore.ir import (
+    FLOAT32,
     Access,
     Apply,
     Bound,
@@ -218,7 +219,8 @@ def _table(table: Table) -> Code:
 def tensor_code(tensor: Tensor, names: Names) -> Code:
     position = dict(names).get(tensor.name)
     which = (0, tensor.name) if position is None else (1, position)
-    return *which, tensor.shape, _padding(tensor.padding), tensor.value, tensor.weight, tensor.origin
+    own = () if tensor.dtype == FLOAT32 else (tensor.dtype,)  # keys are stored
+    return *which, tensor.shape, _padding(tensor.padding), tensor.value, tensor.weight, tensor.origin, *own
 
 
 def _padding(padding: Padding) -> Padding:

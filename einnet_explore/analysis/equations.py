@@ -11,27 +11,51 @@ from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
     EOPERATOR,
+    FLOAT32,
     VIEW,
     Access,
     Bound,
     Equation,
     Instance,
+    IntegerRanges,
     Padding,
     Path,
     Program,
     Scalar,
     Scope,
     Tensor,
+    element_type,
     map_accesses,
     map_tensors,
     tensors,
 )
 from einnet_explore.support.errors import Refused
+from einnet_explore.syntax.printer import describe_overflow
 
 
 def find_equation(program: Program, name: str) -> Equation:
     """Return the equation called *name*; raises ValueError with the names that there are."""
     return program.equations[equation_number(program, name)]
+
+
+def is_typed(scope: Scope) -> bool:
+    """Return whether *scope* has another type than ``float32``, or reads one."""
+    return element_type(scope) != FLOAT32 or any(t.dtype != FLOAT32 for t in tensors(scope))
+
+
+def require_ranges(program: Program) -> None:
+    """Raise Refused, with the place and the range, if an integer result of *program* may be beyond its type."""
+    ranges = IntegerRanges()
+    for equation in program.equations:
+        if (overflow := ranges.equation(equation.name, equation.scope)) is not None:
+            raise Refused(describe_overflow(equation.name, overflow))
+
+
+def require_float32(program: Program, what: str) -> None:
+    """Raise Refused, naming *what* is not possible, if a tensor of *program* has another type than ``float32``."""
+    for tensor in (*program.inputs, *(e.tensor for e in program.equations)):
+        if tensor.dtype != FLOAT32:
+            raise Refused(f"{tensor.name} is {tensor.dtype}: {what} expects programs in float32")
 
 
 def is_generated(equation: Equation) -> bool:

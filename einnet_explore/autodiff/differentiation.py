@@ -50,7 +50,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 from typing import TypeAlias
 
-from einnet_explore.analysis.equations import exchange_equations, lift_scopes
+from einnet_explore.analysis.equations import exchange_equations, lift_scopes, require_float32
 from einnet_explore.analysis.indices import fresh_name, substitute, substitute_domain
 from einnet_explore.analysis.padding import excess, fit_padding
 from einnet_explore.analysis.regions import index_reach, preimage
@@ -110,8 +110,8 @@ def grad(program: Program, wrt: str | Iterable[str] | None = None, *, inline: bo
     >>> print(ee.text(ee.grad(matmul, wrt="A")).splitlines()[-1])
     d_A[m:4, k:6] = sum[n:5] d_Y[m, n] * B[k, n]
 
-    Raises ValueError for a name that is not an input, and for an operator without a derivative; the subgradients at
-    kinks are listed in ``autodiff/differentiation.py``.
+    Raises Refused for other types than ``float32``, and ValueError for a name that is not an input and for an operator
+    without a derivative; the subgradients at kinks are listed in ``autodiff/differentiation.py``.
     """
     names = (wrt,) if isinstance(wrt, str) else wrt
     made = differentiate(program, names)
@@ -129,6 +129,7 @@ def differentiate(program: Program, wrt: Iterable[str] | None = None) -> Program
     Raises ValueError for a name that is not an input, for a repeated name, for an operator without a derivative, and
     for an index map whose pre-images have far more points than the forward pass.
     """
+    require_float32(program, "differentiation")
     chosen = _requested_inputs(program, wrt)
     flat = lift_scopes(program)
     run = _GradientBuilder(flat, set(flat.names()))

@@ -6,7 +6,7 @@ the same input.  ``tests/test_versions.py`` compares recorded digests and names 
 
 from __future__ import annotations
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, Tensor
+from einnet_explore.ir import FLOAT32, Access, Apply, Compare, Const, Index, Iterator, Scalar, Scope, Table, Tensor
 
 
 def scope_identity(scope: Scope) -> str:
@@ -30,7 +30,8 @@ def _scalar(body: Scalar, own: dict[Iterator, str], tensors: dict[str, int]) -> 
         case Access(Tensor(name, shape) as t, index):
             n = tensors.setdefault(name, len(tensors))
             at = ",".join(_index(i, own) for i in index)
-            return f"t{n}{shape}{t.origin}={t.value!r}[{at}]"
+            kind = "" if t.dtype == FLOAT32 else t.dtype
+            return f"t{n}{kind}{shape}{t.origin}={t.value!r}[{at}]"
         case Access(Scope() as inner, index):
             return f"{_scope(inner, tensors)}[{','.join(_index(i, own) for i in index)}]"
         case Access(Table(shape, entries), index):

@@ -25,6 +25,7 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     accesses,
+    element_type,
     map_accesses,
     show_path,
     tensors,
@@ -45,6 +46,8 @@ def require_same_interface(before: Program, after: Program) -> None:
             raise Refused(f"input {t.name} has box {_box_text(t.box)}, expected {_box_text(given[t.name].box)}")
         if given[t.name].weight != t.weight:
             raise Refused(f"input {t.name} is {_role_text(t)}, expected {_role_text(given[t.name])}")
+        if given[t.name].dtype != t.dtype:
+            raise Refused(f"input {t.name} is {t.dtype}, expected {given[t.name].dtype}")
     held = {t.name: t for t in after.inputs}
     defined: set[str] = set()
     for equation in after.equations:
@@ -52,7 +55,7 @@ def require_same_interface(before: Program, after: Program) -> None:
             source = held.get(t.name)
             if source is None:
                 raise Refused(f"{equation.name} reads {t.name}, which is no input and no earlier equation")
-            if source.box != t.box or (t.name in defined and t.value != source.value):
+            if source.box != t.box or source.dtype != t.dtype or (t.name in defined and t.value != source.value):
                 raise Refused(f"{equation.name} reads {t.name} as {_tensor_text(t)}, but it is {_tensor_text(source)}")
             if t.name in defined and t.padding != source.padding and not _covers(source.reach, t.reach):
                 # values beyond the reach are not defined by its scope
@@ -63,7 +66,10 @@ def require_same_interface(before: Program, after: Program) -> None:
         held[equation.name] = equation.tensor
         defined.add(equation.name)
     boxes = {e.name: e.scope.box for e in before.equations}
+    types = {e.name: element_type(e.scope) for e in before.equations}
     for name in before.outputs:
+        if name in types and name in defined and held[name].dtype != types[name]:
+            raise Refused(f"output {name} is {held[name].dtype}, expected {types[name]}")
         if name in boxes and (name not in defined or held[name].box != boxes[name]):
             found = _box_text(held[name].box) if name in defined else "nothing"
             raise Refused(f"output {name} has box {found}, expected {_box_text(boxes[name])}")

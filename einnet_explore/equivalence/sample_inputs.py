@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.interpreter.exact_arrays import Array
-from einnet_explore.ir import Scope, Tensor, tensors
+from einnet_explore.ir import ELEMENT_TYPES, Scope, Tensor, tensors
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], Array], Array]
 
@@ -19,8 +19,21 @@ def tensors_of_pair(pair: tuple[Scope, Scope]) -> tuple[Tensor, ...]:
 
 
 def random_integers(before: Scope, after: Scope, random: np.random.Generator, most: int) -> dict[str, Any]:
-    """Draw random integers in [-most, most] for every tensor that either scope reads."""
-    return {t.name: np.asarray(random.integers(-most, most + 1, t.shape)) for t in tensors_of_pair((before, after))}
+    """Draw random integers in [-most, most] for every tensor that either scope reads, within its type."""
+    drawn = {t.name: (t, random.integers(-most, most + 1, t.shape)) for t in tensors_of_pair((before, after))}
+    return {name: within_type(t, np.asarray(array)) for name, (t, array) in drawn.items()}
+
+
+def within_type(tensor: Tensor, array: Array) -> Array:
+    """Return *array* as elements of *tensor*: unchanged, or integers of its type."""
+    kind = ELEMENT_TYPES[tensor.dtype]
+    if not kind.is_integer:
+        return array
+    found = np.rint(array)
+    inside = np.clip(found, kind.low, kind.high)
+    # Small types wrap, so that large inputs reach all elements and not the ends only.
+    wrapped = (found - kind.low) % (kind.high - kind.low + 1) + kind.low if kind.bits <= 32 else inside
+    return np.asarray(np.where(np.isfinite(found), wrapped, inside).astype(array.dtype))
 
 
 def put_peak(given: dict[str, Any], indices: tuple[tuple[int, ...], ...], value: int) -> None:
@@ -96,7 +109,7 @@ def draw_reals(
     return {
         t.name: np.stack(
             [
-                draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants)
+                within_type(t, draw(np.random.default_rng(seed if draw is _equal else (seed, n)), t.shape, constants))
                 for draw, seed in zip(draws, seeds, strict=True)
             ]
         )

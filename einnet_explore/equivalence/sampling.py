@@ -37,7 +37,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einnet_explore.equivalence.branch_coverage import BranchCoverage, SampledSides, Sides
-from einnet_explore.equivalence.sample_inputs import REAL_INPUTS, Draw, draw_reals, put_peak, random_integers
+from einnet_explore.equivalence.sample_inputs import (
+    REAL_INPUTS,
+    Draw,
+    draw_reals,
+    put_peak,
+    random_integers,
+    tensors_of_pair,
+    within_type,
+)
 from einnet_explore.equivalence.sample_mutants import (
     Change,
     Mutant,
@@ -200,6 +208,7 @@ class _Samples:
                 given = {name: np.asarray(sign * np.abs(array)) for name, array in given.items()}
             if n % 4 != 0:
                 put_peak(given, indices, 100_000 if n % 4 < 3 else -100_000)
+            given = {t.name: within_type(t, given[t.name]) for t in tensors_of_pair(pair)}
             shift = int(random.integers(-1000, 1001))
             left, right = (
                 _integer_values(self._stand_in(scope, shift), given, coverage, sides)

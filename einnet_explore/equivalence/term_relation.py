@@ -61,6 +61,7 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     factors,
+    is_exact_cast,
     mul,
 )
 from einnet_explore.ir.scalar_functions import monotonicity
@@ -84,6 +85,8 @@ def scalar_cases(space: TermSpace, scalar: Scalar, env: Env) -> list[Case]:
             yes, no = condition_pieces(space, condition, env)
             chosen = ((yes, scalar_cases(space, a, env)), (no, scalar_cases(space, b, env)))
             return [((*rows, *where), value) for sides, cases in chosen for rows in sides for where, value in cases]
+        case Apply(_, (a,)) if is_exact_cast(scalar):
+            return scalar_cases(space, a, env)
         case Apply(op, args):
             parts = [scalar_cases(space, arg, env) for arg in args]
             if prod(map(len, parts)) > MAX_NAMES:
@@ -361,6 +364,8 @@ def _expand(space: TermSpace, scalar: Scalar, env: Env) -> list[Term]:
         case Apply("/", (a, b)) if a != Const(1):
             over = Apply("/", (Const(1), b))
             return _product((a, over), [_expand(space, a, env), _expand(space, over, env)])
+        case Apply(_, (a,)) if is_exact_cast(scalar):
+            return _expand(space, a, env)
         case Apply("where", (Compare() as condition, a, b)):
             yes, no = condition_pieces(space, condition, env)
             chosen = ((yes, _expand(space, a, env)), (no, _expand(space, b, env)))

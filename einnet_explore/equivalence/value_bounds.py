@@ -23,7 +23,20 @@ from functools import lru_cache, reduce
 from math import inf, isfinite, isnan, nextafter, prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from einnet_explore.ir import Access, Apply, Const, Program, Scalar, Scope, Table, Tensor, scopes, tensors, walk_scalar
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    Access,
+    Apply,
+    Const,
+    Program,
+    Scalar,
+    Scope,
+    Table,
+    Tensor,
+    scopes,
+    tensors,
+    walk_scalar,
+)
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 
 Interval: TypeAlias = "tuple[float, float]"
@@ -72,9 +85,10 @@ def is_positive(body: Scalar) -> bool:
 def rounding_error(program: Program, change: float) -> float:
     """Bound the error of every output, for inputs in [-1, 1] and coefficients rounded by a relative *change*.
 
-    Infinity if there is no bound.
+    Inputs of integers have the values of their type.  Infinity if there is no bound.
     """
-    bounds = _Bounds({t.name: ValueBound((-1.0, 1.0), 1.0) for t in program.inputs}, change)
+    floats = [t.name for t in program.inputs if not ELEMENT_TYPES[t.dtype].is_integer]
+    bounds = _Bounds({name: ValueBound((-1.0, 1.0), 1.0) for name in floats}, change)
     for equation in program.equations:
         bounds.tensors[equation.name] = bounds.scope(equation.scope)
     error = max((bounds.tensors[name].error for name in program.outputs), default=0.0)
@@ -122,7 +136,7 @@ class _Bounds:
             case Const(value):
                 return _constant(value)
             case Access(Tensor(name) as tensor):
-                inside = self.tensors.get(name, ValueBound(_ALL))
+                inside = self.tensors.get(name) or _elements(tensor)
                 return _union([inside, _constant(tensor.value)]) if tensor.padding else inside
             case Access(Table(entries=entries)):
                 return _union(
@@ -149,6 +163,16 @@ class _Bounds:
             case Apply(op, args):
                 return _apply(op, args, [self._rounded(self.scalar(arg)) for arg in args])
         return ValueBound(_ALL)
+
+
+def _elements(tensor: Tensor) -> ValueBound:
+    """Return the bounds of a type's integers; floating-point numbers have none, for they may be infinite."""
+    kind = ELEMENT_TYPES[tensor.dtype]
+    return (
+        ValueBound((float(kind.low), float(kind.high)), float(max(-kind.low, kind.high)))
+        if kind.is_integer
+        else (ValueBound(_ALL))
+    )
 
 
 def _constant(value: float) -> ValueBound:

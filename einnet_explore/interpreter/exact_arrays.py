@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy import special
 
 from einnet_explore.interpreter.numbers import simplest_fraction
-from einnet_explore.ir import Const, Scalar, Scope, Table
-from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
+from einnet_explore.ir import ELEMENT_TYPES, Const, Scalar, Scope, Table
+from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -271,9 +271,22 @@ def _apply(op: str, parts: Sequence[Part]) -> Part:
         f = partial(function.compute, ARRAYS)
         if function.is_integral:
             return _elementwise(f, parts, max(p.size for p in parts))
+        if function.is_rounding and parts[0].array.dtype.kind in "iO":
+            return _round(function, parts[0])
         reals = [_floats(p) for p in parts]
         return Part(np.asarray(f(*reals)).astype(np.result_type(*reals), copy=False), 0)
     raise ValueError(f"operator {op} of {len(parts)} arguments: not one of the text form's functions")
+
+
+def _round(function: ScalarFunction, a: Part) -> Part:
+    """Round integers and rationals, or cast them, exactly."""
+    kind = ELEMENT_TYPES.get(function.name)
+    if a.array.dtype.kind == "i":
+        most = a.size if kind is None else min(-kind.low, kind.high) if kind.is_integer else 1 << kind.digits
+        if a.size <= most:
+            return a
+    found = np.asarray(np.frompyfunc(function.of_numbers, 1, 1)(_objects(a.array)), object)
+    return Part(found, INT64_BOUND if kind is None else max(-kind.low, kind.high))
 
 
 def _objects(array: Array) -> Array:

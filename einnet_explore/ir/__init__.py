@@ -1,5 +1,16 @@
 """The immutable expression IR. Depends on the standard library only."""
 
+from einnet_explore.ir.element_types import (
+    ELEMENT_TYPES,
+    FLOAT32,
+    ElementType,
+    IntegerRanges,
+    Overflow,
+    computing_type,
+    element_type,
+    is_exact_cast,
+    scalar_type,
+)
 from einnet_explore.ir.expression import (
     COMPARISONS,
     JOINS,
@@ -51,7 +62,9 @@ from einnet_explore.ir.program import (
 
 __all__ = [
     "COMPARISONS",
+    "ELEMENT_TYPES",
     "EOPERATOR",
+    "FLOAT32",
     "JOINS",
     "REDUCTIONS",
     "VIEW",
@@ -64,11 +77,14 @@ __all__ = [
     "Compare",
     "Const",
     "EOperatorKind",
+    "ElementType",
     "Equation",
     "Index",
     "IndexLike",
     "Instance",
+    "IntegerRanges",
     "Iterator",
+    "Overflow",
     "Padding",
     "Path",
     "Program",
@@ -82,8 +98,11 @@ __all__ = [
     "add",
     "as_index",
     "combined",
+    "computing_type",
     "describe_source",
+    "element_type",
     "factors",
+    "is_exact_cast",
     "is_zero",
     "map_accesses",
     "map_tensors",
@@ -92,6 +111,7 @@ __all__ = [
     "program",
     "read_path",
     "replace_at",
+    "scalar_type",
     "scope_at",
     "scopes",
     "show_path",

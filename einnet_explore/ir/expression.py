@@ -55,6 +55,7 @@ class Tensor(_Source):
 
     *weight* marks a tensor that is known at compile time.  An empty *padding* means none.  *origin* is the index of
     the first stored element (empty: all zero); only results of equations whose ranges start elsewhere have one.
+    *dtype* is the type of the elements (``ir.element_types``).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Tensor(_Source):
     value: float = 0
     weight: bool = False
     origin: tuple[int, ...] = ()
+    dtype: str = "float32"
 
     @property
     def box(self) -> Box:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeAlias
 
+from einnet_explore.ir.element_types import element_type
 from einnet_explore.ir.expression import Access, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.node import Node, node
 
@@ -174,14 +175,15 @@ class Equation(Node):
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that later equations read: the scope's result, with its box and padding, under this name.
+        """The tensor that later equations read: the scope's result, with its box, padding and type, under this name.
 
         Without padding no value outside the box can be read, so none is given.
         """
         scope = self.scope
         origin = tuple(x.lo for x in scope.traversals)
         value = scope.value if scope.padding else 0
-        return Tensor(self.name, scope.shape, scope.padding, value, origin=origin if any(origin) else ())
+        start = origin if any(origin) else ()
+        return Tensor(self.name, scope.shape, scope.padding, value, origin=start, dtype=element_type(scope))
 
     def __repr__(self) -> str:
         return f"{self.name} = {self.scope!r}" + (f" via {self.via!r}" if self.via else "")

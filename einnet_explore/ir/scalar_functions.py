@@ -16,10 +16,12 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import isfinite, isqrt, prod
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from einnet_explore.ir.element_types import ELEMENT_TYPES, ElementType
 from einnet_explore.ir.expression import Apply, Const, Scalar, add, is_zero, mul, sub
 
 N = TypeVar("N", bound="float | Fraction")
@@ -52,6 +54,8 @@ class ScalarFunction:
     """Estimated cost, in additions."""
     is_integral: bool = False
     """Integers map to integers, and no rounding happens."""
+    is_rounding: bool = False
+    """A step function: its values are those that a type or the integers have, and it is the identity on these."""
     is_monotone: bool = False
     """Monotone wherever it is defined: the ends of an interval bound its values there, else only its image does."""
     image: tuple[float, float] = (-math.inf, math.inf)
@@ -107,6 +111,10 @@ class ScalarFunction:
         return value
 
 
+def _if_finite(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda v: function(v) if isfinite(v) else v
+
+
 _NUMBERS = SimpleNamespace(
     **{
         **vars(math),
@@ -114,7 +122,9 @@ _NUMBERS = SimpleNamespace(
         "minimum": min,
         "abs": abs,
         "expit": lambda v: 1 / (1 + math.exp(-v)),
-        "where": lambda c, a, b: a if c else b,
+        "rint": _if_finite(round),
+        "trunc": _if_finite(math.trunc),
+        "where": lambda condition, a, b: a if condition else b,
     }
 )
 
@@ -263,10 +273,54 @@ _OPERATORS = (
     ScalarFunction("neg", 1, lambda lib, x: -x, onnx="Neg", is_integral=True, derivative=lambda y, x: (Const(-1),)),
 )
 
-SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {f.name: f for f in (*_FUNCTIONS, *_OPERATORS)}
+
+def _rounded(kind: ElementType, lib: Any, x: Any) -> Any:
+    """Return the number of the floating type *kind* that is nearest to *x*; of two, the one with the even digit."""
+    exponent = lib.maximum(lib.frexp(x)[1] - kind.digits, kind.exponent)
+    near = lib.ldexp(lib.rint(lib.ldexp(x, -exponent)), exponent)
+    return lib.where(lib.abs(near) <= float(kind.high), near, x * math.inf)
+
+
+def _wrapped(kind: ElementType, lib: Any, x: Any) -> Any:
+    """Return the integer part of *x*, modulo 2^bits if it is beyond *kind*."""
+    whole = lib.trunc(x)
+    return lib.where(
+        (kind.low <= whole) & (whole <= kind.high), whole, (whole - kind.low) % (1 << kind.bits) + kind.low
+    )
+
+
+def _cast(kind: ElementType) -> ScalarFunction:
+    """Return the cast to *kind*.
+
+    To integers, fractions are truncated, and what is beyond the type wraps modulo :math:`2^{bits}`; infinities have no
+    value.  To ``bool``, every number but 0 is 1.  To floating point, the nearest number, ties to even.
+    """
+    compute: Callable[..., Any]
+    if kind.name == "bool":
+        compute = lambda lib, x: lib.minimum(lib.ceil(lib.abs(x)), 1)  # noqa: E731
+    elif kind.is_integer:
+        compute = partial(_wrapped, kind)
+    else:
+        compute = partial(_rounded, kind)
+    return ScalarFunction(
+        kind.name, 1, compute, at_zero=0, is_rounding=True, is_monotone=not kind.is_integer,
+        image=(kind.low, kind.high) if kind.is_integer else (-math.inf, math.inf),
+    )  # fmt: skip
+
+
+_ROUNDINGS = (
+    ScalarFunction(
+        "round", 1, lambda lib, x: lib.rint(x), onnx="Round", c_name="rint", is_monotone=True, is_increasing=True,
+        at_zero=0, is_rounding=True,
+    ),
+    *map(_cast, ELEMENT_TYPES.values()),
+)  # fmt: skip
+"""``round`` to the nearest integer, ties to even, and the casts; they jump, so that they have no derivative."""
+
+SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {f.name: f for f in (*_FUNCTIONS, *_OPERATORS, *_ROUNDINGS)}
 """The functions of the text form and the operators, by name."""
 
-FUNCTIONS: dict[str, int] = {f.name: f.arity for f in _FUNCTIONS if f.arity is not None}
+FUNCTIONS: dict[str, int] = {f.name: f.arity for f in (*_FUNCTIONS, *_ROUNDINGS) if f.arity is not None}
 """The scalar functions of the text form and how many arguments each takes."""
 
 REAL_FUNCTIONS: tuple[str, ...] = tuple(f.name for f in SCALAR_FUNCTIONS.values() if not f.is_integral)

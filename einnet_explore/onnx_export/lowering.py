@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from einnet_explore.analysis.equations import tensor_names
+from einnet_explore.analysis.equations import require_float32, tensor_names
 from einnet_explore.analysis.indices import fresh_name, read_indices, substitute, substitute_domain
 from einnet_explore.analysis.online_softmax import OnlineSoftmax, row_work
 from einnet_explore.analysis.row_nest import RowNest
@@ -119,6 +119,7 @@ def to_onnx(
     other value is named *prefix* + the equation's name.
     Raises Refused for an input with neither a name nor an array, and for an equation that ONNX cannot express.
     """
+    require_float32(program, "the export")
     return _Export(program, names, constants or {}, prefix, opset, np.dtype(dtype), operators).run()
 
 

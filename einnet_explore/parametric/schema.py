@@ -19,6 +19,7 @@ from lark import Token, Tree
 from einnet_explore import syntax
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.ir import (
+    FLOAT32,
     REDUCTIONS,
     Access,
     Apply,
@@ -341,7 +342,8 @@ def _tensor(name: str, extents: Tree[Token], clauses: list[Tree[Token]], sizes: 
     reading = _SchemaReader(sizes, {})
     padding, value = reading.clauses(clauses)
     weight = any(c.data == "weight" for c in clauses)
-    return Tensor(name, tuple(map(reading.size, extents.children)), padding, value, weight)
+    dtype = next((str(c.children[0]) for c in clauses if c.data == "dtype"), FLOAT32)
+    return Tensor(name, tuple(map(reading.size, extents.children)), padding, value, weight, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,10 @@ from inspect import signature
 from types import NoneType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-from einnet_explore.analysis.equations import whole_equation
+from einnet_explore.analysis.equations import require_ranges, whole_equation
 from einnet_explore.analysis.indices import iterator_by_name, parse_index_over, replace_part
 from einnet_explore.ir import (
+    FLOAT32,
     Access,
     Apply,
     Equation,
@@ -44,6 +45,7 @@ from einnet_explore.ir import (
     Scalar,
     Scope,
     accesses,
+    element_type,
     read_path,
     scopes,
     show_path,
@@ -322,8 +324,10 @@ class Match(Generic[P_co]):
     params: P_co
 
     def apply(self, program: Program) -> Step:
-        """Apply the rule; raises Refused where a side condition fails."""
-        return Step(program, self, self.rule.rewrite(program, self.at, self.params))
+        """Apply the rule; raises Refused where a side condition fails, or a result has another type or overflows."""
+        after = self.rule.rewrite(program, self.at, self.params)
+        require_types(program, after)
+        return Step(program, self, after)
 
     def mentions(self, names: Iterable[str]) -> bool:
         """Whether the parameters, except an operator's attributes, name one of these iterators or tensors."""
@@ -394,6 +398,18 @@ class Derivation:
         return (
             f"<Derivation of {count_noun(len(self.steps), 'step')}: {', '.join(s.match.rule.name for s in self.steps)}>"
         )
+
+
+def require_types(before: Program, after: Program) -> None:
+    """Raise Refused if an output of *after* has another type than in *before*, or an integer result may overflow."""
+    types = {e.name: element_type(e.scope) for e in before.equations}
+    if all(t.dtype == FLOAT32 for t in before.inputs) and all(t == FLOAT32 for t in types.values()):
+        return
+    for equation in after.equations:
+        found = element_type(equation.scope)
+        if equation.name in before.outputs and found != types.get(equation.name, found):
+            raise Refused(f"output {equation.name} would be {found}, expected {types[equation.name]}")
+    require_ranges(after)
 
 
 def access_of(scope: Scope, number: int) -> Access:

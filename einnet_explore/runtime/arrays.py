@@ -54,6 +54,16 @@ def check_argument(name: str, array: Array, shape: tuple[int, ...], dtype: str =
         raise BackendError(f"{name} is not contiguous and aligned to {ALIGNMENT} bytes: use aligned_empty")
 
 
+def require_elements(name: str, array: Array, dtype: np.dtype) -> Array:
+    """Return *array*; raises BackendError if *dtype*, a type of integers, has not all its elements."""
+    if dtype.kind in "iub" and not np.can_cast(array.dtype, dtype) and array.size:
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        wrong = array[(array < low) | (array > high) | (array != np.trunc(array))]
+        if wrong.size:
+            raise BackendError(f"{name} holds {wrong.flat[0]}, expected elements of {dtype}")
+    return array
+
+
 class KernelSignature(Protocol):
     """Arguments of a compiled function of *scope*: the tensors *inputs* and the result, as arrays of *shapes*."""
 

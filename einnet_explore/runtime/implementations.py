@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -19,6 +20,7 @@ import numpy as np
 import onnxruntime
 from numpy.lib.stride_tricks import as_strided
 
+from einnet_explore.analysis.equations import is_typed
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import TensorContraction, match_matrix_product
 from einnet_explore.codegen import versions
@@ -36,11 +38,24 @@ from einnet_explore.codegen.rows.online import OnePass
 from einnet_explore.codegen.sum_of_products import SumOfProducts, match_sum_of_products
 from einnet_explore.codegen.tvm.contraction import ContractionPlan, plan_contraction
 from einnet_explore.codegen.versions import scope_identity
-from einnet_explore.ir import VIEW, Equation, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import (
+    VIEW,
+    Equation,
+    Program,
+    Scope,
+    Tensor,
+    accesses,
+    computing_type,
+    map_tensors,
+    tensors,
+)
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
 from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.matrix_products import bind_matrix_product
+from einnet_explore.runtime.fused import FusedProgram
+from einnet_explore.runtime.integer_products import bind_integer_product, match_integer_product
+from einnet_explore.runtime.matrix_products import bind_matrix_product, matrices
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
@@ -52,6 +67,7 @@ from einnet_explore.runtime.tvm_cpu import (
     kernel_kind,
     tvm_source,
 )
+from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.storage import cache_directory, write_aside
 
 Call = Callable[[], object]
@@ -276,6 +292,73 @@ class ProductCall:
 
 
 @dataclass(frozen=True, eq=False)
+class IntegerProductCall:
+    """A matrix product of bytes with sums in 32 bits."""
+
+    product: TensorContraction
+    constants: Mapping[str, Array] = field(repr=False)
+    engine = "integers"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(a.source.name for a in (self.product.left, self.product.right) if isinstance(a.source, Tensor))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        left, right = (arrays[name] for name in self.reads)
+        call = bind_integer_product(self.product, left, right, out, self.constants)
+        assert call is not None, "bound to arrays with other strides than it was chosen for"
+        return call
+
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class TypedKernelCall:
+    """An equation of other types than ``float32`` as a fused kernel in C, with its nested scopes."""
+
+    equation: Equation
+    threads: int
+    engine = C_ENGINE
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(t.name for t in tensors(self.equation.scope))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        name, inputs = self.equation.name, tuple(tensors(self.equation.scope))
+        kernel = FusedProgram(Program(inputs, (self.equation,), (name,)), threads=self.threads)
+        return kernel.bind({read: arrays[read] for read in self.reads}, {name: out})
+
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class InterpretedCall:
+    """An equation of other types than ``float32`` by the interpreter, in the type that holds all its integers."""
+
+    scope: Scope
+    engine = "interpreter"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(t.name for t in tensors(self.scope))
+
+    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
+        kind = computing_type(self.scope)
+        given = {name: arrays[name] for name in self.reads}
+
+        def call() -> None:
+            out[...] = evaluate(self.scope, given, "exact" if kind == "int64" else kind)
+
+        return call
+
+    def write(self, writer: FragmentWriter, makes: str) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
 class ViewCall:
     """A view of a tensor's elements: free in an execution context, and a reshape or a copying kernel in a session."""
 
@@ -476,7 +559,12 @@ def first_implementation(bound: BoundEquation, implementations: Iterable[Impleme
 def view_call(bound: BoundEquation) -> ViewCall | None:
     """*bound* as a view of an array; None if it is none."""
     equation = bound.equation
-    if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
+    if (
+        equation.via is None
+        or equation.via.operator != VIEW
+        or is_typed(equation.scope)
+        or view_strides(equation.scope) is None
+    ):
         return None
     call = ViewCall(equation.scope, bound.inlined, bound.threads)
     return None if call.view(bound.arrays) is None else call
@@ -488,6 +576,9 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
     None is compiled here: an engine that refuses does so when the implementation is loaded, and the others remain.
     """
     equation = bound.equation
+    if is_typed(equation.scope):
+        yield from _typed_implementations(bound)
+        return
     if equation.via is None or equation.via.is_library_call:
         node = _library_call(bound)
         if node is not None:
@@ -500,6 +591,19 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
             if bind_matrix_product(product, left, right, bound.out) is not None:
                 yield call
     yield from _kernels(bound)
+
+
+def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
+    product = match_integer_product(bound.equation.scope)
+    if product is not None and bound.out.size:
+        left, right = (bound.arrays[name] for name in IntegerProductCall(product, {}).reads)
+        if matrices(product, left, right, bound.out) is not None:
+            yield IntegerProductCall(product, bound.constants)
+    kernel = TypedKernelCall(bound.equation, bound.threads)
+    with suppress(BackendError, Refused):
+        kernel.bind(bound.arrays, bound.out)  # compiles it
+        yield kernel
+    yield InterpretedCall(bound.equation.scope)
 
 
 def _kernels(bound: BoundEquation) -> Iterable[Implementation]:

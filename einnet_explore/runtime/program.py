@@ -19,10 +19,11 @@ import numpy.typing as npt
 import onnxruntime
 
 from einnet_explore.analysis.counts import is_transposed_for
-from einnet_explore.ir import Equation, Program, Scope, tensors
+from einnet_explore.analysis.equations import require_ranges
+from einnet_explore.ir import Equation, Program, Scope, Tensor, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
-from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty
+from einnet_explore.runtime.arrays import ALIGNMENT, Array, aligned_empty, require_elements
 from einnet_explore.runtime.implementations import (
     BoundEquation,
     Implementation,
@@ -40,7 +41,7 @@ from einnet_explore.runtime.onnx_fragment import (
     bind_session,
     onnx_session,
 )
-from einnet_explore.support.errors import BackendError
+from einnet_explore.support.errors import BackendError, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,17 @@ def _blas_thread_setter() -> Callable[[int], object] | None:
 
 @dataclass(frozen=True, eq=False)
 class ExecutionStep:
-    """The tensor *name*, of *shape*, and the implementation that computes it."""
+    """The tensor *name*, of *shape* and *dtype*, and the implementation that computes it."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: np.dtype
     implementation: Implementation
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensor."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +144,12 @@ class ExecutionContext:
 class ContextPool:
     """Contexts of the *steps* of a program, one for each thread that runs it at the moment.
 
-    Kernels, sessions and *constants* are shared.  *inputs* are shapes by name.
+    Kernels, sessions and *constants* are shared.  *inputs* are shapes by name, *types* those of inputs.
     """
 
     steps: tuple[ExecutionStep, ...]
     inputs: Mapping[str, tuple[int, ...]]
+    types: Mapping[str, np.dtype]
     constants: Mapping[str, Array]
     outputs: tuple[str, ...]
     threads: int
@@ -168,7 +176,7 @@ class ContextPool:
     def context(self) -> ExecutionContext:
         """A new context, whose inputs hold zeros; raises BackendError, naming the equation, where an engine refuses."""
         memory = aligned_empty((self.arena.size,), np.uint8)
-        inputs = {name: aligned_empty(shape) for name, shape in self.inputs.items()}
+        inputs = {name: aligned_empty(shape, self.types[name]) for name, shape in self.inputs.items()}
         for array in inputs.values():
             array[...] = 0
         arrays = {**inputs, **self.constants}
@@ -183,8 +191,8 @@ class ContextPool:
                     arrays[step.name] = view
                 case implementation:
                     begin = self.arena.offsets[step.name]
-                    end = begin + 4 * int(np.prod(step.shape, dtype=np.int64))
-                    arrays[step.name] = memory[begin:end].view(np.float32).reshape(step.shape)
+                    end = begin + step.nbytes
+                    arrays[step.name] = memory[begin:end].view(step.dtype).reshape(step.shape)
                     try:
                         calls.append(implementation.bind(arrays, arrays[step.name]))
                     except Exception as error:  # every engine has classes of its own for its failures
@@ -202,7 +210,7 @@ class ContextPool:
                 shown[step.name] = shown.get(step.implementation.reads[0], step.implementation.reads[0])
         last |= {shown.get(name, name): len(self.steps) for name in self.outputs}
         return {
-            step.name: Buffer(4 * int(np.prod(step.shape, dtype=np.int64)), n, last.get(step.name, n))
+            step.name: Buffer(step.nbytes, n, last.get(step.name, n))
             for n, step in enumerate(self.steps)
             if step.name not in shown
         }
@@ -243,7 +251,7 @@ class CompiledProgram:
             array = np.asarray(inputs[name])
             if array.shape != shape:
                 raise BackendError(f"input {name} has shape {list(array.shape)}, expected {list(shape)}")
-            given[name] = array
+            given[name] = require_elements(name, array, self.contexts.types[name])
         with _refuse_memory_error("a run of the program"):
             if self._session is None:
                 return self.contexts.run(given)
@@ -323,7 +331,7 @@ class CompiledProgram:
         if session is None:
             return self.contexts.context()
         shapes = {e.name: e.scope.shape for e in self.program.equations}
-        inputs = {name: aligned_empty(shape) for name, shape in self.contexts.inputs.items()}
+        inputs = {name: aligned_empty(shape, self.contexts.types[name]) for name, shape in self.contexts.inputs.items()}
         outputs = {name: aligned_empty(shapes[name]) for name in self.program.outputs}
         for array in inputs.values():
             array[...] = 0
@@ -337,18 +345,24 @@ def compile_program(
     operators: Sequence[Operator] = OPERATORS,
     choose: ImplementationChooser = first_implementation,
 ) -> CompiledProgram:
-    """Compile *program* for this CPU, in float32.
+    """Compile *program* for this CPU, in the types of its tensors.
 
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *choose* takes one
-    of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses and where
-    memory runs out.
+    of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an
+    integer may be beyond its type, and where memory runs out.
     """
+    try:
+        require_ranges(program)
+    except Refused as error:
+        raise BackendError(str(error)) from None
     set_blas_threads(threads)
     compiler = _Compiler(program, threads, constants or {}, operators, choose)
     for n in range(len(program.equations)):
         compiler.compile(n)
-    contexts = ContextPool(tuple(compiler.steps), compiler.inputs, compiler.constants, program.outputs, threads)
+    contexts = ContextPool(
+        tuple(compiler.steps), compiler.inputs, compiler.types, compiler.constants, program.outputs, threads
+    )
     return CompiledProgram(program, threads, compiler.engines, contexts)
 
 
@@ -365,11 +379,16 @@ class _Compiler:
     ) -> None:
         self.program, self.threads, self.operators, self.choose = program, threads, operators, choose
         self.inputs = {t.name: t.shape for t in program.inputs if t.name not in constants}
+        self.types = {t.name: _numpy_type(t) for t in program.inputs}
         self.constants = {
-            t.name: _copy_constant(t.name, t.shape, constants[t.name]) for t in program.inputs if t.name in constants
+            t.name: _copy_constant(t.name, t.shape, constants[t.name], self.types[t.name])
+            for t in program.inputs
+            if t.name in constants
         }
         # Arrays of the right shapes and strides: nothing is written to those that are no constants.
-        self.arrays = self.constants | {name: _allocate(f"input {name}", shape) for name, shape in self.inputs.items()}
+        self.arrays = self.constants | {
+            name: _allocate(f"input {name}", shape, self.types[name]) for name, shape in self.inputs.items()
+        }
         self.views: dict[str, Scope] = {}
         self.engines: dict[str, str] = {}
         self.steps: list[ExecutionStep] = []
@@ -380,7 +399,8 @@ class _Compiler:
         name, scope = equation.name, equation.scope
         if missing := [t.name for t in tensors(scope) if t.name not in self.arrays]:
             raise BackendError(f"equation {name} reads {', '.join(missing)}, which nothing before it defines")
-        out = _allocate(f"equation {name}", scope.shape)
+        dtype = _numpy_type(equation.tensor)
+        out = _allocate(f"equation {name}", scope.shape, dtype)
         bound = BoundEquation(equation, self.arrays, out, self.threads, self.constants, self.views, self.operators)
         implementation = self._implementation(bound, self.program.equations[n + 1 :])
         self.engines[name] = implementation.engine
@@ -392,7 +412,7 @@ class _Compiler:
                 _run_once(bound, implementation)
             self.constants[name], self.engines[name] = out, "constant"
         else:
-            self.steps.append(ExecutionStep(name, scope.shape, implementation))
+            self.steps.append(ExecutionStep(name, scope.shape, dtype, implementation))
 
     def _implementation(self, bound: BoundEquation, later: Sequence[Equation]) -> Implementation:
         equation = bound.equation
@@ -412,21 +432,27 @@ class _Compiler:
         shown = implementation.view(self.arrays)
         assert shown is not None
         if all(read in self.constants for read in implementation.reads) and not shown.flags.c_contiguous:
-            return _copy_constant(name, shown.shape, shown)
+            return _copy_constant(name, shown.shape, shown, shown.dtype)
         self.views[name] = bound.inlined
         return shown
 
 
-def _allocate(what: str, shape: tuple[int, ...]) -> Array:
+def _numpy_type(tensor: Tensor) -> np.dtype:
+    if tensor.dtype == "bfloat16":
+        raise BackendError(f"{tensor.name} is bfloat16, which compiled programs do not have: expected another type")
+    return np.dtype(tensor.dtype)
+
+
+def _allocate(what: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     with _refuse_memory_error(what):
-        return aligned_empty(shape)
+        return aligned_empty(shape, dtype)
 
 
-def _copy_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike) -> Array:
-    array = np.asarray(given)
+def _copy_constant(name: str, shape: tuple[int, ...], given: npt.ArrayLike, dtype: np.dtype) -> Array:
+    array = require_elements(name, np.asarray(given), dtype)
     if array.shape != shape:
         raise BackendError(f"constant {name} has shape {list(array.shape)}, expected {list(shape)}")
-    place = _allocate(f"constant {name}", shape)
+    place = _allocate(f"constant {name}", shape, dtype)
     np.copyto(place, array, casting="unsafe")
     return place
 

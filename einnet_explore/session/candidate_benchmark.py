@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.model import Work, work
-from einnet_explore.ir import VIEW, Program
+from einnet_explore.ir import ELEMENT_TYPES, VIEW, Program, Tensor
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz.figure import (
@@ -35,7 +35,9 @@ from einnet_explore.viz.figure import (
 from einnet_explore.viz.tables import ResultTable, TextTable
 
 if TYPE_CHECKING:
-    from einnet_explore.runtime.arrays import Arrays
+    import numpy as np
+
+    from einnet_explore.runtime.arrays import Array, Arrays
     from einnet_explore.runtime.program import CompiledProgram
 
 R = TypeVar("R")
@@ -232,9 +234,17 @@ def arrays(program: Program, seed: int) -> tuple[Arrays, Arrays]:
     import numpy as np
 
     random = np.random.default_rng(seed)
-    made = {t.name: random.standard_normal(t.shape, dtype=np.float32) for t in program.inputs}
+    made = {t.name: _random_elements(t, random) for t in program.inputs}
     weights = {t.name for t in program.inputs if t.weight}
     return {n: a for n, a in made.items() if n not in weights}, {n: a for n, a in made.items() if n in weights}
+
+
+def _random_elements(tensor: Tensor, random: np.random.Generator) -> Array:
+    kind = ELEMENT_TYPES[tensor.dtype]
+    if kind.is_integer:
+        low, high = max(kind.low, -(1 << 15)), min(kind.high, 1 << 15)
+        return random.integers(low, high + 1, tensor.shape).astype(kind.name)
+    return random.standard_normal(tensor.shape, dtype="float32")
 
 
 def _time_text(middle: float | None, iqr: float, how: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from einnet_explore.ir import VIEW, Program, tensors
+from einnet_explore.ir import FLOAT32, VIEW, Program, tensors
 
 NODE_COLOURS = {
     "input": "#eeeeee",
@@ -59,7 +59,8 @@ def computation_graph(program: Program) -> Graph:
     edges: dict[tuple[str, str, str], None] = {}
     for equation in program.equations:
         for tensor in tensors(equation.scope):
-            edges[tensor.name, equation.name, "×".join(map(str, tensor.shape))] = None
+            dtype = "" if tensor.dtype == FLOAT32 else f" {tensor.dtype}"
+            edges[tensor.name, equation.name, "×".join(map(str, tensor.shape)) + dtype] = None
         match equation.via:
             case None:
                 kind, label = "expression", equation.name

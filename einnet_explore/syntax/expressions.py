@@ -16,6 +16,8 @@ from math import prod
 from lark import Token, Tree
 
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    FLOAT32,
     Access,
     Apply,
     Bound,
@@ -191,7 +193,7 @@ def scope_from_clauses(head: Tree[Token], body: SyntaxNode, clauses: Tree[Token]
             summations = ranges_from_tree(ranges, traversals)
     own = {x.name: x for x in (*traversals, *summations)}
     scalar = scalar_from_tree(body, replace(inside, iterators=own, domain=domain))
-    padding, value, _ = parse_clauses(child_trees(clauses), len(traversals), "the scope")
+    padding, value, *_ = parse_clauses(child_trees(clauses), len(traversals), "the scope")
     return Scope(traversals, summations, scalar, reduce, domain, padding, value)
 
 
@@ -258,14 +260,17 @@ def _rational(tree: Tree[Token]) -> Fraction:
     return Fraction(signed_integer(numerator), below)
 
 
-def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool]:
-    """Return padding, its value, and whether ``weight`` is present; each clause occurs at most once."""
+def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[Padding, float, bool, str]:
+    """Return padding, its value, whether ``weight`` is present, and the type; each clause occurs at most once."""
     given: dict[str, Tree[Token]] = {}
     padding: Padding = ()
     value: float = 0
+    dtype = FLOAT32
     for clause in clauses:
         if clause.data in given:
-            raise error_at(clause, f"found {clause.data} twice, expected it once")
+            raise error_at(
+                clause, f"found {'a type' if clause.data == 'dtype' else clause.data} twice, expected it once"
+            )
         given[clause.data] = clause
         match clause:
             case Tree(data="pad", children=edges):
@@ -276,7 +281,13 @@ def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[P
                     )
             case Tree(data="value", children=[*sign, Tree() as digits]):
                 value = -number_from_tree(digits) if sign else number_from_tree(digits)
-    return (padding if any(map(any, padding)) else ()), value, "weight" in given
+            case Tree(data="dtype", children=[Token() as name]):
+                dtype = str(name)
+    kind = ELEMENT_TYPES[dtype]
+    if kind.is_integer and not (kind.low <= value <= kind.high and value == int(value)):
+        what = f"expected an integer from {kind.low} to {kind.high}, for {of} is {dtype}"
+        raise error_at(given["value"], f"found the padding value {value:g}, {what}")
+    return (padding if any(map(any, padding)) else ()), value, "weight" in given, dtype
 
 
 def _access_from_tree(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:

@@ -22,6 +22,7 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from einnet_explore.ir import (
+    FLOAT32,
     Access,
     Apply,
     Atom,
@@ -40,7 +41,9 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    element_type,
     show_path,
+    tensors,
     walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
@@ -320,7 +323,16 @@ def _stack_lines(equations: Sequence[tuple[str, str]], dialect: Dialect) -> str:
 
 def _equation(equation: Equation, place: _Place) -> tuple[str, str]:
     via = rf" \qquad {place.mark(BREAK)}\triangleright~{_instance(equation.via, place)}" if equation.via else ""
-    return place.tensor(equation.name), _outer_scope(equation.scope, place) + via
+    return place.tensor(equation.name), _outer_scope(equation.scope, place) + _types(equation.scope, place) + via
+
+
+def _types(scope: Scope, place: _Place) -> str:
+    """Print the types of what *scope* reads and of its result, if one is not ``float32``."""
+    reads, result = tuple(tensors(scope)), element_type(scope)
+    if result == FLOAT32 and all(t.dtype == FLOAT32 for t in reads):
+        return ""
+    shown = r",\,".join(rf"{place.tensor(t.name)}\colon \mathrm{{{t.dtype}}}" for t in reads)
+    return rf" \quad {place.mark(BREAK)}({shown} \to \mathrm{{{result}}})"
 
 
 def _outer_scope(scope: Scope, place: _Place) -> str:

@@ -16,8 +16,20 @@ from pathlib import Path
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedInput
 
-from einnet_explore.ir import Attribute, Equation, Index, Instance, Iterator, Program, Scope, Tensor, tensors
+from einnet_explore.ir import (
+    Attribute,
+    Equation,
+    Index,
+    Instance,
+    IntegerRanges,
+    Iterator,
+    Program,
+    Scope,
+    Tensor,
+    tensors,
+)
 from einnet_explore.syntax.expressions import Names, index_from_tree, parse_clauses, scope_from_clauses, scope_from_tree
+from einnet_explore.syntax.printer import describe_overflow
 from einnet_explore.syntax.trees import (
     TextError,
     error_at,
@@ -38,6 +50,7 @@ class _Definitions:
     outputs: dict[str, Tree[Token] | Token] = field(default_factory=dict)
     readable: dict[str, Tensor] = field(default_factory=dict)
     """Sources that an equation may read: inputs, and the results of earlier equations."""
+    ranges: IntegerRanges = field(default_factory=IntegerRanges)
 
 
 def program_from_tree(tree: Tree[Token]) -> Program:
@@ -78,14 +91,16 @@ def _tensor_from_tree(tree: Tree[Token]) -> Tensor:
     shape = tuple(integer_literal(size) for size in sizes.children)
     if 0 in shape:
         raise error_at(sizes, f"found shape {list(shape)} of {name_from_tree(name)}, expected sizes of at least 1")
-    padding, value, weight = parse_clauses(clauses, len(shape), name_from_tree(name))
-    return Tensor(name_from_tree(name), shape, padding, value, weight)
+    padding, value, weight, dtype = parse_clauses(clauses, len(shape), name_from_tree(name))
+    return Tensor(name_from_tree(name), shape, padding, value, weight, dtype=dtype)
 
 
 def _equation(tree: Tree[Token], known: _Definitions) -> Equation:
     name, head, body, clauses, *via = tree.children
     assert isinstance(head, Tree) and isinstance(clauses, Tree)
     scope = scope_from_clauses(head, body, clauses, Names(known.readable))
+    if (found := known.ranges.equation(name_from_tree(name), scope)) is not None:
+        raise error_at(name, describe_overflow(name_from_tree(name), found))
     return Equation(name_from_tree(name), scope, _instance(via[0]) if via else None)
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    FLOAT32,
     Access,
     Apply,
     Attribute,
@@ -21,6 +23,7 @@ from einnet_explore.ir import (
     Index,
     Instance,
     Iterator,
+    Overflow,
     Padding,
     Program,
     Scalar,
@@ -33,7 +36,7 @@ from einnet_explore.ir import (
 SUM, PRODUCT, UNARY = range(3)
 """How tightly the operators bind, loosest first."""
 
-RESERVED = frozenset(
+RESERVED = ELEMENT_TYPES.keys() | frozenset(
     ["tensor", "output", "weight", "pad", "value", "via", "where", "table", "inf", "sum", "max", "min", "prod"]
 )
 """Words that name no tensor or equation unless they stand in double quotes."""
@@ -64,6 +67,16 @@ def text(it: Program | Equation | Scope | Scalar | Index) -> str:
             raise TypeError(
                 f"found {type(it).__name__}, expected a program, an equation, a scope, a scalar or an index"
             )
+
+
+def describe_overflow(equation: str, found: Overflow) -> str:
+    """Say which integer result in *equation* may be beyond its type."""
+    place = _right(found.place) if isinstance(found.place, Scope) else scalar_text(found.place)
+    low, high = found.range
+    return (
+        f"{equation}: found integers from {low} to {high} in {place}, expected a result within {found.type}: "
+        f"cast an operand to int64, or the result to {found.type} to let it wrap"
+    )
 
 
 def scalar_text(body: Scalar, level: int = SUM) -> str:
@@ -122,7 +135,7 @@ def _program(it: Program) -> str:
 def _describe_mismatch(reader: str, tensor: Tensor, known: Tensor | None) -> str:
     if known is None:
         return f"{reader} reads {tensor.name}, which is neither an input nor an earlier equation"
-    fields = ("shape", "padding", "value", "weight", "origin")
+    fields = ("shape", "padding", "value", "weight", "origin", "dtype")
     differ = [
         f"{f} {getattr(tensor, f)}, defined with {getattr(known, f)}"
         for f in fields
@@ -132,9 +145,10 @@ def _describe_mismatch(reader: str, tensor: Tensor, known: Tensor | None) -> str
 
 
 def _declaration(tensor: Tensor) -> str:
+    dtype = "" if tensor.dtype == FLOAT32 else f" {tensor.dtype}"
     weight = " weight" if tensor.weight else ""
     shape = ", ".join(map(str, tensor.shape))
-    return f"tensor {_name(tensor.name)}[{shape}]{weight}{_clauses(tensor.padding, tensor.value)}"
+    return f"tensor {_name(tensor.name)}[{shape}]{dtype}{weight}{_clauses(tensor.padding, tensor.value)}"
 
 
 def _source(source: Tensor | Table | Scope) -> str:

@@ -99,6 +99,7 @@ _WORDS = {
     "FLOAT": "a number",
     "INF": "a number",
     "REDUCTION": "a reduction",
+    "TYPE": "a type",
     "_TENSOR": "'tensor'",
     "_PARAM": "'param'",
     "_OUTPUT": "'output'",

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from einnet_explore.analysis.equations import is_typed
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion.cpu import cpu_kernel
@@ -99,6 +100,8 @@ def kernel_texts(
     integer type of less than 32 bits does not hold, and where no equation has a kernel, with the reason of each.
     """
     kind = type_of(dtype)
+    if dtype != "float32" and any(is_typed(e.scope) for e in program.equations):
+        raise Refused(f"found dtype {dtype}, expected none: tensors of the program have types of their own")
     require_range(program, kind)
     found = tuple(_text(e, kind, dialect, makers) for e in program.equations)
     if not any(k.text for k in found):
@@ -108,7 +111,7 @@ def kernel_texts(
 
 def _text(equation: Equation, kind: Type, dialect: str, makers: tuple[KernelGenerator, ...]) -> KernelText:
     why: list[str] = []
-    for make in makers:
+    for make in (staged_kernel,) if is_typed(equation.scope) else makers:
         try:
             return KernelText(equation.name, emit(make(equation, kind, dialect), dialect))
         except Refused as error:

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from einnet_explore.analysis.equations import is_typed, lift_scopes
 from einnet_explore.analysis.indices import compared_iterators, with_iterators
-from einnet_explore.codegen.language.values import Type
+from einnet_explore.codegen.language.values import BOOL, I32, Type, type_of
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -36,6 +37,8 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     accesses,
+    computing_type,
+    element_type,
     map_accesses,
     walk_scalar,
 )
@@ -62,6 +65,27 @@ class TypedProgram:
     program: Program
     types: ValueTypes
     tables: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+def typed_program(program: Program) -> TypedProgram:
+    """Return *program* with the element types of its tensors; without any but ``float32`` they are the kernel's.
+
+    Values of nested scopes are stored in the type of their arithmetic, which holds them all.
+    """
+    if not any(is_typed(e.scope) for e in program.equations):
+        return TypedProgram(program, {}, {})
+    lifted, results = lift_scopes(program), program.names()
+    types = {t.name: ValueType(_arithmetic(t.dtype), type_of(t.dtype)) for t in program.inputs}
+    for equation in lifted.equations:
+        computed = type_of(computing_type(equation.scope))
+        stored = type_of(element_type(equation.scope)) if equation.name in results else computed
+        types[equation.name] = ValueType(computed, stored)
+    return TypedProgram(lifted, types, {})
+
+
+def _arithmetic(dtype: str) -> Type:
+    kind = type_of(dtype)
+    return I32 if kind == BOOL else kind.computed
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from einnet_explore.codegen.fusion.operations import (
     program_operations,
     read_name,
     size_constants,
+    typed_program,
 )
 from einnet_explore.codegen.language.values import Type
 from einnet_explore.ir import (
@@ -420,7 +421,7 @@ def fuse_program(given: Program | TypedProgram) -> FusedKernel:
 
     Raises Refused for a program without equations or outputs, or one that reads a table.
     """
-    typed = given if isinstance(given, TypedProgram) else TypedProgram(given, {}, {})
+    typed = given if isinstance(given, TypedProgram) else typed_program(given)
     program, types = typed.program, typed.types
     found = program_operations(program)
     if not found:
@@ -428,7 +429,8 @@ def fuse_program(given: Program | TypedProgram) -> FusedKernel:
     grid = grid_axes(found)
     made = place_stages(found, grid, types)
     sizes = abstract_sizes(program.inputs, found)
-    numbers = size_constants(found, sizes)
+    has_own_types = typed.program is not given and not isinstance(given, TypedProgram)
+    numbers = () if has_own_types else size_constants(found, sizes)  # an argument would round large integers
     with_arguments = tuple(_name_constants(stage, numbers) for stage in made)
     spaces = _allocate_spaces(program, found, grid, made, types)
     return FusedKernel(program, found, grid, with_arguments, sizes, spaces, numbers, types, typed.tables)

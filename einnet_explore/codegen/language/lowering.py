@@ -10,6 +10,7 @@ from typing import TypeAlias
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.values import (
+    BOOL,
     F32,
     I32,
     I64,
@@ -23,13 +24,16 @@ from einnet_explore.codegen.language.values import (
     conjunction,
     literal,
     select,
+    type_of,
 )
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     JOINS,
     Access,
     Apply,
     Compare,
     Const,
+    ElementType,
     Index,
     Iterator,
     Quotient,
@@ -135,6 +139,8 @@ def lower_operator(op: str, args: tuple[Expr, ...]) -> Expr:
 
 def _operation(op: str, args: tuple[Expr, ...]) -> Expr:
     kind = args[0].type
+    if op in ELEMENT_TYPES:
+        return _lower_cast(ELEMENT_TYPES[op], args[0])
     if op in REAL_FUNCTIONS and kind.integer:
         raise Refused(f"{op} of {kind!r}: it gives no integers; compute in a floating type")
     match op, args:
@@ -147,6 +153,17 @@ def _operation(op: str, args: tuple[Expr, ...]) -> Expr:
         case "relu", (a,):
             return call("maximum", a, 0)
     return call(op, *args)
+
+
+def _lower_cast(to: ElementType, arg: Expr) -> Expr:
+    """Return *arg* as a number of its own type that *to* has."""
+    own, wanted = arg.type, type_of(to.name)
+    if wanted == BOOL:
+        return cast(own, arg.ne(0))
+    if not to.is_integer:
+        return cast(own, cast(wanted, arg))
+    # Within 64 bits the integer part is exact, and C keeps the low bits of it.
+    return cast(own, cast(wanted, cast(I64, arg) if not own.integer else arg))
 
 
 FIRST_BLOCK = ":first"

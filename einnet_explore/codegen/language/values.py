@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.ir.element_types import ELEMENT_TYPES
 from einnet_explore.ir.node import Node, node
 from einnet_explore.ir.scalar_functions import FUNCTIONS, REAL_FUNCTIONS
 from einnet_explore.support.errors import Refused
@@ -317,13 +318,16 @@ def cast(kind: Type, arg: ExprLike) -> Expr:
         raise Refused(f"a value cannot be cast to {kind!r}, which is a type of memory")
     if made.type == kind:
         return made
-    if isinstance(made, Literal) and (kind.kind == "float" or (kind.integer and int(made.value) == made.value)):
+    if isinstance(made, Literal) and kind.kind == "float":
         return literal(made.value, kind)
+    if isinstance(made, Literal) and kind.integer and int(made.value) == made.value:
+        low = -(1 << kind.bits - 1) if kind.kind == "int" else 0
+        return literal((int(made.value) - low) % (1 << kind.bits) + low, kind)
     return Cast(kind, made)
 
 
 CALLS: dict[str, int] = {
-    **{name: count for name, count in FUNCTIONS.items() if name not in ("relu", "where")}, "floor": 1, "fma": 3
+    **{n: count for n, count in FUNCTIONS.items() if n not in ("relu", "where", *ELEMENT_TYPES)}, "floor": 1, "fma": 3
 }  # fmt: skip
 """The functions and their numbers of arguments; the last three take integers too."""
 

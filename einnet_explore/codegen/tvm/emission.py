@@ -24,11 +24,13 @@ from einnet_explore.codegen.language.dialects import transpose_rows
 from einnet_explore.codegen.tvm import TvmObject
 from einnet_explore.ir import (
     COMPARISONS,
+    ELEMENT_TYPES,
     REDUCTIONS,
     Access,
     Apply,
     Compare,
     Const,
+    ElementType,
     Index,
     Iterator,
     Quotient,
@@ -70,6 +72,9 @@ class _TvmFunctions:
     def expit(self, a: TvmObject) -> TvmObject:
         return 1 / (1 + _exp(-a)) if self.dtype == "float32" else tirx.sigmoid(a)
 
+    def rint(self, a: TvmObject) -> TvmObject:
+        return tirx.nearbyint(a)
+
     def __getattr__(self, name: str) -> Callable[..., TvmObject]:
         found: Callable[..., TvmObject] | None = getattr(tirx, name, None)
         if found is None:
@@ -94,10 +99,23 @@ def tvm_operator(op: str, args: tuple[TvmObject, ...], dtype: str) -> TvmObject:
             return _zero_to_the(b, dtype)
         case "where", (condition, a, b):
             return tirx.if_then_else(condition, a, b)
+    if op in ELEMENT_TYPES:
+        return _cast(args[0], ELEMENT_TYPES[op], dtype)
     function = SCALAR_FUNCTIONS.get(op)
     if function is None or function.compute is None or function.arity != len(args):
         raise ValueError(f"{op} with {len(args)} arguments is no scalar function")
     return function.compute(_TvmFunctions(dtype), *args)
+
+
+def _cast(a: TvmObject, kind: ElementType, dtype: str) -> TvmObject:
+    """Return *a* as an element of *kind*, in arithmetic of *dtype*."""
+    if kind.name == "bool":
+        return (a != tirx.const(0, dtype)).astype(dtype)
+    if kind.is_integer:
+        return a.astype("int64").astype(kind.name).astype(dtype)
+    if kind.bits < 32:
+        raise ValueError(f"a value of {dtype} is not cast to {kind.name} in TVM kernels")
+    return a.astype(kind.name).astype(dtype)
 
 
 def _zero_to_the(exponent: TvmObject, dtype: str) -> TvmObject:

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.equations import weight_only
+from einnet_explore.analysis.equations import require_float32, weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
@@ -51,6 +51,10 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
 
     Raises BackendError, which names the equation, where no kernel can be made of it.
     """
+    try:
+        require_float32(program, "a program on the GPU")
+    except Refused as error:
+        raise BackendError(str(error)) from None
     maker = _Planner(program, operators)
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
