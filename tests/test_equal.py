@@ -23,9 +23,9 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import value_proofs, value_samples
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.session import model_equality
-from einnet_explore.session.comparison_graphs import DIFFERENT
 from einnet_explore.session.model_equality import Difference, Equality
 from einnet_explore.support.errors import Refused
+from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR
 
 LENGTH, WIDTH, HEADS = 6, 16, 2
 
@@ -325,10 +325,10 @@ def test_the_command_has_exit_codes_and_writes_inputs(
 def test_the_page_shows_both_graphs_and_the_term_that_differs(fused: onnx.ModelProto) -> None:
     wrong = dict(mutants(fused))["W2[0]"]
     found = ee.equal(fused, wrong, parts=True)
-    assert found.nodes == ("n35", "n35") and "W2[0, 0] · v34[0, 0, 0] occurs 1 time before and 0 times" in found.why
+    assert found.nodes == ("n35", "n35") and "weight W2 differs in 1 of 512 elements, at [0, 0]: " in found.why
     assert len(found.pairs) > 35 and not ee.equal(fused, wrong).pairs
     page = found.page("fused and wrong")
-    assert page.count("<svg") == 2 and page.count(DIFFERENT) == 2
+    assert page.count("<svg") == 2 and page.count(DIFFERENT_COLOUR) == 2
     numbers = [graph.count(f">= {n}<") for graph in page.split("second model</text>") for n in range(1, 40)]
     assert sum(numbers) > 60 and numbers[:39] == numbers[39:]
 
@@ -519,7 +519,7 @@ def test_texts_are_compared_and_families_at_all_sizes(tmp_path: Path, capsys: py
 def test_the_first_difference_is_no_node_that_is_folded(fused: onnx.ModelProto, plain: onnx.ModelProto) -> None:
     """The normalisation is folded into the convolution of one model: a wrong bias after it is named, not the fold."""
     wrong = dict(mutants(fused))["W2[0]"]
-    assert "W2[0, 0] · " in ee.equal(plain, wrong).why
+    assert "weight W2 differs in 1 of 512 elements" in ee.equal(plain, wrong).why
     shifted = onnx.ModelProto.FromString(fused.SerializeToString())
     bias = next(w for w in shifted.graph.initializer if w.name == "shift")
     bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1), "shift"))
@@ -540,7 +540,7 @@ def test_the_first_difference_of_twins_in_other_operators_is_their_term(is_first
     found = ee.equal(model, other) if is_first else ee.equal(other, model)
     gemm, add = model.graph.node[0].name, other.graph.node[1].name
     assert found.nodes == ((gemm, add) if is_first else (add, gemm)), found
-    assert "[0, 0] · x[0, 0] occurs 1 time before and 0 times after" in found.why
+    assert f"differs in 1 of 48 elements, at {[2, 3] if is_first else [3, 2]}: " in found.why
 
 
 def windowed(order: str, scale: float = 0.5) -> onnx.ModelProto:

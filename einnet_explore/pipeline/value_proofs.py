@@ -239,6 +239,8 @@ class Sweep:
         """Say in which term *first* and *second* differ; ``second_`` begins names of the second model."""
         try:
             before, after = self._programs(first, second, 0)
+            if weight := self._changed_weight(before, after):
+                return weight
             names = {t.name: f"second_{t.name.removeprefix('b_')}" for t in after.inputs}
             names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
             names |= {e.name: e.name for program in (before, after) for e in program.equations}
@@ -246,6 +248,25 @@ class Sweep:
         except Refused as why:
             return str(why)
         return found.counterexample or "they differ"
+
+    def _changed_weight(self, before: Program, after: Program) -> str:
+        """Say at which element the one weight that only *before* reads differs from that of *after*; else nothing.
+
+        One of them may be transposed.  Weights that share no element are not compared.
+        """
+        read = [[t.name for t in program.inputs if t.weight and t.name in self.weights] for program in (before, after)]
+        ours, theirs = (sorted(set(a) - set(b)) for a, b in (read, read[::-1]))
+        if len(ours) != 1 or len(theirs) != 1:
+            return ""
+        one, other = self.weights[ours[0]], self.weights[theirs[0]]
+        turned = [(np.argwhere(one != each), each) for each in (other, other.T) if each.shape == one.shape]
+        changed, other = min(turned, key=lambda found: len(found[0]), default=(np.empty(0), other))
+        if not 0 < len(changed) < one.size:
+            return ""
+        name = next(name for name in self.one.model.weights if self.one.tensor(name) == ours[0])
+        at = tuple(changed[0].tolist())
+        count = f"{len(changed)} of {one.size} elements"
+        return f"weight {name} differs in {count}, at {list(at)}: {one[at]} and {other[at]}"
 
     def _closest(self, changed: Sequence[tuple[ModelNode, str]]) -> tuple[ModelNode, str, ModelNode, str] | None:
         """Return the first of the *changed* values and the value of the second model with most operands in common.
