@@ -142,9 +142,13 @@ def _fit_given(scope: Scope, operators: Mapping[str, Operator], params: MatchPar
 
 
 def nearest_distance(program: Program, operators: tuple[Operator, ...]) -> int | None:
-    """The smallest expression distance from a scope of *program* to an operator; None if none is comparable."""
-    found = [d for _, scope in places(program) if (d := scope_distance(scope, operators)) is not None]
-    return min(found, default=None)
+    """The smallest expression distance from a scope of *program* to an operator; None if none is comparable.
+
+    It is 0 if operators run all equations.
+    """
+    left = [scope for _, scope in places(program)]
+    found = [d for scope in left if (d := scope_distance(scope, operators)) is not None]
+    return min(found, default=None if left else 0)
 
 
 @lru_cache(maxsize=65_536)

@@ -26,7 +26,7 @@ export function reveal(body, box) {
 
 /** A number with a sign, or a question mark. */
 export function signed(value) {
-  return value == null ? "?" : value > 0 ? `+${value}` : value < 0 ? `−${-value}` : "±0";
+  return value == null ? "–" : value > 0 ? `+${value}` : value < 0 ? `−${-value}` : "±0";
 }
 
 /** Seconds in the unit that leaves one to three digits before the point. */

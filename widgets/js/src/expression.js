@@ -105,7 +105,7 @@ export function expressionPanel({ act, bus }) {
     mark(main, state.marks);
     facts.replaceChildren(
       h("b", {}, `E${state.step}`),
-      h("span", { title: "expression distance: mismatched iterators of the nearest target operator" }, `distance ${state.distance ?? "?"}`),
+      h("span", { title: "expression distance: mismatched iterators of the nearest target operator; – if no operator is comparable" }, `distance ${state.distance ?? "–"}`),
       h("span", { title: "time estimated by the roofline model" }, seconds(state.seconds)),
       ...(state.step ? [badge(state.certificate)] : []),
     );

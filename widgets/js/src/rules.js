@@ -133,5 +133,5 @@ function law(latex) {
 function gain(name, value, text) {
   const sense = value == null || value === 0 ? "same" : value < 0 ? "better" : "worse";
   const says = { same: "", better: " (better)", worse: " (worse)" }[sense];
-  return h(`span.${sense}`, { title: `${name === "Δd" ? "change of the distance" : "change of the estimated time"}${says}` }, `${name} ${text}`);
+  return h(`span.${sense}`, { title: `${name === "Δd" ? "change of the distance (– if no operator is comparable)" : "change of the estimated time"}${says}` }, `${name} ${text}`);
 }

@@ -196,7 +196,7 @@ export function searchPanel({ act }) {
         "div.ein-tools",
         {},
         h("b", {}, `state ${shown.state}`),
-        h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "?"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
+        h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "–"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
         button("Go here", "add its steps to the derivation and go to its end", () => act({ do: "take", state: shown.state })),
         button("Pin", "add its steps as a branch of the derivation, without going there", () => act({ do: "pin", state: shown.state })),
         button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state })),
