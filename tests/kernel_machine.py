@@ -201,7 +201,10 @@ class Thread:
                 return abs(self.value(a))
             case Cast(kind, arg):
                 value = self.value(arg)
-                return int(value) if kind.integer else float(value)
+                if not kind.integer:
+                    return float(value)
+                low = -(1 << kind.bits - 1) if kind.kind == "int" else 0
+                return (int(value) - low) % (1 << kind.bits) + low
             case Select(condition, yes, no):
                 return self.value(yes if self.value(condition) else no)
             case Load(array, index):

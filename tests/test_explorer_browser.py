@@ -374,10 +374,10 @@ def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab,
         box = page.locator(".ein-tree canvas").bounding_box()
         for x in range(20, int(box["width"]) - 20, 12):
             page.mouse.move(box["x"] + x, box["y"] + box["height"] - 34)
-            if page.locator(".ein-tip").is_visible():
+            if page.locator(".ein-tree .ein-tip").is_visible():
                 break
-        page.locator(".ein-tip .katex").first.wait_for()
-        page.locator(".ein-tip li", has_text="variable substitution").wait_for()
+        page.locator(".ein-tree .ein-tip .katex").first.wait_for()
+        page.locator(".ein-tree .ein-tip li", has_text="variable substitution").wait_for()
 
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save", exact=True).click()

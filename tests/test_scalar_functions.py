@@ -23,7 +23,7 @@ from einnet_explore.runtime.implementations import NativeCall
 from einnet_explore.runtime.tvm_cpu import load_tvm_kernel, tvm_source
 
 NAMES = tuple(name for name in FUNCTIONS if name != "where")
-IN_KERNELS = tuple(name for name in NAMES if name not in ("float16", "bfloat16"))
+IN_KERNELS = tuple(name for name in NAMES if name not in ("float16", "bfloat16", "float64"))
 POINTS = 24
 
 
@@ -77,7 +77,10 @@ def test_the_fields_of_every_function_are_true(name: str) -> None:
             assert (found == value(program, dict(zip("AB", reversed(arrays.values()), strict=True)))).all()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if SCALAR_FUNCTIONS[name].derivative])
+IN_FLOAT32 = tuple(name for name in NAMES if call(name).equations[0].tensor.dtype == "float32")
+
+
+@pytest.mark.parametrize("name", [name for name in IN_FLOAT32 if SCALAR_FUNCTIONS[name].derivative])
 def test_every_derivative_is_the_limit_of_differences(name: str) -> None:
     program, arrays, step = call(name), arguments(name), 1e-6
     found = evaluate(ee.grad(program), {**arrays, "d_Y": np.ones(POINTS)}, "float64", outputs_only=True)
