@@ -384,7 +384,7 @@ def test_a_search_is_read_and_steered_and_the_session_saved_and_opened(lab: Lab,
         saved.value.save_as(tmp_path / "session.eins")
         run_cell(visiting, 1)
         second = page.locator(".ein").nth(1)
-        second.locator(".ein-main .katex").wait_for()
+        second.locator(".ein-main .katex").first.wait_for()
         (tmp_path / "damaged.eins").write_text((tmp_path / "session.eins").read_text()[:99])
         for name, says in (
             ("damaged", "expected JSON"),
