@@ -125,6 +125,7 @@ def interrupted(waiting: Any) -> None:
         threading.Timer(seconds, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
         for seconds in (0.5, 10)
     ]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test before may have left another one
     for timer in timers:
         timer.start()
     try:
@@ -132,6 +133,7 @@ def interrupted(waiting: Any) -> None:
     finally:
         for timer in timers:
             timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_invalid_executor_arguments_are_refused() -> None:

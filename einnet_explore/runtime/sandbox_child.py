@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import signal
 
-# Ctrl-C goes to all processes of a terminal or a notebook, and is this one's parent's to answer.
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+if __name__ == "__main__":
+    # Ctrl-C goes to all processes of a terminal or a notebook, and is this one's parent's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-import ctypes  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from math import prod  # noqa: E402
+import ctypes
+import json
+import os
+import sys
+from math import prod
 
-import numpy as np  # noqa: E402
-import tvm_ffi  # noqa: E402
+import numpy as np
+import tvm_ffi
 
 GUARD_BYTES = 4096
 """Bytes before and after each array that no kernel may write."""
