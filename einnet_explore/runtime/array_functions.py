@@ -16,7 +16,7 @@ from einnet_explore.codegen.fusion.operations import TypedProgram
 from einnet_explore.codegen.language.values import BOOL
 from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.ir import Program
-from einnet_explore.runtime.array_trace import ELEMENT_TYPES, ArrayType, Trace
+from einnet_explore.runtime.array_trace import ARRAY_TYPES, ArrayType, Trace
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda.fused import FusedDeviceProgram
 from einnet_explore.runtime.fused import FusedProgram, Shapes, check_outputs, overlap
@@ -143,8 +143,8 @@ def _array(name: str, value: object) -> tuple[Array, ArrayType]:
             raise Refused(f"{name} is {value}: expected an integer of at most 64 bits")
         return np.asarray(value, np.int32 if -(1 << 31) <= value < 1 << 31 else np.int64), int
     array: Array = value if _is_on_device(value) else np.asarray(value)  # type: ignore[assignment]
-    if array.dtype not in ELEMENT_TYPES:
-        raise Refused(f"{name} is {array.dtype}: expected one of {', '.join(map(str, ELEMENT_TYPES))}")
+    if array.dtype not in ARRAY_TYPES:
+        raise Refused(f"{name} is {array.dtype}: expected one of {', '.join(map(str, ARRAY_TYPES))}")
     return array, array.dtype
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.codegen.fusion.operations import TypedProgram, ValueType
-from einnet_explore.codegen.language.values import I32, type_of
+from einnet_explore.codegen.fusion.operations import TypedProgram, ValueType, arithmetic_type
+from einnet_explore.codegen.language.values import type_of
 from einnet_explore.ir import (
     Access,
     Apply,
@@ -41,16 +41,15 @@ Axes: TypeAlias = "int | tuple[int, ...] | None"
 ArrayType: TypeAlias = "np.dtype | type[int] | type[float]"
 """The type of an array, or of a Python number, which takes the type of what it meets."""
 
-ELEMENT_TYPES = tuple(np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64"))
+ARRAY_TYPES = tuple(np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64"))
 """The types of arrays."""
 
 _BOOL, _INT64 = np.dtype("bool"), np.dtype("int64")
 
 
 def value_type(dtype: np.dtype, computed: np.dtype | None = None) -> ValueType:
-    """Return the types of an array of *dtype* whose arithmetic is of *computed*; that of truth values is int32."""
-    arithmetic = computed or dtype
-    return ValueType(I32 if arithmetic == _BOOL else type_of(arithmetic), type_of(dtype))
+    """Return the types of an array of *dtype* whose arithmetic is of *computed* (by default its own)."""
+    return ValueType(arithmetic_type((computed or dtype).name), type_of(dtype.name))
 
 
 def _apply(op: str) -> Callable[..., Scalar]:
@@ -184,7 +183,7 @@ class Trace:
         if ufunc in _LOGICAL_UFUNCS:
             found = (_BOOL,) * len(found)
         loop, result = found[0], found[-1]
-        if set(found[:-1]) != {loop} or not {loop, result} <= set(ELEMENT_TYPES):
+        if set(found[:-1]) != {loop} or not {loop, result} <= set(ARRAY_TYPES):
             made = ", ".join(map(str, found[:-1]))
             raise Refused(f"np.{ufunc.__name__} of {made} makes {result}: it has no kernel")
         function = (_TRUTH_UFUNCS.get(ufunc) if loop == _BOOL else None) or _UFUNCS.get(ufunc)
@@ -422,8 +421,8 @@ class TracedArray(NDArrayOperatorsMixin):
     def astype(self, dtype: npt.DTypeLike) -> TracedArray:
         """Elements as *dtype*; fractions are truncated."""
         wanted = np.dtype(dtype)
-        if wanted not in ELEMENT_TYPES:
-            raise Refused(f"{wanted}: expected one of {', '.join(map(str, ELEMENT_TYPES))}")
+        if wanted not in ARRAY_TYPES:
+            raise Refused(f"{wanted}: expected one of {', '.join(map(str, ARRAY_TYPES))}")
         return self.trace.convert(self, wanted)
 
     def clip(self, a_min: object = None, a_max: object = None) -> TracedArray:

@@ -379,10 +379,14 @@ class Session(DerivationTree):
         ends = (self.nodes[one].end, self.nodes[other].end)
         return Comparison(*ends, names, self.operators, self._steps_between(one, other), levels)
 
+    def _shared_way(self, nodes: Iterable[int]) -> list[int]:
+        """Return the nodes on the ways to all of *nodes*, from the start on."""
+        ways = map(self.way, nodes)
+        return [here for here, *others in zip(*ways, strict=False) if all(other == here for other in others)]
+
     def _steps_between(self, one: int, other: int) -> tuple[str, ...]:
         """Describe the steps from a node back to where the branches part, and on to another node."""
-        ways = self.way(one), self.way(other)
-        shared = sum(a == b for a, b in zip(*ways, strict=False))
+        ways, shared = (self.way(one), self.way(other)), len(self._shared_way((one, other)))
         steps = [("back: ", n) for n in reversed(ways[0][shared:])] + [("", n) for n in ways[1][shared:]]
         matches = ((back, self.nodes[n].steps[-1].match) for back, n in steps)
         return tuple(
@@ -445,9 +449,8 @@ class Session(DerivationTree):
             options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
         start = self.program
         if nodes := [self.node(where) for where in starts]:
-            ways = [self.way(node) for node in nodes]
-            shared = [here for here, *others in zip(*ways, strict=False) if all(other == here for other in others)]
-            start, done = self.nodes[shared[-1]].end, len(self.nodes[shared[-1]].steps)
+            shared = self.nodes[self._shared_way(nodes)[-1]]
+            start, done = shared.end, len(shared.steps)
             options["starts"] = tuple(Derivation(start, self.nodes[node].steps[done:]) for node in nodes)
         chosen = options_by_name(options)
         run = Run(start, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)

@@ -75,7 +75,7 @@ def typed_program(program: Program) -> TypedProgram:
     if not any(is_typed(e.scope) for e in program.equations):
         return TypedProgram(program, {}, {})
     lifted, results = lift_scopes(program), program.names()
-    types = {t.name: ValueType(_arithmetic(t.dtype), type_of(t.dtype)) for t in program.inputs}
+    types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
     for equation in lifted.equations:
         computed = type_of(computing_type(equation.scope))
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
@@ -83,7 +83,8 @@ def typed_program(program: Program) -> TypedProgram:
     return TypedProgram(lifted, types, {})
 
 
-def _arithmetic(dtype: str) -> Type:
+def arithmetic_type(dtype: str) -> Type:
+    """Return the type in which elements of *dtype* are computed; that of truth values is int32."""
     kind = type_of(dtype)
     return I32 if kind == BOOL else kind.computed
 
