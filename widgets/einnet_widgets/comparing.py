@@ -7,7 +7,7 @@ from einnet_explore.session.candidate_benchmark import CandidateMeasurements
 from einnet_explore.session.session import Session
 from einnet_explore.support.errors import Refused
 from einnet_widgets.graphs import DRAWN
-from einnet_widgets.look import Look, Shown, certified, formula, library_calls
+from einnet_widgets.look import Look, Shown, certified, formula, library_calls, measured_name
 
 
 def compare(session: Session, look: Look, measured: CandidateMeasurements | None) -> Shown:
@@ -20,7 +20,7 @@ def compare(session: Session, look: Look, measured: CandidateMeasurements | None
     for n, node in enumerate(look.compare):
         pair, k = pairs[max(0, n - 1)], min(n, 1)
         program = pair.programs[k]
-        key = "start" if node == 0 else f"node {node}"
+        key = measured_name(node)
         held = measured if measured is not None and measured.programs.get(key) == program else None
         sides.append(
             {

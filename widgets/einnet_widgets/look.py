@@ -23,6 +23,11 @@ NAMES = 60
 """Characters of a scope's description."""
 
 
+def measured_name(node: int) -> str:
+    """Return the name of a node's program among those that are measured."""
+    return f"node {node}" if node else "start"
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What is selected in an explorer: a node of the session, a scope of its program, a state of the search."""

@@ -10,7 +10,7 @@ from einnet_explore.ir import Program
 from einnet_explore.session.candidate_benchmark import ALWAYS, CandidateMeasurements, Choice, bench, devices, note
 from einnet_explore.support.wording import count_noun
 from einnet_widgets.board import Board
-from einnet_widgets.look import Shown, library_calls
+from einnet_widgets.look import Shown, library_calls, measured_name
 from einnet_widgets.searching import Searching
 
 CANDIDATES = 12
@@ -50,7 +50,7 @@ class Measuring:
         for node in dict.fromkeys((session.here, *(self.desk.look.compare or ()), *session.pins.values())):
             if 0 < node < len(session.nodes):
                 program = session.nodes[node].end
-                found[f"node {node}"] = (f"{session.name(node)}: {_calls(program)}", program)
+                found[measured_name(node)] = (f"{session.name(node)}: {_calls(program)}", program)
         if run is not None:
             for c in sorted(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))[:CANDIDATES]:
                 found[f"state {c.state}"] = (f"state {c.state}: {_calls(c.program)}", c.program)
