@@ -22,6 +22,9 @@ SAMPLE_SECONDS = 0.001
 """Seconds of a sample of quick calls: less than a scheduler's time slice.  Where others want the cores,
 samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
 
+SECONDS_FACTOR = 1.0
+"""Multiple of the seconds that rounds take at least; tests, for which any times do, lower it."""
+
 WARM_CACHE_SECONDS = 0.02
 """Seconds of a call from which on reading its weights once from memory, not from a cache, is negligible."""
 
@@ -113,7 +116,7 @@ def time_samplers(
     """``time_calls`` of samplers that report their own times, for example from another process."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    names = list(samplers)
+    names, min_seconds = list(samplers), min_seconds * SECONDS_FACTOR
     long = {name: seconds for name, seconds in warm.items() if seconds > LONG_CALL_SECONDS}
     once = {name: long.get(name) or _once(sampler) for name, sampler in samplers.items()}
     repeats = {name: _repeats(seconds, min_seconds / rounds) for name, seconds in once.items()}
