@@ -24,7 +24,7 @@ from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_inputs
-from einnet_explore.pipeline.bundle import LIBRARY, MODEL, BundleFacts, write_bundle
+from einnet_explore.pipeline.bundle import LIBRARY, MODEL, BundledPlan, write_bundle
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
@@ -59,7 +59,7 @@ def bundled(model: Model, plan: ExecutionPlan) -> onnxruntime.InferenceSession:
     """Open *plan* as a bundle."""
     options = session_options(plan.threads)
     with TemporaryDirectory() as folder:
-        write_bundle(folder, model, plan, BundleFacts(numerics="reassociate", error=0.0, records={}))
+        write_bundle(folder, BundledPlan(model=model, plan=plan, numerics="reassociate", error=0.0, records={}))
         options.register_custom_ops_library(str(Path(folder, LIBRARY)))
         return onnxruntime.InferenceSession(str(Path(folder, MODEL)), options, providers=["CPUExecutionProvider"])
 

@@ -18,12 +18,14 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx_building import build, node
+from onnx_building import run as infer
 
 from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.model import Model
+from einnet_explore.onnx_import.model import Model, walk_graphs
+from einnet_explore.pipeline import size_dispatch
 from einnet_explore.pipeline.baseline import random_model_inputs
-from einnet_explore.pipeline.bundle import BundleFacts, check_bundle_folder, write_bundle
+from einnet_explore.pipeline.bundle import BundledPlan, check_bundle_folder, write_bundle
 from einnet_explore.pipeline.plan import ExecutionPlan, GroupRun, ProgramCall, build_plan
 from einnet_explore.runtime import compiled, onnx_fragment
 from einnet_explore.runtime.implementations import BoundEquation, load_implementation
@@ -35,7 +37,8 @@ from einnet_explore.syntax import parse
 pytestmark = pytest.mark.skipif(not onnx_fragment.custom_ops_available(), reason="no C compiler")
 
 THREADS = 2
-FACTS = BundleFacts(numerics="reassociate", error=1e-6, records={"000-relu": {"format": "a record"}})
+COLUMNS = 128
+"""Of the weights of the third group: enough for a copy in large pages."""
 
 CLIENT = Path(__file__).with_name("bundle_client.c")
 
@@ -44,14 +47,22 @@ FLAGS = dict(zip(INSTRUCTION_SETS, ("avx512bw", "avx2", "sse4_2"), strict=True))
 PROGRAMS = {
     "c": "tensor a[64, 4500]\nb[i:64, j:4500] = exp(a[i, j]) * 2",
     "tvm": "tensor b[64, 4500]\nd[i:64, j:4500] = b[i, j] / {[p:64] sum[k:4500] b[p, k]}[i]",
-    "tiled": "tensor d[64, 4500]\ntensor w[4500, 48]\ny[i:64, n:48] = sum[k:4500] d[i, k] * w[k, n]",
+    "tiled": "tensor d[64, 4500]\ntensor w[4500, 128]\ny[i:64, n:128] = sum[k:4500] d[i, k] * w[k, n]",
 }
 """One program for each kind of kernel: the first one shares its work among threads, the second takes memory."""
 
 
+RECORD = "certificates/000-relu.json"
+
+
+def bundled(model: Model, plan: ExecutionPlan) -> BundledPlan:
+    records: dict[str, Any] = {"000-relu": {"format": "a record"}}
+    return BundledPlan(model=model, plan=plan, numerics="reassociate", error=1e-6, records=records)
+
+
 def chain() -> Model:
     """Three groups that kernels replace, and a node that stays."""
-    w = 100 * np.random.default_rng(0).standard_normal((4500, 48)).astype(np.float32)
+    w = 100 * np.random.default_rng(0).standard_normal((4500, COLUMNS)).astype(np.float32)
     nodes = [
         node("Exp", ["x"], ["e"]), node("Mul", ["e", "two"], ["b"]),
         node("ReduceSum", ["b", "axes"], ["s"]), node("Div", ["b", "s"], ["d"]),
@@ -62,16 +73,17 @@ def chain() -> Model:
     return load_model(build(nodes, {"x": [64, 4500]}, ["z"], constants))
 
 
+def with_engine(engine: str) -> Callable[..., Any]:
+    def choose(bound: BoundEquation, found: Any) -> Any:
+        return load_implementation(next(each for each in found if each.engine == engine))
+
+    return choose
+
+
 def runs_of(model: Model) -> dict[tuple[str, ...], GroupRun]:
     made = {v: n.name for n in model.nodes for v in n.results}
     groups = {"c": ("e", "b"), "tvm": ("s", "d"), "tiled": ("y",)}
     names = {"a": "x", "b": "b", "d": "d", "y": "y"}
-
-    def with_engine(engine: str) -> Callable[..., Any]:
-        def choose(bound: BoundEquation, found: Any) -> Any:
-            return load_implementation(next(each for each in found if each.engine == engine))
-
-        return choose
 
     return {
         tuple(made[value] for value in values): ProgramCall(
@@ -93,7 +105,7 @@ def plan_of(model: Model) -> ExecutionPlan:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "a bundle"
     model = chain()
-    write_bundle(path, model, plan_of(model), FACTS)
+    write_bundle(path, bundled(model, plan_of(model)))
     return path
 
 
@@ -152,10 +164,16 @@ def test_manifest_describes_every_file_kernel_and_value(bundle: Path) -> None:
     proto = onnx.load(bundle / "model.onnx")
     numbers = [a.i for n in proto.graph.node for a in n.attribute if a.name == "kernel"]
     assert sorted(numbers) == sorted(kernel["number"] for kernel in found["kernels"])
-    assert set(found["files"]) == {"model.onnx", "kernels.so", "README.md", "certificates/000-relu.json"}
+    assert set(found["files"]) == {"model.onnx", "weights.bin", "kernels.so", "README.md", RECORD}
     assert found["inputs"] == [{"name": "x", "type": "float32", "shape": [64, 4500]}]
     assert found["opsets"] == {"ai.onnx": 21, "einnet": 1}
-    assert found["original_nodes"] == [] and found["instruction_sets"] == list(INSTRUCTION_SETS)
+    assert found["plans"][0]["original_nodes"] == [] and found["instruction_sets"] == list(INSTRUCTION_SETS)
+
+
+def model_alone(bundle: Path, folder: Path) -> None:
+    """Copy the model of *bundle* and its weights, without the library, to *folder*."""
+    for name in ("model.onnx", "weights.bin"):
+        shutil.copy(bundle / name, folder)
 
 
 def client(folder: Path, *flags: str) -> Path:
@@ -171,7 +189,7 @@ def run_client(program: Path, library: Path, model: Path, feeds: Mapping[str, An
     done = subprocess.run(command, input=x.tobytes(), capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{done.returncode}: {done.stderr.decode()}")
-    return np.frombuffer(done.stdout, np.float32).reshape(64, 48)
+    return np.frombuffer(done.stdout, np.float32).reshape(64, COLUMNS)
 
 
 @pytest.mark.parametrize("flags", [(), ("-DOLD",)])
@@ -212,7 +230,7 @@ def test_every_instruction_set_has_right_kernels(bundle: Path, packages: Path, t
         pytest.skip(f"this processor does not have {FLAGS[cpu]}")
     kernels = LibraryKernels()
     plan_of(chain()).model_with(kernels)
-    shutil.copy(bundle / "model.onnx", tmp_path)
+    model_alone(bundle, tmp_path)
     kernels.write(tmp_path / "kernels.so", sets=[cpu])
     feeds = random_model_inputs(chain(), 3)
     want = build_plan(chain(), {}, THREADS).run(feeds)
@@ -220,7 +238,7 @@ def test_every_instruction_set_has_right_kernels(bundle: Path, packages: Path, t
 
 
 def test_processor_without_any_instruction_set_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
-    shutil.copy(bundle / "model.onnx", tmp_path)
+    model_alone(bundle, tmp_path)
     LibraryKernels().write(tmp_path / "kernels.so", flags=["-D__builtin_cpu_supports(name)=0"])
     expected = "compiled for x86-64-v4, x86-64-v3, x86-64-v2, and this processor has none of these"
     with pytest.raises(RuntimeError, match=expected):
@@ -229,7 +247,7 @@ def test_processor_without_any_instruction_set_is_an_error(bundle: Path, package
 
 def test_older_onnxruntime_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
     """The library asks for a version of the C API that does not exist, and for version 1 to report that."""
-    shutil.copy(bundle / "model.onnx", tmp_path)
+    model_alone(bundle, tmp_path)
     LibraryKernels().write(tmp_path / "kernels.so", flags=["-Dget_api(version)=get_api((version) == 1 ? 1 : 9000)"])
     with pytest.raises(RuntimeError, match=r"found ONNX Runtime 1\.\d+\.\d+, expected at least 1\.17"):
         run(tmp_path, packages, {}, tmp_path)
@@ -278,12 +296,12 @@ def test_wrong_weight_is_an_error_when_the_session_is_opened(bundle: Path, packa
         weight = max(proto.graph.initializer, key=lambda tensor: tensor.ByteSize())
         weight.CopyFrom(numpy_helper.from_array(np.zeros((3, 5), np.float32), weight.name))
 
-    with pytest.raises(RuntimeError, match=r"node kernel of .*: input .* has shape \[3, 5\], expected \[4500, 48\]"):
+    with pytest.raises(RuntimeError, match=r"node kernel of .*: input .* has shape \[3, 5\], expected \[4500, 128\]"):
         run(edited(bundle, tmp_path, edit), packages, {}, tmp_path)
 
 
 def test_library_of_another_model_is_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
-    shutil.copy(bundle / "model.onnx", tmp_path)
+    model_alone(bundle, tmp_path)
     LibraryKernels().write(tmp_path / "kernels.so")
     with pytest.raises(RuntimeError, match=r"node kernel of .*: the library has no kernel \d+; it belongs to"):
         run(tmp_path, packages, {}, tmp_path)
@@ -353,10 +371,18 @@ def test_truncated_model_is_an_error(bundle: Path, packages: Path, tmp_path: Pat
         run(tmp_path, packages, {}, tmp_path)
 
 
+def test_truncated_weights_are_an_error(bundle: Path, packages: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "cut")
+    whole = (bundle / "weights.bin").read_bytes()
+    (tmp_path / "cut" / "weights.bin").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match=r"weights\.bin|out of bounds|file size"):
+        run(tmp_path / "cut", packages, {}, tmp_path)
+
+
 def test_bundles_of_one_plan_have_the_same_bytes_and_no_path(bundle: Path, tmp_path: Path) -> None:
-    write_bundle(tmp_path / "again", chain(), plan_of(chain()), FACTS)
+    write_bundle(tmp_path / "again", bundled(chain(), plan_of(chain())))
     files = sorted(file.relative_to(bundle) for file in bundle.rglob("*") if file.is_file())
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         content = (bundle / file).read_bytes()
         assert content == (tmp_path / "again" / file).read_bytes(), file
@@ -370,19 +396,19 @@ def test_bundle_replaces_a_bundle_but_no_other_files(tmp_path: Path, monkeypatch
     other.mkdir()
     (other / "mine.txt").write_text("mine")
     with pytest.raises(Refused, match=r"other: found mine\.txt, expected a new folder, an empty one, or only a bundle"):
-        write_bundle(other, model, build_plan(model, {}, 1), FACTS)
+        write_bundle(other, bundled(model, build_plan(model, {}, 1)))
     with pytest.raises(NotADirectoryError, match=r"mine\.txt"):
-        write_bundle(other / "mine.txt", model, build_plan(model, {}, 1), FACTS)
+        write_bundle(other / "mine.txt", bundled(model, build_plan(model, {}, 1)))
     for _ in range(2):
-        write_bundle(tmp_path / "new", model, build_plan(model, {}, 1), FACTS)
+        write_bundle(tmp_path / "new", bundled(model, build_plan(model, {}, 1)))
     assert json.loads((tmp_path / "new" / "manifest.json").read_text())["kernels"] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
     (tmp_path / "link").symlink_to("new")
-    write_bundle(tmp_path / "link", model, build_plan(model, {}, 1), FACTS)
+    write_bundle(tmp_path / "link", bundled(model, build_plan(model, {}, 1)))
     assert (tmp_path / "link").is_symlink() and (tmp_path / "new" / "model.onnx").exists()
     (tmp_path / "new" / "certificates" / "mine.json").write_text("mine")
     with pytest.raises(Refused, match=r"found certificates/mine\.json"):
-        write_bundle(tmp_path / "new", model, build_plan(model, {}, 1), FACTS)
+        write_bundle(tmp_path / "new", bundled(model, build_plan(model, {}, 1)))
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(PermissionError, match="later"):
         check_bundle_folder(tmp_path / "not yet" / "later")
@@ -406,10 +432,97 @@ def test_groups_without_a_kernel_stay_as_they_were(packages: Path, tmp_path: Pat
     runs = runs_of(model)
     group = list(runs)[1]
     runs[group] = lambda arrays: {"d": arrays["b"] / arrays["b"].sum(1, keepdims=True)}
-    write_bundle(tmp_path / "new", model, build_plan(model, runs, THREADS), FACTS)
+    write_bundle(tmp_path / "new", bundled(model, build_plan(model, runs, THREADS)))
     found = json.loads((tmp_path / "new" / "manifest.json").read_text())
-    assert found["original_nodes"] == [{"nodes": list(group), "why": "group 1 is a callable"}]
+    assert found["plans"][0]["original_nodes"] == [{"nodes": list(group), "why": "group 1 is a callable"}]
     assert len(found["kernels"]) == 2
     feeds = random_model_inputs(model, 3)
     want = build_plan(model, {}, THREADS).run(feeds)
     np.testing.assert_allclose(run(tmp_path / "new", packages, feeds, tmp_path)["z"], want["z"], 1e-5, 1e-5)
+
+
+def dynamic_model(opset: int = 21, factor: float = 2) -> onnx.ModelProto:
+    """A model of dynamic sizes whose middle cuts and joins by computed sizes; its last product needs eight columns."""
+    nodes = [
+        node("Exp", ["x"], ["e"]), node("Mul", ["e", "factor"], ["b"]),
+        node("Shape", ["b"], ["s"]), node("Reshape", ["b", "s"], ["r"]), node("Softmax", ["r"], ["p"], axis=-1),
+        node("MatMul", ["p", "w"], ["z"]),
+    ]  # fmt: skip
+    w = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+    return build(nodes, {"x": ["rows", None]}, ["z"], {"factor": np.float32([factor]), "w": w}, opset)
+
+
+def dynamic_plan(rows: int, opset: int = 21, kernel: bool = True) -> BundledPlan:
+    """The plan for *rows* rows; its kernel, or a function that no bundle has, doubles exponentials."""
+    model = load_model(dynamic_model(opset), {"x": (rows, 8)})
+    made = {v: n.name for n in model.nodes for v in n.results}
+    program = parse(f"tensor a[{rows}, 8]\nb[i:{rows}, j:8] = exp(a[i, j]) * 2")
+    call: GroupRun = lambda arrays: {"b": 2 * np.exp(arrays["x"])}  # noqa: E731
+    if kernel:
+        call = ProgramCall(compile_program(program, THREADS, choose=with_engine("c")), {"a": "x", "b": "b"})
+    return bundled(model, build_plan(model, {(made["e"], made["b"]): call}, THREADS))
+
+
+def opened(folder: Path, model: onnx.ModelProto | None = None) -> onnxruntime.InferenceSession:
+    """The bundle in *folder*, or *model* with its library."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(folder / "kernels.so"))
+    source = str(folder / "model.onnx") if model is None else model.SerializeToString()
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_plans_run_their_sizes_and_the_original_operators_all_others(tmp_path: Path, opset: int) -> None:
+    """In the second session the original operators have another factor: it shows which sizes they run."""
+    write_bundle(tmp_path / "new", dynamic_plan(4, opset), dynamic_plan(6, opset))
+    found = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert found["inputs"] == [{"name": "x", "type": "float32", "shape": ["rows", None]}]
+    assert [each["shapes"] for each in found["plans"]] == [{"x": [4, 8]}, {"x": [6, 8]}]
+    assert len(found["kernels"]) == 2 and found["why_sizes_are_fixed"] == ""
+    assert {f"certificates/{n}/000-relu.json" for n in range(2)} <= set(found["files"])
+    marked = onnx.load(tmp_path / "new" / "model.onnx")
+    for graph in walk_graphs(marked.graph):
+        if not any(n.op_type in ("If", "Kernel") for n in graph.node):
+            for weight in graph.initializer:
+                if weight.name == "factor":
+                    weight.CopyFrom(numpy_helper.from_array(np.float32([3]), "factor"))
+    bundle, other = opened(tmp_path / "new"), opened(tmp_path / "new", marked)
+    for rows in (1, 4, 5, 6, 600):
+        x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        factor = 2 if rows in (4, 6) else 3
+        for session, expected in ((bundle, dynamic_model(opset)), (other, dynamic_model(opset, factor))):
+            np.testing.assert_allclose(session.run(None, {"x": x})[0], infer(expected, {"x": x})["z"], 1e-5, 1e-6)
+    with pytest.raises(Exception, match="matmul_z"):
+        bundle.run(None, {"x": np.zeros((4, 9), np.float32)})
+    with pytest.raises(Exception, match=r"(?s)rank for input: x .*Expected: 2"):
+        bundle.run(None, {"x": np.zeros((4, 8, 1), np.float32)})
+    with pytest.raises(Exception, match="float"):
+        bundle.run(None, {"x": np.zeros((4, 8))})
+
+
+def test_bundle_without_kernels_has_the_sizes_of_the_model(tmp_path: Path) -> None:
+    model = load_model(dynamic_model(), {"x": (4, 8)})
+    write_bundle(tmp_path / "new", bundled(model, build_plan(model, {}, 1)))
+    assert opened(tmp_path / "new").run(None, {"x": np.zeros((5, 8), np.float32)})[0].shape == (5, 3)
+
+
+def test_plans_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    one, other = dynamic_plan(4, kernel=False), load_model(dynamic_model(factor=3), {"x": (5, 8)})
+    with pytest.raises(Refused, match="found plans of several models, expected plans of one model"):
+        write_bundle(tmp_path / "new", one, bundled(other, build_plan(other, {}, 1)))
+    with pytest.raises(Refused, match=r"found two plans for inputs of the same shapes.*'x': \(4, 8\)"):
+        write_bundle(tmp_path / "new", one, dynamic_plan(4, kernel=False))
+    assert not (tmp_path / "new").exists()
+
+
+def test_sizes_stay_fixed_if_the_original_has_no_form_in_the_operator_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_dispatch, "convert_opset", lambda _, proto: proto)
+    write_bundle(tmp_path / "new", dynamic_plan(4, 11, kernel=False))
+    found = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert found["inputs"][0]["shape"] == [4, 8]
+    assert found["why_sizes_are_fixed"].startswith(
+        "operator set ai.onnx: found version 21 in a plan and 11 in the model"
+    )

@@ -390,7 +390,8 @@ def test_the_command_writes_records_that_check_and_a_bundle(tmp_path: Path, monk
         file.read_bytes() for file in written
     ]
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["kernels"] and manifest["numerics"] in LEVELS and manifest["max_rel_error"] < MAX_RELATIVE_ERROR
+    (entry,) = manifest["plans"]
+    assert manifest["kernels"] and entry["numerics"] in LEVELS and entry["max_rel_error"] < MAX_RELATIVE_ERROR
     assert "einnet" in {node.domain for node in onnx.load(bundle / "model.onnx").graph.node}
     found = onnxruntime.SessionOptions()
     found.register_custom_ops_library(str(bundle / "kernels.so"))

@@ -140,7 +140,7 @@ def load_model(
     check_header(file, proto)
     proto = inline_functions(file, proto)
     _sort(file, proto)
-    set_input_shapes(file, proto.graph, shapes)
+    dynamic = set_input_shapes(file, proto.graph, shapes)
     _lift_constants(file, proto)
     stored, types = proto, narrow_types(proto)
     proto = _widened(file, proto) if types else proto
@@ -150,8 +150,8 @@ def load_model(
     _check_valid(file, proto)
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
-    proto, folded = fold_constants(file, _convert_opset(file, fold_shape_computations(file, proto)))
-    known = with_interpolation_matrices(_model(file, proto, original, folded))
+    proto, folded = fold_constants(file, convert_opset(file, fold_shape_computations(file, proto)))
+    known = replace(with_interpolation_matrices(_model(file, proto, original, folded)), dynamic=dynamic)
     return replace(known, stored=stored, narrow=tuple(sorted(types))) if is_widened else known
 
 
@@ -314,8 +314,8 @@ def _check(proto: onnx.ModelProto) -> None:
     onnx.checker.check_model(shaped)
 
 
-def _convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Convert the folded *proto* to opset 21; return it unchanged if it is newer or the conversion fails."""
+def convert_opset(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert *proto* to opset 21; return it unchanged if it is newer or the conversion fails."""
     if opset(proto) >= TARGET_OPSET:
         return proto
     try:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -23,6 +23,8 @@ from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 Array: TypeAlias = np.ndarray
 Shape: TypeAlias = "tuple[int, ...]"
+Declared: TypeAlias = "tuple[int | str | None, ...]"
+"""The declared dimensions of an input: sizes, names of sizes, and None for other dynamic ones."""
 
 
 M = TypeVar(
@@ -48,6 +50,15 @@ def replace_contents(field: MutableSequence[M], messages: Iterable[M]) -> None:
     copies = [copy_message(message) for message in messages]
     del field[:]
     field.extend(copies)
+
+
+def walk_graphs(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
+    """Yield *graph* and the subgraphs of its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from walk_graphs(inner)
 
 
 class ModelError(ValueError):
@@ -106,8 +117,8 @@ class Model:
     *proto* is normalised: local functions are inlined, ``Constant`` nodes are initialisers, nodes that depend on no
     input are folded, the opset is 21 if ONNX's converter succeeds, and the nodes have the order of *nodes*.  *original*
     is the model as read, with the requested shapes and without 16-bit types: the reference for comparisons.  *folded*
-    are the nodes whose results became weights.  *stored* is the model with its 16-bit types, whose names are *narrow*;
-    None if it has none.
+    are the nodes whose results became weights.  *dynamic* are the declared dimensions of the inputs that have dynamic
+    ones, by name.  *stored* is the model with its 16-bit types, whose names are *narrow*; None if it has none.
     """
 
     path: str
@@ -120,6 +131,7 @@ class Model:
     values: Mapping[str, ModelValue]
     identifiers: Mapping[str, str]
     folded: tuple[onnx.NodeProto, ...] = ()
+    dynamic: Mapping[str, Declared] = field(default_factory=dict)
     narrow: tuple[str, ...] = ()
     stored: onnx.ModelProto | None = None
 

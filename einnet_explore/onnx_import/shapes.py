@@ -12,6 +12,7 @@ import onnxruntime
 from onnx import helper, shape_inference
 
 from einnet_explore.onnx_import.model import (
+    Declared,
     ModelError,
     ModelValue,
     Shape,
@@ -22,14 +23,15 @@ from einnet_explore.onnx_import.model import (
 from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 
 
-def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
-    """Set *shapes* of inputs of *graph*; inputs that share a named dimension need its size only once.
+def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> dict[str, Declared]:
+    """Set *shapes* of inputs of *graph*, and return the declared dimensions of the inputs that have dynamic ones.
 
-    Raises ModelError for an unknown name, another rank, a different static dimension, a size below 1, and a dimension
-    that remains dynamic.
+    Inputs that share a named dimension need its size only once.  Raises ModelError for an unknown name, another rank, a
+    different static dimension, a size below 1, and a dimension that remains dynamic.
     """
     weights = {w.name for w in graph.initializer}
     inputs = {v.name: v for v in graph.input if v.name not in weights and v.type.HasField("tensor_type")}
+    declared = {name: _declared(value) for name, value in inputs.items()}
     symbols: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         if name not in inputs:
@@ -50,6 +52,17 @@ def set_input_shapes(file: str, graph: onnx.GraphProto, shapes: Mapping[str, Sha
             unknown.append(f"dimension {names} of {name} ({_spellings(name, asked)})")
     if unknown:
         raise ModelError(f"{file}: found dynamic shapes: {'; '.join(unknown)}; expected a number for each")
+    ranks = {name: len(value.type.tensor_type.shape.dim) for name, value in inputs.items()}
+    dims = {name: found if found is not None else (None,) * ranks[name] for name, found in declared.items()}
+    return {name: found for name, found in dims.items() if not all(isinstance(d, int) for d in found)}
+
+
+def _declared(value: onnx.ValueInfoProto) -> Declared | None:
+    """Return the declared dimensions of an input, None if it does not even declare how many there are."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_param or None if (size := _size(d)) is None else size for d in tensor.shape.dim)
 
 
 def _spellings(name: str, sizes: str) -> str:

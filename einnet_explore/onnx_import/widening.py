@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from einnet_explore.onnx_import.model import copy_message, replace_contents
+from einnet_explore.onnx_import.model import copy_message, replace_contents, walk_graphs
 
 NARROW: Mapping[int, str] = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 """Types of 16 bits by their code."""
@@ -29,7 +29,7 @@ _BIT_OPERATORS = ("BitCast",)
 
 def narrow_types(proto: onnx.ModelProto) -> frozenset[str]:
     """Return the names of the 16-bit types that the weights, inputs, outputs and nodes of *proto* have."""
-    graphs = list(_graphs(proto.graph))
+    graphs = list(walk_graphs(proto.graph))
     values = (v.type.tensor_type.elem_type for graph in graphs for v in (*graph.input, *graph.output))
     weights = (tensor.data_type for graph in graphs for tensor in _tensors(graph))
     named = (attribute.i for graph in graphs for attribute in _type_attributes(graph))
@@ -46,7 +46,7 @@ def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not _has_wide_form(proto) or _is_wide(proto):
         return proto
     out = copy_message(proto)
-    for graph in _graphs(out.graph):
+    for graph in walk_graphs(out.graph):
         for value in (*graph.value_info, *(() if graph is out.graph else (*graph.input, *graph.output))):
             _widen_type(value)
         for tensor in _tensors(graph):
@@ -60,7 +60,7 @@ def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_wide_form(proto: onnx.ModelProto) -> bool:
-    graphs = list(_graphs(proto.graph))
+    graphs = list(walk_graphs(proto.graph))
     nodes = [node for graph in graphs for node in graph.node]
     size = proto.ByteSize() + sum(len(t.raw_data) for t in proto.graph.initializer if t.data_type in NARROW)
     return (
@@ -72,7 +72,7 @@ def _has_wide_form(proto: onnx.ModelProto) -> bool:
 
 def _is_wide(proto: onnx.ModelProto) -> bool:
     """Return whether numbers are narrow only between conversions of inputs, of outputs, and back and forth."""
-    graphs = list(_graphs(proto.graph))
+    graphs = list(walk_graphs(proto.graph))
     if any(t.data_type in NARROW for graph in graphs for t in _tensors(graph)):
         return False
     inner = (value for graph in graphs[1:] for value in (*graph.input, *graph.output))
@@ -95,15 +95,6 @@ def _type_attributes(graph: onnx.GraphProto) -> Iterable[onnx.AttributeProto]:
 def _narrow_attributes(node: onnx.NodeProto) -> Iterable[onnx.AttributeProto]:
     """Yield the attributes of *node* that name a 16-bit type."""
     return (a for a in node.attribute if a.name in _TYPE_ATTRIBUTES and a.i in NARROW)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
-    """Yield *graph* and the subgraphs of its nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _graphs(inner)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterable[onnx.TensorProto]:
@@ -154,7 +145,7 @@ def _convert_outputs(graph: onnx.GraphProto) -> None:
 
 def _rename_reads(graph: onnx.GraphProto, name: str) -> str:
     """Return a new name, which nodes read in place of *name*, those of subgraphs included."""
-    inner = list(_graphs(graph))
+    inner = list(walk_graphs(graph))
     taken = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
     taken |= {value for each in inner for node in each.node for value in (*node.input, *node.output)}
     wide = f"{name}/float32"

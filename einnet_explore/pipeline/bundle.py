@@ -1,8 +1,9 @@
-"""Bundles: a plan in a folder that ONNX Runtime runs without this package.
+"""Bundles: plans in a folder that ONNX Runtime runs without this package.
 
-A bundle is a model of standard operators and of one custom operator, a library with the kernels and the registration of
-the operator, a manifest, the certificates of the plan's derivations, and a page that says how to use it.  Groups of
-nodes that no session can run stay as they were in the original model; the manifest names them.
+A bundle is a model of standard operators and of one custom operator, its large weights, a library with the kernels and
+the registration of the operator, a manifest, the certificates of the plans' derivations, and a page that says how to
+use it.  Groups of nodes that no session can run stay as they were in the original model; the manifest names them.
+Sizes that were dynamic stay dynamic: no plan is made for other sizes, so the original operators run them.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import onnx
+from onnx import external_data_helper, numpy_helper
 
-from einnet_explore.onnx_import.model import Model, ModelValue
+from einnet_explore.onnx_import.model import Model, ModelValue, Shape, copy_message, walk_graphs
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
+from einnet_explore.pipeline.size_dispatch import dispatch_sizes, with_declared_sizes
 from einnet_explore.runtime.compiled import c_compiler
 from einnet_explore.runtime.onnx_fragment import API_VERSION, DOMAIN, INSTRUCTION_SETS, LibraryKernels
 from einnet_explore.runtime.profile_store import package_version
@@ -29,23 +32,39 @@ from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_object
 
-FORMAT, VERSION = "einnet-explore bundle", 1
+FORMAT, VERSION = "einnet-explore bundle", 2
 
 PLATFORM = "linux-x86_64"
 """The platform of the instruction sets and of the library's form."""
 
-MODEL, LIBRARY, MANIFEST, README, CERTIFICATES = (
-    "model.onnx", "kernels.so", "manifest.json", "README.md", "certificates",
+MODEL, WEIGHTS, LIBRARY, MANIFEST, README, CERTIFICATES = (
+    "model.onnx", "weights.bin", "kernels.so", "manifest.json", "README.md", "certificates",
 )  # fmt: skip
+
+MIN_MOVED_BYTES = 1 << 16
+"""Bytes of a weight from which on it is stored in the file of the weights."""
+
+WEIGHT_ALIGNMENT_BYTES = 4096
+"""Every weight in that file begins at a multiple of this, the size of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BundleFacts:
-    """The numerics level of a plan, its largest error relative to the largest output, and records of derivations."""
+class BundledPlan:
+    """A *plan* of *model*, with its numerics level, its largest error relative to the largest output, and records.
 
+    *records* are those of its derivations, by name.
+    """
+
+    model: Model
+    plan: ExecutionPlan
     numerics: str
     error: float
     records: Mapping[str, JsonObject]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of the inputs for which the plan was made."""
+        return {value.name: self.model.shape(value.name) for value in self.model.inputs}
 
 
 def check_bundle_folder(path: str | Path) -> None:
@@ -81,36 +100,99 @@ def _bundle_files(folder: Path) -> Collection[str]:
         return ()
 
 
-def write_bundle(path: str | Path, model: Model, plan: ExecutionPlan, facts: BundleFacts) -> None:
-    """Write *plan*, which runs *model*, as a bundle to the folder *path*, whole or not at all.
+def write_bundle(path: str | Path, *plans: BundledPlan) -> None:
+    """Write *plans* of one model as a bundle to the folder *path*, whole or not at all.
 
-    Raises Refused if the model is larger than 2 GiB, BackendError if the kernels cannot be compiled, and as
-    ``check_bundle_folder`` does.
+    Each plan runs the sizes for which it was made; if the model has dynamic sizes, its operators run all others.
+
+    Raises Refused for plans of several models or of equal sizes, and if the model without its weights is larger than
+    2 GiB; BackendError if the kernels cannot be compiled; and as ``check_bundle_folder`` does.
     """
     check_bundle_folder(path)
     folder = Path(path).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     kernels = LibraryKernels()
-    made = plan.model_with(kernels)
-    if made.proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
-        raise Refused(f"the model has {made.proto.ByteSize()} bytes, expected at most {onnx.checker.MAXIMUM_PROTOBUF}")
+    made = [each.plan.model_with(kernels) for each in plans]
+    proto, why_fixed = _join_plans(plans, made)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name[:40]}-") as aside:
         new = Path(aside) / "new"
-        (new / CERTIFICATES).mkdir(parents=True)
-        (new / MODEL).write_bytes(made.proto.SerializeToString(deterministic=True))
+        new.mkdir()
+        _move_weights(proto, new / WEIGHTS)
+        if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+            raise Refused(
+                f"the model has {proto.ByteSize()} bytes without its weights, expected at most "
+                f"{onnx.checker.MAXIMUM_PROTOBUF}"
+            )
+        (new / MODEL).write_bytes(proto.SerializeToString(deterministic=True))
         kernels.write(new / LIBRARY)
-        for name, record in facts.records.items():
-            save_record(new / CERTIFICATES / f"{name}.json", record)
-        (new / README).write_text(_readme(model, made.proto))
-        save_record(new / MANIFEST, _manifest(new, model, plan, made, kernels, facts))
+        for where, each in zip(_certificate_folders(plans), plans, strict=True):
+            (new / where).mkdir(parents=True)
+            for name, record in each.records.items():
+                save_record(new / where / f"{name}.json", record)
+        (new / README).write_text(_readme(plans, proto))
+        save_record(new / MANIFEST, _manifest(new, plans, made, proto, kernels, why_fixed))
         if folder.exists():
             folder.rename(Path(aside) / "old")
         new.rename(folder)
 
 
+def _join_plans(plans: Sequence[BundledPlan], made: Sequence[PlanModel]) -> tuple[onnx.ModelProto, str]:
+    """Return the model of all *plans*, and why its sizes are fixed if those of the original are not."""
+    model = plans[0].model
+    if (
+        len(plans) > 1
+        and len({with_declared_sizes(each.model).SerializeToString(deterministic=True) for each in plans}) > 1
+    ):
+        raise Refused("found plans of several models, expected plans of one model")
+    if len({tuple(each.shapes.values()) for each in plans}) < len(plans):
+        raise Refused(f"found two plans for inputs of the same shapes, expected one for each: {plans[0].shapes}")
+    if not model.dynamic:
+        return copy_message(made[0].proto), ""
+    branches = [
+        (each.shapes, one.proto) for each, one in zip(plans, made, strict=True) if one.proto is not each.model.original
+    ]
+    try:
+        return dispatch_sizes(model, branches), ""
+    except Refused as why:
+        if len(plans) > 1:
+            raise
+        return copy_message(made[0].proto), str(why)
+
+
+def _move_weights(proto: onnx.ModelProto, file: Path) -> None:
+    """Move the large weights of *proto* to *file*, which sessions map into memory; equal ones are stored once."""
+    places: dict[bytes, int] = {}
+    with file.open("wb") as out:
+        for tensor in (tensor for graph in walk_graphs(proto.graph) for tensor in graph.initializer):
+            if tensor.data_type == onnx.TensorProto.STRING or tensor.ByteSize() < MIN_MOVED_BYTES:
+                continue
+            if not tensor.HasField("raw_data"):
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+            digest = hashlib.sha256(tensor.raw_data).digest()
+            if digest not in places:
+                out.write(bytes(-out.tell() % WEIGHT_ALIGNMENT_BYTES))
+                places[digest] = out.tell()
+                out.write(tensor.raw_data)
+            external_data_helper.set_external_data(tensor, WEIGHTS, offset=places[digest], length=len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+    if not places:
+        file.unlink()
+
+
+def _certificate_folders(plans: Sequence[BundledPlan]) -> Iterable[str]:
+    """Return the folder of the certificates of each plan."""
+    return [f"{CERTIFICATES}/{n}" for n in range(len(plans))] if len(plans) > 1 else [CERTIFICATES]
+
+
 def _manifest(
-    folder: Path, model: Model, plan: ExecutionPlan, made: PlanModel, kernels: LibraryKernels, facts: BundleFacts
+    folder: Path,
+    plans: Sequence[BundledPlan],
+    made: Sequence[PlanModel],
+    proto: onnx.ModelProto,
+    kernels: LibraryKernels,
+    why_fixed: str,
 ) -> JsonObject:
+    model = plans[0].model
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -120,26 +202,36 @@ def _manifest(
             "c_compiler": c_compiler(),
         },
         "onnxruntime_api": API_VERSION,
-        "opsets": _opsets(made.proto),
+        "opsets": _opsets(proto),
         "platform": _platform(),
         "instruction_sets": list(INSTRUCTION_SETS),
-        "threads": plan.threads,
-        "inputs": [_value(value) for value in model.inputs],
-        "outputs": [_value(value) for value in model.outputs],
+        "inputs": [_value(value, proto.graph.input) for value in model.inputs],
+        "outputs": [_value(value, proto.graph.output) for value in model.outputs],
+        "why_sizes_are_fixed": why_fixed,
+        "plans": [
+            {
+                "shapes": {name: list(shape) for name, shape in each.shapes.items()},
+                "threads": each.plan.threads,
+                "original_nodes": [{"nodes": list(nodes), "why": why} for nodes, why in one.stay.items()],
+                "numerics": each.numerics,
+                "max_rel_error": float(f"{each.error:.1e}"),
+                "certificates": where,
+            }
+            for each, one, where in zip(plans, made, _certificate_folders(plans), strict=True)
+        ],
         "kernels": [
             {"number": number, "compiler": kernel.compiler, "shapes": [list(shape) for shape in kernel.shapes]}
             for number, kernel in kernels.kernels.items()
         ],
-        "original_nodes": [{"nodes": list(nodes), "why": why} for nodes, why in made.stay.items()],
-        "numerics": facts.numerics,
-        "max_rel_error": float(f"{facts.error:.1e}"),
         "files": {name: _file_entry(folder / name) for name in _names(folder)},
     }
 
 
-def _value(value: ModelValue) -> JsonObject:
-    shape = None if value.shape is None else list(value.shape)
-    return {"name": value.name, "type": str(value.dtype), "shape": shape}
+def _value(value: ModelValue, declared: Iterable[onnx.ValueInfoProto]) -> JsonObject:
+    """Return the name, the type and the declared shape of an input or output; a dynamic size is its name or None."""
+    tensor = next(info for info in declared if info.name == value.name).type.tensor_type
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
+    return {"name": value.name, "type": str(value.dtype), "shape": dims if tensor.HasField("shape") else None}
 
 
 def _file_entry(file: Path) -> JsonObject:
@@ -153,9 +245,9 @@ _README = Template("""\
 $content Both need ONNX Runtime 1.$api or newer with operator set $opset,
 on $platform, and nothing else. `manifest.json` lists inputs, outputs, instruction sets, hashes of the files, and the
 largest error; `certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find
-the library.
+the library. Sessions map `weights.bin`, if there is one, into memory: open `model.onnx` by its path.
 
-## Python
+$sizes## Python
 ```python
 import numpy, onnxruntime
 options = onnxruntime.SessionOptions()
@@ -190,8 +282,9 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
     return {opset.domain or "ai.onnx": opset.version for opset in proto.opset_import}
 
 
-def _readme(model: Model, proto: onnx.ModelProto) -> str:
-    """Return the page of a bundle of *model*, written as *proto*: five lines for each language."""
+def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
+    """Return the page of a bundle of *plans*, written as *proto*: five lines for each language."""
+    model = plans[0].model
     names = [json.dumps(value.name) for value in model.inputs]
     shapes = [f"numpy.zeros({value.shape}, {str(value.dtype)!r})" for value in model.inputs]
     needs_library = any(opset.domain == DOMAIN for opset in proto.opset_import)
@@ -199,6 +292,7 @@ def _readme(model: Model, proto: onnx.ModelProto) -> str:
         content="`model.onnx` needs the custom operator in `kernels.so`."
         if needs_library
         else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
+        sizes=_describe_sizes(plans) if needs_library and _is_dynamic(proto) else "",
         api=API_VERSION,
         opset=_opsets(proto)["ai.onnx"],
         platform=_platform(),
@@ -208,6 +302,16 @@ def _readme(model: Model, proto: onnx.ModelProto) -> str:
         count=len(model.outputs),
         tensors=", ".join(f"NamedOnnxValue.CreateFromTensor({name}, values[{n}])" for n, name in enumerate(names)),
     )
+
+
+def _describe_sizes(plans: Sequence[BundledPlan]) -> str:
+    """Say for which sizes there are kernels."""
+    shapes = (", ".join(f"{name} {list(shape)}" for name, shape in each.shapes.items()) for each in plans)
+    return f"Kernels are for these shapes: {'; '.join(shapes)}. At other sizes the original operators run.\n\n"
+
+
+def _is_dynamic(proto: onnx.ModelProto) -> bool:
+    return not all(d.HasField("dim_value") for v in proto.graph.input for d in v.type.tensor_type.shape.dim)
 
 
 def _platform() -> str:

@@ -24,7 +24,7 @@ from einnet_explore.onnx_import.load import restore_folded_nodes
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
 from einnet_explore.pipeline.baseline import StoredModel, conservative_speedup, plan_speedup, random_model_inputs
-from einnet_explore.pipeline.bundle import BundleFacts, write_bundle
+from einnet_explore.pipeline.bundle import BundledPlan, write_bundle
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
@@ -272,16 +272,22 @@ class Optimised:
             plan = "; save_bundle writes the plan, which is faster" if any(part.kept for part in self.parts) else ""
             warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=2)
 
-    def save_bundle(self, path: str | Path) -> None:
+    def save_bundle(self, path: str | Path, *others: Optimised) -> None:
         """Write the plan to the folder *path*, as a model, a library of kernels, certificates and a page on their use.
 
-        ONNX Runtime runs it without this package (docs/deploying.md).  Raises BackendError without a C compiler,
-        Refused for a folder with other files and for a model beyond 2 GiB, OSError if it cannot be written.
+        ONNX Runtime runs it without this package (docs/deploying.md).  If the model has dynamic sizes, so has the
+        bundle: the plan runs its own, *others* (the same model, optimised for other shapes) theirs, and the original
+        operators all others.  Raises BackendError without a C compiler, Refused for a folder with other files, for
+        *others* of another model and for a model beyond 2 GiB, OSError if it cannot be written.
         """
+        write_bundle(path, *(each._bundled() for each in (self, *others)))
+
+    def _bundled(self) -> BundledPlan:
         levels = [part.numerics.level for part in self.parts if part.numerics]
         level = max(levels, key=LEVELS.index, default=LEVELS[0])
-        facts = BundleFacts(numerics=level, error=self.errors[1], records=self.records())
-        write_bundle(path, self.model, self.plan, facts)
+        return BundledPlan(
+            model=self.model, plan=self.plan, numerics=level, error=self.errors[1], records=self.records()
+        )
 
     def rows(self) -> list[list[str]]:
         """Return the before/after table: one row for every subprogram, slowest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from traceback import extract_tb
 from typing import overload
 
@@ -71,8 +71,12 @@ class FusedFunction:
         results = tuple(made[f"out_{n}"] for n in range(len(made)))
         return results[0] if len(results) == 1 else results
 
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.function).parameters)
+
     def _names(self, count: int) -> tuple[str, ...]:
-        known = list(inspect.signature(self.function).parameters)
+        known = self._parameters
         return tuple(f"in_{known[n] if n < len(known) else n}" for n in range(count))
 
     def _trace(

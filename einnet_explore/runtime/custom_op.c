@@ -3,7 +3,7 @@
  *
  * A kernel is a function of TVM's packed calling convention; where it wants threads it gets those of the session that
  * runs it.  A node names its kernel by a number.  The text that follows this one in a library finds kernels by number:
- * by address in this process (onnx_fragment.py), or in the library itself (kernel_library.c).
+ * by address in this process (loaded_kernels.c), or in the library itself (kernel_library.c).
  *
  * ONNX Runtime's and TVM's headers are not needed: what is used of their C interfaces is declared here, and neither may
  * change it (ONNX Runtime only ever appends to its table of functions, TVM FFI's structures are its ABI).
@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
        MAX_RANK = 64, MAX_THREADS = 1 << 16 };
@@ -56,12 +55,15 @@ typedef struct {
     size_t arguments;
     Shape *shapes, *views;
     char *node, **inputs;
+    const void **weights; /* the data of constant inputs, NULL for others */
 } Kernel;
 
-/* These three are defined by the text after this one. */
+/* These are defined by the text after this one. */
 static Entry kernel_entry(int64_t number); /* NULL if there is none of this number */
 static const char *machine_refusal(void);  /* why kernels do not run on this processor; NULL if they do */
 static int launch_outside(Task task, void *data, int tasks); /* runs tasks of a kernel that no session called */
+static const void *hold_weight(const void *place, size_t bytes); /* where the kernel shall read a weight */
+static void release_weight(const void *place);
 
 static _Thread_local const Kernel *running;
 static _Thread_local const void *session;
@@ -139,6 +141,8 @@ static void destroy(void *kernel)
 {
     Kernel *k = kernel;
     for (size_t n = 0; k->inputs && n < k->arguments; n++) free(k->inputs[n]);
+    for (size_t n = 0; k->weights && n < k->arguments; n++) release_weight(k->weights[n]);
+    free(k->weights);
     free(k->inputs);
     free(k->node);
     free(k->shapes);
@@ -225,35 +229,22 @@ static Status fill(Kernel *k, const void *info)
     return NULL;
 }
 
-/* Move memory into large pages where the system has them: a kernel that reads megabytes of weights from small ones
- * waits for the translation of their addresses. */
-static void use_large_pages(void *place, size_t bytes)
-{
-#ifdef MADV_HUGEPAGE
-    enum { LARGE_PAGE = 2 << 20, COLLAPSE = 25 /* MADV_COLLAPSE, from Linux 6.1 on; else a daemon does it later */ };
-    const uintptr_t start = ((uintptr_t)place + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
-    const uintptr_t stop = ((uintptr_t)place + bytes) / LARGE_PAGE * LARGE_PAGE;
-    if (stop <= start) return;
-    madvise((void *)start, stop - start, MADV_HUGEPAGE);
-    madvise((void *)start, stop - start, COLLAPSE);
-#else
-    (void)place, (void)bytes;
-#endif
-}
-
 static Status check(const Kernel *k, size_t n, const void *value);
 
-static Status place_weights(const Kernel *k, const void *info)
+/* Find the constant inputs, whose memory does not change as long as the session lives. */
+static Status place_weights(Kernel *k, const void *info)
 {
     Status (*constant)(const void *, size_t, int *, const void **) = k->api[CONSTANT_INPUT];
     Status (*data)(const void *, void **) = k->api[TENSOR_DATA];
+    if (!(k->weights = calloc(k->arguments, sizeof *k->weights)))
+        return refuse(k->api, FAILED, "no memory for a kernel");
     for (size_t n = 0; n + 1 < k->arguments; n++) {
         const void *value = NULL;
         void *place;
         int is_constant = 0;
         Status status = constant(info, n, &is_constant, &value);
         if (status || (is_constant && ((status = check(k, n, value)) || (status = data(value, &place))))) return status;
-        if (is_constant) use_large_pages(place, bytes_of(k->shapes[n]));
+        if (is_constant) k->weights[n] = hold_weight(place, bytes_of(k->shapes[n]));
     }
     return NULL;
 }
@@ -345,8 +336,12 @@ static Status compute(void *kernel, void *context)
     for (size_t n = 0; n <= last; n++) {
         const Shape shape = k->shapes[n], view = k->views[n];
         void *value;
-        status = n < last ? input(context, n, &value) : output(context, 0, shape.dims, (size_t)shape.rank, &value);
-        if (status || (n < last && (status = check(k, n, value))) || (status = data(value, &place))) goto done;
+        if (k->weights[n]) {
+            place = (void *)k->weights[n];
+        } else {
+            status = n < last ? input(context, n, &value) : output(context, 0, shape.dims, (size_t)shape.rank, &value);
+            if (status || (n < last && (status = check(k, n, value))) || (status = data(value, &place))) goto done;
+        }
         bytes = bytes_of(view);
         tensors[n] = (Tensor){place, CPU, 0, (int32_t)view.rank, {2, 32, 1}, view.dims, NULL, 0};
         arguments[n] = (Any){TENSOR, 0, {.pointer = &tensors[n]}};

@@ -10,13 +10,13 @@ import ctypes
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.analysis.flattening import row_major_strides
-from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
+from einnet_explore.codegen.fusion.cpu import cpu_blocks, cpu_kernel, row_length
 from einnet_explore.codegen.fusion.frame import FusedLayout, lay_out, slot_name, slot_sizes, uncollapsed_layout
 from einnet_explore.codegen.fusion.operations import TypedProgram, program_operations
 from einnet_explore.codegen.fusion.plan import FusedKernel, check_served, fuse_program
@@ -46,23 +46,24 @@ Code = tuple[Kernel, str, CompiledFunction]
 
 @dataclass(frozen=True)
 class FusedLaunch:
-    """One kernel for one signature of arguments."""
+    """One kernel for one signature of arguments, run by *threads*."""
 
     flat: FusedLayout
     kernel: Kernel
     text: str
     function: CompiledFunction
     dtype: np.dtype
+    threads: int = 1
 
-    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1) -> Callable[[], None]:
+    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> Callable[[], None]:
         """A call that reads *arrays* where they are now and writes *outs*.
 
         All must have the strides of the kernel's signature; temporaries are allocated here, once for each thread.
         """
-        total = cpu_blocks(self.flat)
+        total = cpu_blocks(self.flat, row_length(self.threads))
         if total == 0:
             return lambda: None
-        shares = max(1, min(threads, total))
+        shares = max(1, min(self.threads, total))
         if total // shares >= MOST_BLOCKS:
             raise BackendError(f"{total} blocks for {shares} threads, expected less than {MOST_BLOCKS} for each")
         calls = []
@@ -77,26 +78,41 @@ class FusedLaunch:
 
     def _slots(self) -> list[Array]:
         """Memory for each slot, for all points that run side by side."""
-        points = ROW_POINTS if self.flat.lanes is not None else 1
+        return [np.empty(size, kind) for size, kind in self._slot_forms]
+
+    @cached_property
+    def _slot_forms(self) -> tuple[tuple[int, np.dtype], ...]:
+        points = row_length(self.threads) if self.flat.lanes is not None else 1
         kinds = (self.flat.fused.slot_type(n, type_of(self.dtype)).dtype for n in range(self.flat.fused.slots))
-        return [np.empty(size * points, kind) for size, kind in zip(slot_sizes(self.flat), kinds, strict=True)]
+        return tuple((size * points, kind) for size, kind in zip(slot_sizes(self.flat), kinds, strict=True))
 
     def _arguments(
         self, arrays: Mapping[str, Array], outs: Mapping[str, Array], slots: list[Array], first: int, number: int
     ) -> list[object]:
-        real = ctypes.c_float if self.dtype == np.float32 else ctypes.c_double
         held = {**self.flat.fused.tables, **arrays, **outs, **{slot_name(n): slot for n, slot in enumerate(slots)}}
+        made = [ctypes.c_void_p(held[p].ctypes.data) if isinstance(p, str) else p for p in self._parameters]
+        made[self._first] = ctypes.c_longlong(first)
+        return [*made, *(ctypes.c_int(n) for n in (number, 1, 1, 1))]
+
+    @cached_property
+    def _parameters(self) -> tuple[object, ...]:
+        """The parameters of the kernel: names of arrays, and values of the numbers that all calls have in common."""
+        real = ctypes.c_float if self.dtype == np.float32 else ctypes.c_double
         made: list[object] = []
         for p in self.kernel.params:
             match p:
                 case KernelArray(name):
-                    made.append(ctypes.c_void_p(held[name].ctypes.data))
+                    made.append(name)
                 case Var(name) if name == FIRST_BLOCK:
-                    made.append(ctypes.c_longlong(first))
+                    made.append(None)
                 case Var(name, kind):
                     value = self.flat.numbers[name]
                     made.append(ctypes.c_longlong(int(value)) if kind == I64 else real(value))
-        return [*made, *(ctypes.c_int(n) for n in (number, 1, 1, 1))]
+        return tuple(made)
+
+    @cached_property
+    def _first(self) -> int:
+        return self._parameters.index(None)
 
 
 def _call(function: CompiledFunction, arguments: list[object], kept: list[object]) -> Callable[[], None]:
@@ -120,9 +136,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def compile_fused_kernel(flat: FusedLayout, dtype: npt.DTypeLike) -> Code:
-    """The kernel of *flat* for this CPU, its text, and the compiled function."""
-    kernel = cpu_kernel(flat, type_of(dtype))
+def compile_fused_kernel(flat: FusedLayout, dtype: npt.DTypeLike, threads: int = 1) -> Code:
+    """The kernel of *flat* for *threads* of this CPU, its text, and the compiled function."""
+    kernel = cpu_kernel(flat, type_of(dtype), row_length(threads))
     text = emit(kernel, "c")
     return kernel, text, _function(text, entry_name(kernel))
 
@@ -202,14 +218,14 @@ class FusedProgram:
         one another or an input; Refused for shapes that do not belong together.
         """
         check_outputs(outs, arrays)
-        return self._launch(arrays, outs)[0].bind(arrays, outs, self.threads)
+        return self._launch(arrays, outs)[0].bind(arrays, outs)
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name, in new arrays; raises as ``bind`` does."""
         found, names = self._launch(arrays, None)
         shapes = _output_shapes(found.flat)
         outs = {name: self._empty(shapes[name], self._dtype(found.flat.fused, name)) for name in names}
-        found.bind(arrays, outs, self.threads)()
+        found.bind(arrays, outs)()
         return outs
 
     def _launch(
@@ -243,8 +259,8 @@ class FusedProgram:
         # An analysis is used again as long as it serves, and so is its text for calls that need no other.
         key = (id(flat.fused), flat.signature)
         if key not in self._code:
-            self._code[key] = compile_fused_kernel(flat, self.dtype)
-        return FusedLaunch(flat, *self._code[key], self.dtype)
+            self._code[key] = compile_fused_kernel(flat, self.dtype, self.threads)
+        return FusedLaunch(flat, *self._code[key], self.dtype, self.threads)
 
     def _dtype(self, fused: FusedKernel, name: str) -> np.dtype:
         return fused.type_of(name, type_of(self.dtype)).stored.dtype

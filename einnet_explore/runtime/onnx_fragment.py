@@ -147,7 +147,7 @@ class LibraryKernels:
             here = Path(folder)
             objects = list(self._write_objects(here, sets))
             source, exports = here / "library.c", here / "exports.map"
-            source.write_text("\n".join((custom_op_text(), *self._table(sets), _lookup_text())))
+            source.write_text(custom_op_text(*self._table(sets)))
             exports.write_text(_VERSION_SCRIPT)
             names = (f"-ffile-prefix-map={folder}=.", f"-Wl,--version-script={exports}")
             compiled.run_c_compiler(
@@ -194,10 +194,6 @@ def _entry_name(number: int, cpu: str) -> str:
     return f"{compiled.ENTRY_POINT_PREFIX}k{number}_{cpu.replace('-', '_')}"
 
 
-def _lookup_text() -> str:
-    return resources.files(__package__).joinpath("kernel_library.c").read_text()
-
-
 def _flatten_shapes(shapes: Iterable[Shape]) -> list[int]:
     return [n for shape in shapes for n in (len(shape), *shape)]
 
@@ -221,23 +217,19 @@ def _slot(library: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
         return None
 
 
-def custom_op_text() -> str:
-    """The C source of the custom op, without the functions that find kernels."""
-    return resources.files(__package__).joinpath("custom_op.c").read_text()
+def custom_op_text(*tables: str) -> str:
+    """The C source of the custom op, the text of *tables*, and the functions that find kernels in them.
 
-
-_LOADED_KERNELS_TEXT = """
-static Launch pool;
-void einnet_pool(Launch launch) { pool = launch; }
-static int launch_outside(Task task, void *data, int tasks) { return pool(task, data, tasks); }
-static const char *machine_refusal(void) { return NULL; }
-static Entry kernel_entry(int64_t number) { return (Entry)(uintptr_t)number; }
-"""
+    Without tables, they find kernels that this process has loaded.
+    """
+    sources = resources.files(__package__)
+    end = sources.joinpath("kernel_library.c" if tables else "loaded_kernels.c").read_text()
+    return "\n".join((sources.joinpath("custom_op.c").read_text(), *tables, end))
 
 
 @lru_cache(maxsize=1)
 def _custom_op_library() -> Path | None:
-    source = custom_op_text() + _LOADED_KERNELS_TEXT
+    source = custom_op_text()
     try:
         path = compiled.c_library(source)
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))

@@ -27,8 +27,16 @@ from einnet_explore.codegen.language.statements import (
 from einnet_explore.codegen.language.values import I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, minimum
 from einnet_explore.ir import Iterator, accesses
 
-ROW_POINTS = 256
-"""Points of the grid, or traversal values, that are computed together."""
+ROW_POINTS, WIDE_ROW_POINTS = 256, 1024
+"""Points of the grid, or traversal values, that are computed together: by several threads, and by one.
+
+Long rows read memory in longer pieces, and are fewer blocks to share.
+"""
+
+
+def row_length(threads: int) -> int:
+    """Return the number of points that are computed together by one of *threads*."""
+    return WIDE_ROW_POINTS if threads == 1 else ROW_POINTS
 
 
 CHUNK_ROWS = 128
@@ -58,8 +66,9 @@ class PointRow:
 
 @dataclass(frozen=True)
 class LaneWriter(LoopWriter):
-    """Writes nests for rows of points; *rows* holds, by name, the values of a row of points."""
+    """Writes nests for rows of *row_points*; *rows* holds, by name, the values of a row of points."""
 
+    row_points: int = ROW_POINTS
     rows: dict[str, Array] = field(default_factory=dict)
 
     def row_nest(self, frame: EmissionState, nest: FusedNest, row: PointRow) -> list[Statement]:
@@ -99,7 +108,7 @@ class LaneWriter(LoopWriter):
         narrow = [s for s in reduced if frame.total(s)[0] != frame.wide_total(s)[0]] if sums else []
         totals, parts = (
             {
-                s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], ROW_POINTS, "private", align=64)
+                s.name: Array(f":{what} {s.name} {self._next()}", kind(s)[0], self.row_points, "private", align=64)
                 for s in steps
             }
             for what, kind, steps in (("total", frame.wide_total, reduced), ("part", frame.total, narrow))
@@ -152,7 +161,7 @@ class LaneWriter(LoopWriter):
         return out
 
     def _row(self, frame: EmissionState, name: str, value: str) -> Array:
-        return Array(name, frame.kind_of(value), ROW_POINTS, "private", align=64)
+        return Array(name, frame.kind_of(value), self.row_points, "private", align=64)
 
     def _lane(self, lane: Expr) -> Mapping[int, Expr]:
         return dict.fromkeys(range(self.flat.fused.slots), lane)
@@ -186,10 +195,10 @@ CHUNK_ELEMENTS = 4096
 """Elements that are summed in single precision, at most."""
 
 
-def cpu_kernel(flat: FusedLayout, kind: Type) -> Kernel:
+def cpu_kernel(flat: FusedLayout, kind: Type, row_points: int = ROW_POINTS) -> Kernel:
     """Return the kernel of *flat*: inputs, outputs, slots, ``FIRST_BLOCK``, sizes and strides, constants.
 
-    Its launch has as many blocks as points (or rows of points), counted from the first block.
+    Its launch has as many blocks as points (or rows of *row_points*), counted from the first block.
     """
     frame = EmissionState(flat, kind, I64)
     first = Var(FIRST_BLOCK, I64)
@@ -198,15 +207,15 @@ def cpu_kernel(flat: FusedLayout, kind: Type) -> Kernel:
         first,
         *frame.numbers,
     )
-    return Kernel("fused", params, tuple(_CpuWriter(flat).kernel(frame, first)))
+    return Kernel("fused", params, tuple(_CpuWriter(flat, row_points).kernel(frame, first)))
 
 
-def cpu_blocks(flat: FusedLayout) -> int:
+def cpu_blocks(flat: FusedLayout, row_points: int = ROW_POINTS) -> int:
     """Return the number of blocks of the kernel of *flat*."""
     if flat.lanes is None:
         return flat.points
     n = flat.extents[flat.lanes]
-    return -(-n // ROW_POINTS) * flat.points // n if n else 0
+    return -(-n // row_points) * flat.points // n if n else 0
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ class _CpuWriter(LaneWriter):
         yield Declare(point, cast(I64, LaunchIndex("block")) + first)
         rest: Expr = point
         for x in reversed(self.flat.grid):
-            size = frame.extent(x) if x != lanes else (frame.extent(x) + (ROW_POINTS - 1)) // ROW_POINTS
+            size = frame.extent(x) if x != lanes else (frame.extent(x) + (self.row_points - 1)) // self.row_points
             place = self.var(f"at {x.name}")
             yield Declare(place, rest if x == self.flat.grid[0] else rest % size)
             rest = rest // size
@@ -226,9 +235,9 @@ class _CpuWriter(LaneWriter):
                 frame = frame.standing(x, place)
                 continue
             begin, number = self.var("begin"), self.var("count")
-            yield Declare(begin, place * ROW_POINTS)
-            yield Declare(number, minimum(frame.extent(x) - begin, ROW_POINTS))
-            frame = replace(frame, spread=ROW_POINTS)
+            yield Declare(begin, place * self.row_points)
+            yield Declare(number, minimum(frame.extent(x) - begin, self.row_points))
+            frame = replace(frame, spread=self.row_points)
             row = PointRow(x, begin, number)
         for n, stage in enumerate(self.flat.fused.stages):
             yield Comment(f"stage {n}")
@@ -305,6 +314,6 @@ class _CpuWriter(LaneWriter):
         """Write *nest*, whose innermost axis is kept: so many results together, over all summations."""
         begin, number = self.var("begin"), self.var("count")
         row = PointRow(lane, begin, number)
-        body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, ROW_POINTS))]
+        body: list[Statement] = [Declare(number, minimum(frame.extent(lane) - begin, self.row_points))]
         body += self.reduce_by_lane(frame, nest, row, (), lambda f, at: f)
-        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(ROW_POINTS, I64), tuple(body))]
+        return [For(begin, Literal(0, I64), frame.extent(lane), Literal(self.row_points, I64), tuple(body))]

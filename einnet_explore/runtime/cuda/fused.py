@@ -22,7 +22,7 @@ from einnet_explore.runtime.fused import FusedLaunch, FusedProgram
 class FusedDeviceLaunch(FusedLaunch):
     """One kernel for one signature of CuPy arrays."""
 
-    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array], threads: int = 1) -> Callable[[], None]:
+    def bind(self, arrays: Mapping[str, Array], outs: Mapping[str, Array]) -> Callable[[], None]:
         """A call that reads *arrays* where they are now and writes *outs*; temporaries are allocated here."""
         cupy, fused = cupy_package(), self.flat.fused
         blocks = gpu_blocks(self.flat)
