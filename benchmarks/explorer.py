@@ -147,9 +147,6 @@ def panned(page: Any) -> dict[str, float]:
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    panel.locator(".ein-tree").focus()
-    for _ in range(8):
-        page.keyboard.press("+")
     metrics = page.context.new_cdp_session(page)
     metrics.send("Performance.enable")
     taken = {"TaskDuration": 0.0, "JSHeapUsedSize": 0.0}

@@ -123,13 +123,14 @@ class Desk(Board):
         with self.lock:
             if len(panels) == 1:
                 return self._panel_picture(panels[0])
-            parts = [("expression", self._panel_picture("expression"))]
+            expression = self.session._repr_mimebundle_()  # set by Matplotlib, which takes a while
+            parts = [("expression", expression)]
             if self.session.derivation.steps:
                 parts.append(("derivation", self.session.history()._repr_mimebundle_()))
             parts.append(("computation graph", self._panel_picture("graph")))
             if (run := self.searching.run) is not None and not run.running:
                 parts += [("search", self._panel_picture("search")), ("candidates", run.table()._repr_mimebundle_())]
-            return {**self.session._repr_mimebundle_(), "text/html": sections(parts)}
+            return {**expression, "text/html": sections(parts)}
 
     def _panel_picture(self, panel: str) -> dict[str, str]:
         match panel:

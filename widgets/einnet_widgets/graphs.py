@@ -21,6 +21,9 @@ from einnet_widgets.look import Look, Shown, settled
 DRAWN = 50
 """Maximum number of drawn nodes; larger pictures exceed the size of an update."""
 
+OPEN = 20
+"""Maximum number of nodes of a graph whose layers are not folded at first."""
+
 LAYERED = 8
 """Number of equations from which on a graph has layers to fold."""
 
@@ -52,8 +55,8 @@ def layers_of(program: Program) -> Layer:
 
 
 def is_large(program: Program) -> bool:
-    """Return whether *program* has too many nodes to be drawn without folded layers."""
-    return len(program.inputs) + len(program.equations) > DRAWN
+    """Return whether *program* has so many nodes that its layers are folded at first."""
+    return len(program.inputs) + len(program.equations) > OPEN
 
 
 def folded_layers(program: Program, folds: tuple[str, ...]) -> tuple[Layer, ...]:

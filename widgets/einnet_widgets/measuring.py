@@ -72,7 +72,8 @@ class Measuring:
             for n, (key, (label, program)) in enumerate(offered.items())
         ]
         for name, missing in self._rivals.items():
-            row = self._row(name, f"{name}: the original in standard operators", offered["start"][1])
+            label = name if missing else f"{name}: the original in standard operators"
+            row = self._row(name, label, offered["start"][1])
             rows.append(row | {"engine": True, "missing": missing, "suggested": name == BASELINE})
         choices = self.devices()
         done = result is not None and result.rounds > 0

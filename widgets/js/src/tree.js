@@ -47,7 +47,7 @@ export function treeView({ onselect, onhover = () => {} }) {
     const n = columns.count;
     const [x, y] = [new Float64Array(n), new Float64Array(n)];
     const step = (size.w - 2 * EDGE) / Math.max(1, placed.leaves - 1);
-    const rise = (size.h - 2 * EDGE - 14) / Math.max(1, placed.rows);
+    const rise = (size.h - 2 * EDGE - (legend.offsetHeight || LABEL)) / Math.max(1, placed.rows);
     for (let k = 0; k < n; k++) {
       x[k] = placed.leaves === 1 ? size.w / 2 : EDGE + placed.x[k] * step;
       y[k] = EDGE + placed.row[k] * rise;
