@@ -133,7 +133,7 @@ def _proofs(session: Session, home: Mapping[str, str]) -> Shown:
     shown: Shown = {}
     for name, steps in found.items():
         if not steps:
-            shown[name] = ["as at the start", "unchanged"]
+            shown[name] = ["unchanged", "unchanged"]
         elif steps <= known.keys():
             kind = weakest_kind(known[n].kind for n in steps)
             shown[name] = [f"{kind}, {count_noun(len(steps), 'step')}", kind]

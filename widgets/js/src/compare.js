@@ -68,8 +68,10 @@ function column(side, n, first, act) {
     h("div.ein-label", {}, h("b", {}, side.name), h(`span.ein-key.${n ? "new" : "old"}`, {}, `${counted(differ, "token")} ${n ? `not in ${first.name}` : "not in the next"}`)),
     formula(side),
     picture,
-    steps,
-    n && !side.follows ? h("button", { type: "button", title: "look for steps that lead straight from one to the other, for up to 20 s; they become a branch", onclick: () => act({ do: "connect", a: first.id, b: side.id }) }, `Find steps from ${first.name}`) : null,
-    kernels,
+    h("div", {},
+      steps,
+      n && !side.follows ? h("button", { type: "button", title: "look for steps that lead straight from one to the other, for up to 20 s; they become a branch", onclick: () => act({ do: "connect", a: first.id, b: side.id }) }, `Find steps from ${first.name}`) : null,
+      kernels,
+    ),
   );
 }

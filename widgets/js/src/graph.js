@@ -167,26 +167,33 @@ export function graphPanel({ act, save }) {
     });
   }
 
-  /** Write the chosen value of each node at its corner, and colour the nodes by it. */
+  /** Write the chosen value of each node as its last line, and colour the nodes by it. */
   function overlay() {
     const chosen = state.values?.[colour.value];
     const kinds = chosen ? [...new Set(Object.values(chosen).map(([, kind]) => kind))].filter((kind) => typeof kind === "string") : [];
     const paint = (kind) => (typeof kind === "string" ? (PROOFS[kind] ?? `var(--ein-fill-${TYPES[kinds.indexOf(kind) % TYPES.length]})`) : `color-mix(in srgb, var(--ein-heat) ${Math.round(90 * kind)}%, var(--ein-paper))`);
     for (const node of nodes()) {
       node.querySelector(".ein-value")?.remove();
+      const lines = node.querySelectorAll("text");
+      const last = lines.length > 1 ? lines[lines.length - 1] : null;
+      if (last) last.style.visibility = "";
       const [text, kind] = chosen?.[node.dataset.name] ?? [];
       if (chosen) node.style.setProperty("--ein-fill", text == null ? "none" : paint(kind));
       else node.style.removeProperty("--ein-fill");
       if (text == null) continue;
-      const { x, y, width } = node.getBBox();
+      const { x, y, width, height } = node.getBBox();
+      if (last) last.style.visibility = "hidden"; // the value stands in its place
+      const place = last ? { x: last.getAttribute("x"), y: last.getAttribute("y") } : { x: x + width / 2, y: y + height - 4 };
       const value = document.createElementNS("http://www.w3.org/2000/svg", "text");
-      for (const [name, given] of Object.entries({ class: "ein-value", x: x + width, y: y - 2, "text-anchor": "end" })) value.setAttribute(name, given);
+      for (const [name, given] of Object.entries({ class: "ein-value", ...place, "text-anchor": "middle" })) value.setAttribute(name, given);
       value.textContent = text;
       node.append(value);
+      const room = width - 8;
+      if (value.getComputedTextLength() > room) for (const [name, given] of [["textLength", room], ["lengthAdjust", "spacingAndGlyphs"]]) value.setAttribute(name, given);
     }
     const swatch = (fill, text) => h("span", {}, h("i", { style: `background:${fill}` }), text);
     if (!chosen) legend.replaceChildren(...(state.kinds ?? []).map((kind) => swatch(`var(--ein-fill-${kind})`, kind)));
-    else if (kinds.length) legend.replaceChildren(...kinds.map((kind) => swatch(paint(kind), { open: "not proved yet", unchanged: "as at the start" }[kind] ?? kind)));
+    else if (kinds.length) legend.replaceChildren(...kinds.map((kind) => swatch(paint(kind), kind === "open" ? "not proved yet" : kind)));
     else legend.replaceChildren(swatch(paint(0), "less"), swatch(paint(1), `most${colour.value === "time" ? ", estimated" : ""}`));
   }
 

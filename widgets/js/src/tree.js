@@ -372,6 +372,7 @@ export function treeView({ onselect, onhover = () => {} }) {
     request();
   });
   observer.observe(root);
+  for (const end of ["transitionend", "transitioncancel"]) root.addEventListener(end, request);
 
   function explain() {
     legend.replaceChildren(h("span", {}, mode), ...key(mode), h("span", {}, "■ candidate"), h("span", {}, "┄ merge"), said);
