@@ -46,6 +46,7 @@ export function candidateTable({ pick }) {
     const { columns, matches } = latest;
     const found = [...columns.found.values()].filter((c) => !matches || matches[c.state]);
     root.hidden = columns.found.size === 0;
+    root.classList.toggle("unmeasured", !times.size);
     const values = new Map(found.map((c) => [c, COLUMNS[by].value(c, columns, times)]));
     const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
     const order = (a, b) => (compare(values.get(a), values.get(b)) || a.seconds - b.seconds || a.state - b.state) * (down ? -1 : 1);
@@ -78,7 +79,7 @@ export function candidateTable({ pick }) {
       draw();
     };
     const mark = n === by ? (down ? " ▼" : " ▲") : "";
-    return h("th", { scope: "col", ariaSort: n === by ? (down ? "descending" : "ascending") : "none" }, h("button", { type: "button", onclick: turn, title: `sort by ${name}` }, name + mark));
+    return h("th", { scope: "col", data: { column: name }, ariaSort: n === by ? (down ? "descending" : "ascending") : "none" }, h("button", { type: "button", onclick: turn, title: `sort by ${name}` }, name + mark));
   }
 
   function row(c, members, key) {
