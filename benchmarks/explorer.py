@@ -1,9 +1,9 @@
 """Measure the latency of the explorer through JupyterLab in Chromium: ``python -m benchmarks.explorer``.
 
-The measurements are: from a click to the Python event, and to the list of rules; the first picture of 10,000 states;
-frames while a search extends the tree; the largest update; from a kernel interrupt to the end of the search.  Figures
-are medians over clicks or frames.  A browser shows a frame every 16.7 ms; the page's own work per frame (scripts,
-layout, painting) is reported as well.
+The measurements are: from a click to the Python event, and to the list of rules; the first picture of 20,000 states;
+with the plots open, frames while these are dragged, and from a filter to its picture; frames while a search extends the
+tree; the largest update; from a kernel interrupt to the end of the search.  Figures are medians over clicks or frames.
+A browser shows a frame every 16.7 ms; the page's own work per frame (scripts, layout, painting) is reported as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import nbformat
 
 from tests.lab_kit import jupyterlab, visit
 
-CLICKS, STATES, SECONDS = 20, 10_000, 10
+CLICKS, STATES, SECONDS, DRAGS = 20, 20_000, 10, 200
 START = """import einnet_explore as ee, einnet_widgets, json, time
 from dataclasses import replace
 session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
@@ -34,13 +34,17 @@ face.desk.receive = lambda *asked: (events.append(time.time()), receive(*asked))
 face"""
 LARGE = f"""other = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
 run = other.search(max_depth=3, strategy="paper", budget=20)
-states = run.search.states
+states, found = run.search.states, {{c.state: c for c in run.candidates}}
 block = len(states)
 while len(states) < {STATES}:
-    old = states[len(states) % block or 1]
-    shift = len(states) - len(states) % block
-    states.append(replace(old, id=len(states), parent=old.parent + shift if old.parent else 0, phase="explorative"))
-einnet_widgets.SearchMonitor(other)"""
+    shift, n = len(states) - len(states) % block, len(states)
+    old = states[n % block or 1]
+    if old.id in found:
+        run.candidates.append(replace(found[old.id], state=n))
+        run.found_seconds[n] = n / 1000
+    states.append(replace(old, id=n, parent=old.parent + shift if old.parent else 0))
+large = einnet_widgets.SearchMonitor(other)
+large"""
 LIVE = """live = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
 feed = live.live_search(max_depth=7, strategy="paper", budget=60)
 monitor = einnet_widgets.SearchMonitor(live)
@@ -54,6 +58,24 @@ const after = new MessageChannel();
 after.port1.onmessage = () => window.work_.push(performance.now() - began);
 (function next() { const now = performance.now(); window.frames_.push(now - last); last = began = now;
 after.port2.postMessage(0); requestAnimationFrame(next); })(); }"""
+FILTER = """words => new Promise(done => {
+  const panel = [...document.querySelectorAll('.ein-search')].at(-1), field = panel.querySelector('.ein-filter');
+  const began = performance.now(), after = new MessageChannel();
+  after.port1.onmessage = () => done(performance.now() - began);
+  field.value = words;
+  field.dispatchEvent(new Event('input', { bubbles: true }));
+  requestAnimationFrame(() => after.port2.postMessage(0));
+})"""
+FILTERS = (
+    "rule:split",
+    "cost<20us",
+    "operator:matmul",
+    "m=196",
+    "depth=2",
+    "candidates",
+    "distance<=1 rule:merging",
+    "",
+)
 INTERRUPT = """() => new Promise(done => {
   const facts = [...document.querySelectorAll('.ein-search .ein-facts')].at(-1), began = performance.now();
   const look = () => facts.textContent.startsWith('ended') ? done(performance.now() - began) : setTimeout(look, 5);
@@ -94,6 +116,7 @@ def measured(page: Any) -> dict[str, float]:
     run(page, 2)
     page.wait_for_function(f"() => Number(document.querySelectorAll('.ein-tree')[1]?.dataset.count) >= {STATES}")
     large = json.loads(page.locator(".ein-tree").nth(1).get_attribute("data-times"))
+    dragged = panned(page)
     run(page, 3)
     page.locator(".ein-tree").nth(2).scroll_into_view_if_needed()
     page.evaluate(FRAMES)
@@ -104,13 +127,53 @@ def measured(page: Any) -> dict[str, float]:
     return {
         "click_to_python_ms": median(event - began for event, (began, _) in zip(events, clicks, strict=True)),
         "click_to_rules_ms": median(spent for _, spent in clicks),
-        "states_10000_layout_ms": large["layout"],
-        "states_10000_draw_ms": large["draw"],
+        "states_layout_ms": large["layout"],
+        "states_draw_ms": large["draw"],
+        **dragged,
         "live_frame_ms": median(frames),
         "live_frame_work_ms": median(work),
         "live_draw_ms": drawn["draw"],
         "interrupt_to_ended_ms": ended,
         "largest_tree_message_bytes": max(json.loads(run(page, 4))),
+    }
+
+
+def panned(page: Any) -> dict[str, float]:
+    """Return frames while the last tree is dragged, with its plots open, and the time from a filter to its picture."""
+    panel = page.locator(".ein-search").last
+    panel.locator(".ein-plots > summary").click()
+    panel.locator(".ein-plots circle").first.wait_for()
+    canvas = panel.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable")
+    taken = {"TaskDuration": 0.0, "JSHeapUsedSize": 0.0}
+
+    def read() -> dict[str, float]:
+        found = metrics.send("Performance.getMetrics")["metrics"]
+        return {each["name"]: each["value"] for each in found if each["name"] in taken}
+
+    page.mouse.move(x, y)
+    page.mouse.down()
+    before = read()
+    page.evaluate(FRAMES)
+    for n in range(DRAGS):
+        page.mouse.move(x + 200 * (n % 40 - 20) / 20, y)
+        page.wait_for_timeout(16)
+    frames, work = page.evaluate("() => [window.frames_, window.work_]")
+    after = read()
+    page.mouse.up()
+    filters = [page.evaluate(FILTER, words) for words in FILTERS]
+    return {
+        "states_frame_ms": median(frames),
+        "states_frame_95_ms": sorted(frames)[int(0.95 * len(frames))],
+        "states_frame_work_ms": median(work),
+        "states_frame_processor_ms": 1000 * (after["TaskDuration"] - before["TaskDuration"]) / len(frames),
+        "states_filter_ms": median(filters),
+        "states_filter_largest_ms": max(filters),
+        "heap_megabytes": after["JSHeapUsedSize"] / 1e6,
     }
 
 

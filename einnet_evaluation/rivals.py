@@ -31,16 +31,18 @@ class Rival:
     extra: str
     open: Opener
 
+    @property
+    def install(self) -> str:
+        """The command that installs the runtime."""
+        return f"pip install 'einnet-explore[{self.extra}]'"
+
     def why_missing(self) -> str | None:
         """Return why the runtime cannot be used here, None if it is installed."""
         missing = [module for module in self.modules if importlib.util.find_spec(module) is None]
         if not missing:
             return None
         found = " and ".join(missing)
-        return (
-            f"found no Python package {found}, expected it for the engine {self.name}: "
-            f"pip install 'einnet-explore[{self.extra}]'"
-        )
+        return f"found no Python package {found}, expected it for the engine {self.name}: {self.install}"
 
     def start(self, model: Model, feeds: Arrays, threads: int) -> OpenModel:
         """Return *model* on *feeds*; raise ValueError if the runtime is missing, or does not convert or run it."""

@@ -11,10 +11,11 @@ import einnet_explore as ee
 from einnet_explore.ir import Program
 from einnet_explore.session.comparison import changed_paths
 from einnet_explore.strategies.events import State
-from einnet_explore.syntax.computation_graph import Graph, GraphNode, computation_graph
+from einnet_explore.syntax.computation_graph import Graph, GraphNode, NodeGroup, computation_graph, dot_of
 from einnet_explore.viz import views
 from einnet_explore.viz.figure import Figure, text_width
-from einnet_explore.viz.graph_figures import TreeNode, draw_tree, graph_figure, layout_graph, tree_figure
+from einnet_explore.viz.graph_figures import TreeNode, align_graphs, draw_tree, graph_figure, layout_graph, tree_figure
+from einnet_explore.viz.graph_layers import fold_layers, layer_groups, program_layers
 from einnet_explore.viz.views import formula_figure
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -97,6 +98,44 @@ def test_equal_labels_on_one_side_below_a_node_are_drawn_once() -> None:
 
 def test_our_layout_of_an_empty_graph() -> None:
     assert texts(layout_graph(Graph((), ()), "nothing").svg()) == ["nothing"]
+
+
+RESIDUAL = ee.parse(
+    """tensor X[4] tensor W[4] weight tensor V[4] weight
+    A[i:4] = exp(X[i])
+    B[i:4] = A[i] * W[i]
+    C[i:4] = exp(B[i]) * V[i]
+    D[i:4] = C[i] + A[i]
+    E[i:4] = D[i] * V[i]
+    F[i:4] = exp(E[i])
+    Y[i:4] = F[i] + D[i]"""
+)
+
+
+def test_layers_end_where_few_results_are_read_later_and_fold_with_their_own_weights() -> None:
+    drawn = computation_graph(RESIDUAL)
+    whole = program_layers(RESIDUAL)
+    assert [part.names for part in whole.parts] == [("A",), ("B", "C", "D"), ("E", "F", "Y")]
+    first, second = whole.inner()
+    shown, home = fold_layers(drawn, [first], {"W", "V"})
+    assert [node.name for node in shown.nodes] == ["X", first.title, "V", "A", "E", "F", "Y"]
+    assert home == dict.fromkeys("BCDW", "B … D") and ("A", "B … D", "4") in shown.edges
+    (group,) = layer_groups(whole, [first])
+    assert group == NodeGroup(second.title, "layer", ("E", "F", "Y"))
+    assert 'subgraph "cluster_E … Y"' in dot_of(shown, "", [group]) and "3 equations" in dot_of(shown)
+    assert {"B … D", "E … Y"} <= set(texts(graph_figure(RESIDUAL, folded=True).svg))
+
+
+def test_nodes_of_one_name_stand_in_one_place_in_aligned_graphs() -> None:
+    other = ee.parse("tensor X[4] A[i:4] = exp(X[i]) G[i:4] = A[i] + 1 Y[i:4] = G[i] + A[i]")
+    graphs = computation_graph(RESIDUAL), computation_graph(other)
+    one, two = (boxes(picture.svg()) for picture in align_graphs(graphs, ("one", "two")))
+    shared = one.keys() & two.keys()
+    assert shared == {"X", "A", "Y"} and [one[name] for name in shared] == [two[name] for name in shared]
+    nodes = tuple(GraphNode(name, "expression", name) for name in "AB")
+    turned = Graph(nodes, (("A", "B", ""),)), Graph(nodes, (("B", "A", ""),))
+    one, two = (boxes(picture.svg()) for picture in align_graphs(turned, ("", "")))
+    assert one["A"][3] < one["B"][1] and two["B"][3] < two["A"][1]  # no order suits both
 
 
 def test_graphs_with_and_without_graphviz_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

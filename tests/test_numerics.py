@@ -50,15 +50,7 @@ from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.subprogram import TunedSubprogram
-from einnet_explore.pipeline.tuning_context import (
-    APPROXIMATING,
-    LEVELS,
-    REASSOCIATING,
-    Settings,
-    allowed_rules,
-    derivation_level,
-    rule_level,
-)
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
@@ -73,6 +65,14 @@ from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Options
+from einnet_explore.strategies.rounding_levels import (
+    APPROXIMATING,
+    LEVELS,
+    REASSOCIATING,
+    allowed_rules,
+    derivation_level,
+    rule_level,
+)
 from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.support.errors import BackendError
 from tests.test_online_softmax import attention

@@ -31,12 +31,13 @@ from einnet_explore.pipeline.baseline import discriminating_inputs
 from einnet_explore.pipeline.optimiser import Optimiser, Tuner, make_settings, optimize_model, parse_budget
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
-from einnet_explore.pipeline.tuning_context import LEVELS, Settings
+from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
+from einnet_explore.strategies.rounding_levels import LEVELS
 from einnet_explore.support import limits
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.executors import SerialExecutor

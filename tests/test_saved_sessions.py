@@ -166,7 +166,7 @@ def test_pins_have_names_and_nodes_have_notes() -> None:
         (
             lambda: session.goto("Matmul"),
             ValueError,
-            "expected a label such as 'E7', or a pin: node 0, node 1, the end",
+            "expected a label such as 'E7' or '#7', or a pin: node 0, node 1, the end",
         ),
         (lambda: session.unpin("Matmul"), LookupError, "no pin is called 'Matmul': there are node 0"),
     ):

@@ -148,7 +148,7 @@ def test_two_nodes_are_compared() -> None:
     pair = session.compare(0, 2)
     assert not pair.same and pair.certificate.kind == "proved" and pair.seconds[0] != pair.seconds[1]
     assert session.compare(2, 2).same
-    assert "different programs; proved" in repr(pair) and "node 2" in pair._repr_mimebundle_()["text/html"]
+    assert "different programs; proved" in repr(pair) and "#2" in pair._repr_mimebundle_()["text/html"]
     assert session.compare(1, 3).changed == (((0,),), ((0,),))
     assert session.compare(1, 2).changed == (((0, 0),), ((0,), (1,), (2,), (3, 0)))
     there = session.compare(2, 3)
@@ -157,7 +157,7 @@ def test_two_nodes_are_compared() -> None:
     old, new = pair.changed_tokens
     assert old and new and session.compare(2, 2).changed_tokens == ([], [])
     html = pair._repr_mimebundle_()["text/html"]
-    assert html.count("data:image/svg+xml") == 2 and "<mark>" in html and "from node 0 to node 2" in html
+    assert html.count("data:image/svg+xml") == 2 and "<mark>" in html and "from #0 to #2" in html
     for wrong in ((0, 9), (-1, 0)):
         with pytest.raises(IndexError, match="expected 0 to 3"):
             session.compare(*wrong)
@@ -186,6 +186,20 @@ def test_certificates_are_found_once() -> None:
     for wrong in (0, 9):
         with pytest.raises(IndexError, match=f"node {wrong}: expected 1 to 3"):
             session.certificate(wrong)
+
+
+def test_labels_name_nodes_by_number_and_by_steps() -> None:
+    session = branched()
+    assert [session.node(label) for label in ("#3", "E0", "E1", "E2")] == [3, 0, 1, 2] and session.here == 2
+    session.goto("#3")
+    assert session.node("E2") == 3
+    session.goto("E1")
+    with pytest.raises(ValueError, match="node 'E2': expected one of #2, #3"):
+        session.goto("E2")
+    for label, said in (("#4", "node 4: expected 0 to 3"), ("E3", "node E3: expected E0 to E2")):
+        with pytest.raises(IndexError, match=said):
+            session.goto(label)
+    assert session.name(3) == "#3" and session.here == 1
 
 
 def test_the_table_of_a_scope_against_an_operator() -> None:

@@ -110,7 +110,7 @@ def test_a_search_starts_from_pins_and_results() -> None:
     assert alone.search.start == session.nodes[1].end
     both = session.search(starts=[0, "left"], max_depth=0)
     assert both.search.start == CONV and any(s.parent == 0 and s.phase == "converging" for s in both.search.states)
-    with pytest.raises(ValueError, match="node 'up': expected a label such as 'E7', or a pin: left, right"):
+    with pytest.raises(ValueError, match="node 'up': expected a label such as 'E7' or '#7', or a pin: left, right"):
         session.search(starts=["up"])
 
 

@@ -59,7 +59,7 @@ def test_every_message_is_a_call_of_the_session() -> None:
     sent = told(face)
     face.receive({"do": "kernels", "node": 0})
     assert "void" in sent[0][0]["kernels"][0]["text"]
-    assert "node 1" in [row["key"] for row in describe_bench(session)]
+    assert "#1" in [row["key"] for row in describe_bench(session)]
     face.receive({"do": "compare", "a": 0, "b": 9})
     assert "expected 0 to 1" in face.notice["text"]
     face.receive({"do": "compare"})
@@ -88,7 +88,7 @@ def test_steps_from_code_are_displayed_and_proved() -> None:
     until(lambda: face.expression["certificate"])
     assert face.expression["certificate"]["kind"] == "proved"
     until(lambda: [n["certificate"] for n in face.history["nodes"]] == [None] + ["proved"] * 7)
-    assert face.graph["kinds"].keys() == {"input", "weight", "library", "eOperator", "view"}
+    assert set(face.graph["kinds"]) == {"input", "weight", "library", "eOperator", "view"}
     assert "at compile time" in face.graph["svg"] or "dot" not in face.graph["svg"]
     assert face.expression["certificate"]["says"].startswith("7 steps; the weakest: proved")
     session.goto(1)
@@ -237,7 +237,14 @@ def test_a_huge_program_is_shown_in_small_updates() -> None:
     ]
     face = einnet_widgets.Explorer(ee.explore(ee.parse("\n".join(lines))))
     assert "62 equations" in face.rules["unsaid"] and face.rules["refusals"] == []
+    assert len(face.graph["folded"]) == 8 and "Y0 … Y7" in face.graph["svg"]
+    face.receive({"do": "fold", "layer": "Y0 … Y7"})
+    assert len(face.graph["folded"]) == 7 and face.graph["paths"]["Y7"] == "7" and "Y8" not in face.graph["paths"]
+    assert face.graph["values"]["time"]["Y8 … Y15"][1] == 1 > face.graph["values"]["time"]["Y6"][1] > 0
+    face.receive({"do": "fold", "all": False})
     assert face.graph["svg"] == "" and "63 nodes: too many to be drawn here" in face.graph["says"]
+    face.receive({"do": "fold", "all": True})
+    assert len(face.graph["folded"]) == 8
     face.receive({"do": "reach", "reach": "everywhere"})
     assert len(face.rules["matches"]) == describe.LISTED and face.rules["more"] > 0
     sizes = {name: len(json.dumps(getattr(face, name))) for name in ("expression", "rules", "graph", "history")}
@@ -404,3 +411,18 @@ def test_selection_pins_and_run_of_an_explorer_can_be_observed() -> None:
             wrong()
     with pytest.raises(traitlets.TraitError, match="read-only"):
         explorer.pins = {}
+
+
+def test_steps_between_branches_are_looked_for_and_become_a_branch() -> None:
+    session = ee.explore(CONV)
+    face = einnet_widgets.Explorer(session)
+    for outer in (["r", "s"], ["r"]):
+        session.goto(0)
+        session.apply("summation_splitting", at="Y", outer=outer)
+    face.receive({"do": "compare", "a": 1, "b": 2})
+    assert not face.compare["sides"][1]["follows"]
+    face.receive({"do": "connect", "a": 1, "b": 2})
+    until(lambda: "the branch ends with #" in face.notice["text"])
+    first, end = face.history["chosen"]
+    assert first == 1 and face.compare["sides"][1]["follows"] and session.way(end)[1] == 1
+    assert ee.program_key(session.nodes[end].end) == ee.program_key(session.nodes[2].end) and session.here == 2

@@ -1,6 +1,7 @@
 """Other panels: search, times of candidates, iterator table, models, quizzes."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import onnx
 
 import einnet_explore as ee
 import einnet_widgets
+from einnet_evaluation import rivals
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.profile_store import TimeStore, record_rates, recorded_key
 from einnet_explore.session.run import Run
@@ -83,6 +85,7 @@ def test_states_are_shown_taken_pinned_and_searched_from() -> None:
     face.receive({"do": "state", "state": best.state})
     detail = face.search["detail"]
     assert detail["seconds"] == best.seconds and len(detail["steps"]) == len(best.derivation.steps)
+    until(lambda: any(match["best"] == best.seconds for match in face.rules["matches"]))
     why = next(s.id for s in run.search.states if run.why_pruned(s.id))
     face.receive({"do": "state", "state": why})
     assert face.search["detail"]["why"] == list(run.why_pruned(why))
@@ -91,7 +94,7 @@ def test_states_are_shown_taken_pinned_and_searched_from() -> None:
     assert sent[0][0]["name"] == "tree.svg" and sent[0][0]["text"] == run.tree().svg
     face.receive({"do": "pin", "state": best.state})
     assert session.here == 0 and len(session.nodes) == 1 + len(best.derivation.steps)
-    assert f"node {len(session.nodes) - 1}" in face.notice["text"]
+    assert f"#{len(session.nodes) - 1}" in face.notice["text"]
     face.receive({"do": "take", "state": best.state})
     assert session.program == best.program and len(session.nodes) == 1 + len(best.derivation.steps)
     kept = next(s.id for s in run.search.states if s.phase == "explorative")
@@ -130,18 +133,29 @@ def test_the_iterator_table_marks_what_does_not_fit() -> None:
     assert pool.table["rows"] is None and "Matmul has 2 operands" in pool.table["says"]
 
 
-def test_candidates_are_measured_with_the_original() -> None:
+def test_candidates_are_measured_with_the_original_and_in_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rivals.RIVALS, "ncnn", replace(rivals.RIVALS["ncnn"], modules=("no_such_module",)))
     session = ee.explore(CONV)
     by_hand(session)
     face = einnet_widgets.BenchPanel(session)
-    assert [row["key"] for row in face.bench["rows"]] == ["start", "node 7"]
-    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 4})
+    assert [row["key"] for row in face.bench["rows"]] == ["start", "#7"]
+    until(lambda: len(face.bench["rows"]) > 2)
+    *_, last = face.bench["rows"]
+    assert last["missing"] == "not installed: pip install 'einnet-explore[rivals]'" and not last["suggested"]
+    face.receive({"do": "bench", "keys": ["#7", "onnxruntime"], "rounds": 4})
     assert face.bench["running"]
     face.receive({"do": "bench", "keys": [], "rounds": 4})
     assert "a measurement is running" in face.notice["text"]
     until(lambda: not face.bench["running"], 60)
-    first, second = face.bench["rows"]
+    measured = [row for row in face.bench["rows"] if row["measured"]]
+    assert [row["measured"] for row in measured] == sorted(row["measured"] for row in measured)
+    assert face.bench["rows"][:3] == measured
+    rows = {row["key"]: row for row in measured}
+    first, second, engine = (rows[key] for key in ("start", "#7", "onnxruntime"))
     assert first["speedup"] == 1 and second["measured"] > 0 and second["error"] < 1e-4
+    assert (
+        engine["error"] < 1e-4 and engine["estimated"] is engine["roof"] is None and "onnxruntime" in face.bench["csv"]
+    )
     assert 0 < second["roof"]["part"] == max(second["roof"]["flops_part"], second["roof"]["bytes_part"])
     assert "4 interleaved rounds, 1 thread" in face.bench["caption"] and "numpy" in face.bench["caption"]
     assert face.bench["csv"].startswith("program,estimated_seconds,") and "<svg" in face.bench["svg"]
@@ -165,17 +179,19 @@ def test_unavailable_devices_are_marked(tmp_path: Path, monkeypatch: pytest.Monk
         ("tpu", "no such device"),
         (f"profile:{recording}", "no such file"),
     ):
-        face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": device})
+        face.receive({"do": "bench", "keys": ["#7"], "rounds": 3, "device": device})
         until(lambda: not face.bench["running"])
         assert said in face.notice["text"]
+    face.receive({"do": "bench", "keys": ["onnxruntime"], "rounds": 3, "device": f"profile:{recording}"})
+    assert "onnxruntime, which are measured on cpu only" in face.notice["text"]
     rates = {"peak_flops": 1e13, "memory_bandwidth": 1e12, "cache_bandwidth": 3e12, "cache_bytes": 1e6}
     record_rates(recording, "far away", "lib 1", rates | {"call_seconds": 1e-6})
     store = TimeStore(recording)
     product = next(e for e in session.program.equations if e.via and e.via.operator == "Matmul")
     store.record(recorded_key(product, "far away", "lib 1"), 0.5, "measured")
-    face.receive({"do": "bench", "keys": ["node 7"], "rounds": 3, "device": f"profile:{recording}"})
+    face.receive({"do": "bench", "keys": ["#7"], "rounds": 3, "device": f"profile:{recording}"})
     until(lambda: not face.bench["running"] and face.bench["csv"])
-    first, second = face.bench["rows"]
+    first, second, *_ = face.bench["rows"]
     assert second["measured"] > 0.5 > first["measured"] and second["speedup"] < 1
     assert first["how"].startswith("estimated") and second["iqr"] == 0 and second["roof"]["part"] < 0.1
     assert "as recorded, not run here, far away" in face.bench["caption"]

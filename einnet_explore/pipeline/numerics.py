@@ -19,17 +19,13 @@ from einnet_explore.equivalence.slices import slice_scope
 from einnet_explore.interpreter.running_error import BoundedValue, running_error
 from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
 from einnet_explore.pipeline.tuning_context import (
-    LEVELS,
     OUT_OF_MEMORY,
-    Level,
     OriginalOpener,
     ProgramCompiler,
-    derivation_level,
-    parse_level,
-    rule_level,
 )
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.strategies.rounding_levels import LEVELS, Level, derivation_level, parse_level, rule_level
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
 

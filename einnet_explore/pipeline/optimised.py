@@ -28,11 +28,12 @@ from einnet_explore.pipeline.bundle import BundledPlan, write_bundle
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
-from einnet_explore.pipeline.tuning_context import LEVELS, TuningHistory
+from einnet_explore.pipeline.tuning_context import TuningHistory
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array, Arrays
 from einnet_explore.runtime.measurement import Timing, time_calls
 from einnet_explore.strategies.candidate import to_record
+from einnet_explore.strategies.rounding_levels import LEVELS
 from einnet_explore.support.json_values import JsonObject, as_number
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, printable

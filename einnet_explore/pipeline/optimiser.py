@@ -48,7 +48,6 @@ from einnet_explore.pipeline.tuning_context import (
     Settings,
     TuningHistory,
     library_forms,
-    parse_level,
     program_model,
 )
 from einnet_explore.pipeline.tuning_task import (
@@ -68,6 +67,7 @@ from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
 from einnet_explore.runtime.profile_store import PROFILE_PREFIX
+from einnet_explore.strategies.rounding_levels import parse_level
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.executors import WorkExecutor
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object
@@ -591,7 +591,7 @@ def optimize_model(
     *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted; final
     selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that pay in ONNX Runtime
     on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding differences
-    (``tuning_context.Level``).  *states* bounds each search by its states and not by the clock; *executor*
+    (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by the clock; *executor*
     (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C keeps what was found so
     far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
     """

@@ -20,28 +20,6 @@ from einnet_explore.cost import CostModel, cpu_default, program_seconds
 from einnet_explore.ir import Program
 from einnet_explore.onnx_export.lowering import EXPORT_OPSET, IR_VERSION, to_onnx
 from einnet_explore.pipeline.plan import open_session
-from einnet_explore.rules import (
-    BATCH_MERGING,
-    BILINEAR_PRODUCT,
-    BILINEAR_SUBSTITUTION,
-    CANCELLATION,
-    COMMON_FACTOR,
-    CONTRACTION_ORDER,
-    DISTRIBUTIVITY,
-    EXPRESSION_SPLITTING,
-    HOMOMORPHISM,
-    MONOTONE_EXCHANGE,
-    ONE_PASS_GENERATION,
-    POSITIVE_SCALING,
-    PREFIX_SPLITTING,
-    RECENTRING,
-    ROW_GENERATION,
-    SUMMATION_EXCHANGE,
-    SUMMATION_SPLITTING,
-    VARIABLE_SUBSTITUTION,
-    Derivation,
-    Rule,
-)
 from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.implementation_choice import (
     ProfileStore,
@@ -54,6 +32,7 @@ from einnet_explore.runtime.profile_store import device_name, library_versions, 
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
+from einnet_explore.strategies.rounding_levels import Level
 from einnet_explore.support.errors import BackendError
 
 ProgramCompiler: TypeAlias = "Callable[[Program, Arrays], Callable[[Arrays], Arrays]]"
@@ -72,57 +51,7 @@ OUT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
 Runtime: TypeAlias = Literal["plan", "onnxruntime"]
 """The runtime of the optimised model: our plan, or ONNX Runtime alone on the exported file."""
 
-Level: TypeAlias = Literal["exact", "reassociate", "approximate"]
-"""How far a derivation may change rounding errors.
-
-* ``exact``: every sum keeps its terms and their order.
-* ``reassociate``: sums are reordered or split, factors move in and out of them; the error bound stays that of the sum
-  of the same terms' magnitudes.
-* ``approximate``: other terms are summed, which may be larger and cancel.
-"""
-
 RUNTIMES: tuple[Runtime, ...] = ("plan", "onnxruntime")
-LEVELS: tuple[Level, ...] = ("exact", "reassociate", "approximate")
-
-
-REASSOCIATING = frozenset(
-    rule.name
-    for rule in (
-        SUMMATION_SPLITTING, VARIABLE_SUBSTITUTION, EXPRESSION_SPLITTING, BATCH_MERGING, DISTRIBUTIVITY,
-        SUMMATION_EXCHANGE, CONTRACTION_ORDER, ROW_GENERATION, MONOTONE_EXCHANGE, POSITIVE_SCALING,
-        CANCELLATION, COMMON_FACTOR, PREFIX_SPLITTING,
-    )
-)  # fmt: skip
-
-APPROXIMATING = frozenset(
-    rule.name
-    for rule in (
-        BILINEAR_SUBSTITUTION, BILINEAR_PRODUCT, RECENTRING, ONE_PASS_GENERATION, HOMOMORPHISM,
-    )
-)  # fmt: skip
-
-
-def parse_level(text: str) -> Level:
-    """Return the level called *text*; raises ValueError if it is unknown."""
-    for level in LEVELS:
-        if level == text:
-            return level
-    raise ValueError(f"numerics {text!r}: expected one of {', '.join(LEVELS)}")
-
-
-def rule_level(rule: Rule[object]) -> Level:
-    """Return the level of *rule*."""
-    return LEVELS[(rule.name in REASSOCIATING) + 2 * (rule.name in APPROXIMATING)]
-
-
-def derivation_level(derivation: Derivation) -> Level:
-    """Return the highest level of the steps of *derivation*."""
-    return max((rule_level(step.match.rule) for step in derivation.steps), key=LEVELS.index, default=LEVELS[0])
-
-
-def allowed_rules(rules: Iterable[Rule[object]], most: Level) -> tuple[Rule[object], ...]:
-    """Return those of *rules* whose level is at most *most*."""
-    return tuple(rule for rule in rules if LEVELS.index(rule_level(rule)) <= LEVELS.index(most))
 
 
 @dataclass(frozen=True, slots=True)

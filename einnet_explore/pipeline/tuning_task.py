@@ -29,7 +29,6 @@ from einnet_explore.pipeline.tuning_context import (
     OriginalOpener,
     Settings,
     TuningContext,
-    allowed_rules,
 )
 from einnet_explore.rules import FEWER_PRODUCTS, RULES, Derivation
 from einnet_explore.rules.base import MatchJson
@@ -42,6 +41,7 @@ from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import BETWEEN, Cost, Options
 from einnet_explore.strategies.program_search import ProgramSearch, search_program
+from einnet_explore.strategies.rounding_levels import allowed_rules
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.executors import (
     Cluster,

@@ -143,9 +143,9 @@ def post_optimize(found: Candidate | Derivation) -> Derivation:
     return post_optimise(found if isinstance(found, Derivation) else found.derivation)
 
 
-def graph(program: Program, title: str = "") -> Figure:
-    """Return the computation graph of *program* as a figure."""
-    return graph_figure(program, title)
+def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
+    """Return the computation graph of *program* as a figure; *folded*: with one node for each of its layers."""
+    return graph_figure(program, title, folded)
 
 
 # Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from einnet_explore.analysis.equations import weight_only
 from einnet_explore.cost import program_seconds
@@ -124,7 +124,8 @@ class CandidateMeasurements:
 
     *samples* are seconds a call, one a round; *errors* the largest difference of the outputs from the first program's,
     relative to the largest output; *failures* say why a program did not run.  *stage* is the current activity.  A
-    recorded profile of a *device* gives one time a program without a run: *hows* says how it was found.
+    recorded profile of a *device* gives one time a program without a run: *hows* says how it was found.  *engines* are
+    names of other engines, which ran the first program.
     """
 
     programs: Mapping[str, Program]
@@ -138,6 +139,7 @@ class CandidateMeasurements:
     library: str = ""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
     hows: Mapping[str, str] = field(default_factory=dict)
+    engines: frozenset[str] = frozenset()
 
     def median(self, name: str) -> float | None:
         """Return the seconds of the program *name*; None if it was not measured."""
@@ -150,6 +152,10 @@ class CandidateMeasurements:
             return 0.0
         low, _, high = quantiles(samples, n=4)
         return high - low
+
+    def estimate(self, name: str) -> float | None:
+        """Return the estimated seconds of the program *name*; None for another engine."""
+        return None if name in self.engines else program_seconds(self.programs[name])[0]
 
     def speedup(self, name: str) -> float | None:
         """Return the median over rounds of the speed-up of *name* over the first program; None if one is missing."""
@@ -172,11 +178,11 @@ class CandidateMeasurements:
     def sheet(self) -> ResultTable:
         """Return one row for each program, with all numbers."""
         rows = []
-        for name, p in self.programs.items():
+        for name in self.programs:
             at = self.position(name)
             rows.append(
                 (
-                    *(name, program_seconds(p)[0], self.median(name), self.iqr(name), self.speedup(name)),
+                    *(name, self.estimate(name), self.median(name), self.iqr(name), self.speedup(name)),
                     self.errors.get(name),
                     *((at.flops, at.bandwidth, at.part, at.bound) if at else (None, None, None, None)),
                     *(self.hows.get(name, "measured"), self.failures.get(name, "")),
@@ -193,13 +199,13 @@ class CandidateMeasurements:
         rows = tuple(
             (
                 name,
-                format_seconds(program_seconds(p)[0]),
+                "" if (estimated := self.estimate(name)) is None else format_seconds(estimated),
                 self.failures.get(name) or _time_text(self.median(name), self.iqr(name), self.hows.get(name)),
                 "" if self.speedup(name) is None else f"{self.speedup(name):.2f}×",
                 f"{self.errors[name]:.1e}" if name in self.errors else "",
                 str(self.position(name) or ""),
             )
-            for name, p in self.programs.items()
+            for name in self.programs
         )
         return TextTable(
             ("program", "estimated", "measured ± IQR", "speed-up", "max |err|", "roofline"), rows, self.caption
@@ -304,54 +310,75 @@ def check_measuring_device(device: str) -> None:
         raise ValueError(f"device {device!r}: no file is named, expected {PREFIX}FILE.sqlite")
 
 
+Opener: TypeAlias = "Callable[[Program, Arrays, int], tuple[Arrays, Callable[[], object]]]"
+"""Another engine: from a program, its inputs and weights, and a number of threads to the outputs and a call to time."""
+
+
 def bench(
-    programs: Mapping[str, Program], rounds: int = 15, threads: int = 1, seed: int = 0, device: str = "cpu"
+    programs: Mapping[str, Program],
+    rounds: int = 15,
+    threads: int = 1,
+    seed: int = 0,
+    device: str = "cpu",
+    engines: Mapping[str, Opener] | None = None,
 ) -> Iterable[CandidateMeasurements]:
     """Compile and time *programs* in interleaved rounds, all on the same random inputs; yield the measurements so far.
 
     Weights are constants.  The programs must have the same inputs and outputs.  The *device* is ``cpu``, ``cuda``, or
-    ``profile:FILE``, which gives recorded times without a run.  Raises ValueError for no program, for no rounds,
-    for a missing device, and if the first program does not run.
+    ``profile:FILE``, which gives recorded times without a run.  On a CPU, other *engines* run the first program in the
+    same rounds.  Raises ValueError for no program, for no rounds, for a missing device, for engines on a device other
+    than ``cpu``, and if the first program does not run.
     """
     if not programs:
         raise ValueError("no programs to measure, expected at least one")
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
     check_measuring_device(device)
+    if engines and device != "cpu":
+        raise ValueError(f"device {device!r}: found the engines {', '.join(engines)}, which are measured on cpu only")
     if device == "cpu":
-        return _measure_on_cpu(programs, rounds, threads, seed)
+        return _measure_on_cpu(programs, rounds, threads, seed, engines or {})
     if device == "cuda":
         return _measure_on_gpu(programs, rounds, seed)
     return _from_profile(programs, device)
 
 
 def _measure_on_cpu(
-    programs: Mapping[str, Program], rounds: int, threads: int, seed: int
+    programs: Mapping[str, Program], rounds: int, threads: int, seed: int, engines: Mapping[str, Opener]
 ) -> Iterable[CandidateMeasurements]:
     from einnet_explore.runtime.measurement import time_calls
     from einnet_explore.runtime.profile_store import device_name, library_versions
 
-    feeds, constants = arrays(next(iter(programs.values())), seed)
+    first = next(iter(programs.values()))
+    feeds, constants = arrays(first, seed)
 
-    def prepare(program: Program) -> tuple[Arrays, Callable[[], None]]:
-        compiled = _compile(program, threads, constants)
+    def prepare(name: str) -> tuple[Arrays, Callable[[], object]]:
+        if name in engines:
+            try:
+                return engines[name](first, {**feeds, **constants}, threads)
+            except Exception as error:  # engines' exceptions share no base
+                raise BackendError(str(error) or type(error).__name__) from None
+        compiled = _compile(programs[name], threads, constants)
         return compiled.run(feeds), compiled.execute
 
-    def time_rounds(calls: Mapping[str, Callable[[], None]], count: int) -> dict[str, Sequence[float]]:
+    def time_rounds(calls: Mapping[str, Callable[[], object]], count: int) -> dict[str, Sequence[float]]:
         timings = time_calls(calls, rounds=count, min_seconds=0.0)
         return {name: timing.samples for name, timing in timings.items()}
 
     def measure_roof(program: Program) -> Roof:
         return cpu_roof(threads, working_set(program_work(program).nbytes))
 
-    known = CandidateMeasurements(programs, threads, device=device_name(), library=library_versions())
+    every = {**programs, **dict.fromkeys(engines, first)}
+    known = CandidateMeasurements(
+        every, threads, device=device_name(), library=library_versions(), engines=frozenset(engines)
+    )
     return _measure_in_turn(known, rounds, prepare, time_rounds, measure_roof)
 
 
 def _measure_in_turn(
     known: CandidateMeasurements,
     rounds: int,
-    prepare: Callable[[Program], tuple[Arrays, R]],
+    prepare: Callable[[str], tuple[Arrays, R]],
     time_rounds: Callable[[Mapping[str, R], int], Mapping[str, Sequence[float]]],
     measure_roof: Callable[[Program], Roof] | None = None,
 ) -> Iterable[CandidateMeasurements]:
@@ -360,10 +387,10 @@ def _measure_in_turn(
 
     calls: dict[str, R] = {}
     want: Arrays = {}
-    for n, (name, program) in enumerate(known.programs.items(), 1):
+    for n, name in enumerate(known.programs, 1):
         yield replace(known, stage=f"compiling {name}, {n} of {len(known.programs)}")
         try:
-            got, calls[name] = prepare(program)
+            got, calls[name] = prepare(name)
         except BackendError as error:
             if n == 1:
                 raise ValueError(f"{name}: {error}") from None
@@ -373,6 +400,8 @@ def _measure_in_turn(
         known = replace(known, errors={**known.errors, name: largest_error(want, got)})
     if measure_roof is not None:
         for name in calls:
+            if name in known.engines:
+                continue  # only its time is known
             yield replace(known, stage="measuring the device's ceilings")
             known = replace(known, roofs={**known.roofs, name: measure_roof(known.programs[name])})
     samples: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
@@ -398,7 +427,8 @@ def _measure_on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> 
 
     feeds, constants = arrays(next(iter(programs.values())), seed)
 
-    def prepare(program: Program) -> tuple[Arrays, Sequence[Callable[[], object]]]:
+    def prepare(name: str) -> tuple[Arrays, Sequence[Callable[[], object]]]:
+        program = programs[name]
         plan = cuda_plan(program)
         weights = {w: constants[w] for w in plan.weights}
         copies = execution.rotation_copies(program_work(program).nbytes)
@@ -406,8 +436,8 @@ def _measure_on_gpu(programs: Mapping[str, Program], rounds: int, seed: int) -> 
         results = [each.run(feeds) for each in compiled]  # every copy has the inputs then
         return results[0], [each.capture() for each in compiled]
 
-    name, library = execution.cuda_device().key
-    known = CandidateMeasurements(programs, 1, device=name, library=library)
+    device, library = execution.cuda_device().key
+    known = CandidateMeasurements(programs, 1, device=device, library=library)
     return _measure_in_turn(known, rounds, prepare, lambda calls, count: execution.time_in_rounds(calls, rounds=count))
 
 

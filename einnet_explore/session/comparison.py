@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -28,7 +28,7 @@ from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
 from einnet_explore.syntax.computation_graph import computation_graph
 from einnet_explore.syntax.tokens import changed_tokens
-from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR, draw_graph
+from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR, align_graphs
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 
 
@@ -130,6 +130,21 @@ def _without_sources(scope: Scope) -> Scope:
     return replace(scope, body=map_accesses(scope.body, lambda a: Access(_BLANK, a.index)))
 
 
+def compared_graphs(programs: Sequence[Program], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the computation graphs of *programs* as SVG; nodes of one name have one position in all of them.
+
+    Equations that the first program does not have are red; in the first, those that the second does not have.
+    """
+    graphs = []
+    for n, program in enumerate(programs):
+        other = programs[0 if n else min(1, len(programs) - 1)]
+        differ = {e.name for e in set(program.equations) - set(other.equations)}
+        graph = computation_graph(program)
+        nodes = (replace(node, colour=DIFFERENT_COLOUR if node.name in differ else "") for node in graph.nodes)
+        graphs.append(replace(graph, nodes=tuple(nodes)))
+    return tuple(picture.svg() for picture in align_graphs(graphs, names))
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayedAsTable):
     """Programs *before* and *after*, which may come from different branches; *names* describe them.
@@ -180,27 +195,9 @@ class Comparison(DisplayedAsTable):
         """The paths in each of the smallest scopes that the other does not have in the same place."""
         return changed_paths(self.after, self.before), changed_paths(self.before, self.after)
 
-    @property
-    def differing_equations(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The names of the equations of each that the other does not have."""
-        one, other = (frozenset(p.equations) for p in self.programs)
-        return frozenset(e.name for e in one - other), frozenset(e.name for e in other - one)
-
-    def graphs(self) -> tuple[str, str]:
-        """Return both computation graphs as SVG; equations that the other does not have are red."""
-        one, other = (
-            draw_graph(
-                replace(
-                    graph,
-                    nodes=tuple(replace(n, colour=DIFFERENT_COLOUR if n.name in names else "") for n in graph.nodes),
-                ),
-                title,
-            ).svg
-            for graph, names, title in zip(
-                map(computation_graph, self.programs), self.differing_equations, self.names, strict=True
-            )
-        )
-        return one, other
+    def graphs(self) -> tuple[str, ...]:
+        """Return both computation graphs as SVG, as ``compared_graphs`` does."""
+        return compared_graphs(self.programs, self.names)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         shown = self.table()._repr_mimebundle_()

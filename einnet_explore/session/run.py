@@ -40,10 +40,26 @@ SLOWER = 1.01
 class Run(RunningSearch):
     """A ``RunningSearch`` with proofs and pictures of its results."""
 
+    _passed = 0
+
     @cached_property
     def _proofs(self) -> dict[tuple[Program, Program], Certificate]:
         """The certificates so far, by pair of programs."""
         return {}
+
+    @cached_property
+    def _through(self) -> dict[Program, float]:
+        """The costs of ``reachable_seconds`` so far, of the first ``_passed`` candidates."""
+        return {}
+
+    def reachable_seconds(self, program: Program) -> float | None:
+        """Return the cost of the cheapest candidate whose derivation passes through *program*; None if none does."""
+        for candidate in self.candidates[self._passed :]:
+            self._passed += 1
+            for step in candidate.derivation.steps:
+                known = self._through.get(step.after, candidate.seconds)
+                self._through[step.after] = min(known, candidate.seconds)
+        return self._through.get(program)
 
     def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
         """Return a certificate for every step; a step of several candidates is proved once."""

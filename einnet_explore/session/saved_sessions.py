@@ -27,6 +27,9 @@ from einnet_explore.syntax import parse, text
 SESSION_FORMAT, SESSION_VERSION = "einnet-explore session", 1
 SESSION_SUFFIX = ".eins"
 
+NODE_LABEL = r"[E#]\d+"
+"""Labels of nodes, as ``session.DerivationTree.node`` reads them; no pin has such a name."""
+
 T = TypeVar("T")
 
 USUAL_RULES = (*RULES, *INTER_RULES)
@@ -172,7 +175,7 @@ class _Reader:
 
 
 def check_pin_name(name: str) -> str:
-    """Return *name* without blanks around it; raises ValueError if it is empty or a label such as ``E7``."""
-    if not (name := name.strip()) or re.fullmatch(r"E\d+", name):
-        raise ValueError(f"name {name!r}: expected a text that is no label of a node, such as E7")
+    """Return *name* without blanks around it; raises ValueError if it is empty or a label such as ``E7`` or ``#7``."""
+    if not (name := name.strip()) or re.fullmatch(NODE_LABEL, name):
+        raise ValueError(f"name {name!r}: expected a text that is no label of a node, such as E7 or #7")
     return name

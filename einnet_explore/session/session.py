@@ -37,6 +37,7 @@ from einnet_explore.session.explanations import (
 from einnet_explore.session.records import MATCHING, derivation_script, from_record, tree_script
 from einnet_explore.session.run import Run
 from einnet_explore.session.saved_sessions import (
+    NODE_LABEL,
     SESSION_FORMAT,
     SESSION_SUFFIX,
     USUAL_RULES,
@@ -47,6 +48,7 @@ from einnet_explore.strategies.candidate import Candidate, save_record, to_recor
 from einnet_explore.strategies.instantiation import guided_matching, known_rules, matching_rule
 from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import options_by_name
+from einnet_explore.strategies.rounding_levels import derivation_level
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
@@ -59,7 +61,7 @@ from einnet_explore.viz.views import Formula
 
 Observer: TypeAlias = "Callable[[DerivationTree], None]"
 Place: TypeAlias = int | str | Candidate | Derivation
-"""A node of a tree: its number, its label or the name of a pin, or a derivation to it."""
+"""A node of a tree: its number, its label (``#8``, ``E2``) or the name of a pin, or a derivation to it."""
 
 
 class DerivationTree:
@@ -148,18 +150,17 @@ class DerivationTree:
             return self.program
 
     def node(self, where: Place) -> int:
-        """Return the number of a node: a number, the name of a pin, a label (``"E7"``), or a search's result, kept.
+        """Return the number of a node: a number, the name of a pin, a label, or a search's result, which is kept.
 
-        Raises IndexError or ValueError, TypeError for anything else, such as the None of a search without a result.
+        ``"#8"`` is node 8; ``"E2"`` is the node two steps from the start on the way through the current one, or else
+        the only such node.  Raises IndexError; ValueError, also for a label of several nodes; TypeError for anything
+        else, such as the None of a search without a result.
         """
         match where:
             case str() if where in self.pins:
                 return self.pins[where]
             case str():
-                if not re.fullmatch(r"E\d+", where):
-                    pins = f", or a pin: {', '.join(self.pins)}" if self.pins else ""
-                    raise ValueError(f"node {where!r}: expected a label such as 'E7'{pins}")
-                node = int(where[1:])
+                node = self._labelled_node(where)
             case int():
                 node = where
             case Candidate() | Derivation():
@@ -170,11 +171,29 @@ class DerivationTree:
             raise IndexError(f"node {node}: expected 0 to {len(self.nodes) - 1}")
         return node
 
+    def _labelled_node(self, label: str) -> int:
+        if not re.fullmatch(NODE_LABEL, label):
+            pins = f", or a pin: {', '.join(self.pins)}" if self.pins else ""
+            raise ValueError(f"node {label!r}: expected a label such as 'E7' or '#7'{pins}")
+        number = int(label[1:])
+        if label.startswith("#"):
+            return number
+        found = [n for n, derivation in enumerate(self.nodes) if len(derivation.steps) == number]
+        near = [n for n in found if n in self.way() or self.here in self.way(n)]
+        match near or found:
+            case [node]:
+                return node
+            case []:
+                deepest = max(len(derivation.steps) for derivation in self.nodes)
+                raise IndexError(f"node {label}: expected E0 to E{deepest}")
+            case several:
+                raise ValueError(f"node {label!r}: expected one of {', '.join(f'#{n}' for n in several)}")
+
     def pin(self, where: Place | None = None, name: str = "") -> str:
         """Give a node (None: the current one) a *name* and return it; a search's result is kept as a node.
 
         Without a *name*, the node's name, or one made of its library calls.  The name of another node moves here.
-        Raises ValueError for a name like ``E7``, and what ``node`` raises.
+        Raises ValueError for a name like ``E7`` or ``#7``, and what ``node`` raises.
         """
         with self._lock:
             node = self.here if where is None else self.node(where)
@@ -191,8 +210,8 @@ class DerivationTree:
         return next(name for n in count(1) if (name := stem if n == 1 else f"{stem} {n}") not in self.pins)
 
     def name(self, node: int) -> str:
-        """Return the name of the first pin of *node*, or ``node 3``."""
-        return next((name for name, pinned in self.pins.items() if pinned == node), f"node {node}")
+        """Return the name of the first pin of *node*, or its label, such as ``#3``."""
+        return next((name for name, pinned in self.pins.items() if pinned == node), f"#{node}")
 
     def unpin(self, name: str) -> None:
         """Remove a name; its node and notes stay.  Raises LookupError with the names that there are."""
@@ -371,8 +390,6 @@ class Session(DerivationTree):
 
     def compare(self, one: Place, other: Place) -> Comparison:
         """Compare two nodes: programs, graphs, costs, numerics, steps between them; raises what ``node`` raises."""
-        from einnet_explore.pipeline.tuning_context import derivation_level
-
         one, other = self.node(one), self.node(other)
         names = (self.name(one), self.name(other))
         levels = (derivation_level(self.nodes[one]), derivation_level(self.nodes[other]))
@@ -413,9 +430,9 @@ class Session(DerivationTree):
         target = find_operators((operator,), self.operators)[0]
         return self.adopt(guided_matching(self.program, self.path(at), target))
 
-    def graph(self, title: str = "") -> Figure:
-        """Return the computation graph of the current program."""
-        return graph_figure(self.program, title)
+    def graph(self, title: str = "", folded: bool = False) -> Figure:
+        """Return the computation graph of the current program; *folded*: with one node for each of its layers."""
+        return graph_figure(self.program, title, folded)
 
     @renamed_argument("limit", "budget")
     def search(
@@ -594,8 +611,8 @@ class Session(DerivationTree):
         nodes = []
         for n, (derivation, parent) in enumerate(zip(self.nodes, self.parents, strict=True)):
             last = derivation.steps[-1].match if derivation.steps else None
-            label = f"{n}: {last.title} at {show_path(last.at)}" if last else "0: start"
-            nodes.append(TreeNode(n, parent, label, f"node {label}"))
+            label = f"#{n}: {last.title} at {show_path(last.at)}" if last else "#0: start"
+            nodes.append(TreeNode(n, parent, label, label))
         return draw_tree(nodes, self.here, f"{count_noun(len(nodes), 'node')}; the way to here is thick")
 
     def formula(self) -> Formula:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from einnet_explore.ir import FLOAT32, VIEW, Program, tensors
@@ -14,6 +15,7 @@ NODE_COLOURS = {
     "eOperator": "#f7cfcf",
     "view": "#ffffff",
     "expression": "#fdf3cf",
+    "layer": "#dcefe0",
 }
 """Fill colour of each kind of node; the shape differs too, so that colour is never the only sign."""
 
@@ -24,6 +26,7 @@ NODE_SHAPES = {
     "eOperator": "box",
     "view": "note",
     "expression": "component",
+    "layer": "box3d",
 }
 
 MAX_LABEL_CHARACTERS = 32
@@ -53,6 +56,15 @@ class Graph:
     edges: tuple[tuple[str, str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Names of nodes, and groups, that Graphviz draws in a box with the *title*; *kind* is the class of the box."""
+
+    title: str
+    kind: str
+    members: tuple[str | NodeGroup, ...]
+
+
 def computation_graph(program: Program) -> Graph:
     """Return the graph of *program*, with an edge, labelled by its shape, for every tensor that an equation reads."""
     nodes = [GraphNode(t.name, "weight" if t.weight else "input", t.name) for t in program.inputs]
@@ -80,8 +92,8 @@ def dot(program: Program, title: str = "") -> str:
     return dot_of(computation_graph(program), title)
 
 
-def dot_of(drawn: Graph, title: str = "") -> str:
-    """Return *drawn* in Graphviz's language."""
+def dot_of(drawn: Graph, title: str = "", groups: Iterable[NodeGroup] = ()) -> str:
+    """Return *drawn* in Graphviz's language, with a box around the nodes of each group."""
     lines = [
         "digraph program {",
         '  graph [rankdir=TB, pad=0.1, fontname="Helvetica", labelloc=t, label=' + _quote(title) + "];",
@@ -92,10 +104,25 @@ def dot_of(drawn: Graph, title: str = "") -> str:
         bold = ", penwidth=2" if node.kind == "eOperator" else ""
         lines.append(
             f"  {_quote(node.name)} [label={_quote(node.label)}, shape={NODE_SHAPES[node.kind]}, "
-            f'fillcolor="{node.fill}"{bold}];'
+            f'fillcolor="{node.fill}", class="{node.kind}"{bold}];'
         )
     lines += [f"  {_quote(a)} -> {_quote(b)} [label={_quote(label)}];" for a, b, label in drawn.edges]
+    lines += [line for group in groups for line in _cluster(group, "  ")]
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _cluster(group: NodeGroup, indent: str) -> Iterable[str]:
+    yield f"{indent}subgraph {_quote('cluster_' + group.title)} {{"
+    yield (
+        f'{indent}  label={_quote(group.title)}; class="{group.kind}"; fontname="Helvetica"; fontsize=10; labeljust=l; '
+        'style="rounded,dashed"; color="#888888";'
+    )
+    for member in group.members:
+        if isinstance(member, str):
+            yield f"{indent}  {_quote(member)};"
+        else:
+            yield from _cluster(member, f"{indent}  ")
+    yield f"{indent}}}"
 
 
 def _quote(text: str) -> str:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain, zip_longest
 from statistics import mean
 
 import graphviz
 
+from einnet_explore.analysis.equations import constant_tensors
 from einnet_explore.ir import Program, show_path
 from einnet_explore.rules import Match
 from einnet_explore.strategies.events import Pruned, State
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.wording import count_noun
-from einnet_explore.syntax.computation_graph import Graph, GraphNode, computation_graph, dot_of
+from einnet_explore.syntax.computation_graph import Graph, GraphNode, NodeGroup, computation_graph, dot_of
 from einnet_explore.viz.figure import (
     Curve,
     Ellipse,
@@ -36,6 +39,7 @@ from einnet_explore.viz.figure import (
     replace_illegal_characters,
     text_width,
 )
+from einnet_explore.viz.graph_layers import fold_layers, program_layers
 
 _GAP_PIXELS, _LAYER_PIXELS, _LINE_PIXELS = 28.0, 46.0, 14.0
 _ORDERING_SWEEPS = 8
@@ -56,24 +60,69 @@ class _Layout:
 
 def layout_graph(drawn: Graph, title: str = "") -> Picture:
     """Lay out *drawn* from top to bottom."""
-    nodes = {node.name: node for node in drawn.nodes}
-    layout, bends = _layers(nodes, drawn.edges)
+    return align_graphs((drawn,), (title,))[0]
+
+
+def align_graphs(graphs: Sequence[Graph], titles: Sequence[str]) -> tuple[Picture, ...]:
+    """Lay out *graphs* from top to bottom; nodes of one name have one position and size in all of them.
+
+    These are the positions of their union, the supergraph of Diehl and Görg (2002).  If that has a cycle, as when two
+    graphs compute equal names in opposite orders, each graph has its own layout.
+    """
+    whole = _union(graphs)
+    if len(graphs) > 1 and _is_cyclic(whole):
+        return tuple(map(layout_graph, graphs, titles))
+    layout, bends = _layers({node.name: node for node in whole.nodes}, whole.edges)
     _order(layout)
     _place(layout)
     left = min((layout.x[c] - layout.wide[c] / 2 for c in layout.x), default=0) - _GAP_PIXELS
     right = max((layout.x[c] + layout.wide[c] / 2 for c in layout.x), default=0) + _GAP_PIXELS
-    right = max(right, left + text_width(title, 14) + 2 * _GAP_PIXELS)
+    right = max(right, left + max(text_width(title, 14) for title in titles) + 2 * _GAP_PIXELS)
     for cell in layout.x:
         layout.x[cell] -= left
-    width = right - left
     height = max((layout.y[c] + layout.high[c] for c in layout.y), default=30.0) + _GAP_PIXELS / 2
-    heading = TextLine(width / 2, 20, title, 14, "middle")
-    edges = [_edge(layout, edge, bends[n]) for n, edge in enumerate(drawn.edges)]
+    ways = dict(zip(whole.edges, bends, strict=True))
+    return tuple(
+        _picture(layout, graph, ways, title, (right - left, height))
+        for graph, title in zip(graphs, titles, strict=True)
+    )
+
+
+def _picture(
+    layout: _Layout,
+    drawn: Graph,
+    ways: Mapping[tuple[str, str, str], Sequence[str]],
+    title: str,
+    size: tuple[float, float],
+) -> Picture:
+    heading = TextLine(size[0] / 2, 20, title, 14, "middle")
+    edges = [_edge(layout, edge, ways[edge]) for edge in drawn.edges]
     lines = [line for line, _ in edges]
     # Labels come after all lines.  One label is enough for equal ones on the same side below a node.
     starts = [a for a, _b, _label in drawn.edges]
     labels = {(a, label.text, label.anchor): label for a, (_, label) in zip(starts, edges, strict=True)}.values()
-    return Picture(width, height, (heading, *lines, *labels, *(_node(layout, node) for node in drawn.nodes)))
+    return Picture(*size, (heading, *lines, *labels, *(_node(layout, node) for node in drawn.nodes)))
+
+
+def _union(graphs: Sequence[Graph]) -> Graph:
+    """Return the nodes and edges of all *graphs*; a label has the longest lines of the labels of its name."""
+    nodes = dict[str, GraphNode]()
+    for node in chain.from_iterable(graph.nodes for graph in graphs):
+        known = nodes.get(node.name, node)
+        rows = zip_longest(known.label.split("\n"), node.label.split("\n"), fillvalue="")
+        nodes[node.name] = replace(known, label="\n".join(max(pair, key=len) for pair in rows))
+    return Graph(tuple(nodes.values()), tuple(dict.fromkeys(chain.from_iterable(graph.edges for graph in graphs))))
+
+
+def _is_cyclic(drawn: Graph) -> bool:
+    order = TopologicalSorter[str]()
+    for a, b, _label in drawn.edges:
+        order.add(b, a)
+    try:
+        order.prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _layers(nodes: Mapping[str, GraphNode], edges: Sequence[tuple[str, str, str]]) -> tuple[_Layout, list[list[str]]]:
@@ -172,10 +221,9 @@ def _node(layout: _Layout, node: GraphNode) -> ShapeGroup:
             shapes = (Polyline(corners, look), Polyline(fold, ShapeStyle(stroke="black")))
         case _:
             shapes = (Rectangle(x, y, wide, high, look),)
-    lines = (
-        TextLine(x + wide / 2, y + 18 + _LINE_PIXELS * n, line, 11, "middle")
-        for n, line in enumerate(node.label.split("\n"))
-    )
+    rows = node.label.split("\n")
+    top = y + (high - _LINE_PIXELS * len(rows)) / 2 + 11
+    lines = (TextLine(x + wide / 2, top + _LINE_PIXELS * n, line, 11, "middle") for n, line in enumerate(rows))
     return ShapeGroup(f"node {node.kind}", node.name, (*shapes, *lines))
 
 
@@ -190,18 +238,22 @@ _TREE_PIXELS, _TREE_ROW_PIXELS = 840.0, 60.0
 """Size of a tree; JupyterLab has 860 pixels for pictures next to its file browser on a screen of 1280."""
 
 
-def graph_figure(program: Program, title: str = "") -> Figure:
-    """Return the figure of the computation graph of *program*."""
-    return draw_graph(computation_graph(program), title)
+def graph_figure(program: Program, title: str = "", folded: bool = False) -> Figure:
+    """Return the figure of the computation graph of *program*; *folded*: with one node for each of its layers."""
+    drawn = computation_graph(program)
+    if folded:
+        layers = [part for part in program_layers(program).parts if part.parts]
+        drawn, _ = fold_layers(drawn, layers, constant_tensors(program))
+    return draw_graph(drawn, title)
 
 
-def draw_graph(drawn: Graph, title: str = "") -> Figure:
-    """Return the figure of a graph, by Graphviz or the built-in layout."""
+def draw_graph(drawn: Graph, title: str = "", groups: Sequence[NodeGroup] = ()) -> Figure:
+    """Return the figure of a graph, by Graphviz or the built-in layout, which draws no groups."""
     own = layout_graph(drawn, title)
     if len(drawn.nodes) > MAX_GRAPHVIZ_NODES:
         return figure_from_picture(own, _description(drawn, title))
     try:
-        return Figure(_graphviz(dot_of(drawn, title)), _description(drawn, title), own)
+        return Figure(_graphviz(dot_of(drawn, title, groups)), _description(drawn, title), own)
     except (graphviz.ExecutableNotFound, graphviz.CalledProcessError):
         return figure_from_picture(own, _description(drawn, title))
 

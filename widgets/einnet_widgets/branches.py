@@ -34,7 +34,8 @@ def history(session: Session, look: Look) -> Shown:
                 "note": session.notes.get(n, ""),
             }
         )
-    return {"here": session.here, "nodes": nodes, "compare": compared(session, look)}
+    chosen = list(look.compare or ())
+    return {"here": session.here, "nodes": nodes, "chosen": chosen, "compare": compared(session, look)}
 
 
 def compared(session: Session, look: Look) -> Shown | None:

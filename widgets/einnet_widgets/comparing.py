@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from einnet_explore.ir import VIEW, Program
 from einnet_explore.session.candidate_benchmark import CandidateMeasurements
+from einnet_explore.session.comparison import compared_graphs
 from einnet_explore.session.session import Session
 from einnet_explore.support.errors import Refused
 from einnet_widgets.graphs import DRAWN
@@ -16,19 +17,22 @@ def compare(session: Session, look: Look, measured: CandidateMeasurements | None
         return {"sides": []}
     first, *others = look.compare
     pairs = [session.compare(first, other) for other in others]
+    programs = [pairs[0].programs[0], *(pair.programs[1] for pair in pairs)]
+    names = [session.name(node) for node in look.compare]
+    drawn = max(len(program.inputs) + len(program.equations) for program in programs) <= DRAWN
+    graphs = compared_graphs(programs, names) if drawn else ("",) * len(names)
     sides = []
-    for n, node in enumerate(look.compare):
+    for n, (node, program, name, svg) in enumerate(zip(look.compare, programs, names, graphs, strict=True)):
         pair, k = pairs[max(0, n - 1)], min(n, 1)
-        program = pair.programs[k]
         key = measured_name(node)
         held = measured if measured is not None and measured.programs.get(key) == program else None
         sides.append(
             {
                 **formula(program),
                 "id": node,
-                "name": session.name(node),
+                "name": name,
                 "marks": {("old", "new")[k]: pair.changed_tokens[k]},
-                "svg": pair.graphs()[k] if len(program.inputs) + len(program.equations) <= DRAWN else "",
+                "svg": svg,
                 "distance": pair.distances[k],
                 "seconds": pair.seconds[k],
                 "measured": held and held.median(key),
@@ -37,6 +41,7 @@ def compare(session: Session, look: Look, measured: CandidateMeasurements | None
                 "same": n > 0 and pair.same,
                 "certificate": {"kind": pair.certificate.kind, "says": certified(pair.certificate)} if n else None,
                 "steps": list(pair.steps) if n else [],
+                "follows": first in session.way(node),
             }
         )
     return {"sides": sides}

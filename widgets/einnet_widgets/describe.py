@@ -12,6 +12,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.tokens import changed_tokens
 from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Look, Reach, Shown, certified, formula, named_scopes, settled
@@ -32,8 +33,9 @@ EXPLAINED = 60
 
 def head(session: Session, look: Look) -> Shown:
     """Return the title, the targets, and the available undo and redo."""
+    here = f"E{len(session.derivation.steps)} · #{session.here} of {count_noun(len(session.nodes), 'node')}"
     return {
-        "title": f"{', '.join(session.program.outputs)} · node {session.here} of {len(session.nodes)}",
+        "title": f"{', '.join(session.program.outputs)} · {here}",
         "targets": ["", *(o.name for o in session.operators)],
         "target": look.target,
         "undo": session.can_undo,
@@ -123,6 +125,7 @@ def rules(session: Session, look: Look) -> Shown:
     matches = sorted(found, key=lambda match: groups.index(group(match)))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
+    run = session.runs[-1] if session.runs else None
     for match in matches[:LISTED]:
         after = match.apply(program).after
         now = nearest_distance(after, targets)
@@ -132,6 +135,7 @@ def rules(session: Session, look: Look) -> Shown:
             "group": group(match),
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
+            "best": None if run is None else run.reachable_seconds(after),
             "latex": None,
         }
         if spent < PAYLOAD:

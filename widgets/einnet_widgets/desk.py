@@ -6,6 +6,7 @@ A message of a panel is one call of the session; all panels then display the ses
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from einnet_explore.ir import show_path
 from einnet_explore.operators.library import find_operators
+from einnet_explore.session.program_paths import path
 from einnet_explore.session.session import Session
 from einnet_explore.session.session import face as offline_face
 from einnet_explore.support.wording import count_noun
@@ -23,11 +25,14 @@ from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
 from einnet_widgets.comparing import compare, kernels
 from einnet_widgets.face import Face
-from einnet_widgets.graphs import graph
+from einnet_widgets.graphs import graph, is_large, layers_of
 from einnet_widgets.look import Look, Selection, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
 from einnet_widgets.saved import sections
 from einnet_widgets.searching import CALLS, Searching
+
+PATH_SECONDS = 20
+"""Time limit of a search for the steps between two nodes."""
 
 _later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-later")
 _desks: WeakKeyDictionary[Session, Desk] = WeakKeyDictionary()
@@ -77,7 +82,7 @@ class Desk(Board):
             case "search":
                 return self.searching.describe()
             case "graph":
-                return graph(session.program, settled(session, look))
+                return graph(session, look)
             case "compare":
                 return compare(session, look, self.measuring.result)
             case "bench":
@@ -108,23 +113,24 @@ class Desk(Board):
             for node in self._to_prove():
                 found = session.certificate(node)
                 if node in claims and (claim := session.claims.get(node)) is not None:
-                    self.say(f"node {node}: the file says {claim.kind}, found {certified(found)}", "error")
+                    self.say(f"#{node}: the file says {claim.kind}, found {certified(found)}", "error")
         except Exception as error:
             self.complain(error)
-        self.refresh("expression", "history")
+        self.refresh("expression", "history", "graph")
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
         """Return the static display of *panels* without a kernel."""
         with self.lock:
             if len(panels) == 1:
                 return self._panel_picture(panels[0])
-            parts = [("expression", self._panel_picture("expression"))]
+            expression = self.session._repr_mimebundle_()  # set by Matplotlib, which takes a while
+            parts = [("expression", expression)]
             if self.session.derivation.steps:
                 parts.append(("derivation", self.session.history()._repr_mimebundle_()))
             parts.append(("computation graph", self._panel_picture("graph")))
             if (run := self.searching.run) is not None and not run.running:
                 parts += [("search", self._panel_picture("search")), ("candidates", run.table()._repr_mimebundle_())]
-            return {**self.session._repr_mimebundle_(), "text/html": sections(parts)}
+            return {**expression, "text/html": sections(parts)}
 
     def _panel_picture(self, panel: str) -> dict[str, str]:
         match panel:
@@ -212,6 +218,16 @@ class Desk(Board):
         self.look = replace(self.look, reach=asked["reach"])
         self.refresh("rules")
 
+    def _fold(self, _: Face, asked: Shown) -> None:
+        program, folds = self.session.program, self.look.folds
+        if "layer" in asked:
+            folds = tuple({*folds} ^ {asked["layer"]})
+        else:
+            titles = [layer.title for layer in layers_of(program).inner()]
+            folds = () if asked["all"] == is_large(program) else tuple(titles)
+        self.look = replace(self.look, folds=folds)
+        self.refresh("graph")
+
     def _target(self, _: Face, asked: Shown) -> None:
         look = replace(self.look, target=asked["target"])
         look.operators(self.session)
@@ -229,6 +245,28 @@ class Desk(Board):
             self.session.compare(node, node)  # refused here if it is none
         self.look = replace(self.look, compare=nodes)
         self.refresh("history", "compare", "bench")
+
+    def _connect(self, _: Face, asked: Shown) -> None:
+        nodes = self.session.node(int(asked["a"])), self.session.node(int(asked["b"]))
+        names = " to ".join(map(self.session.name, nodes))
+        self.say(f"looking for steps from {names}, for up to {PATH_SECONDS} s …")
+        threading.Thread(target=self._find_path, args=(*nodes, names), name="einnet-path", daemon=True).start()
+
+    def _find_path(self, one: int, other: int, names: str) -> None:
+        try:
+            session = self.session
+            found = path(session.nodes[one].end, session.nodes[other].end, PATH_SECONDS)
+            with self.lock:
+                said = f"{names}: {found.summary()}"
+                if found.derivation is not None:
+                    end = session.keep(found.derivation)
+                    chosen = self.look.compare or (one, other)
+                    self.look = replace(self.look, compare=tuple(end if node == other else node for node in chosen))
+                    self.refresh("history", "compare", "bench")
+                    said += f"; the branch ends with #{end}"
+                self.say(said)
+        except Exception as error:
+            self.complain(error)
 
     def _kernels(self, face: Face, asked: Shown) -> None:
         program = self.session.nodes[int(asked["node"])].end
@@ -322,8 +360,10 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
             "goto",
             "select",
             "reach",
+            "fold",
             "target",
             "compare",
+            "connect",
             "kernels",
             "preview",
         ),

@@ -25,7 +25,7 @@ NAMES = 60
 
 def measured_name(node: int) -> str:
     """Return the name of a node's program among those that are measured."""
-    return f"node {node}" if node else "start"
+    return f"#{node}" if node else "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The reader's selection: a scope, the reach of listed rules, the target, nodes to compare, and a token."""
+    """The reader's selection: a scope, the reach of listed rules, the target, nodes to compare, a token, layers."""
 
     at: str = ""
     reach: Reach = "scope"
@@ -47,6 +47,7 @@ class Look:
     compare: tuple[int, ...] | None = None
     operator: str = ""
     token: str = ""
+    folds: tuple[str, ...] = ()
 
     @staticmethod
     def of(session: Session) -> Look:
@@ -60,9 +61,10 @@ class Look:
             "operator": lambda value: value in names,
             "compare": lambda value: value is None or (len(value) > 1 and all(n in nodes for n in value)),
             "token": lambda value: isinstance(value, str),
+            "folds": lambda value: isinstance(value, list | tuple) and all(isinstance(title, str) for title in value),
         }
         look = Look(**{name: value for name, value in kept.items() if fits[name](value)})
-        return look if look.compare is None else replace(look, compare=tuple(look.compare))
+        return replace(look, compare=look.compare and tuple(look.compare), folds=tuple(look.folds))
 
     def operators(self, session: Session) -> tuple[Operator, ...]:
         """The target operators of expression distances."""

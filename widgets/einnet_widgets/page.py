@@ -121,7 +121,7 @@ def _views(session: Session, look: Look) -> Shown:
         "expression": describe.expression(session, look),
         "rules": everything,
         "refusals": {path: {"refusals": r["refusals"], "laws": r["laws"]} for path, r in refusals.items()},
-        "graph": graph(program, at),
+        "graph": graph(session, look),
         "children": children,
         "parent": session.parents[session.here],
     }

@@ -69,6 +69,8 @@ class Searching:
             self.flush()
             if going:
                 self._news.set()
+            else:
+                self.desk.refresh("rules")  # which say what is reachable
             threading.Event().wait(PAUSE)
 
     def flush(self) -> None:
@@ -154,7 +156,7 @@ class Searching:
     def _pin(self, _: Face, asked: Shown) -> None:
         session = self.desk.session
         name = session.pin(self._running().search.derivation(self._known(asked)))
-        self.desk.say(f"state {asked['state']} is node {session.pins[name]} of the derivation, pinned as {name!r}")
+        self.desk.say(f"state {asked['state']} is #{session.pins[name]} of the derivation, pinned as {name!r}")
 
     def _steer(self, face: Face, asked: Shown) -> None:
         run = self._running()

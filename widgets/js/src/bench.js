@@ -8,7 +8,7 @@ const rate = (value) => (value >= 1e12 ? `${(value / 1e12).toPrecision(3)} T` : 
 
 export function benchPanel({ act, bus, save }) {
   const list = h("div.ein-scroll");
-  const device = h("select", { ariaLabel: "device", onchange: () => (file.hidden = device.value !== PROFILE) });
+  const device = h("select", { ariaLabel: "device", onchange: () => placed() });
   const file = h("input", { type: "text", placeholder: "FILE.sqlite", ariaLabel: "file of the profile", hidden: true });
   const note = h("p.ein-faint");
   const rounds = h("input", { type: "number", min: 3, max: 500, value: 15, ariaLabel: "rounds" });
@@ -23,7 +23,13 @@ export function benchPanel({ act, bus, save }) {
   const chosen = new Set();
 
   function go() {
-    act({ do: "bench", keys: state.rows.filter((row) => chosen.has(row.key)).map((row) => row.key), rounds: Number(rounds.value), device: device.value === PROFILE ? PROFILE + file.value.trim() : device.value });
+    act({ do: "bench", keys: state.rows.filter((row) => chosen.has(row.key) && fits(row)).map((row) => row.key), rounds: Number(rounds.value), device: device.value === PROFILE ? PROFILE + file.value.trim() : device.value });
+  }
+
+  /** Another device was chosen: other engines run on the CPU only. */
+  function placed() {
+    file.hidden = device.value !== PROFILE;
+    rows();
   }
 
   function draw(next) {
@@ -37,7 +43,6 @@ export function benchPanel({ act, bus, save }) {
     }
     note.textContent = next.note;
     note.hidden = !next.note;
-    const slowest = Math.max(0, ...next.rows.map((row) => row.measured ?? 0));
     start.disabled = next.running;
     stop.hidden = !next.running;
     csv.disabled = !next.csv;
@@ -46,22 +51,31 @@ export function benchPanel({ act, bus, save }) {
     progress.value = next.progress;
     said.textContent = next.says ?? "";
     bus.measured?.(next.rows);
+    rows();
+  }
+
+  function rows() {
+    const slowest = Math.max(0, ...state.rows.map((row) => row.measured ?? 0));
     list.replaceChildren(
       h(
         "table",
         {},
-        h("caption", {}, next.caption),
+        h("caption", {}, state.caption),
         h("thead", {}, h("tr", {}, ["measure", "program", "estimated", "measured ± IQR", "share", "speed-up", "max |err|", "of the roof", "FLOP/s", "bytes/s"].map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, next.rows.map((row) => line(row, slowest))),
+        h("tbody", {}, state.rows.map((row) => line(row, slowest))),
       ),
     );
   }
 
+  /** Whether *row* can be measured on the chosen device. */
+  const fits = (row) => !row.missing && (!row.engine || device.value === "cpu");
+
   function line(row, slowest) {
+    if (row.missing) return h("tr.ein-faint", {}, h("td"), h("td", {}, row.label), h("td", { colSpan: 8 }, row.missing));
     const box = h("input", {
       type: "checkbox",
-      checked: chosen.has(row.key) || row.key === ORIGINAL,
-      disabled: row.key === ORIGINAL, // the others are compared with it
+      checked: (chosen.has(row.key) && fits(row)) || row.key === ORIGINAL,
+      disabled: row.key === ORIGINAL || !fits(row), // the others are compared with the original
       ariaLabel: `measure ${row.label}`,
       onchange: () => (box.checked ? chosen.add(row.key) : chosen.delete(row.key)),
     });
@@ -71,7 +85,7 @@ export function benchPanel({ act, bus, save }) {
       {},
       h("td", {}, box),
       h("td", {}, row.label),
-      h("td.ein-number", {}, seconds(row.estimated)),
+      h("td.ein-number", {}, row.estimated == null ? "" : seconds(row.estimated)),
       h("td.ein-number", {}, row.failed ? h("span.worse", {}, row.failed) : row.measured ? row.how ? `${seconds(row.measured)} (${row.how})` : `${seconds(row.measured)} ± ${seconds(row.iqr)}` : ""),
       h("td.ein-bars", {}, bar),
       h("td.ein-number", {}, row.speedup ? `${row.speedup.toFixed(2)}×` : ""),

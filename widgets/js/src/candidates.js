@@ -7,16 +7,21 @@ const COLUMNS = [
   { name: "state", value: (c) => c.state },
   { name: "library operators", value: (c) => c.operators },
   { name: "eOperators", value: (c) => c.eoperators },
+  { name: "rules", value: (c, columns) => columns.rulesOn(c.state).join(", ") },
   { name: "steps", value: (c) => c.steps },
-  { name: "estimated", value: (c) => c.seconds, shown: (c) => seconds(c.seconds) },
+  { name: "estimated", value: (c) => c.seconds, shown: seconds },
+  { name: "measured", value: (c, _, times) => times.get(c.state) ?? Infinity, shown: (time) => (Number.isFinite(time) ? seconds(time) : "") },
+  { name: "numerics", value: (c) => c.numerics ?? "" },
 ];
+const ESTIMATED = COLUMNS.findIndex(({ name }) => name === "estimated");
 
 export function candidateTable({ pick }) {
-  let by = 4;
+  let by = ESTIMATED;
   let down = false;
   let open = "";
   let waiting = 0;
   let latest = null;
+  let times = new Map();
   const together = h("input", { type: "checkbox", checked: true, onchange: () => draw() });
   const caption = h("caption");
   const head = h("tr");
@@ -41,8 +46,10 @@ export function candidateTable({ pick }) {
     const { columns, matches } = latest;
     const found = [...columns.found.values()].filter((c) => !matches || matches[c.state]);
     root.hidden = columns.found.size === 0;
-    const value = COLUMNS[by].value;
-    const order = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : a.seconds - b.seconds || a.state - b.state) * (down ? -1 : 1);
+    root.classList.toggle("unmeasured", !times.size);
+    const values = new Map(found.map((c) => [c, COLUMNS[by].value(c, columns, times)]));
+    const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+    const order = (a, b) => (compare(values.get(a), values.get(b)) || a.seconds - b.seconds || a.state - b.state) * (down ? -1 : 1);
     found.sort(order);
     const groups = new Map();
     for (const c of found) {
@@ -57,7 +64,7 @@ export function candidateTable({ pick }) {
     const rows = [];
     for (const [key, members] of groups) {
       rows.push(row(members[0], members.length, key));
-      if (key === open) rows.push(...members.slice(1).map((c) => row(c, 0, key)));
+      if (key === open) rows.push(...members.slice(1, ROWS).map((c) => row(c, 0, key)));
       if (rows.length > ROWS) break;
     }
     const left = groups.size - new Set(rows.map((r) => r.dataset.key)).size;
@@ -72,7 +79,7 @@ export function candidateTable({ pick }) {
       draw();
     };
     const mark = n === by ? (down ? " ▼" : " ▲") : "";
-    return h("th", { scope: "col", ariaSort: n === by ? (down ? "descending" : "ascending") : "none" }, h("button", { type: "button", onclick: turn, title: `sort by ${name}` }, name + mark));
+    return h("th", { scope: "col", data: { column: name }, ariaSort: n === by ? (down ? "descending" : "ascending") : "none" }, h("button", { type: "button", onclick: turn, title: `sort by ${name}` }, name + mark));
   }
 
   function row(c, members, key) {
@@ -85,9 +92,18 @@ export function candidateTable({ pick }) {
       `tr${c.state === latest.selected ? ".ein-current" : ""}`,
       { data: { key } },
       h("td", {}, h("button", { type: "button", onclick: () => pick(c.state) }, String(c.state)), " ", more),
-      ...COLUMNS.slice(1).map(({ value, shown }) => h("td", {}, String((shown ?? value)(c)))),
+      ...COLUMNS.slice(1).map(({ name, value, shown = String }) => h("td", { data: { column: name } }, shown(value(c, latest.columns, times)))),
     );
   }
 
-  return { root, show, destroy: () => clearTimeout(waiting) };
+  return {
+    root,
+    show,
+    /** Take in the *times* that were measured, by state. */
+    measured(next) {
+      times = next;
+      draw();
+    },
+    destroy: () => clearTimeout(waiting),
+  };
 }

@@ -84,6 +84,12 @@ export class Columns {
     for (let k = n; k > 0; k = this.parent[k]) found.push(k);
     return n >= 0 ? [...found, 0] : found;
   }
+
+  /** The rules of the moves from the start to state *n*, each once. */
+  rulesOn(n) {
+    const names = this.way(n).filter((k) => k).map((k) => (this.rules[this.rule[k]] ?? "").replaceAll("_", " "));
+    return [...new Set(names.reverse())].filter(Boolean);
+  }
 }
 
 /**

@@ -104,7 +104,7 @@ export function expressionPanel({ act, bus }) {
     }
     mark(main, state.marks);
     facts.replaceChildren(
-      h("b", {}, `E${state.step}`),
+      h("b", { title: "E and the number of steps from the start; # and the number of the node. session.goto takes both" }, `E${state.step} #${state.node}`),
       h("span", { title: "expression distance: mismatched iterators of the nearest target operator; – if no operator is comparable" }, `distance ${state.distance ?? "–"}`),
       h("span", { title: "time estimated by the roofline model" }, seconds(state.seconds)),
       ...(state.step ? [badge(state.certificate)] : []),

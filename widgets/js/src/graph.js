@@ -1,10 +1,15 @@
-// The computation graph: zoom, pan, find; click a node to come to its expression.
+// The computation graph: zoom, pan, find; layers that fold; values of nodes; click a node to come to its expression.
 import { h } from "./dom.js";
 
 const STEP = 1.25;
 const HIGHEST = 480;
 /** Pixels that the pointer may move while a button is down and still click. */
 const STILL = 4;
+
+/** What the colour of a node can say; texts say the same. */
+const OVERLAYS = ["kind", "time", "bytes", "proof", "element type"];
+const PROOFS = { proved: "var(--ein-fill-layer)", rounded: "var(--ein-fill-expression)", exact: "var(--ein-fill-expression)", unknown: "var(--ein-fill-input)", false: "var(--ein-fill-different)", unchanged: "var(--ein-fill-view)", open: "var(--ein-fill-input)" };
+const TYPES = ["library", "expression", "weight", "layer", "eOperator", "input"];
 
 export function graphPanel({ act, save }) {
   const picture = h("div.ein-graph", { tabIndex: 0, role: "group", ariaLabel: "computation graph: + and − zoom, arrows move, 0 shows all" });
@@ -13,8 +18,11 @@ export function graphPanel({ act, save }) {
   const found = h("span.ein-count", { role: "status" });
   const button = (text, title, click) => h("button", { type: "button", title, ariaLabel: title, onclick: click }, text);
   const svg = button("SVG", "save this graph to a file", () => save("graph.svg", source));
-  const tools = h("div.ein-tools", {}, find, found, button("+", "zoom in", () => zoom(1 / STEP)), button("−", "zoom out", () => zoom(STEP)), button("Fit", "show the whole graph", () => fit()));
+  const colour = h("select", { ariaLabel: "colour of nodes", onchange: () => overlay() }, OVERLAYS.map((name) => h("option", { value: name }, `colour: ${name}`)));
+  const fold = button("", "", () => act({ do: "fold", all: !state.folded.length }));
+  const tools = h("div.ein-tools", {}, find, found, colour, fold, button("+", "zoom in", () => zoom(1 / STEP)), button("−", "zoom out", () => zoom(STEP)), button("Fit", "show the whole graph", () => fit()));
   const body = h("div", {}, tools, picture, h("div.ein-tools.ein-foot", {}, legend, svg));
+  let state = { folded: [] };
   let source = "";
   let whole = null;
   let view = null;
@@ -102,20 +110,24 @@ export function graphPanel({ act, save }) {
     event.stopPropagation();
   });
 
-  function draw(state) {
+  function draw(next) {
+    state = next;
     const other = source !== (state.svg ?? "");
     source = state.svg ?? "";
     if (other) picture.innerHTML = source;
     svg.disabled = !source;
-    tools.hidden = !source;
+    tools.hidden = !source && !state.layers;
+    fold.hidden = !state.layers;
+    fold.textContent = state.folded?.length ? "Unfold" : "Fold";
+    fold.title = state.folded?.length ? "show all equations" : "show each layer as one node";
     legend.replaceChildren();
     if (!drawn()) return picture.replaceChildren(h("p", {}, state.says));
-    if (other) prepare(state);
+    if (other) prepare();
     select(state.at);
-    legend.replaceChildren(...Object.entries(state.kinds).map(([kind, colour]) => h("span", {}, h("i", { style: `background:${colour}` }), kind)));
+    overlay();
   }
 
-  function prepare(state) {
+  function prepare() {
     const it = drawn();
     const { x, y, width, height } = it.viewBox.baseVal;
     whole = { x, y, w: width, h: height };
@@ -125,26 +137,64 @@ export function graphPanel({ act, save }) {
     it.setAttribute("role", "group");
     it.setAttribute("aria-label", state.says);
     fit();
+    for (const group of it.querySelectorAll("g.cluster.layer")) {
+      const layer = group.querySelector("title").textContent.replace(/^cluster_/, "");
+      press(group, `fold ${layer}`, { do: "fold", layer });
+    }
     for (const title of it.querySelectorAll("g.edge title, g.graph > title, g.cluster > title")) title.remove();
     for (const node of nodes()) {
       const name = node.querySelector("title")?.textContent ?? "";
       const path = state.paths[name];
       node.dataset.name = name;
-      if (path == null) continue;
-      node.classList.add("ein-link");
-      node.setAttribute("tabindex", "0");
-      node.setAttribute("role", "button");
-      node.setAttribute("aria-label", `${name}: show its expression`);
-      const go = () => act({ do: "select", at: path });
-      node.addEventListener("click", () => dragged || go());
-      node.addEventListener("keydown", (event) => {
-        if (event.key !== "Enter" && event.key !== " ") return;
-        event.preventDefault();
-        event.stopPropagation();
-        go();
-      });
+      if (state.folded?.includes(name)) press(node, `unfold ${name}`, { do: "fold", layer: name });
+      else if (path != null) press(node, `${name}: show its expression`, { do: "select", at: path });
     }
     look();
+  }
+
+  /** Make *part* of the picture a button, with a *label*, that sends *message*. */
+  function press(part, label, message) {
+    part.classList.add("ein-link");
+    part.setAttribute("tabindex", "0");
+    part.setAttribute("role", "button");
+    part.setAttribute("aria-label", label);
+    part.addEventListener("click", () => dragged || act(message));
+    part.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      event.stopPropagation();
+      act(message);
+    });
+  }
+
+  /** Write the chosen value of each node as its last line, and colour the nodes by it. */
+  function overlay() {
+    const chosen = state.values?.[colour.value];
+    const kinds = chosen ? [...new Set(Object.values(chosen).map(([, kind]) => kind))].filter((kind) => typeof kind === "string") : [];
+    const paint = (kind) => (typeof kind === "string" ? (PROOFS[kind] ?? `var(--ein-fill-${TYPES[kinds.indexOf(kind) % TYPES.length]})`) : `color-mix(in srgb, var(--ein-heat) ${Math.round(90 * kind)}%, var(--ein-paper))`);
+    for (const node of nodes()) {
+      node.querySelector(".ein-value")?.remove();
+      const lines = node.querySelectorAll("text");
+      const last = lines.length > 1 ? lines[lines.length - 1] : null;
+      if (last) last.style.visibility = "";
+      const [text, kind] = chosen?.[node.dataset.name] ?? [];
+      if (chosen) node.style.setProperty("--ein-fill", text == null ? "none" : paint(kind));
+      else node.style.removeProperty("--ein-fill");
+      if (text == null) continue;
+      const { x, y, width, height } = node.getBBox();
+      if (last) last.style.visibility = "hidden"; // the value stands in its place
+      const place = last ? { x: last.getAttribute("x"), y: last.getAttribute("y") } : { x: x + width / 2, y: y + height - 4 };
+      const value = document.createElementNS("http://www.w3.org/2000/svg", "text");
+      for (const [name, given] of Object.entries({ class: "ein-value", ...place, "text-anchor": "middle" })) value.setAttribute(name, given);
+      value.textContent = text;
+      node.append(value);
+      const room = width - 8;
+      if (value.getComputedTextLength() > room) for (const [name, given] of [["textLength", room], ["lengthAdjust", "spacingAndGlyphs"]]) value.setAttribute(name, given);
+    }
+    const swatch = (fill, text) => h("span", {}, h("i", { style: `background:${fill}` }), text);
+    if (!chosen) legend.replaceChildren(...(state.kinds ?? []).map((kind) => swatch(`var(--ein-fill-${kind})`, kind)));
+    else if (kinds.length) legend.replaceChildren(...kinds.map((kind) => swatch(paint(kind), kind === "open" ? "not proved yet" : kind)));
+    else legend.replaceChildren(swatch(paint(0), "less"), swatch(paint(1), `most${colour.value === "time" ? ", estimated" : ""}`));
   }
 
   function select(name) {

@@ -56,14 +56,14 @@ export function historyPanel({ act }) {
         type: "checkbox",
         value: node.id,
         checked: chosen.includes(node.id),
-        ariaLabel: `compare node ${node.id}`,
+        ariaLabel: `compare #${node.id}`,
         title: "select two to four nodes to compare them",
         onchange: (event) => choose(node.id, event.target.checked),
       }),
       h(
         `button.ein-node${here ? ".here" : ""}${node.way ? ".way" : ""}`,
         { type: "button", ariaCurrent: here ? "step" : null, onclick: () => act({ do: "goto", node: node.id }) },
-        h("b", {}, `E${node.step}`),
+        h("span", {}, h("b", {}, `E${node.step}`), h("span.ein-at", {}, ` #${node.id}`)),
         h("span", {}, node.rule ? node.rule.replaceAll("_", " ") : "start", node.at ? h("span.ein-at", {}, ` at ${node.at}`) : null),
         h("span.ein-params", {}, node.says),
         node.id && node.certificate ? h(`i.ein-sign.${node.certificate}${node.claimed ? ".claimed" : ""}`, { title: `this step: ${node.certificate}${node.claimed ? ", says the file; not confirmed" : ""}` }, { proved: "✓", rounded: "≈", exact: "≈", unknown: "?", false: "✗" }[node.certificate]) : null,
@@ -77,8 +77,9 @@ export function historyPanel({ act }) {
     const asked = next.compare && (next.compare.a.id !== state.compare?.a.id || next.compare.b.id !== state.compare?.b.id);
     const moved = next.here !== state.here || next.nodes.length !== state.nodes.length;
     const here = next.nodes.find((node) => node.id === next.here);
-    annotate.firstChild.textContent = `Pin or note E${here?.step ?? 0}`;
+    annotate.firstChild.textContent = `Pin or note E${here?.step ?? 0} #${next.here}`;
     if (moved || here?.note !== state.nodes.find((node) => node.id === state.here)?.note) note.value = here?.note ?? "";
+    if (next.chosen?.length && String(next.chosen) !== String(state.chosen)) chosen = [...next.chosen]; // Python chose
     state = next;
     chosen = chosen.filter((id) => id < next.nodes.length);
     list.replaceChildren(...next.nodes.map(row));
@@ -116,7 +117,7 @@ export function historyPanel({ act }) {
 function comparison(pair) {
   const same = { true: "the same program (equal canonical keys)", false: "different programs" }[String(pair.same)];
   return [
-    h("div.ein-label", {}, `nodes ${pair.a.id} and ${pair.b.id}: ${same}`, badge(pair.certificate)),
+    h("div.ein-label", {}, `#${pair.a.id} and #${pair.b.id}: ${same}`, badge(pair.certificate)),
     h("div.ein-faint", {}, "side by side in the panel “Comparison” below"),
   ];
 }

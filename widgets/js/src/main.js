@@ -45,7 +45,7 @@ const KEYS = [
   ["s, Esc", "search, pause or resume; stop"],
   ["/, f", "filter states; show the whole tree"],
   ["arrows", "in the expression: walk over scopes, with Shift over the tokens of a scope"],
-  ["arrows, +, −", "in the tree: walk, zoom; in the graph: move, zoom (0 shows all)"],
+  ["arrows, +, −", "in the tree: walk, zoom; in the graph: move, zoom (0 shows all); Enter shows or folds what has the focus"],
   ["e", "save the derivation"],
 ];
 

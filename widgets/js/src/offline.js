@@ -45,7 +45,7 @@ export class Offline {
     const paths = expression.paths;
     while (this.at && !paths.includes(this.at)) this.at = this.at.split(".").slice(0, -1).join(".");
     const at = (this.at ||= expression.at);
-    if (!this.token || !(this.token in expression.tokens)) this.token = `p${at}`;
+    if (!this.token || !(this.token in expression.tokens)) this.token = at && `p${at}`;
     const names = this.token.startsWith("p") ? [] : (expression.tokens[this.token]?.names ?? []);
     const about = (m) => m.at === at && (JSON.stringify({ ...m.params, attributes: null }).match(/[\p{L}\p{N}_]+/gu) ?? []).some((word) => names.includes(word));
     const inside = { selection: (m) => m.at === at && (!names.length || about(m)), scope: (m) => m.at === at || m.at.startsWith(`${at}.`), everywhere: () => true }[this.reach];

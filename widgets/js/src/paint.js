@@ -13,15 +13,18 @@ export const MERGE = "#7a6cd0";
 /** The part of a state's radius that is its hole, for its place among *many*: the first has none. */
 const hollow = (place, many) => (0.75 * place) / (many - 1);
 
-/** The colour and the hole of each state. */
+/** The colours and the holes that states have, and which of them each state has. */
 export function paint(columns, mode) {
-  if (mode === "phase") return (n) => ({ colour: PHASE[columns.phase[n]], hole: 0 });
-  const place = mode === "distance" ? distance(columns) : cost(columns);
-  const colours = mode === "distance" ? DISTANCE : COST;
-  return (n) => {
-    const at = place(n);
-    return at < 0 ? { colour: UNKNOWN, hole: 0 } : { colour: colours[at], hole: hollow(at, colours.length) };
-  };
+  const colours = [...{ distance: DISTANCE, cost: COST, phase: PHASE }[mode], UNKNOWN];
+  const unknown = colours.length - 1;
+  const holes = colours.map((_, at) => (mode === "phase" || at === unknown ? 0 : hollow(at, unknown)));
+  const find = { distance, cost, phase: () => (n) => columns.phase[n] }[mode](columns);
+  const place = new Uint8Array(columns.count);
+  for (let n = 0; n < columns.count; n++) {
+    const at = find(n);
+    place[n] = at < 0 ? unknown : at;
+  }
+  return { colours, holes, place };
 }
 
 function distance(columns) {

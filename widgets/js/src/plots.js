@@ -45,17 +45,25 @@ export function plotsView({ pick }) {
     for (const point of points) if (!best.length || point[2] < best.at(-1)[2]) best.push(point);
     const stairs = best.map(([, x, y], n) => `${n ? `H${px(x)}V` : `M${px(x)} `}${py(y)}`).join("");
     const seen = new Set();
-    const dots = [];
     const front = new Set(best.map(([c]) => c));
     const isChosen = ([c]) => c.state === latest.selected;
-    for (const [c, x, y] of [...points.filter(isChosen), ...best, ...points]) {
-      const place = `${Math.round(px(x))} ${Math.round(py(y))}`; // of many upon one another the first is seen
+    const says = ([c, x, y]) => `state ${c.state}: ${c.operators}, ${value(plot.x, x)}, ${value(plot.y, y)}`;
+    const circles = [];
+    const others = []; // thousands: a dot is a line without length in one path
+    for (const point of [...points.filter(isChosen), ...best, ...points]) {
+      const at = { x: Math.round(px(point[1])), y: Math.round(py(point[2])), point };
+      const place = at.x * H + at.y; // of many upon one another the first is seen
       if (seen.has(place)) continue;
       seen.add(place);
-      const off = latest.matches && !latest.matches[c.state];
-      const kind = `${front.has(c) ? "best " : ""}${off ? "off " : ""}${isChosen([c]) ? "chosen" : ""}`;
-      dots.push(svg("circle", { cx: px(x), cy: py(y), r: 4, class: kind, "data-state": c.state }, svg("title", {}, `state ${c.state}: ${c.operators}, ${value(plot.x, x)}, ${value(plot.y, y)}`)));
+      at.off = latest.matches && !latest.matches[point[0].state];
+      if (!front.has(point[0]) && !isChosen(point)) {
+        others.push(at);
+        continue;
+      }
+      const kind = `${front.has(point[0]) ? "best " : ""}${at.off ? "off " : ""}${isChosen(point) ? "chosen" : ""}`;
+      circles.push(svg("circle", { cx: at.x, cy: at.y, r: 4, class: kind, "data-state": point[0].state }, svg("title", {}, says(point))));
     }
+    const dots = (off) => svg("path", { class: off ? "dots off" : "dots", d: others.filter((at) => Boolean(at.off) === off).map(({ x, y }) => `M${x} ${y}h0`).join("") }, svg("title", {}));
     const [xs, ys] = [points.map(([, x]) => x), points.map(([, , y]) => y)];
     const drawn = svg(
       "svg",
@@ -65,11 +73,23 @@ export function plotsView({ pick }) {
       ...ends(xs).map((x, n) => svg("text", { x: px(x), y: H - PAD.bottom + 19, "text-anchor": n ? "end" : "start" }, value(plot.x, x))),
       ...ends(ys).map((y) => svg("text", { x: PAD.left - 9, y: py(y) + 4, "text-anchor": "end" }, value(plot.y, y))),
       svg("text", { x: (PAD.left + W) / 2, y: H - 3, "text-anchor": "middle" }, plot.x),
-      ...dots,
+      dots(true),
+      dots(false),
+      ...circles.reverse(), // the chosen one above all
     );
+    /** The candidate whose dot is pointed at. */
+    const under = (event) => {
+      const box = drawn.getBoundingClientRect();
+      const [x, y] = [((event.clientX - box.left) * W) / box.width, ((event.clientY - box.top) * H) / box.height];
+      const far = (at) => Math.hypot(at.x - x, at.y - y);
+      return others.reduce((near, at) => (near && far(near) <= far(at) ? near : at), null)?.point;
+    };
+    drawn.addEventListener("pointermove", (event) => {
+      if (event.target.matches(".dots")) event.target.firstChild.textContent = says(under(event));
+    });
     drawn.addEventListener("click", (event) => {
-      const state = event.target.closest("circle")?.dataset.state;
-      if (state) pick(Number(state));
+      const state = event.target.closest("circle")?.dataset.state ?? (event.target.matches(".dots") ? under(event)[0].state : null);
+      if (state != null) pick(Number(state));
     });
     return h("figure", {}, h("figcaption", {}, `${plot.name}: ${plot.y}`), drawn);
   }
@@ -77,9 +97,9 @@ export function plotsView({ pick }) {
   return {
     root,
     show,
-    /** Take in what was measured: rows of the benchmark, whose keys name states. */
-    measured(next) {
-      rows = new Map(next.flatMap((row) => (row.key.startsWith("state ") && row.measured ? [[Number(row.key.slice(6)), { measured: row.measured, error: row.error }]] : [])));
+    /** Take in the times and errors of measured *states*. */
+    measured(states) {
+      rows = new Map(states.map(({ state, measured, error }) => [state, { measured, error }]));
       draw();
     },
     destroy: () => clearTimeout(waiting),

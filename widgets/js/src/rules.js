@@ -1,5 +1,5 @@
 // What may be done: legal matches with their gain, a form for parameters, and refusals with their reasons.
-import { counted, h, signed, signedSeconds } from "./dom.js";
+import { counted, h, seconds, signed, signedSeconds } from "./dom.js";
 import { inline } from "./formula.js";
 import { form } from "./form.js";
 
@@ -65,7 +65,7 @@ export function rulesPanel({ act, bus }) {
           onblur: () => bus.preview(null),
         },
         h("span.ein-rule", {}, match.rule.replaceAll("_", " "), h("span.ein-at", {}, ` at ${match.at}`)),
-        h("span.ein-gain", {}, gain("Δd", match.distance, signed(match.distance)), gain("Δt", match.seconds, signedSeconds(match.seconds))),
+        h("span.ein-gain", {}, gain("Δd", match.distance, signed(match.distance)), gain("Δt", match.seconds, signedSeconds(match.seconds)), match.best == null ? null : h("span.same", { title: "estimated time of the cheapest candidate that the last search reached through this step" }, `best ${seconds(match.best)}`)),
         h("span.ein-params", {}, match.says),
       ),
       h("button.ein-edit", { type: "button", title: "other parameters", ariaLabel: `other parameters for ${match.rule.replaceAll("_", " ")}`, onclick: open }, "…"),

@@ -241,7 +241,11 @@ export function searchPanel({ act }) {
       return true;
     },
     /** The measured programs: times and errors of states. */
-    measured: (rows) => plots.measured(rows),
+    measured(rows) {
+      const states = rows.flatMap((row) => (row.key.startsWith("state ") && row.measured ? [{ ...row, state: Number(row.key.slice(6)) }] : []));
+      plots.measured(states);
+      table.measured(new Map(states.map(({ state: n, measured }) => [n, measured])));
+    },
     destroy: () => {
       tree.destroy();
       table.destroy();

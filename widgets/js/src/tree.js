@@ -6,6 +6,7 @@ import { CHOSEN, MERGE, key, paint } from "./paint.js";
 
 const CHUNK = 200;
 const MERGES = 4000;
+const SLOTS = 1 << 16;
 const EDGE = 16;
 const STRIP = 14;
 const LABEL = 11;
@@ -37,9 +38,26 @@ export function treeView({ onselect, onhover = () => {} }) {
   let resting = 0;
   const times = { layout: 0, draw: 0 };
 
-  const across = (n) => EDGE + (placed.x[n] / Math.max(1, placed.leaves - 1)) * (size.w - 2 * EDGE) + (placed.leaves === 1 ? size.w / 2 - EDGE : 0);
-  const px = (n) => across(n) * view.kx + view.x;
-  const py = (n) => (EDGE + (placed.row[n] / Math.max(1, placed.rows)) * (size.h - 2 * EDGE - 14)) * view.ky + view.y;
+  /** Places in pixels while the whole tree is seen. */
+  let flat = null;
+  /** Colours and holes of states. */
+  let looks = null;
+
+  function flatten() {
+    const n = columns.count;
+    const [x, y] = [new Float64Array(n), new Float64Array(n)];
+    const step = (size.w - 2 * EDGE) / Math.max(1, placed.leaves - 1);
+    const rise = (size.h - 2 * EDGE - (legend.offsetHeight || LABEL)) / Math.max(1, placed.rows);
+    for (let k = 0; k < n; k++) {
+      x[k] = placed.leaves === 1 ? size.w / 2 : EDGE + placed.x[k] * step;
+      y[k] = EDGE + placed.row[k] * rise;
+    }
+    return { x, y };
+  }
+
+  const spots = () => (flat ??= flatten());
+  const px = (n) => spots().x[n] * view.kx + view.x;
+  const py = (n) => spots().y[n] * view.ky + view.y;
 
   function request() {
     if (waiting) return;
@@ -50,7 +68,9 @@ export function treeView({ onselect, onhover = () => {} }) {
     });
   }
 
-  function lines(pairs, count, colour, dash) {
+  /** Lines between pairs of states; of those that cover the same pixels in one row, *once* leaves one. */
+  function lines(pairs, count, colour, dash, once = false) {
+    const taken = once ? new Float64Array(SLOTS) : null;
     pen.strokeStyle = colour;
     pen.setLineDash(dash);
     pen.beginPath();
@@ -60,6 +80,13 @@ export function treeView({ onselect, onhover = () => {} }) {
       if (a < 0) continue;
       const [x1, y1, x2, y2] = [px(a), py(a), px(b), py(b)];
       if ((x1 < 0 && x2 < 0) || (x1 > size.w && x2 > size.w) || (y1 < 0 && y2 < 0) || (y1 > size.h && y2 > size.h)) continue;
+      if (once) {
+        const [from, to, row] = [Math.round(x1), Math.round(x2), placed.row[a] + 1];
+        const slot = (from * 7919 + to * 104729 + row * 31) & (SLOTS - 1);
+        const line = (row * SLOTS + from) * SLOTS + to;
+        if (taken[slot] === line) continue;
+        taken[slot] = line;
+      }
       pen.moveTo(x1, y1);
       pen.lineTo(x2, y2);
       if (++begun >= CHUNK) {
@@ -83,25 +110,17 @@ export function treeView({ onselect, onhover = () => {} }) {
     const faint = getComputedStyle(root).color;
     pen.lineWidth = 1;
     pen.globalAlpha = 0.25;
-    const seen = new Int32Array(n).fill(-1e9);
     const pair = [0, 0];
     lines(
       (k) => {
-        const child = k + 1;
-        const parent = columns.parent[child];
-        if (placed.row[child] < 0) {
-          pair[0] = -1;
-          return pair;
-        }
-        const at = Math.round(px(child));
-        pair[0] = seen[parent] === at ? -1 : parent;
-        pair[1] = child;
-        seen[parent] = at;
+        pair[0] = placed.row[k + 1] < 0 ? -1 : columns.parent[k + 1];
+        pair[1] = k + 1;
         return pair;
       },
       n - 1,
       faint,
       [],
+      true,
     );
     const merges = !hasMerges ? [] : isOnly && matches ? columns.merges.filter(([a, b]) => placed.row[a] >= 0 && placed.row[b] >= 0) : columns.merges;
     const some = Math.min(merges.length, MERGES);
@@ -119,33 +138,32 @@ export function treeView({ onselect, onhover = () => {} }) {
   }
 
   function dots(n) {
-    const look = paint(columns, mode);
-    const buckets = new Map();
+    const { colours, holes, place } = (looks ??= paint(columns, mode));
     const spacing = ((size.w - 2 * EDGE) * view.kx) / placed.leaves;
     const radius = Math.max(1.4, Math.min(6, spacing / 2.4));
-    const taken = new Set();
+    const wide = Math.ceil(size.w) + 1;
+    const taken = radius < 2 ? new Uint8Array(wide * (Math.ceil(size.h) + 1)) : null;
+    const groups = Array.from({ length: 2 * colours.length }, () => []);
     for (let k = n - 1; k >= 0; k--) {
       if (placed.row[k] < 0) continue;
       const x = px(k);
       const y = py(k);
       if (x < -9 || y < -9 || x > size.w + 9 || y > size.h + 9) continue;
-      const on = !matches || matches[k];
-      if (radius < 2) {
-        const cell = Math.round(x) * 65536 + Math.round(y) + (on ? 0.5 : 0);
-        if (taken.has(cell)) continue;
-        taken.add(cell);
+      const on = !matches || matches[k] ? 1 : 0;
+      if (taken) {
+        const cell = Math.round(y) * wide + Math.round(x);
+        if (taken[cell] & (1 << on)) continue;
+        taken[cell] |= 1 << on;
       }
-      const { colour, hole } = look(k);
-      const key = (on ? "" : "-") + colour;
-      if (!buckets.has(key)) buckets.set(key, []);
-      buckets.get(key).push(x, y, columns.candidate(k) ? 1 : 0, hole);
+      groups[on * colours.length + place[k]].push(x, y, columns.candidate(k) ? 1 : 0);
     }
-    for (const [key, found] of [...buckets].sort((a, b) => (a[0] < b[0] ? -1 : 1))) {
-      pen.globalAlpha = key.startsWith("-") ? (isOnly ? 0.5 : 0.12) : 1;
-      pen.fillStyle = key.replace("-", "");
-      if (radius < 2.4) for (let k = 0; k < found.length; k += 4) pen.fillRect(found[k] - radius, found[k + 1] - radius, 2 * radius, 2 * radius);
-      else for (let k = 0; k < found.length; k += 4) shape(found[k], found[k + 1], found[k + 2], radius, found[k + 3] * radius);
-    }
+    groups.forEach((found, at) => {
+      pen.globalAlpha = at >= colours.length ? 1 : isOnly ? 0.5 : 0.12;
+      pen.fillStyle = colours[at % colours.length];
+      const hole = holes[at % colours.length] * radius;
+      if (radius < 2.4) for (let k = 0; k < found.length; k += 3) pen.fillRect(found[k] - radius, found[k + 1] - radius, 2 * radius, 2 * radius);
+      else for (let k = 0; k < found.length; k += 3) shape(found[k], found[k + 1], found[k + 2], radius, hole);
+    });
     pen.globalAlpha = 1;
     if (best >= 0 && best < n && placed.row[best] >= 0) {
       pen.strokeStyle = getComputedStyle(root).color;
@@ -194,7 +212,7 @@ export function treeView({ onselect, onhover = () => {} }) {
     const taken = new Set();
     for (let k = 0; k < n; k++) {
       if (placed.row[k] < 0 || !(matches ? matches[k] : columns.candidate(k))) continue;
-      const x = Math.round(across(k));
+      const x = Math.round(spots().x[k]);
       if (taken.has(x)) continue;
       taken.add(x);
       pen.fillRect(x, 4, 1, STRIP - 8);
@@ -300,6 +318,7 @@ export function treeView({ onselect, onhover = () => {} }) {
   function place() {
     const began = performance.now();
     placed = layout(columns, isOnly && matches ? columns.ways(matches) : null);
+    flat = looks = null;
     times.layout = performance.now() - began;
     request();
   }
@@ -346,12 +365,14 @@ export function treeView({ onselect, onhover = () => {} }) {
     const box = root.getBoundingClientRect();
     if (!box.width || (box.width === size.w && box.height === size.h)) return;
     size = { w: root.clientWidth, h: root.clientHeight };
+    flat = null;
     const dense = window.devicePixelRatio || 1;
     canvas.width = size.w * dense;
     canvas.height = size.h * dense;
     request();
   });
   observer.observe(root);
+  for (const end of ["transitionend", "transitioncancel"]) root.addEventListener(end, request);
 
   function explain() {
     legend.replaceChildren(h("span", {}, mode), ...key(mode), h("span", {}, "■ candidate"), h("span", {}, "┄ merge"), said);
@@ -408,6 +429,7 @@ export function treeView({ onselect, onhover = () => {} }) {
     },
     colour(next) {
       mode = next;
+      looks = null;
       explain();
       request();
     },

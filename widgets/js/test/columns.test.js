@@ -134,7 +134,7 @@ describe("filter", () => {
 describe("candidates", () => {
   it("are in one row if they have the same calls, sorted, and filtered", async () => {
     const columns = new Columns();
-    const call = (operators, seconds) => ({ parent: 0, phase: 2, depth: 1, operators, seconds });
+    const call = (operators, seconds) => ({ parent: 0, phase: 2, depth: 1, operators, seconds, numerics: "exact" });
     columns.append(...batch(0, [{ parent: 0, phase: 0 }, call("Matmul(m=2)", 3), call("Conv2d(n=1)", 2), call("Matmul(m=2)", 1)]));
     const picked = [];
     const table = candidateTable({ pick: (n) => picked.push(n) });
@@ -150,6 +150,9 @@ describe("candidates", () => {
     expect(rows()[0]).toBe("2"); // Conv2d comes first
     table.root.querySelector("tbody button").click();
     expect(picked).toEqual([2]);
+    const cell = (name) => [...table.root.querySelectorAll(`td[data-column="${name}"]`)].map((td) => td.textContent);
+    table.measured(new Map([[2, 5e-6], [3, 2e-6]]));
+    expect([cell("measured"), cell("rules"), cell("numerics")]).toEqual([["5.00 µs", "2.00 µs", ""], ["summation splitting", "summation splitting", "summation splitting"], ["exact", "exact", "exact"]]);
     table.show(columns, Uint8Array.from([0, 1, 0, 0]), -1);
     await new Promise((done) => setTimeout(done, 600));
     expect(table.root.querySelector("caption").textContent).toBe("1 of 3 candidates, 1 set of calls");

@@ -93,8 +93,9 @@ describe("a quiz", () => {
 });
 
 const ROW = { key: "start", label: "original", suggested: true, estimated: 1e-6, measured: null, iqr: null, speedup: null, error: null, failed: null, how: null, roof: null };
+const ENGINE = { ...ROW, key: "openvino", label: "openvino", estimated: null, engine: true };
 const BENCH = {
-  rows: [ROW, { ...ROW, key: "state 3", measured: 2e-6, iqr: 1e-7, speedup: 2, error: 1e-7, roof: { part: 0.5, bound: "flops", flops: 2e9, flops_part: 0.5, bytes: 3e8, bytes_part: 0.1 } }],
+  rows: [ROW, { ...ROW, key: "state 3", measured: 2e-6, iqr: 1e-7, speedup: 2, error: 1e-7, roof: { part: 0.5, bound: "flops", flops: 2e9, flops_part: 0.5, bytes: 3e8, bytes_part: 0.1 } }, ENGINE, { ...ENGINE, key: "ncnn", label: "ncnn", missing: "not installed: pip install ncnn" }],
   running: false, progress: 0, says: "", caption: "", csv: "", svg: "", device: "cpu", note: "There is no CUDA GPU",
   devices: [{ name: "cpu", says: "this CPU", missing: "" }, { name: "cuda", says: "a CUDA GPU", missing: "a driver" }, { name: "profile:", says: "a profile", missing: "" }],
 };
@@ -107,12 +108,12 @@ describe("a benchmark", () => {
     expect(el.querySelector(".ein-bench p").textContent).toBe("There is no CUDA GPU");
     const measure = [...el.querySelectorAll("button")].find((b) => b.textContent === "Measure");
     measure.click();
-    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["start", "state 3"], rounds: 15, device: "cpu" });
+    expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["start", "state 3", "openvino"], rounds: 15, device: "cpu" });
     menu.value = "profile:";
     menu.dispatchEvent(new Event("change"));
     el.querySelector("input[aria-label='file of the profile']").value = " h100.sqlite ";
     const boxes = [...el.querySelectorAll("tbody input")];
-    expect(boxes.map((box) => [box.checked, box.disabled])).toEqual([[true, true], [true, false]]); // all are compared with the original
+    expect(boxes.map((box) => [box.checked, box.disabled])).toEqual([[true, true], [true, false], [false, true]]); // all are compared with the original; engines run on the CPU
     boxes[1].click();
     measure.click();
     expect(model.send).toHaveBeenLastCalledWith({ do: "bench", keys: ["start"], rounds: 15, device: "profile:h100.sqlite" });
@@ -201,14 +202,17 @@ describe("plots", () => {
     plots.show(columns, null, 5);
     plots.root.open = true;
     plots.show(columns, Uint8Array.from([0, 0, 0, 1, 0, 1, 0, 0, 0]), 5);
-    plots.measured([{ key: "start", measured: 1 }]);
+    plots.measured([]);
     const names = () => [...plots.root.querySelectorAll("figcaption")].map((c) => c.textContent);
     expect(names()).toEqual(["best over time: estimated time", "cost by steps: estimated time"]);
     const kinds = () => [...plots.root.querySelector("figure").querySelectorAll("circle")].map((c) => `${c.dataset.state} ${c.getAttribute("class")}`.trim());
-    expect(kinds()).toEqual(["5 best chosen", "3 best", "8 off"]);
+    expect(kinds()).toEqual(["3 best", "5 best chosen"]); // the chosen one above the others
     plots.root.querySelector("circle[data-state='3']").dispatchEvent(new MouseEvent("click", { bubbles: true }));
-    expect(picked).toEqual([3]);
-    plots.measured([{ key: "state 3", measured: 1e-3, error: 1e-7 }, { key: "state 5", measured: 2e-3, error: 0 }]);
+    const other = plots.root.querySelector(".dots.off");
+    const box = other.getBoundingClientRect();
+    other.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: box.x, clientY: box.y }));
+    expect(picked).toEqual([3, 8]);
+    plots.measured([{ state: 3, measured: 1e-3, error: 1e-7 }, { state: 5, measured: 2e-3, error: 0 }]);
     expect(names().length).toBe(3);
     plots.destroy();
   });
@@ -303,7 +307,7 @@ describe("the face", () => {
   });
 
   it("says what a token is, shows where it is, and selects it, then what is around it", () => {
-    const { model, el, key } = shown({ panels: ["expression", "rules", "graph"], graph: { svg: "<svg viewBox='0 0 9 9'><g class='node'><title>Y</title><rect/></g></svg>", says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const { model, el, key } = shown({ panels: ["expression", "rules", "graph"], graph: { svg: "<svg viewBox='0 0 9 9'><g class='node'><title>Y</title><rect/></g></svg>", says: "", paths: { Y: "0" }, at: "", kinds: [], folded: [], layers: 0, values: {} } });
     const x = el.querySelector('.ein-main [data-t="x0.0_0"]');
     const box = x.getBoundingClientRect();
     x.dispatchEvent(new MouseEvent("pointermove", { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 }));
@@ -354,28 +358,32 @@ describe("the face", () => {
   });
 
   it("shows chosen nodes side by side, and nothing while none are chosen", () => {
-    const side = (id, more) => ({ id, name: `node ${id}`, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], ...more });
+    const side = (id, more) => ({ id, name: `node ${id}`, latex: STATE.expression.latex, text: "x", marks: { new: [1] }, svg: "<svg></svg>", distance: id, seconds: 1e-6, measured: null, numerics: "exact", calls: "none", same: false, certificate: null, steps: [], follows: true, ...more });
     const { model, el } = shown({ panels: ["history", "expression", "compare"], compare: { sides: [] } });
     const panel = el.querySelector("[data-panel=compare]");
     expect(panel.hidden).toBe(true);
-    model.set("compare", { sides: [side(0), side(2, { certificate: { kind: "proved", says: "" }, steps: ["a step <b>"] })] });
+    model.set("compare", { sides: [side(0), side(2, { certificate: { kind: "proved", says: "" }, steps: ["a step <b>"], follows: false })] });
     expect(panel.hidden).toBe(false);
     expect([...panel.querySelectorAll("thead th")].map((th) => th.textContent)).toEqual(["node 0", "node 2"]);
     expect(panel.querySelector(".ein-badge.proved").textContent).toBe("✓ equal: proved");
     expect([...panel.querySelectorAll(".ein-side [data-mark=new]")].map((leaf) => leaf.textContent)).toEqual(["L", "L"]);
     expect(panel.querySelector("li").textContent).toBe("a step <b>");
+    const [connect] = [...panel.querySelectorAll("button")];
+    connect.click();
+    expect([connect.textContent, model.send.calls.at(-1)[0]]).toEqual(["Find steps from node 0", { do: "connect", a: 0, b: 2 }]);
     model.emit("msg:custom", { do: "kernels", node: 2, kernels: [{ text: "void f() {}", why: "" }] }, []);
     expect(panel.querySelector(".ein-kernels[data-node='2'] pre").textContent).toBe("void f() {}");
     expect(panel.querySelector(".ein-kernels[data-node='0'] pre")).toBe(null);
     const boxes = () => [...el.querySelectorAll(".ein-nodes input")];
     model.set("history", { here: 0, nodes: [0, 1, 2].map((id) => ({ ...STATE.history.nodes[0], id })), compare: null });
     for (const n of [0, 1, 2]) boxes()[n].click();
+    expect(el.querySelector(".ein-nodes").textContent).toContain("E0 #2");
     expect(model.send).toHaveBeenLastCalledWith({ do: "compare", a: 0, b: 1, more: [2] });
   });
 
   it("zooms, moves and searches the graph", () => {
     const node = (name, x) => `<g class='node'><title>${name}</title><rect x='${x}' y='10' width='20' height='20'/><text x='${x}' y='25'>${name}</text></g>`;
-    const { model, el, key } = shown({ panels: ["graph"], graph: { svg: `<svg viewBox='0 0 400 100'>${node("Y", 10)}${node("weights", 370)}</svg>`, says: "", paths: { Y: "0" }, at: "", kinds: {} } });
+    const { model, el, key } = shown({ panels: ["graph"], graph: { svg: `<svg viewBox='0 0 400 100'>${node("Y", 10)}${node("weights", 370)}</svg>`, says: "", paths: { Y: "0" }, at: "", kinds: [], folded: [], layers: 0, values: {} } });
     const picture = el.querySelector(".ein-graph");
     const view = () => el.querySelector("svg").getAttribute("viewBox").split(" ").map(Number);
     for (let n = 0; n < 6; n++) key("+", picture);
@@ -390,6 +398,26 @@ describe("the face", () => {
     expect(view()).toEqual([0, 0, 400, 100]);
     click(el.querySelector("g.node rect"));
     expect(model.send).toHaveBeenLastCalledWith({ do: "select", at: "0" });
+  });
+
+  it("folds layers, and writes values at the nodes of the graph", () => {
+    const node = (name, kind) => `<g class='node ${kind}'><title>${name}</title><polygon fill='#ffffff' stroke='black' points='0,0 9,0 9,9'/></g>`;
+    const layer = "<g class='cluster layer'><title>cluster_B … C</title><text>B … C</text></g>";
+    const graph = { svg: `<svg viewBox='0 0 40 40'>${layer}${node("A … D", "layer")}${node("Y", "expression")}</svg>`, says: "", paths: { Y: "4" }, at: "", kinds: ["layer", "expression"], folded: ["A … D"], layers: 2, values: { time: { Y: ["2 µs, 40 %", 0.5] }, proof: { Y: ["proved, 1 step", "proved"] } } };
+    const { model, el } = shown({ panels: ["graph"], graph });
+    for (const [place, message] of [["g.cluster", { layer: "B … C" }], ["g.node", { layer: "A … D" }], ["button[title='show all equations']", { all: false }]]) {
+      el.querySelector(place).dispatchEvent(new MouseEvent("click", { bubbles: true }));
+      expect(model.send).toHaveBeenLastCalledWith({ do: "fold", ...message });
+    }
+    const filled = () => getComputedStyle(el.querySelector("g.node.expression polygon")).fill;
+    const before = filled();
+    const colour = el.querySelector("select[aria-label='colour of nodes']");
+    const texts = ["time", "proof", "kind"].map((name) => {
+      colour.value = name;
+      colour.dispatchEvent(new Event("change"));
+      return [[...el.querySelectorAll(".ein-value")].map((text) => text.textContent).join(), filled() === before, el.querySelector(".ein-legend").textContent];
+    });
+    expect(texts).toEqual([["2 µs, 40 %", false, "lessmost, estimated"], ["proved, 1 step", false, "proved"], ["", true, "layerexpression"]]);
   });
 
   it("writes what others said as text, never as markup", () => {
@@ -418,7 +446,7 @@ describe("the face", () => {
 
   it("without a kernel answers from what was recorded", async () => {
     const { offline } = await import("../src/main.js");
-    const node = { ...structuredClone(STATE), graph: { svg: "<svg></svg>", says: "", paths: { Y: "0" }, at: "Y", kinds: {} }, refusals: { 0: { refusals: [], laws: {} } }, parent: -1, children: [{ node: 1, rule: "summation_splitting", at: "0", params: { outer: ["c"] } }] };
+    const node = { ...structuredClone(STATE), graph: { svg: "<svg></svg>", says: "", paths: { Y: "0" }, at: "Y", kinds: [], folded: [], layers: 0, values: {} }, refusals: { 0: { refusals: [], laws: {} } }, parent: -1, children: [{ node: 1, rule: "summation_splitting", at: "0", params: { outer: ["c"] } }] };
     const child = { ...structuredClone(node), parent: 0, children: [], expression: { ...STATE.expression, node: 1, step: 1 }, head: { ...STATE.head, title: "after" } };
     const el = document.createElement("div");
     document.body.replaceChildren(el);
