@@ -71,6 +71,12 @@ def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextErro
     if expected == "'['" and (word := _FIRST_WORD.fullmatch(before)):
         expected = "'tensor', 'output' or an equation: NAME[…] = …"
         return TextError(source, line, word.start(1) + 1, f"found {word[1]!r} before {found}, expected {expected}")
+    if found == "'('" and (word := _REDUCTION_OF_NO_RANGE.search(before)):
+        of_two = f", or {word[1]}imum(a, b) of two values" if word[1] in ("max", "min") else ""
+        expected = f"{word[1]}[i:8] … over the values of an iterator{of_two}"
+        return TextError(source, line, word.start(1) + 1, f"found {word[1]}(, expected {expected}")
+    if expected == "':'" and (word := _LAST_WORD.search(before)):
+        expected = f"':' and the number of values of {word[1]}, as in {word[1]}:8"
     return TextError(source, line, column, f"found {found}, expected {expected}")
 
 
@@ -90,6 +96,8 @@ def _describe_expected(error: UnexpectedInput) -> str:
 
 
 _FIRST_WORD = re.compile(r"\s*(\w+)\s+")
+_LAST_WORD = re.compile(r"(\w+)\s*$")
+_REDUCTION_OF_NO_RANGE = re.compile(r"\b(sum|max|min|prod)\s*$")
 
 _WORDS = {
     "$END": "the end",
