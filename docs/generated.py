@@ -9,7 +9,7 @@ import inspect
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,6 @@ FOLDED = {"hide-input": "Code of the exercise, with its solution", "hide-cell": 
 """Titles of folded cells, by tag."""
 
 RESULTS = (
-    "einnet_explore.ir.program.Program",
-    "einnet_explore.rules.base.Derivation",
-    "einnet_explore.rules.base.Step",
-    "einnet_explore.rules.base.Match",
     "einnet_explore.session.run.Run",
     "einnet_explore.pipeline.optimised.Optimised",
     "einnet_explore.parametric.family.Family",
@@ -334,7 +330,8 @@ def python_page() -> str:
     parts += ["`ee.RULES` are the [rules](rules.md) of a search, `ee.OPERATORS` the [library operators](operators.md)."]
     parts += [_documented(f"einnet_explore.{name}") for name in ee.__all__ if callable(getattr(ee, name))]
     for title, module in MODULES.items():
-        parts += [f"## {title}", _directive("automodule", module)]
+        above = [name for name in getattr(importlib.import_module(module), "__all__", ()) if name in ee.__all__]
+        parts += [f"## {title}", _directive("automodule", module, above)]
     parts += ["## Classes of results", *map(_documented, RESULTS)]
     return "\n\n".join(parts) + "\n"
 
@@ -345,6 +342,7 @@ def _documented(name: str) -> str:
     return _directive("autoclass" if inspect.isclass(value) else "autofunction", name)
 
 
-def _directive(kind: str, name: str) -> str:
+def _directive(kind: str, name: str, excluded: Sequence[str] = ()) -> str:
     options = "" if kind == "autofunction" else "\n   :members:"
+    options += f"\n   :exclude-members: {', '.join(excluded)}" if excluded else ""
     return f"```{{eval-rst}}\n.. {kind}:: {name}{options}\n```"

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Overflow, Program, Scalar, Scope, Tensor
+from einnet_explore.ir import (
+    Access,
+    Apply,
+    Compare,
+    Const,
+    Equation,
+    Index,
+    Overflow,
+    Program,
+    Scalar,
+    Scope,
+    Tensor,
+    tensors,
+)
 from einnet_explore.ir.printer import scalar_text, scope_text, value_text
-from einnet_explore.ir.program import tensors
 
 
 def text(it: Program | Equation | Scope | Scalar | Index) -> str:
