@@ -12,6 +12,10 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "
 import pytest
 from hypothesis import HealthCheck, settings
 
+from einnet_explore.runtime import measurement
+
+measurement.SECONDS_FACTOR = 0.1
+
 # `make test` repeats its examples, so that its result depends on the change alone; `make test-all` draws new ones.
 settings.register_profile("fixed", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile(

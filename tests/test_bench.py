@@ -279,6 +279,7 @@ def test_engines_get_the_same_inputs(case: str) -> None:
         np.testing.assert_allclose(other.outputs["Y"], ours.outputs["Y"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_what_was_found(model: str, tmp_path: Path) -> None:
     out = str(tmp_path / "OUT.onnx")
     ours = prepare(Task(model, OURS, 1, {"x": (1, 3, 4, 4)}, 4, 1.0, out))

@@ -47,7 +47,7 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     said = ""
     for script in blocks(FIRST_STEPS, "sh tour"):
         shorter = script.replace(
-            "--threads 1", "--threads 1 --budget 8"
+            "--threads 1", "--threads 1 --budget 3"
         )  # the reader's patience is longer than a test's
         done = subprocess.run(
             ["sh", "-e", "-c", shorter], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -59,7 +59,7 @@ def test_commands_and_python_of_the_tour_run(tmp_path: Path) -> None:
     said = ""
     for script in blocks(FIRST_STEPS, "python tour"):
         done = subprocess.run(
-            [sys.executable, "-c", script.replace("threads=1", "threads=1, budget=8")],
+            [sys.executable, "-c", script.replace("threads=1", "threads=1, budget=3")],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stderr}"

@@ -494,9 +494,12 @@ def test_notebook_7_by_keyboard(lab: Lab) -> None:
         page.goto(f"{lab.address}/notebooks/{name}", wait_until="domcontentloaded")
         # What is run before there is a kernel is dropped without a word.
         page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(state="attached")
-        page.locator(".jp-CodeCell .cm-content").click()
         own = len(visiting.errors)  # Notebook's, before anything of ours is there
-        page.keyboard.press("Shift+Enter")
+        prompt = page.locator(".jp-CodeCell .jp-InputPrompt").first
+        while prompt.inner_text().strip() == "[ ]:":  # until it is taken, which "idle" alone does not promise
+            page.locator(".jp-CodeCell .cm-content").first.click()
+            page.keyboard.press("Shift+Enter")
+            page.wait_for_timeout(3_000)
         page.wait_for_selector(f".ein-main .katex, {ERRORS}", timeout=120_000)  # maybe the first import here
         cells = page.locator(".jp-CodeCell").count()
         page.locator(".ein").focus()

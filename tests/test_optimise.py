@@ -339,6 +339,7 @@ def test_every_round_has_a_sample_of_each() -> None:
     assert len(timings["a"].samples) == timings["a"].n == len(timings["b"].samples) >= 5
 
 
+@pytest.mark.slow
 def test_infogan_is_optimised_correctly(tmp_path: Path) -> None:
     said = sound(searched(model(write("infogan"))), tmp_path)
     assert len(said["subprograms"]) == 5

@@ -33,7 +33,11 @@ def test_there_are_pairs_for_the_gallery() -> None:
     assert len(PAIRS) >= 30
 
 
-@pytest.mark.parametrize("name", PAIRS)
+LONG = {"attention in one pass"}
+"""Pairs whose search takes as long as those of all others together."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in PAIRS])
 def test_a_path_is_found_and_proved(name: str) -> None:
     before, after, by_hand = PAIRS[name]()
     found = ee.path(before, after, budget=60.0)

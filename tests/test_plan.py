@@ -488,3 +488,14 @@ def test_an_input_of_another_shape_is_refused() -> None:
     plan = build_plan(of := tower(), compiled(of))
     with pytest.raises(Exception, match="invalid dimensions"):
         plan.run({"x": np.zeros((1, 3, 5, 5), np.float32)})
+
+
+def test_quick_calls_are_sampled_several_times_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(measurement, "sleep", pauses.append)
+    for seconds, in_a_row in ((1e-4, measurement.SETTLED_SAMPLES), (0.02, 1)):
+        pauses.clear()
+        samplers = {name: lambda _, taken=seconds: taken for name in "ab"}
+        times = measurement.time_samplers(samplers, rounds=6, min_seconds=0.001, settle=0.005)
+        assert {timing.n for timing in times.values()} == {6}
+        assert pauses == [0.005] * (12 // in_a_row)

@@ -1,6 +1,5 @@
 """Project rules that no linter checks: pinned dependencies, names of the paper, no shape constants in rules."""
 
-import ast
 import io
 import re
 import subprocess
@@ -102,6 +101,7 @@ def test_no_file_contains_a_registry_address_or_home_path() -> None:
 
 
 def test_definitions_use_the_papers_words() -> None:
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [(path, node) for path in sources(".") for node in ast.walk(ast.parse(path.read_text()))]
-    assert [f"{p.name}: {n.name}" for p, n in nodes if isinstance(n, kinds) and BANNED.search(n.name)] == []
+    defined = re.compile(r"^ *(?:class|def|async def) (\w+)", re.MULTILINE)
+    names = [(path.name, name) for path in sources(".") for name in defined.findall(path.read_text(encoding="utf-8"))]
+    assert len(names) > 5_000
+    assert [each for each in names if BANNED.search(each[1])] == []

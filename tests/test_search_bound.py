@@ -46,6 +46,9 @@ CASES = {
 
 LEVELS = {"paper": 2, "best_first": 7}
 
+LONG = {"ConvTranspose", "strided"}
+"""The cases whose searches take the longest; the others are convolutions too."""
+
 
 @cache
 def searched(case: str, strategy: str, bound: bool) -> tuple[Search, tuple[object, ...]]:
@@ -55,7 +58,7 @@ def searched(case: str, strategy: str, bound: bool) -> tuple[Search, tuple[objec
 
 
 @pytest.mark.parametrize("strategy", LEVELS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in LONG else ()) for case in CASES])
 def test_the_best_candidate_is_never_lost(case: str, strategy: str) -> None:
     """Levels and the end are unchanged too, and every candidate is also found without the bound."""
     whole, everything = searched(case, strategy, False)

@@ -28,7 +28,7 @@ def case(program: Program, *targets: str) -> Case:
 
 
 SMALL = {
-    "strided": case(ee.ops.conv2d(N=1, H=5, W=4, C=2, F=3, R=3, S=2, stride=2), "Matmul", "Conv2d"),
+    "strided": case(ee.ops.conv2d(N=1, H=5, W=4, C=2, F=3, R=3, S=2, stride=2, padding="same"), "Matmul", "Conv2d"),
     "product": case(ee.ops.matmul(4, 6, 8), "Matmul"),
     "elementwise": case(ee.ops.relu(2, 3), "Matmul"),
     "two sums": case(

@@ -15,9 +15,15 @@ SPIN_SECONDS = 0.002
 SETTLE_SECONDS = 0.005
 """Seconds after which an engine's waiting threads no longer spin: with ``SPIN_SECONDS``, up to 4 ms were seen."""
 
+SETTLED_SAMPLES = 3
+"""Samples in a row after a pause, where the pause takes longer than they do."""
+
 SAMPLE_SECONDS = 0.001
 """Seconds of a sample of quick calls: less than a scheduler's time slice.  Where others want the cores,
 samples of 5 ms were hit or missed as a whole, one engine's for a minute and then the other's."""
+
+SECONDS_FACTOR = 1.0
+"""Multiple of the seconds that rounds take at least; tests, for which any times do, lower it."""
 
 WARM_CACHE_SECONDS = 0.02
 """Seconds of a call from which on reading its weights once from memory, not from a cache, is negligible."""
@@ -90,9 +96,9 @@ def time_calls(
     """Return the ``Timing`` of each of *calls*, by name, in seconds; they are measured in turns.
 
     The order of the calls rotates from round to round, and each sample repeats its call for a millisecond.  There are
-    at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough*
-    stops earlier.  Before each sample *settle* seconds pass: an engine's waiting threads spin for a while, and would
-    take the next one's cores.  *warm* has the seconds of calls that were made just now.
+    at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough* stops
+    earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a while,
+    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.
     Raises ValueError for no rounds.
     """
     return time_samplers(
@@ -111,11 +117,11 @@ def time_samplers(
     """``time_calls`` of samplers that report their own times, for example from another process."""
     if rounds < 1:
         raise ValueError(f"rounds {rounds}: expected at least 1")
-    names = list(samplers)
-    repeats = {
-        name: 1 if warm.get(name, 0) > LONG_CALL_SECONDS else _repeats(samplers[name], min_seconds / rounds)
-        for name in names
-    }
+    names, min_seconds = list(samplers), min_seconds * SECONDS_FACTOR
+    long = {name: seconds for name, seconds in warm.items() if seconds > LONG_CALL_SECONDS}
+    once = {name: long.get(name) or _once(sampler) for name, sampler in samplers.items()}
+    repeats = {name: _repeats(seconds, min_seconds / rounds) for name, seconds in once.items()}
+    in_a_row = SETTLED_SAMPLES if settle > max(once.values()) else 1
     samples: dict[str, list[float]] = {name: [] for name in names}
     spent, turn = 0.0, 0
     while turn < rounds or spent < min_seconds * len(names):
@@ -123,10 +129,10 @@ def time_samplers(
             name = names[(turn + n) % len(names)]
             if settle:
                 sleep(settle)
-            seconds = samplers[name](repeats[name])
-            samples[name].append(seconds)
-            spent += seconds * repeats[name] + settle
-        turn += 1
+            taken = [samplers[name](repeats[name]) for _ in range(in_a_row)]
+            samples[name] += taken
+            spent += sum(taken) * repeats[name] + settle
+        turn += in_a_row
         if enough(samples):
             break
     return {name: _timing(samples[name]) for name in names}
@@ -154,12 +160,13 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
     return min(worked, clock) if worked > MIN_COMPUTE_SHARE * clock else clock
 
 
-def _repeats(sampler: Sampler, seconds: float) -> int:
-    once = sampler(1)
-    if once > LONG_CALL_SECONDS:
-        return 1
-    if once > WARM_CACHE_SECONDS:  # it was a first call, which may allocate and wake threads
-        once = sampler(1)
+def _once(sampler: Sampler) -> float:
+    seconds = sampler(1)
+    # Otherwise it was a first call, which may allocate and wake threads.
+    return sampler(1) if WARM_CACHE_SECONDS < seconds <= LONG_CALL_SECONDS else seconds
+
+
+def _repeats(once: float, seconds: float) -> int:
     return max(1, int(min(seconds, SAMPLE_SECONDS) / max(once, 1e-7)))
 
 
