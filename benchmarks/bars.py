@@ -78,7 +78,7 @@ class Measured:
 
 def conv(size: int, kernel: int, **more: int) -> Callable[[], Program]:
     """Return a convolution of a *size* by *size* image with a square *kernel*."""
-    sizes = {"N": 1, "H": size, "W": size, "C": 16, "F": 8, "R": kernel, "S": kernel, **more}
+    sizes = {"N": 1, "H": size, "W": size, "C": 16, "F": 8, "R": kernel, "S": kernel, "padding": "same", **more}
     return lambda: ee.ops.conv2d(**sizes)  # type: ignore[arg-type]
 
 
@@ -95,11 +95,11 @@ def _transposed() -> Program:
 
 
 def _five() -> Program:
-    return ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
+    return ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW", padding=2)
 
 
 def _depthwise() -> Program:
-    return ee.ops.depthwise_conv2d(N=1, H=14, W=14, C=16, R=3, S=3)
+    return ee.ops.depthwise_conv2d(N=1, H=14, W=14, C=16, R=3, S=3, padding=1)
 
 
 def _chain() -> Program:

@@ -21,7 +21,7 @@ from tests.lab_kit import jupyterlab, visit
 CLICKS, STATES, SECONDS, DRAGS = 20, 20_000, 10, 200
 START = """import einnet_explore as ee, einnet_widgets, json, time
 from dataclasses import replace
-session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
 session.apply("summation_splitting", at="Y", outer=["r", "s"])
 PHI = {"r": "r", "s": "s", "n": "n", "f": "f", "t1": "h+r-1", "t2": "w+s-1"}
 session.apply("variable_substitution", at="Y.0", phi=PHI)
@@ -32,7 +32,7 @@ events = []
 receive = face.desk.receive
 face.desk.receive = lambda *asked: (events.append(time.time()), receive(*asked))[1]
 face"""
-LARGE = f"""other = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+LARGE = f"""other = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
 run = other.search(max_depth=3, strategy="paper", budget=20)
 states, found = run.search.states, {{c.state: c for c in run.candidates}}
 block = len(states)
@@ -45,7 +45,7 @@ while len(states) < {STATES}:
     states.append(replace(old, id=n, parent=old.parent + shift if old.parent else 0))
 large = einnet_widgets.SearchMonitor(other)
 large"""
-LIVE = """live = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+LIVE = """live = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
 feed = live.live_search(max_depth=7, strategy="paper", budget=60)
 monitor = einnet_widgets.SearchMonitor(live)
 sizes = []

@@ -38,7 +38,9 @@ def job() -> dict[str, Program]:
         for size, channels in stages:
             for filters in (channels, channels // 2):
                 name = f"conv {window[0]}x{window[1]} {size}x{size} {channels}-{filters}"
-                made[name] = ee.ops.conv2d(N=1, H=size, W=size, C=channels, F=filters, R=window[0], S=window[1])
+                made[name] = ee.ops.conv2d(
+                    N=1, H=size, W=size, C=channels, F=filters, R=window[0], S=window[1], padding="same"
+                )
     return made
 
 

@@ -39,9 +39,9 @@ class Case:
 
 
 CASES = (
-    Case("Conv3x3 n1 7x7 512-512", ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3), "Matmul"),
-    Case("Conv3x3 n1 28x28 128-128", ee.ops.conv2d(N=1, H=28, W=28, C=128, F=128, R=3, S=3), "Matmul"),
-    Case("Conv1x7 n1 7x7 2048-128", ee.ops.conv2d(N=1, H=7, W=7, C=2048, F=128, R=1, S=7), "Matmul"),
+    Case("Conv3x3 n1 7x7 512-512", ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3, padding=1), "Matmul"),
+    Case("Conv3x3 n1 28x28 128-128", ee.ops.conv2d(N=1, H=28, W=28, C=128, F=128, R=3, S=3, padding=1), "Matmul"),
+    Case("Conv1x7 n1 7x7 2048-128", ee.ops.conv2d(N=1, H=7, W=7, C=2048, F=128, R=1, S=7, padding="same"), "Matmul"),
     Case(
         "ConvTranspose 4x4 s2 n16 2x2 448-256",
         ee.ops.conv_transpose2d(N=16, H=2, W=2, in_channels=448, out_channels=256, R=4, S=4, stride=2, padding=1),

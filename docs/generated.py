@@ -9,7 +9,7 @@ import inspect
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from einnet_explore.ir import Program
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import ALL_RULES
 from einnet_explore.rules.base import Rule, Step
-from einnet_explore.strategies.factoring import factorings
 from einnet_explore.strategies.instantiation import matching_rule
-from einnet_explore.strategies.vertical_fusion import fuse_vertically
 from einnet_explore.viz.views import RulePage
 
 DOCS = Path(__file__).resolve().parent
@@ -46,14 +44,13 @@ FOLDED = {"hide-input": "Code of the exercise, with its solution", "hide-cell": 
 """Titles of folded cells, by tag."""
 
 RESULTS = (
-    "einnet_explore.ir.program.Program",
-    "einnet_explore.rules.base.Derivation",
-    "einnet_explore.rules.base.Step",
-    "einnet_explore.rules.base.Match",
     "einnet_explore.session.run.Run",
     "einnet_explore.pipeline.optimised.Optimised",
     "einnet_explore.parametric.family.Family",
     "einnet_explore.session.exercises.Grade",
+    "einnet_explore.checker.record.Report",
+    "einnet_explore.runtime.program.CompiledProgram",
+    "einnet_explore.runtime.measurement.Timing",
 )
 """Classes of results of public functions that are not public names themselves."""
 
@@ -62,9 +59,12 @@ PAGED_RULES: tuple[Rule[Any], ...] = (*ALL_RULES, matching_rule(ee.OPERATORS))
 """The rules that have pages; inline code that is the name of one becomes a link to it."""
 
 MODULES = {
+    "Bilinear algorithms (`ee.bilinear`)": "einnet_explore.session.bilinear",
     "Expressions of operators (`ee.ops`)": "einnet_explore.operators.expressions",
     "Figures (`ee.figures`)": "einnet_explore.viz.figures",
+    "Expressions as values (`ee.ir`)": "einnet_explore.ir",
     "Kernels (`ee.kernels`)": "einnet_explore.session.kernels",
+    "Rules (`ee.rules`)": "einnet_explore.rules",
     "Kernels for GPUs on a CPU": "einnet_evaluation.gpu_emulation",
 }
 """Public modules."""
@@ -189,8 +189,8 @@ def example_steps() -> dict[str, Step]:
         for match in ee.explore(program, rules=ALL_RULES).rules():
             steps.setdefault(match.rule.name, match.apply(program))
     for program in examples():
-        fused = fuse_vertically(program)
-        for derivation in (*factorings(program), *([fused] if fused else ())):
+        fused = ee.fuse_vertically(program)
+        for derivation in (*ee.factorings(program), *([fused] if fused else ())):
             for step in derivation.steps:
                 steps.setdefault(step.match.rule.name, step)
     for name, parameters in BY_HAND.items():
@@ -330,7 +330,8 @@ def python_page() -> str:
     parts += ["`ee.RULES` are the [rules](rules.md) of a search, `ee.OPERATORS` the [library operators](operators.md)."]
     parts += [_documented(f"einnet_explore.{name}") for name in ee.__all__ if callable(getattr(ee, name))]
     for title, module in MODULES.items():
-        parts += [f"## {title}", _directive("automodule", module)]
+        above = [name for name in getattr(importlib.import_module(module), "__all__", ()) if name in ee.__all__]
+        parts += [f"## {title}", _directive("automodule", module, above)]
     parts += ["## Classes of results", *map(_documented, RESULTS)]
     return "\n\n".join(parts) + "\n"
 
@@ -341,6 +342,7 @@ def _documented(name: str) -> str:
     return _directive("autoclass" if inspect.isclass(value) else "autofunction", name)
 
 
-def _directive(kind: str, name: str) -> str:
+def _directive(kind: str, name: str, excluded: Sequence[str] = ()) -> str:
     options = "" if kind == "autofunction" else "\n   :members:"
+    options += f"\n   :exclude-members: {', '.join(excluded)}" if excluded else ""
     return f"```{{eval-rst}}\n.. {kind}:: {name}{options}\n```"

@@ -40,7 +40,7 @@ def tour(path: Path, heading: str) -> None:
 
 
 EXPLORER = """import einnet_explore as ee, einnet_widgets
-session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
 session.apply("summation_splitting", at="Y", outer=["r", "s"])
 session"""
 

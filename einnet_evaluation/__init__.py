@@ -11,14 +11,24 @@ from typing import Any
 
 
 def benchmark(model: str | Path, **options: Any) -> Mapping[str, Any]:
-    """Measure a model or case against other engines, interleaved; see ``einnet_evaluation.bench`` for the options."""
+    """Optimise a model (``.onnx``) or case (``.ein``) and measure it and other engines in turns, in seconds.
+
+    *options*: *against* (names of engines, such as ``"torch"``), *device*, *threads*, *rounds*, *shapes*, *max_depth*,
+    *budget* (seconds of tuning), *limit* (seconds of rounds) and *attribute*.  They are those of
+    ``einnet_evaluation.bench.run_benchmark``, which also documents the keys of the result.  Raises ValueError for an
+    unknown engine or device and for a file that cannot be read.
+    """
     from einnet_evaluation.bench import run_benchmark as run
 
     return run(model, **options)
 
 
 def write_model(name: str, path: str | Path, batch: int = 1, size: int | None = None) -> Path:
-    """Write one of the evaluation models as ONNX."""
+    """Write an evaluation model as ONNX, such as ``"infogan"``, and return its path.
+
+    *batch* and *size* (of the image, or positions; None: the published one) set its shapes.  Raises ValueError for an
+    unknown *name*, with the names that there are, and for shapes that the model cannot have.
+    """
     from einnet_evaluation.models import write
     from einnet_explore.support.storage import write_atomically
 

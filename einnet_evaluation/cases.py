@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
     for case in (
         Case(
             "Conv3x3",
-            lambda: ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3),
+            lambda: ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3, padding=1),
             ("Matmul",),
             "Conv2d",
             "Matmul",
@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {
         ),
         Case(
             "Conv5x5",
-            lambda: ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5),
+            lambda: ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, padding=2),
             ("Conv2d",),
             "Conv2d",
             "Conv2d",

@@ -73,7 +73,7 @@ def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
     return (
         OperatorCase(
             "Conv3x3", "Fig. 3",
-            ops.conv2d(H=7, W=7, C=c, F=c, R=3, S=3, layout="NCHW"), "Matmul", {"k": c}, (0.126, 0.0487),
+            ops.conv2d(H=7, W=7, C=c, F=c, R=3, S=3, layout="NCHW", padding=1), "Matmul", {"k": c}, (0.126, 0.0487),
         ),
         OperatorCase(
             "ConvTranspose", "Fig. 11",
@@ -83,7 +83,7 @@ def table3_cases(quick: bool = False) -> tuple[OperatorCase, ...]:
             "Matmul", {"k": 448}, (0.247, 0.0480),
         ),
         OperatorCase(
-            "Conv5x5", "Fig. 6", ops.conv2d(N=n, H=side, W=side, C=32, F=1, R=5, S=5, layout="NCHW"),
+            "Conv5x5", "Fig. 6", ops.conv2d(N=n, H=side, W=side, C=32, F=1, R=5, S=5, layout="NCHW", padding=2),
             "Conv2d", {"r": 3, "s": 3, "f": 4}, (0.954, 0.599),
         ),
         OperatorCase(

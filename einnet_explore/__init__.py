@@ -1,7 +1,7 @@
 """einnet_explore: explore and optimise tensor programs by derivation (EinNet, OSDI'23, and beyond).
 
 >>> import einnet_explore as ee
->>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+>>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 >>> session = ee.explore(conv)              # rules by hand: session.rules(at="0"), session.apply(...), session.undo()
 >>> run = ee.search(conv, target="Matmul")  # run.best, run.table(); events as they happen: ee.live_search
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from einnet_explore.analysis.canonical_keys import program_key
     from einnet_explore.autodiff.differentiation import grad
     from einnet_explore.autodiff.stash import cse
+    from einnet_explore.checker.record import check_file
     from einnet_explore.cost import program_seconds
     from einnet_explore.equivalence.certificate import Certificate, certify
     from einnet_explore.interpreter.evaluation import evaluate
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from einnet_explore.parametric.equality import equal
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import elementwise, fuse
-    from einnet_explore.session import kernels
+    from einnet_explore.runtime.measurement import time_calls
+    from einnet_explore.runtime.program import compile_program
+    from einnet_explore.session import bilinear, kernels
     from einnet_explore.session.api import (
         check,
         explore,
@@ -44,7 +47,9 @@ if TYPE_CHECKING:
     from einnet_explore.session.explanations import Quiz
     from einnet_explore.session.program_paths import path
     from einnet_explore.session.session import Session
+    from einnet_explore.strategies.factoring import factorings, products_at_run_time
     from einnet_explore.strategies.moves import clean
+    from einnet_explore.strategies.vertical_fusion import fuse_vertically
     from einnet_explore.syntax import latex, parse, text
     from einnet_explore.viz import figures
     from einnet_explore.viz.tables import TextTable
@@ -62,19 +67,25 @@ __all__ = [
     "Session",
     "TextTable",
     "benchmark",
+    "bilinear",
     "certify",
     "check",
+    "check_file",
     "clean",
+    "compile_program",
     "cse",
     "elementwise",
     "equal",
     "evaluate",
     "explore",
+    "factorings",
     "family",
     "figures",
     "fuse",
+    "fuse_vertically",
     "grad",
     "graph",
+    "ir",
     "kernels",
     "latex",
     "live_search",
@@ -85,14 +96,17 @@ __all__ = [
     "parse",
     "path",
     "post_optimize",
+    "products_at_run_time",
     "program_key",
     "program_seconds",
     "rule_page",
+    "rules",
     "scope_rule",
     "search",
     "search_all",
     "show",
     "text",
+    "time_calls",
     "write_model",
 ]
 
@@ -100,6 +114,7 @@ _HOMES = {
     "einnet_evaluation": ("benchmark", "write_model"),
     "einnet_explore.autodiff.stash": ("cse",),
     "einnet_explore.autodiff.differentiation": ("grad",),
+    "einnet_explore.checker.record": ("check_file",),
     "einnet_explore.cost": ("program_seconds",),
     "einnet_explore.equivalence.certificate": ("Certificate", "certify"),
     "einnet_explore.interpreter.evaluation": ("evaluate",),
@@ -110,6 +125,8 @@ _HOMES = {
     "einnet_explore.parametric.equality": ("equal",),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.runtime.array_functions": ("elementwise", "fuse"),
+    "einnet_explore.runtime.measurement": ("time_calls",),
+    "einnet_explore.runtime.program": ("compile_program",),
     "einnet_explore.session.api": (
         "check",
         "explore",
@@ -125,12 +142,21 @@ _HOMES = {
     "einnet_explore.session.explanations": ("Quiz",),
     "einnet_explore.session.program_paths": ("path",),
     "einnet_explore.session.session": ("Session",),
+    "einnet_explore.strategies.factoring": ("factorings", "products_at_run_time"),
     "einnet_explore.strategies.moves": ("clean",),
+    "einnet_explore.strategies.vertical_fusion": ("fuse_vertically",),
     "einnet_explore.syntax": ("latex", "parse", "text"),
     "einnet_explore.viz.tables": ("TextTable",),
     "einnet_explore.viz.views": ("rule_page", "show"),
 }
-_MODULES = {"figures": "viz.figures", "kernels": "session.kernels", "ops": "operators.expressions"}
+_MODULES = {
+    "bilinear": "session.bilinear",
+    "figures": "viz.figures",
+    "ir": "ir",
+    "kernels": "session.kernels",
+    "ops": "operators.expressions",
+    "rules": "rules",
+}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 

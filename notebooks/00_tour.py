@@ -31,20 +31,34 @@ import einnet_explore as ee
 
 # %%
 conv = ee.parse("""
-tensor A[1, 6, 5, 4] pad [0, 1, 1, 0]
-tensor K[3, 3, 8, 4] weight
-Y[n:1, h:6, w:5, f:8] = sum[c:4, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
+tensor A[1, 14, 14, 32] pad [0, 1, 1, 0]
+tensor K[3, 3, 64, 32] weight
+Y[n:1, h:14, w:14, f:64] = sum[c:32, r:3, s:3] A[n, h+r-1, w+s-1, c] * K[r, s, f, c]
 """)
-session = ee.explore(conv)
-session.formula()
+ee.show(conv)
+
+# %% [markdown]
+# ## The explorer
+#
+# The explorer applies rules with the mouse or the keyboard. Select a scope of the expression by a click or with the
+# arrow keys. Point at a rule to see its result, and click to apply it. `u` and `r` undo and redo; `s` searches. (It
+# needs a running kernel. Without one, a saved notebook shows it as you left it.)
+
+# %%
+import einnet_widgets
+
+einnet_widgets.explorer(ee.explore(conv))
 
 # %% [markdown]
 # ## The legal rules
+#
+# The rest of this tour does the same in code. A *session* holds a program and the steps applied to it.
 #
 # A path names a scope. `"0"` (or `"Y"`) is the scope of the first equation; `"0.1"` is the scope that its second
 # access reads. `rules` lists the legal rule applications at a path.
 
 # %%
+session = ee.explore(conv)
 session.rules(at="Y")
 
 # %% [markdown]
@@ -74,8 +88,8 @@ session.formula()
 session.rules(at="Y.0")
 
 # %% [markdown]
-# Substitute $t_1 = h+r-1$ and $t_2 = w+s-1$. The pairs $(t_1, r)$ do not fill a rectangle: $t_1$ has eight values, but
-# each $r$ reaches only six of them. The new scope therefore has a *domain*: the conditions after the bar.
+# Substitute $t_1 = h+r-1$ and $t_2 = w+s-1$. The pairs $(t_1, r)$ do not fill a rectangle: $t_1$ has sixteen values, but
+# each $r$ reaches only fourteen of them. The new scope therefore has a *domain*: the conditions after the bar.
 
 # %%
 session.apply(
@@ -88,7 +102,7 @@ session.formula()
 #
 # - The middle scope only renames indices: **merge** it into its reader.
 # - No expression reads outside the domain: **relax** the conditions.
-# - For $t_1 = -1$ and $t_1 = 6$, every element of $A$ that is read is padding, so the result is 0. **Tighten** the
+# - For $t_1 = -1$ and $t_1 = 14$, every element of $A$ that is read is padding, so the result is 0. **Tighten** the
 #   range; these positions become padding of the scope.
 
 # %%
@@ -144,16 +158,6 @@ session.goto(by_hand)
 print(session.script())
 
 # %% [markdown]
-# The explorer does the same with the mouse or the keyboard. Select a scope in the expression by a click or with the
-# arrow keys. Point at a rule to see its result, and click to apply it. `u` and `r` undo and redo; `s` searches. (The
-# explorer needs a running kernel. Without a kernel, a saved notebook shows it as you left it.)
-
-# %%
-import einnet_widgets
-
-einnet_widgets.explorer(ee.explore(conv))
-
-# %% [markdown]
 # ## By search
 #
 # A search applies the rules automatically and matches the results with library operators. Each row of the table is a
@@ -172,7 +176,7 @@ def products(candidate):
     return [sorted(n for n in dict(e.via.attributes).values() if n > 1) for e in candidate.operators]
 
 
-found = next(c for c in run.candidates if products(c) == [[4, 30, 72]])
+found = next(c for c in run.candidates if products(c) == [[32, 196, 576]])
 ee.show(found)
 
 # %% [markdown]
@@ -229,20 +233,20 @@ outputs = fast(**fast.random_inputs())
 # %% tags=["hide-input"] jupyter={"source_hidden": true}
 products_each = ee.Exercise(
     "`products_each`: how many multiplications does the convolution `conv` make for each element of its result?",
-    36,
+    288,
     hint="Count the values of the iterators below the sum.",
-    why="the sum runs over 4 channels and 3·3 taps",
+    why="the sum runs over 32 channels and 3·3 taps",
 )
 products_each
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true, "outputs_hidden": true}
-products_each.grade(4 * 3 * 3)
+products_each.grade(32 * 3 * 3)
 
 
 # %% tags=["hide-input"] jupyter={"source_hidden": true}
-def sums_over_36(program):
+def sums_over_288(program):
     sizes = [dict(e.via.attributes)["k"] for e in program.equations if e.via and e.via.operator == "Matmul"]
-    return "" if sizes == [36] else f"its matrix products sum over {sizes} values, expected [36]"
+    return "" if sizes == [288] else f"its matrix products sum over {sizes} values, expected [288]"
 
 
 im2col = ee.Exercise(
@@ -250,8 +254,8 @@ im2col = ee.Exercise(
     "by search. Answer with the session or the candidate.",
     conv,
     hint="Match the convolution with Matmul as it is, without a split.",
-    why="one product with k = 4·3·3, after a kernel that gathers the windows",
-    objection=sums_over_36,
+    why="one product with k = 32·3·3, after a kernel that gathers the windows",
+    objection=sums_over_288,
 )
 im2col
 

@@ -25,22 +25,19 @@ import matplotlib.pyplot as plt
 from IPython.display import display
 
 import einnet_explore as ee
-from einnet_explore import rules
-from einnet_explore.analysis.bilinear import correlation
-from einnet_explore.analysis.counts import intensity
 
 paged = []
 
 
 def page(name):
     """The rule's own documentation: its law, its guard and its words."""
-    paged.append(rules.rule(name))
+    paged.append(ee.rules.rule(name))
     return ee.rule_page(paged[-1])
 
 
 def legal(program, name, at="0", **params):
     """Apply one step; show both programs and the certificate."""
-    session = ee.explore(program, rules=rules.ALL_RULES)
+    session = ee.explore(program, rules=ee.rules.ALL_RULES)
     session.apply(name, at=at, **params)
     certificate = session.check()
     assert certificate.kind == "proved"
@@ -51,7 +48,7 @@ def legal(program, name, at="0", **params):
 def refused(program, name, at="0", **params):
     """Request an illegal step and print the refusal."""
     try:
-        ee.explore(program, rules=rules.ALL_RULES).apply(name, at=at, **params)
+        ee.explore(program, rules=ee.rules.ALL_RULES).apply(name, at=at, **params)
     except ee.Refused as why:
         print("refused:", why)
     else:
@@ -482,8 +479,8 @@ products_each
 # search, or only on request. `ee.rule_page` shows each of them; here are their first lines.
 
 # %%
-assert set(paged) == {*rules.RULES, *rules.INTER_RULES, *rules.FEWER_PRODUCTS}
-for rule in (*rules.IDENTITIES, *rules.POST_RULES):
+assert set(paged) == {*ee.rules.RULES, *ee.rules.INTER_RULES, *ee.rules.FEWER_PRODUCTS}
+for rule in (*ee.rules.IDENTITIES, *ee.rules.POST_RULES):
     print(ee.rule_page(rule).words.split("\n")[0])
 
 # %% [markdown]
@@ -500,7 +497,7 @@ for read, sums in (
 ):
     tensors = "tensor A[4, 4]\ntensor B[2, 2, 2]\ntensor C[2, 2, 2, 2]"
     program = ee.parse(f"{tensors}\nY[h:4] = sum[{sums}] {read}")
-    plain = [m for m in rules.SUMMATION_SPLITTING.matches(program, (0,)) if not m.params.apart]
+    plain = [m for m in ee.rules.SUMMATION_SPLITTING.matches(program, (0,)) if not m.params.apart]
     print(len(plain), "ways:", [m.to_json()["params"]["outer"] for m in plain])
 ways.grade((2**3 - 2, 2**6 - 2))
 
@@ -553,8 +550,9 @@ for channels in range(1, 6):
     tensor K[3, 5, {channels}] weight
     Y[h:6, f:5] = sum[c:{channels}, r:3] A[h+r-1, c] * K[r, f, c]
     """)
-    matches = list(rules.EOPERATOR_GENERATION.matches(program, (0,)))
-    print(channels, f"{intensity(program.scope_at((0,))):.2f} FLOP/element", "legal" if matches else "refused")
+    matches = list(ee.rules.EOPERATOR_GENERATION.matches(program, (0,)))
+    flops = ee.kernels.intensity(program.scope_at((0,)))
+    print(channels, f"{flops:.2f} FLOP/element", "legal" if matches else "refused")
 least_channels.grade(2)
 
 # %% [markdown]
@@ -563,7 +561,7 @@ least_channels.grade(2)
 # %%
 for reduce in ("sum", "max"):
     program = ee.parse(f"tensor X[6, 4]\nQ[m:6] = {reduce}[k:4] X[m, k]")
-    cut = rules.EXPRESSION_SPLITTING.match(program, (0,), iterator="k", cuts=[2]).apply(program).after
+    cut = ee.rules.EXPRESSION_SPLITTING.match(program, (0,), iterator="k", cuts=[2]).apply(program).after
     print(ee.text(cut))
     print(ee.certify(program, cut), end="\n\n")
 combinations.grade(("+", "max"))
@@ -616,5 +614,5 @@ one_kernel.grade((True, False))
 
 # %%
 for outputs in (2, 4, 6):
-    print(f"F({outputs}, 3): {correlation(outputs, 3).rank / outputs:.2f} products an output, 3 without")
-products_each.grade([correlation(m, 3).rank / m for m in (2, 4, 6)])
+    print(f"F({outputs}, 3): {ee.bilinear.correlation(outputs, 3).rank / outputs:.2f} products an output, 3 without")
+products_each.grade([ee.bilinear.correlation(m, 3).rank / m for m in (2, 4, 6)])

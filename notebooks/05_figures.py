@@ -31,7 +31,7 @@ from pathlib import Path
 
 import einnet_explore as ee
 
-CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 MATMULS = ee.search(CONV, max_depth=3, budget=60)
 OFFSET_REDUCE = MATMULS.find("Matmul", m=196, n=288, k=32)
 
@@ -95,7 +95,7 @@ fig5
 
 # %%
 def smaller_window():
-    five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
+    five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW", padding=2)
     run = ee.search(five, target="Conv2d", max_depth=4, budget=4)
     return ee.graph(run.find("Conv2d", r=3, s=3, f=4).program, "Fig. 6: Conv5×5 as Conv3×3")
 

@@ -25,8 +25,8 @@
 #
 # A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
 # function that lists where to try it. (This rule has no parameters. Parameters are a dataclass, whose fields make up
-# their JSON form.) In `Apply(function, arguments)`, the functions are called as in the text form: `+`, `-`, `*`, `/`,
-# `exp`, `maximum`, …; a minus sign in front is `neg`. The `repr` of a scope shows them.
+# their JSON form.) In `ee.ir.Apply(function, arguments)`, the functions are called as in the text form: `+`, `-`, `*`,
+# `/`, `exp`, `maximum`, …; a minus sign in front is `neg`. The `repr` of a scope shows them.
 
 # %%
 from dataclasses import replace
@@ -34,10 +34,6 @@ from dataclasses import replace
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.checker.record import check_file
-from einnet_explore.ir import Apply, Scope
-from einnet_explore.rules import INTER_RULES, RULES
-from einnet_explore.runtime.program import compile_program
 
 # %%
 GROWING = ("relu", "exp", "tanh", "sigmoid", "sqrt")
@@ -45,11 +41,11 @@ GROWING = ("relu", "exp", "tanh", "sigmoid", "sqrt")
 
 def rewrite(scope, params=None, functions=GROWING):
     match scope:
-        case Scope(reduce="max", summations=(_, *_), domain=(), body=Apply(function, (inside,))):
+        case ee.ir.Scope(reduce="max", summations=(_, *_), domain=(), body=ee.ir.Apply(function, (inside,))):
             if function not in functions:
                 raise ee.Refused(f"{function} is none of {', '.join(functions)}, so it may be decreasing")
             largest = replace(scope, body=inside, padding=(), value=0)
-            outside = Apply(function, (largest[scope.traversals],))
+            outside = ee.ir.Apply(function, (largest[scope.traversals],))
             return replace(scope, summations=(), reduce="sum", body=outside)
     raise ee.Refused(f"expected the max of a function over a box, found the {scope.reduce} of {scope.body!r}")
 
@@ -74,7 +70,7 @@ pooled = ee.parse("""
 tensor A[1, 4, 8, 8]
 Y[n:1, c:4, h:7, w:7] = max[r:2, s:2] relu(A[n, c, h+r, w+s])
 """)
-session = ee.explore(pooled, rules=(*RULES, *INTER_RULES, MAX_OUTSIDE))
+session = ee.explore(pooled, rules=(*ee.RULES, *ee.rules.INTER_RULES, MAX_OUTSIDE))
 session.apply("max_outside", at="Y")
 session.formula()
 
@@ -92,7 +88,7 @@ session.check()
 # %%
 session.save("mine.json")
 print(ee.Session.load("mine.json", rules=(MAX_OUTSIDE,)))
-print("the record holds:", check_file("mine.json", rules=("max_outside",)).ok)
+print("the record holds:", ee.check_file("mine.json", rules=("max_outside",)).ok)
 
 # %% [markdown]
 # The session prints itself as Python, too. The code imports your rule from its module: here this notebook, in your
@@ -118,7 +114,7 @@ ee.explore(ee.ops.matmul(4, 5, 6), rules=(MAX_OUTSIDE,)).refusals(at="Y")
 ee.search(pooled, max_depth=2, between=())
 
 # %%
-run = ee.search(pooled, max_depth=2, rules=(*RULES, MAX_OUTSIDE), between=())
+run = ee.search(pooled, max_depth=2, rules=(*ee.RULES, MAX_OUTSIDE), between=())
 run
 
 # %%
@@ -189,7 +185,7 @@ ee.certify(mobile, found.program)
 # %%
 rng = np.random.default_rng(0)
 A, K = (rng.integers(-9, 9, tensor.shape) for tensor in found.program.inputs)
-compiled = compile_program(found.program, threads=1)
+compiled = ee.compile_program(found.program, threads=1)
 result = compiled.run({"A": A.astype(np.float32), "K": K.astype(np.float32)})["Y"]
 assert (result == ee.evaluate(mobile, {"A": A, "K": K})["Y"]).all()
 print(f"T1: {compiled.engines['T1']}; all {result.size} elements are correct")
@@ -202,7 +198,7 @@ print(f"T1: {compiled.engines['T1']}; all {result.size} elements are correct")
 # 2. A decreasing function turns a maximum into a minimum: $\max_s -f = -\min_s f$. Write that rule.
 
 # %% tags=["hide-input"] jupyter={"source_hidden": true}
-single = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=1, R=3, S=3)
+single = ee.ops.conv2d(N=1, H=6, W=6, C=4, F=1, R=3, S=3, padding=1)
 
 
 def calls_matvec(program):

@@ -52,7 +52,7 @@ import math
 
 import einnet_explore as ee
 
-conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 run = ee.search(conv, max_depth=3, budget=60)
 print(len(run.candidates), "programs are equal to this 3×3 convolution")
 

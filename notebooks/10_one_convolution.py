@@ -20,7 +20,7 @@
 # %%
 import einnet_explore as ee
 
-conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 ee.show(conv)
 
 # %%
@@ -101,7 +101,7 @@ ee.graph(smaller.program, "a 2×2 convolution, 4 times as many channels")
 # from the definition alone.
 
 # %%
-five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW")
+five = ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW", padding=2)
 ee.graph(five, "before: Conv5×5, one output channel")
 
 # %%

@@ -25,18 +25,17 @@
 
 # %%
 import einnet_explore as ee
-from einnet_explore.strategies.factoring import factorings, products_at_run_time
 
 
 def factor(text):
     """The program of *text* in the factoring with the fewest multiplications, as a derivation."""
     start = ee.parse(text)
-    *_, best = (None, *factorings(start))
-    before = products_at_run_time(start)
+    *_, best = (None, *ee.factorings(start))
+    before = ee.products_at_run_time(start)
     if best is None:
         print(f"{before:,} multiplications; no other order has fewer")
         return start
-    after = products_at_run_time(best.end)
+    after = ee.products_at_run_time(best.end)
     print(f"{before:,} multiplications before, {after:,} after: 1/{before / after:.0f}")
     return best
 

@@ -28,8 +28,6 @@ import numpy as np
 from IPython.display import HTML
 
 import einnet_explore as ee
-from einnet_explore.runtime.measurement import time_calls
-from einnet_explore.runtime.program import compile_program
 
 # %% [markdown]
 # ## tanh
@@ -145,17 +143,17 @@ arrays = {t.name: random.standard_normal(t.shape).astype(np.float32) for t in ee
 
 
 def prepared(passes):
-    ahead = compile_program(passes.forward).run({t.name: arrays[t.name] for t in passes.forward.inputs})
-    made = compile_program(passes.backward)
+    ahead = ee.compile_program(passes.forward).run({t.name: arrays[t.name] for t in passes.forward.inputs})
+    made = ee.compile_program(passes.backward)
     for name, place in made.inputs.items():
         place[...] = (ahead | arrays)[name]
     return made.execute
 
 
-recomputing = compile_program(ee.grad(norm))
+recomputing = ee.compile_program(ee.grad(norm))
 for name, place in recomputing.inputs.items():
     place[...] = arrays[name]
-times = time_calls(
+times = ee.time_calls(
     {"recomputing": recomputing.execute, "1 kB": prepared(small), "no limit": prepared(every)},
     rounds=9,
     min_seconds=0.1,

@@ -28,28 +28,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import einnet_explore as ee
-from einnet_explore.analysis.bilinear import (
-    check_bilinear,
-    correlates,
-    correlation,
-    matrix_product_form,
-    nest_algorithms,
-    strassen,
-)
-from einnet_explore.analysis.fused_chain import find_chain
-from einnet_explore.analysis.online_softmax import softmax_homomorphism
-from einnet_explore.equivalence.certificate import certify
-from einnet_explore.interpreter.running_error import bilinear_error_bound, bilinear_growth, run_bilinear
-from einnet_explore.pipeline.fusion import chain_in_blocks
-from einnet_explore.rules import (
-    BILINEAR_PRODUCT,
-    BILINEAR_SUBSTITUTION,
-    RECENTRING,
-    SUMMATION_SPLITTING,
-    VARIABLE_SUBSTITUTION,
-    Derivation,
-)
-from einnet_explore.strategies.vertical_fusion import fuse_vertically
+
+bilinear, rules = ee.bilinear, ee.rules
 
 # %% [markdown]
 # ## F(2, 3), as in a lecture
@@ -67,7 +47,7 @@ from einnet_explore.strategies.vertical_fusion import fuse_vertically
 # products.
 
 # %%
-f23 = correlation(2, 3)
+f23 = bilinear.correlation(2, 3)
 for name, table in (("U", f23.u), ("V", f23.v), ("W", f23.w)):
     print(name)
     for row in table:
@@ -79,11 +59,11 @@ for name, table in (("U", f23.u), ("V", f23.v), ("W", f23.w)):
 # changed, the check names the entry where the identity fails.
 
 # %%
-check_bilinear(f23, correlates)
+bilinear.check_bilinear(f23, bilinear.correlates)
 print(f23.rank, "multiplications; the identity holds at every (k, i, j)")
 wrong = type(f23)(f23.name, ((f23.u[0][0] + Fraction(1), *f23.u[0][1:]), *f23.u[1:]), f23.v, f23.w)
 try:
-    check_bilinear(wrong, correlates)
+    bilinear.check_bilinear(wrong, bilinear.correlates)
 except ee.Refused as error:
     print(error)
 
@@ -97,10 +77,10 @@ tensor A[18, 8]
 tensor K[3, 8, 4] weight
 Y[h:16, f:4] = sum[r:3, c:8] A[h+r, c] * K[r, c, f]
 """)
-match = BILINEAR_SUBSTITUTION.match(filtered, (0,), traversal="h", summation="r", outputs=2)
+match = rules.BILINEAR_SUBSTITUTION.match(filtered, (0,), traversal="h", summation="r", outputs=2)
 step = match.apply(filtered)
 print(ee.text(step.after))
-certificate = certify(step.before, step.after)
+certificate = ee.certify(step.before, step.after)
 assert certificate.kind == "proved"
 certificate
 
@@ -117,18 +97,17 @@ rng = np.random.default_rng(0)
 tiles = range(2, 9)
 saved, bounds, errors = [], [], []
 for m in tiles:
-    triple = correlation(m, 3)
+    triple = bilinear.correlation(m, 3)
     x, g = (rng.standard_normal((200, 64, n)).astype(np.float32) for n in (m + 2, 3))
-    exact = np.stack([run_bilinear(triple, a, b, np.float64) for a, b in zip(x, g, strict=True)])
-    found = np.stack([run_bilinear(triple, a, b) for a, b in zip(x, g, strict=True)])
-    limit = np.stack([bilinear_error_bound(triple, a, b) for a, b in zip(x, g, strict=True)])
+    exact = np.stack([bilinear.run_bilinear(triple, a, b, np.float64) for a, b in zip(x, g, strict=True)])
+    found = np.stack([bilinear.run_bilinear(triple, a, b) for a, b in zip(x, g, strict=True)])
+    limit = np.stack([bilinear.bilinear_error_bound(triple, a, b) for a, b in zip(x, g, strict=True)])
     assert (np.abs(found - exact) <= limit).all()
     saved.append(3 * m / triple.rank)
     errors.append(np.abs(found - exact).max() / np.abs(exact).max())
     bounds.append(limit.max() / np.abs(exact).max())
-    print(
-        f"F({m},3): {saved[-1]:.2f} times fewer, growth {float(bilinear_growth(triple)):10.1f}, error {errors[-1]:.1e}"
-    )
+    growth = float(bilinear.bilinear_growth(triple))
+    print(f"F({m},3): {saved[-1]:.2f} times fewer, growth {growth:10.1f}, error {errors[-1]:.1e}")
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.5))
@@ -166,12 +145,13 @@ tensor A[1, 64, 56, 56] pad [0, 0, 1, 1]
 tensor K[64, 64, 3, 3] weight
 Y[n:1, k:64, h:56, w:56] = sum[c:64, r:3, s:3] A[n, c, h+r-1, w+s-1] * K[k, c, r, s]
 """)
-tiles = Derivation(wide).then(BILINEAR_SUBSTITUTION.match(wide, (0,), traversal="h", summation="r", outputs=4))
+winograd = rules.BILINEAR_SUBSTITUTION
+tiles = rules.Derivation(wide).then(winograd.match(wide, (0,), traversal="h", summation="r", outputs=4))
 product_at = next(n for n, e in enumerate(tiles.end.equations) if e.name.startswith("M"))
-tiles = tiles.then(BILINEAR_SUBSTITUTION.match(tiles.end, (product_at,), traversal="w", summation="s", outputs=4))
-blocks = chain_in_blocks(tiles)
+tiles = tiles.then(winograd.match(tiles.end, (product_at,), traversal="w", summation="s", outputs=4))
+blocks = ee.kernels.chain_in_blocks(tiles)
 assert blocks is not None
-stages = find_chain(blocks.end.equations[-1].scope)
+stages = ee.kernels.find_chain(blocks.end.equations[-1].scope)
 rows = next(cut for cut in stages.cuts() if cut.traversal.name == "h")
 for name, region in sorted(stages.regions((rows,)).items()):
     kib = 4 * region.points / 1024
@@ -186,7 +166,7 @@ assert stages.multiplications((rows,)) == stages.multiplications()  # no product
 
 # %%
 for done in blocks.steps[len(tiles.steps) :]:
-    print(f"{done.match.rule.name}: {certify(done.before, done.after).kind}")
+    print(f"{done.match.rule.name}: {ee.certify(done.before, done.after).kind}")
 blocks.end.equations[-1].via
 
 # %% [markdown]
@@ -196,7 +176,7 @@ blocks.end.equations[-1].via
 # b_{jk}$. The direct algorithm needs eight products. Strassen found one with seven:
 
 # %%
-seven = strassen()
+seven = bilinear.strassen()
 
 
 def total(coefficients, name):
@@ -212,7 +192,7 @@ for p in range(seven.rank):
     print(f"m{p} = ({total(seven.u[p], entry('a'))})({total(seven.v[p], entry('b'))})")
 for k in range(4):
     print(f"{entry('c')(k)} = {total(seven.w[k], lambda p: f'm{p}')}")
-check_bilinear(seven, matrix_product_form((2, 2, 2)))
+bilinear.check_bilinear(seven, bilinear.matrix_product_form((2, 2, 2)))
 
 # %% [markdown]
 # The numbers may be matrix blocks. The rule then cuts both matrices into four blocks and computes seven products of
@@ -225,13 +205,14 @@ tensor A[8, 8]
 tensor B[8, 8]
 Y[m:8, n:8] = sum[k:8] A[m, k] * B[k, n]
 """)
-halved = BILINEAR_PRODUCT.match(matmul, (0,), algorithm="Strassen", rows="m", between="k", columns="n").apply(matmul)
+two_by_two = {"algorithm": "Strassen", "rows": "m", "between": "k", "columns": "n"}
+halved = rules.BILINEAR_PRODUCT.match(matmul, (0,), **two_by_two).apply(matmul)
 print([(e.name, e.scope.shape) for e in halved.after.equations])
-print(certify(halved.before, halved.after))
+print(ee.certify(halved.before, halved.after))
 print(
     "growth of one level and of two:",
-    float(bilinear_growth(seven)),
-    float(bilinear_growth(nest_algorithms(seven, seven))),
+    float(bilinear.bilinear_growth(seven)),
+    float(bilinear.bilinear_growth(bilinear.nest_algorithms(seven, seven))),
 )
 
 # %% [markdown]
@@ -255,15 +236,16 @@ tensor V[12, 2]
 tensor M[3]
 Y[m:3, n:2] = sum[w:12] exp(S[m, w] - M[m]) * V[w, n]
 """)
-steps = Derivation(weighted)
-steps = steps.then(VARIABLE_SUBSTITUTION.match(weighted, (0,), phi={"j": "w//4", "i": "w%4"}))
+steps = rules.Derivation(weighted)
+steps = steps.then(rules.VARIABLE_SUBSTITUTION.match(weighted, (0,), phi={"j": "w//4", "i": "w%4"}))
 where = (0,) if len(steps.end.scope_at((0,)).summations) == 2 else (0, 0)
-steps = steps.then(RECENTRING.match(steps.end, where, factor=0, within=["i"]))
-steps = steps.then(SUMMATION_SPLITTING.match(steps.end, where, outer=["j"], apart=True))
+steps = steps.then(rules.RECENTRING.match(steps.end, where, factor=0, within=["i"]))
+steps = steps.then(rules.SUMMATION_SPLITTING.match(steps.end, where, outer=["j"], apart=True))
 for done in steps.steps:
-    print(f"{done.match.rule.name}: {certify(done.before, done.after).kind} {certify(done.before, done.after).detail}")
+    certificate = ee.certify(done.before, done.after)
+    print(f"{done.match.rule.name}: {certificate.kind} {certificate.detail}")
 print(ee.text(steps.end))
-whole = certify(steps.start, steps.end)
+whole = ee.certify(steps.start, steps.end)
 assert whole.kind == "proved"
 whole
 
@@ -274,7 +256,7 @@ whole
 # to triples is a *homomorphism* into a monoid. With $2^t$ instead of $e^t$, this can be checked without rounding:
 
 # %%
-law = softmax_homomorphism(Fraction(2))
+law = ee.kernels.softmax_homomorphism(Fraction(2))
 scores = [(3, Fraction(1)), (-1, Fraction(2)), (4, Fraction(-1)), (0, Fraction(5)), (4, Fraction(1, 2))]
 print(law.whole(scores))
 print(law.in_blocks([scores[:2], scores[2:3], scores[3:]]))
@@ -298,9 +280,9 @@ P[m:64, w:96] = E[m, w] / T[m]
 Y[m:64, n:16] = sum[w:96] P[m, w] * V[w, n]
 output Y
 """)
-found = fuse_vertically(attention)
+found = ee.fuse_vertically(attention)
 print([done.match.rule.name for done in found.steps])
-print(found.end.equations[-1].via, "·", certify(attention, found.end).kind)
+print(found.end.equations[-1].via, "·", ee.certify(attention, found.end).kind)
 
 # %% [markdown]
 # ## Exercises

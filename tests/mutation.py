@@ -24,13 +24,13 @@ from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.options import Options
 
 CASES = {
-    "convolution": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
-    "5 taps": ee.ops.conv2d(N=1, H=6, W=1, C=2, F=2, R=5, S=1),
+    "convolution": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1),
+    "5 taps": ee.ops.conv2d(N=1, H=6, W=1, C=2, F=2, R=5, S=1, padding="same"),
     "strided": ee.ops.conv2d(N=1, H=6, W=1, C=2, F=2, R=3, S=1, stride=(2, 1), padding=(1, 0)),
-    "dilated": ee.ops.conv2d(N=1, H=5, W=1, C=2, F=2, R=3, S=1, dilation=(2, 1)),
+    "dilated": ee.ops.conv2d(N=1, H=5, W=1, C=2, F=2, R=3, S=1, dilation=(2, 1), padding="same"),
     "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=1, in_channels=3, out_channels=2, R=4, S=1, stride=(2, 1)),
-    "grouped": ee.ops.conv2d(N=1, H=3, W=1, C=4, F=4, R=3, S=1, groups=2),
-    "depthwise": ee.ops.depthwise_conv2d(N=1, H=4, W=3, C=3, R=3, S=1),
+    "grouped": ee.ops.conv2d(N=1, H=3, W=1, C=4, F=4, R=3, S=1, groups=2, padding="same"),
+    "depthwise": ee.ops.depthwise_conv2d(N=1, H=4, W=3, C=3, R=3, S=1, padding="same"),
     "band": ee.ops.g2bmm(b=2, m=4, w=1, k=3, dilation=2),
     "band by columns": ee.ops.gbmm(b=1, m=5, w=1, n=2, dilation=2),
     "maximum": ee.ops.max_pool2d(N=1, H=5, W=3, C=2, R=3, S=1, stride=2, padding=(1, 0)),

@@ -151,7 +151,7 @@ def test_filter_window_may_also_depend_on_residues_and_blocks(body: str) -> None
 
 
 def test_bilinear_substitution_applies_to_both_dimensions_of_a_window() -> None:
-    program = ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3)
+    program = ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3, padding=1)
     rows = first(program, outputs=2)
     middle = next(n for n, e in enumerate(rows.equations) if e.name.startswith("M"))
     match = BILINEAR_SUBSTITUTION.match(rows, (middle,), traversal="w", summation="s", outputs=2)
@@ -221,7 +221,7 @@ def test_a_table_is_shown_as_a_matrix() -> None:
 
 
 def test_substituted_filter_runs_and_is_exported_to_onnx() -> None:
-    program = first(ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3), outputs=2)
+    program = first(ee.ops.conv2d(N=1, H=6, W=5, C=2, F=3, R=3, S=3, padding=1), outputs=2)
     rng = np.random.default_rng(0)
     arrays = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in program.inputs}
     want = evaluate(program, arrays, np.float64)["Y"]
@@ -234,7 +234,7 @@ def test_substituted_filter_runs_and_is_exported_to_onnx() -> None:
 
 
 def test_search_finds_the_nested_algorithm_by_itself() -> None:
-    program = ee.ops.conv2d(N=1, H=9, W=10, C=32, F=32, R=3, S=3)
+    program = ee.ops.conv2d(N=1, H=9, W=10, C=32, F=32, R=3, S=3, padding=1)
     run = ee.search(program, target="Matmul", rules=RULES + FEWER_PRODUCTS, max_depth=1, budget=60)
     nested = [c for c in run.candidates if _batch(c) == 36]
     assert nested, "F(4x4, 3x3) multiplies 36 matrices"

@@ -26,8 +26,8 @@ from einnet_explore.runtime.arrays import Arrays
 from einnet_explore.runtime.profile_store import ProfileKey
 from einnet_explore.syntax import text
 
-FEW = ops.conv2d(H=40, W=40, C=16, F=1, R=5, S=5, layout="NCHW")
-TINY = ops.conv2d(H=6, W=6, C=4, F=2, R=3, S=3, layout="NCHW")
+FEW = ops.conv2d(H=40, W=40, C=16, F=1, R=5, S=5, layout="NCHW", padding=2)
+TINY = ops.conv2d(H=6, W=6, C=4, F=2, R=3, S=3, layout="NCHW", padding=1)
 SMALL = ops.matmul(6, 5, 4)
 
 

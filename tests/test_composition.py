@@ -28,7 +28,7 @@ from einnet_explore.syntax import parse
 
 def nested(h: int, w: int, channels: int) -> Derivation:
     """A 3x3 convolution by F(4x4, 3x3): the first dimension, then the second."""
-    found = Derivation(ee.ops.conv2d(N=1, H=h, W=w, C=channels, F=channels, R=3, S=3))
+    found = Derivation(ee.ops.conv2d(N=1, H=h, W=w, C=channels, F=channels, R=3, S=3, padding=1))
     for traversal in ("h", "w"):
         places = [(n,) for n in range(len(found.end.equations))]
         every = [m for at in places for m in BILINEAR.matches(found.end, at)]

@@ -251,11 +251,11 @@ def test_gradients_of_named_programs_agree_with_differences_and_torch(name: str)
 
 
 OPERATORS = {
-    "conv": ee.ops.conv2d(N=2, H=5, W=6, C=3, F=2, R=3, S=3),
+    "conv": ee.ops.conv2d(N=2, H=5, W=6, C=3, F=2, R=3, S=3, padding=1),
     "conv, strides": ee.ops.conv2d(N=1, H=7, W=8, C=2, F=3, R=3, S=3, stride=2, padding=1),
     "conv, strides by kernel": ee.ops.conv2d(N=1, H=6, W=6, C=2, F=3, R=2, S=3, stride=(2, 3), padding=0),
     "conv, dilated and strided": ee.ops.conv2d(N=1, H=9, W=9, C=2, F=2, R=3, S=3, stride=2, dilation=3, padding=3),
-    "conv, groups, NCHW": ee.ops.conv2d(N=1, H=5, W=5, C=4, F=4, R=3, S=3, groups=2, layout="NCHW"),
+    "conv, groups, NCHW": ee.ops.conv2d(N=1, H=5, W=5, C=4, F=4, R=3, S=3, groups=2, layout="NCHW", padding=1),
     "depthwise": ee.ops.depthwise_conv2d(N=1, H=5, W=5, C=3, R=3, S=3, stride=2, padding=1),
     "transposed": ee.ops.conv_transpose2d(N=1, H=3, W=4, in_channels=2, out_channels=3, R=4, S=4, stride=2, padding=1),
     "matmul": ee.ops.matmul(3, 4, 5, batch=2, transpose_b=True),
@@ -321,7 +321,7 @@ def derives(program: Program, target: str, wanted: Callable[[dict[str, Any]], bo
 
 @pytest.mark.parametrize(("H", "C", "F"), [(5, 4, 6), (7, 3, 8)])
 def test_the_gradients_of_a_convolution_are_products_of_matrices(H: int, C: int, F: int) -> None:
-    conv = ee.ops.conv2d(N=1, H=H, W=H, C=C, F=F, R=3, S=3)
+    conv = ee.ops.conv2d(N=1, H=H, W=H, C=C, F=F, R=3, S=3, padding=1)
     # Matmul and overlap-add: every tap of every pixel at once, then the taps that meet are added.
     taps = {H * H, 9 * C}
     assert derives(ee.grad(conv, "A"), "Matmul", lambda a: {a["m"], a["n"]} == taps and a["k"] == F)

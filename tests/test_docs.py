@@ -19,7 +19,7 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import command_parser, main
-from einnet_explore.pipeline.optimiser import DEFAULT_BUDGET_SECONDS
+from einnet_explore.pipeline.optimiser import MAX_BUDGET_SECONDS, MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import RESERVED, TextError, parse, text
@@ -186,18 +186,17 @@ def test_help_names_the_actual_defaults(monkeypatch: pytest.MonkeyPatch, capsys:
     said = {name: shown(name, monkeypatch, capsys) for name in ("derive", "optimize", "bench", "reproduce")}
     assert f"levels of the search (default: {Options().max_depth})" in said["derive"]
     assert f"({Options().strategy}, the default)" in said["derive"]
-    assert f"after this time (default: {DEFAULT_BUDGET_SECONDS:g} s)" in said["optimize"]
-    assert (
-        f"(default: {DEFAULT_BUDGET_SECONDS:g} s); for a case, the time limit of the search "
-        f"(default: {Settings(1).seconds:g} s)" in said["bench"]
-    )
+    least, most = MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS
+    said_budget = f"{TASK_BUDGET_SECONDS:g} s for each different subprogram, at least {least:g} and at most {most:g} s"
+    assert f"after this time (default: {said_budget})" in said["optimize"]
+    assert f"the time limit of the search (default: {Settings(1).seconds:g} s)" in said["bench"]
     operators, whole, search = operator_cases.operator_effort(), end_to_end.EndToEndEffort(), searches.SearchEffort()
     assert (whole.threads, whole.batches, operators.threads) == ((1, 2), (1, 16), 1)
     assert "(default: 1 and then 2 for e1, 1 for e2 and e3)" in said["reproduce"]
     assert "e1: batch size (default: 1 and 16)" in said["reproduce"]
     assert f"(default: {operators.search:g} for e2 and e3, {search.limit:g} for e4 to e6)" in said["reproduce"]
     assert f"e4 to e6: levels of the searches (default: {search.max_depth})" in said["reproduce"]
-    assert f"the --budget of each model (default: {DEFAULT_BUDGET_SECONDS:g})" in said["reproduce"]
+    assert "the --budget of each model (default: that of optimize)" in said["reproduce"]
 
 
 PAGES = [

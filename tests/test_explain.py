@@ -11,7 +11,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.strategies.instantiation import matching_rule
 
 MATMUL = ee.ops.matmul(4, 5, 3)
-CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3, padding=1)
 RELU = ee.ops.relu(2, 3)
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 if browser() is None:
     pytest.skip("no chromium on the path (Debian's package chromium)", allow_module_level=True)
 
-CONV = "ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)"
+CONV = "ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)"
 START = f"""import einnet_explore as ee, einnet_widgets, json, time
 session = ee.explore({CONV})
 session"""
@@ -177,7 +177,7 @@ def test_a_derivation_by_keyboard_alone(lab: Lab) -> None:
 
 
 WIDE = """
-session = ee.explore(ee.ops.conv2d(N=1, H=7, W=7, C=64, F=64, R=3, S=3))
+session = ee.explore(ee.ops.conv2d(N=1, H=7, W=7, C=64, F=64, R=3, S=3, padding=1))
 run = session.live_search(max_depth=7, strategy="paper", budget=120)
 session"""
 COUNT = "() => Number(document.querySelector('.ein-tree').dataset.count ?? 0)"
@@ -293,7 +293,7 @@ def test_a_saved_explorer_is_shown_as_it_was_when_its_kernel_is_gone(lab: Lab) -
 
 
 def test_a_page_is_interactive_without_a_kernel(lab: Lab, tmp_path: Path) -> None:
-    session = ee.explore(ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3))
+    session = ee.explore(ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3, padding=1))
     session.apply("summation_splitting", at="Y", outer=["r", "s"])
     session.apply("operator_matching", at="Y.0", operator="Matmul")
     run = session.search(target="Matmul", max_depth=1)

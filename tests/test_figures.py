@@ -231,7 +231,7 @@ def test_changed_paths_omit_unchanged_equations() -> None:
     session.apply(match)
     names = [session.program.equations[path[0]].name for path in changed_paths(TWO, session.program)]
     assert "Y" not in names and names
-    conv = ee.ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3)
+    conv = ee.ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3, padding=1)
     inner = ee.explore(conv)
     inner.apply("summation_splitting", at="0", outer=["r", "s"])
     before = inner.program

@@ -116,7 +116,7 @@ def held(
 
 
 def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: Path) -> None:
-    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
+    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
     search = find_variants(program, program_seconds, Settings(states=BUDGET))
     assert search.states == BUDGET
     (best, *_) = (made for e in search.variants if nested((made := e.derivation()).end))
@@ -130,7 +130,7 @@ def test_the_nested_algorithm_is_found_where_its_tile_does_not_divide(tmp_path: 
 @pytest.mark.parametrize("seconds", [1.093e-3, 2e-3])
 def test_the_nested_algorithm_is_not_chosen_where_it_loses(seconds: float, tmp_path: Path) -> None:
     """With 512 channels at 7² it has been measured at 1.04 of the original's time."""
-    program = ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3)
+    program = ee.ops.conv2d(N=1, H=7, W=7, C=512, F=512, R=3, S=3, padding=1)
     found = find_variants(program, program_seconds, Settings(states=BUDGET)).variants
     assert any(nested(e.derivation().end) for e in found)
     outcome, measured = held(tmp_path, program, before=1.051e-3, won=seconds, other=1.2e-3)
@@ -148,7 +148,7 @@ def test_variants_are_grouped_by_algorithm() -> None:
 
 def test_local_and_remote_candidates_have_the_same_finalists(tmp_path: Path) -> None:
     """Chains in blocks of each algorithm are included; some are no finalists."""
-    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3)
+    program = ee.ops.conv2d(N=1, H=30, W=27, C=64, F=64, R=3, S=3, padding=1)
     times, settings = {"before": 1.5e-3, "won": 0.8e-3, "other": 1.2e-3}, Settings(states=BUDGET)
     rates = tuning_task.PortableCost.of(CPU_DEFAULT, ProfileStore(tmp_path / "none.sqlite"), 1)
     request = tuning_task.SearchRequest(program, 0.0, MAX_ESTIMATE_RATIO * times["before"])

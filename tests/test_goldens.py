@@ -227,7 +227,7 @@ def test_commands_and_options_are_unchanged(pinned: Pinned, monkeypatch: pytest.
     pinned("commands", commands(caught.value.args[0]))
 
 
-SMALL = {"N": 1, "H": 5, "W": 6, "C": 3, "F": 4, "R": 3, "S": 3}
+SMALL = {"N": 1, "H": 5, "W": 6, "C": 3, "F": 4, "R": 3, "S": 3, "padding": 1}
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "conv3x3": lambda: ee.ops.conv2d(**SMALL),
     "conv_transpose": lambda: ee.ops.conv_transpose2d(
@@ -235,7 +235,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "g2bmm": lambda: ee.ops.g2bmm(b=2, m=8, w=2, k=4, dilation=2),
     "matmul": lambda: ee.ops.matmul(4, 5, 6),
-    "depthwise": lambda: ee.ops.depthwise_conv2d(N=1, H=5, W=6, C=3, R=3, S=3),
+    "depthwise": lambda: ee.ops.depthwise_conv2d(N=1, H=5, W=6, C=3, R=3, S=3, padding=1),
     "max_pool": lambda: ee.ops.max_pool2d(N=1, C=2, H=6, W=6, R=2, S=2, stride=2),
 }
 TEXTS = {

@@ -53,7 +53,7 @@ def _distances(program: Program, target: Operator) -> Iterable[int]:
 @pytest.mark.parametrize(
     "start",
     [
-        ee.ops.conv2d(N=1, H=6, W=5, C=4, F=8, R=3, S=3),
+        ee.ops.conv2d(N=1, H=6, W=5, C=4, F=8, R=3, S=3, padding=1),
         ee.ops.conv_transpose2d(N=1, H=4, W=4, out_channels=3, in_channels=5, R=4, S=4),
         ee.ops.g2bmm(b=2, m=12, w=2, k=4, dilation=2),
     ],

@@ -102,7 +102,7 @@ def test_shown_as_latex_and_html() -> None:
 def test_collapsing_merges_contiguous_rows_but_not_constrained_ones() -> None:
     matmul = table_of("tensor A[4, 5, 6]\ntensor B[4, 5, 6]\nY[n:4, h:5, w:6] = A[n, h, w] + B[n, h, w]")
     assert matmul.merge_neighbours().ranges == (120,)
-    conv = flatten_scope(ops.conv2d(N=2, H=5, W=6, C=3, F=4, R=3, S=3).equations[0].scope)
+    conv = flatten_scope(ops.conv2d(N=2, H=5, W=6, C=3, F=4, R=3, S=3, padding=1).equations[0].scope)
     names = {r.name for r in conv.merge_neighbours().rows}
     assert {x.name for c in conv.constraints for x in c.index.iterators} <= names
 

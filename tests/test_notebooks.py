@@ -97,11 +97,7 @@ def test_notebook_runs_and_its_outputs_are_readable(path: Path, tmp_path: Path) 
         assert {p.name for p in tmp_path.iterdir()} == {"infogan.onnx", "infogan_fast.onnx"}
 
 
-WITH_INTERNALS = {"01_rules", "06_your_own", "13_across_operators", "30_gradients_and_cse", "40_fewer_multiplications"}
-"""Lessons that explain the engine itself, and import parts of it that are no public names."""
-
-
-@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem not in WITH_INTERNALS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_lesson_imports_public_names_only(path: Path) -> None:
     imported = re.findall(
         r"^(?:from|import) (einnet_\w+(?:\.\w+)*(?: import .*)?)", path.read_text("utf-8"), re.MULTILINE

@@ -259,7 +259,10 @@ def test_a_transposed_convolution_from_its_own_definition() -> None:
 def test_channels_have_the_names_of_torch_and_old_letters_work() -> None:
     sizes = {"H": 4, "W": 5, "R": 3, "S": 3}
     named = expressions.conv2d(**sizes, in_channels=2, out_channels=6, padding="same")
-    assert named == expressions.conv2d(**sizes, C=2, F=6)
+    assert named == expressions.conv2d(**sizes, C=2, F=6, padding=1)
+    plain = expressions.conv2d(**sizes, C=2, F=6)
+    assert plain == expressions.conv2d(**sizes, C=2, F=6, padding="valid")
+    assert [x.extent for x in plain.equations[0].scope.traversals] == [1, 2, 3, 6]
     assert [t.shape for t in named.inputs] == [(1, 4, 5, 2), (3, 3, 6, 2)]
     new = expressions.conv_transpose2d(**sizes, in_channels=2, out_channels=6)
     assert [t.shape for t in new.inputs] == [(1, 4, 5, 2), (3, 3, 6, 2)]
@@ -269,5 +272,5 @@ def test_channels_have_the_names_of_torch_and_old_letters_work() -> None:
         expressions.conv2d(**sizes, C=2)
     with pytest.raises(TypeError, match="found 2 of C and in_channels, expected one of them"):
         expressions.conv2d(**sizes, C=2, in_channels=2, F=1)
-    with pytest.raises(ValueError, match="padding 'valid': expected one number, two, four, or 'same'"):
-        expressions.conv2d(**sizes, C=2, F=6, padding="valid")
+    with pytest.raises(ValueError, match="padding 'full': expected one number, two, four, 'same' or 'valid'"):
+        expressions.conv2d(**sizes, C=2, F=6, padding="full")

@@ -203,7 +203,9 @@ def test_a_convolution_in_its_own_layout_is_one_call() -> None:
     (name, attributes) = calls(after)[0]
     assert len(after.equations) == 1 and name == "Conv2d"
     assert (attributes["sh"], attributes["sw"], attributes["ph"], attributes["pw"]) == (2, 1, 1, 2)
-    (after,) = check(expressions.conv2d(N=2, H=7, W=9, C=4, F=6, R=3, S=3, groups=2, layout="NCHW"), "Conv2d")
+    (after,) = check(
+        expressions.conv2d(N=2, H=7, W=9, C=4, F=6, R=3, S=3, groups=2, layout="NCHW", padding=1), "Conv2d"
+    )
     assert [e.via.operator for e in after.equations if e.via] == [VIEW, VIEW, "Conv2d", VIEW]
 
 
@@ -242,7 +244,11 @@ def test_transposed_kernel_layout_is_a_layout_of_a_convolution() -> None:
             "AveragePool2d",
             {"r": 3, "s": 2, "sw": 2},
         ),
-        (expressions.depthwise_conv2d(N=2, H=7, W=9, C=3, R=3, S=3), "Conv2d", {"g": 3, "c": 1, "f": 1, "ph": 1}),
+        (
+            expressions.depthwise_conv2d(N=2, H=7, W=9, C=3, R=3, S=3, padding=1),
+            "Conv2d",
+            {"g": 3, "c": 1, "f": 1, "ph": 1},
+        ),
         (expressions.binary("-", 3, 4), "Sub", {"i": 12}),
     ],
 )

@@ -28,7 +28,14 @@ from einnet_explore.pipeline import optimiser as contests_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
-from einnet_explore.pipeline.optimiser import Optimiser, Tuner, make_settings, optimize_model, parse_budget
+from einnet_explore.pipeline.optimiser import (
+    Optimiser,
+    Tuner,
+    default_budget,
+    make_settings,
+    optimize_model,
+    parse_budget,
+)
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, certify_trial
 from einnet_explore.pipeline.tuning_context import Settings
@@ -267,6 +274,8 @@ def test_negligible_subprograms_are_not_searched(monkeypatch: pytest.MonkeyPatch
     parts = [step.part for step in work.run()]
     assert [part.trial.states for part in parts] == [0, 0]
     assert all("a gain is not measurable" in part.why for part in parts)
+    budgets = (work.time_budget, *map(default_budget, (5, 99)), replace(work, budget=7.0).time_budget)
+    assert budgets == (60, 100, 480, 7)  # of 2 subprograms, of more, and as given
 
 
 def test_inputs_distinguish_wrong_results() -> None:

@@ -30,7 +30,7 @@ builtins.open = io.open = refuse
 EXPLORE = """
 import numpy as np
 import einnet_explore as ee
-conv = ee.ops.conv2d(H=14, W=14, C=32, F=32, R=3, S=3)
+conv = ee.ops.conv2d(H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 session = ee.explore(conv)
 session.apply(session.rules()[0])
 assert session.check().kind == "proved"

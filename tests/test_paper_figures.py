@@ -26,7 +26,7 @@ ODD = r"a_b & 50% of {x} <#1> ^~\ $ × Σ"
 
 @pytest.fixture(scope="module")
 def found() -> Candidate:
-    conv = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
+    conv = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3, padding=1)
     run = ee.search(conv, target="Matmul", max_depth=3, budget=8)
     return max(run.candidates, key=lambda c: len(c.derivation.steps))
 
@@ -130,7 +130,9 @@ Y[i:6, d:8] = where(i < 3, maximum({[i:6, d:8] sum[j:6] E[i, j] * V[j, d] / Z[i]
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return ee.search(ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3), target="Matmul", max_depth=3, budget=8)
+    return ee.search(
+        ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3, padding=1), target="Matmul", max_depth=3, budget=8
+    )
 
 
 def all_figures(run: Run, found: Candidate, style: StyleName, width: str | None = None) -> dict[str, Figure]:
@@ -206,7 +208,7 @@ def test_figures_refuse_what_they_cannot_draw(run: Run, found: Candidate) -> Non
     with pytest.raises(ValueError, match="without candidates"):
         ee.figures.search_tree(SimpleNamespace(search=run.search, candidates=()))
     with pytest.raises(Refused, match=r"the formula of Y needs 1.\d+ times the width, or smaller letters"):
-        ee.figures.expression(ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3), width="0.8in")
+        ee.figures.expression(ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3, padding=1), width="0.8in")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")

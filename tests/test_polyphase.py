@@ -74,7 +74,7 @@ def test_a_phase_comes_with_the_substitution_and_never_alone() -> None:
 
 
 def test_no_convolution_has_more_choices_than_before() -> None:
-    conv = ee.ops.conv2d(N=1, H=4, W=4, C=4, F=4, R=3, S=3)
+    conv = ee.ops.conv2d(N=1, H=4, W=4, C=4, F=4, R=3, S=3, padding=1)
     search = Search(conv, program_seconds, Options(max_depth=1, ahead=0))
     kept = [e for e in search.run() if isinstance(e, Found)]
     assert kept and not any(

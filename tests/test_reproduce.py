@@ -36,7 +36,7 @@ from einnet_explore.viz.tables import ResultTable
 
 SMALL = Case(
     "small",
-    lambda: ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
+    lambda: ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1),
     ("Matmul",),
     "Matmul",
     "Matmul",

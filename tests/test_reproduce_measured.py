@@ -111,7 +111,9 @@ def test_the_papers_programs_are_found(case: OperatorCase) -> None:
 
 
 def test_missing_derivation_is_reported() -> None:
-    case = OperatorCase("odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3), "Matmul", {"k": 5}, (1.0, 1.0))
+    case = OperatorCase(
+        "odd", "Fig. 3", ops.conv2d(N=1, H=4, W=4, C=2, F=2, R=3, S=3, padding=1), "Matmul", {"k": 5}, (1.0, 1.0)
+    )
     with pytest.raises(ValueError, match=r"odd: found no program with Matmul with \{'k': 5\} among \d+ states"):
         derive(case, 0.2)
 
@@ -122,7 +124,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> operator_cases.OperatorLab:
     small = OperatorCase(
         "Conv3x3",
         "Fig. 3",
-        ops.conv2d(N=1, H=5, W=5, C=4, F=6, R=3, S=3, layout="NCHW"),
+        ops.conv2d(N=1, H=5, W=5, C=4, F=6, R=3, S=3, layout="NCHW", padding=1),
         "Matmul",
         {"k": 4},
         (2.0, 1.0),

@@ -41,7 +41,7 @@ def test_sum_is_split_into_its_terms() -> None:
 
 def test_grouped_convolution_is_split_into_its_groups() -> None:
     """Each group of a grouped convolution is a convolution."""
-    program = ops.conv2d(N=1, H=3, W=3, C=4, F=6, R=3, S=3, groups=2)
+    program = ops.conv2d(N=1, H=3, W=3, C=4, F=6, R=3, S=3, groups=2, padding=1)
     cuts = [p for p in proposed(program) if "iterator" in p]
     assert cuts
     after = split(program, **cuts[0])

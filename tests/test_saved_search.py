@@ -25,7 +25,7 @@ from einnet_explore.strategies.events import Found, Pruned, SearchEvent
 from einnet_explore.strategies.options import Options
 from einnet_explore.viz.graph_figures import search_graph
 
-CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1)
 
 
 def started(strategy: str, depth: int = 2, **options: object) -> Run:
@@ -98,7 +98,7 @@ def test_a_search_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     code = (
         "import sys, einnet_explore as ee; from einnet_explore.session.run import Run\n"
         "from einnet_explore.strategies.options import Options\n"
-        "conv = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)\n"
+        "conv = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1)\n"
         "run = Run(conv, ee.program_seconds, options=Options(sys.argv[2], 2))\n"
         "[None for _ in run]; run.save(sys.argv[1])\n"
     )

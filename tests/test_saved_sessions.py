@@ -15,7 +15,7 @@ from einnet_explore.rules import SUMMATION_SPLITTING
 from einnet_explore.session.session import Session
 from tests.sessions_kit import by_hand
 
-CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3, padding=1)
 MINE = replace(SUMMATION_SPLITTING, name="mine")
 OUTER = ee.Operator("Outer", "Y[m, n] = A[m] * B[n]")
 

@@ -54,7 +54,7 @@ from einnet_explore.support.executors import (
 )
 from einnet_explore.support.limits import MEMORY_LIMIT, limit_memory
 
-CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3, padding=1)
 
 
 def test_a_process_that_dies_costs_its_own_item_one_attempt(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_search_bounded_by_states_is_the_same_again() -> None:
     code = (
         "import json, einnet_explore as ee\n"
         "from einnet_explore.session.run import run_search\n"
-        "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3)\n"
+        "p = ee.ops.conv2d(N=1, H=6, W=5, C=4, F=3, R=3, S=3, padding=1)\n"
         "print(json.dumps(run_search('c', p, (), None, {}, 60)))\n"
     )
     done = subprocess.run(

@@ -26,7 +26,7 @@ def search(program, target, **options):
 
 
 def conv(h, w, c, f, r=3, s=3, n=1):
-    return ee.ops.conv2d(N=n, H=h, W=w, C=c, F=f, R=r, S=s)
+    return ee.ops.conv2d(N=n, H=h, W=w, C=c, F=f, R=r, S=s, padding="same")
 
 
 def attributes(candidate):
@@ -138,7 +138,7 @@ def test_plain_reordering_leaks_across_residues_and_is_refuted():
 @pytest.mark.parametrize(("h", "w"), [(8, 8), (7, 9)])
 @pytest.mark.parametrize("dilation", [2, 3])
 def test_dilated_convolution_becomes_a_dense_one(h, w, dilation):
-    program = ee.ops.conv2d(N=1, H=h, W=w, C=3, F=2, R=3, S=3, dilation=dilation)
+    program = ee.ops.conv2d(N=1, H=h, W=w, C=3, F=2, R=3, S=3, dilation=dilation, padding="same")
     run = search(program, "Conv2d", max_depth=1)
     wanted = {"dh": 1, "dw": 1, "sh": 1, "sw": 1, "n": dilation**2, "r": 3, "s": 3}
     found = [c for c in run.candidates if any(a.items() >= wanted.items() for a in attributes(c))]
@@ -158,7 +158,7 @@ def test_strided_convolution_becomes_a_dense_one_over_phases():
 
 
 def test_conv5x5_becomes_a_conv3x3_with_four_times_the_channels():
-    program = ee.ops.conv2d(N=2, H=7, W=6, C=3, F=1, R=5, S=5)
+    program = ee.ops.conv2d(N=2, H=7, W=6, C=3, F=1, R=5, S=5, padding=2)
     run = search(program, "Conv2d", max_depth=2)
     found = [c for c in run.candidates if any(a.items() >= {"r": 3, "s": 3, "f": 4}.items() for a in attributes(c))]
     assert found
@@ -183,7 +183,7 @@ EARLY = {
         {"m": 64, "n": 16 * 256, "k": 448},
     ),
     "Conv5x5": (
-        ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW"),
+        ee.ops.conv2d(N=16, H=224, W=224, C=32, F=1, R=5, S=5, layout="NCHW", padding=2),
         "Conv2d",
         {"r": 3, "s": 3, "f": 4},
     ),

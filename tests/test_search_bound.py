@@ -19,8 +19,8 @@ from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import parse
 
 CASES = {
-    "Conv3x3": ee.ops.conv2d(N=1, H=7, W=7, C=32, F=48, R=3, S=3),
-    "Conv5x5": ee.ops.conv2d(N=2, H=12, W=12, C=8, F=2, R=5, S=5),
+    "Conv3x3": ee.ops.conv2d(N=1, H=7, W=7, C=32, F=48, R=3, S=3, padding=1),
+    "Conv5x5": ee.ops.conv2d(N=2, H=12, W=12, C=8, F=2, R=5, S=5, padding=2),
     "strided": ee.ops.conv2d(N=1, H=9, W=8, C=3, F=4, R=3, S=3, stride=2, padding=1),
     "ConvTranspose": ee.ops.conv_transpose2d(
         N=2, H=4, W=4, in_channels=12, out_channels=8, R=4, S=4, stride=2, padding=1

@@ -22,7 +22,7 @@ from einnet_explore.session.run import run_search, run_searches
 from einnet_explore.support.executors import gather_results, has_device, submit_work
 
 PROGRAMS = {
-    "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
+    "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1),
     "band": ee.ops.g2bmm(b=2, m=8, w=2, k=3, dilation=2),
     "transposed": ee.ops.conv_transpose2d(N=1, H=2, W=2, in_channels=3, out_channels=2, R=4, S=4, stride=2, padding=1),
     "matmul": ee.ops.matmul(4, 5, 3),
@@ -121,7 +121,7 @@ def test_a_hash_is_not_carried_to_another_process() -> None:
     code = (
         "import pickle, sys, einnet_explore as ee\n"
         "there = pickle.loads(sys.stdin.buffer.read())\n"
-        "here = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)\n"
+        "here = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1)\n"
         "print(there == here, hash(there) == hash(here), {here: 1}.get(there), hash('A'))\n"
     )
     said = set()

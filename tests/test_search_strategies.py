@@ -17,8 +17,8 @@ from einnet_explore.strategies.options import Options
 from einnet_explore.strategies.strategy import is_mere_join
 
 CASES = {
-    "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3), 3),
-    "Conv3x3": (ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3), 2),
+    "Conv1x3": (ee.ops.conv2d(N=1, H=3, W=4, C=2, F=3, R=1, S=3, padding="same"), 3),
+    "Conv3x3": (ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1), 2),
     "strided Conv1x4": (ee.ops.conv2d(N=1, H=1, W=8, C=2, F=3, R=1, S=4, stride=2, padding=0), 3),
     "ConvTranspose": (ee.ops.conv_transpose2d(N=1, H=2, W=1, in_channels=3, out_channels=2, R=4, S=1, stride=2), 3),
     "G2BMM": (ee.ops.g2bmm(b=2, m=4, w=1, k=3, dilation=2), 3),
@@ -126,7 +126,7 @@ def test_looking_ahead_loses_no_candidate_and_no_state(case, patience):
 
 def test_looking_ahead_finds_the_target_in_fewer_states():
     def states(ahead):
-        program = ee.ops.conv2d(N=1, H=7, W=7, C=16, F=16, R=3, S=3)
+        program = ee.ops.conv2d(N=1, H=7, W=7, C=16, F=16, R=3, S=3, padding=1)
         engine = Search(program, ee.program_seconds, Options(ahead=ahead, targets=OPERATORS[:1]))
         for event in engine.run():
             if isinstance(event, Found) and any(

@@ -17,7 +17,7 @@ from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found, SearchEvent
 from einnet_explore.strategies.options import Options
 
-CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1)
 
 
 def search(**options: Any) -> Run:

@@ -288,6 +288,7 @@ def test_matches_and_refusals_are_displayed_as_tables() -> None:
     assert matches[0].rule.name == "summation_splitting" and isinstance(matches, tuple)
     assert len(matches._repr_mimebundle_()["text/html"].split("<tr>")) == len(matches) + 2
     assert [r.rule for r in refusals] == [row[0] for row in refusals.table().rows]
+    assert [r for r in session.refusals() if r.at == (0,)] == list(refusals)
     assert "no legal match" in repr(by_hand(session_of()).rules())
 
 
@@ -369,7 +370,7 @@ def test_tables_are_data_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sessions_take_names_labels_and_clean_ups() -> None:
-    conv = ee.ops.conv2d(H=6, W=5, C=4, F=8, R=3, S=3)
+    conv = ee.ops.conv2d(H=6, W=5, C=4, F=8, R=3, S=3, padding=1)
     session = ee.explore(conv, rules=["summation_splitting", "variable_substitution", *ee.RULES[2:5]])
     assert [rule.name for rule in session.known[:2]] == ["summation_splitting", "variable_substitution"]
     session.apply("summation_splitting", at="Y", outer=["r", "s"])

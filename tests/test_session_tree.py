@@ -12,12 +12,12 @@ import einnet_explore as ee
 from einnet_explore.checker.record import RecordError
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.session import candidate_benchmark as measuring
-from einnet_explore.session import session as sessions
+from einnet_explore.session import faces
 from einnet_explore.session.candidate_benchmark import bench
 from einnet_explore.session.session import Session
 from einnet_explore.support.errors import BackendError
 
-CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=5, W=4, C=3, F=2, R=3, S=3, padding=1)
 
 
 def branched() -> Session:
@@ -203,7 +203,7 @@ def test_labels_name_nodes_by_number_and_by_steps() -> None:
 
 
 def test_the_table_of_a_scope_against_an_operator() -> None:
-    session = ee.explore(ee.ops.conv2d(N=2, H=5, W=4, C=3, F=2, R=3, S=3))
+    session = ee.explore(ee.ops.conv2d(N=2, H=5, W=4, C=3, F=2, R=3, S=3, padding=1))
     fits = session.table("Conv2d")
     assert fits.distance is not None and fits.distance.total == 0 and fits.why == ""
     assert dict(fits.iterators)["r"] == ("r",) and fits.tensors[-1] == fits.operator.pattern.output
@@ -226,8 +226,8 @@ def test_html_page_without_a_front_end_is_refused(monkeypatch: pytest.MonkeyPatc
             loaded.append(1)
 
     loaded: list[int] = []
-    monkeypatch.setattr(sessions, "_faces", [])
-    monkeypatch.setattr(sessions, "entry_points", lambda group: [Installed()] if group == sessions.FACE_GROUP else [])
+    monkeypatch.setattr(faces, "_faces", [])
+    monkeypatch.setattr(faces, "entry_points", lambda group: [Installed()] if group == faces.FACE_GROUP else [])
     with pytest.raises(ValueError, match=r"no front end is installed, .*einnet-explore\[notebook\]"):
         ee.explore(CONV).to_html(tmp_path / "page.html")
     assert loaded and not list(tmp_path.iterdir())
@@ -236,7 +236,7 @@ def test_html_page_without_a_front_end_is_refused(monkeypatch: pytest.MonkeyPatc
         def page(self, session: Session, title: str) -> str:
             return f"{title}: {session.here}"
 
-    sessions.register_face(Plain())
+    faces.register_face(Plain())
     ee.explore(CONV).to_html(tmp_path / "page.html", title="conv")
     assert (tmp_path / "page.html").read_text() == "conv: 0"
 

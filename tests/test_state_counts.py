@@ -28,7 +28,7 @@ def case(program: Program, *targets: str) -> Case:
 
 
 SMALL = {
-    "strided": case(ee.ops.conv2d(N=1, H=5, W=4, C=2, F=3, R=3, S=2, stride=2), "Matmul", "Conv2d"),
+    "strided": case(ee.ops.conv2d(N=1, H=5, W=4, C=2, F=3, R=3, S=2, stride=2, padding="same"), "Matmul", "Conv2d"),
     "product": case(ee.ops.matmul(4, 6, 8), "Matmul"),
     "elementwise": case(ee.ops.relu(2, 3), "Matmul"),
     "two sums": case(
@@ -105,9 +105,9 @@ def test_a_search_with_other_counts_is_refused() -> None:
 def test_scopes_that_read_tables_are_refused() -> None:
     program = next(
         after
-        for at, scope in ee.rules.base.places(ee.ops.conv2d(N=1, H=6, W=6, C=2, F=2, R=3, S=3))
+        for at, scope in ee.rules.base.places(ee.ops.conv2d(N=1, H=6, W=6, C=2, F=2, R=3, S=3, padding=1))
         for _, after in rule_moves(
-            ee.rules.BILINEAR_SUBSTITUTION, ee.ops.conv2d(N=1, H=6, W=6, C=2, F=2, R=3, S=3), at, scope
+            ee.rules.BILINEAR_SUBSTITUTION, ee.ops.conv2d(N=1, H=6, W=6, C=2, F=2, R=3, S=3, padding=1), at, scope
         )
     )
     with pytest.raises(Refused, match="reads a table"):

@@ -12,7 +12,7 @@ from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.strategies.events import State
 from einnet_explore.syntax import text
 
-CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3, padding=1)
 CHAIN = ee.parse("""
 tensor X[16, 8]
 tensor W[8, 6] weight

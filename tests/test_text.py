@@ -213,7 +213,9 @@ ERRORS = [
     ("tensor A[3, 3] Y[i:3] = A[i]", "1:25: found 1 index of A, expected 2"),
     ("tensor A[3] Y[i:3] = A[]", "1:22: found 0 indices of A, expected 1"),
     ("tensor A[3] Y[i:3] = {[j:3] A[j]}[i, i]", "1:22: found 2 indices of the scope, expected 1"),
-    ("tensor A[3] Y[i:3] = A[j]", "1:24: found unknown iterator j, expected i"),
+    ("tensor A[3] Y[i:3] = A[j]", "1:24: found unknown iterator j, expected i, or sum[j:8] in front"),
+    ("tensor A[3] Y[i:3] = relu(A)", "1:28: found ')', expected '[' and the indices of an element, as in A[i]"),
+    ("A[3]\nY[i:3] = A[i]", "1:3: found '3', expected 'tensor' in front of A for an input, or an iterator"),
     ("tensor A[3] Y[] = A[j]", "1:21: found unknown iterator j, expected no iterator, for there are none"),
     ("tensor A[3] Y[i:3 | 0 <= c < 2] = sum[c:3] A[c]", "1:26: found unknown iterator c, expected i"),
     ("tensor A[3] Y[i:3, i:2] = A[i]", "1:20: found iterator i twice, expected another name"),
@@ -259,7 +261,13 @@ ERRORS = [
     ("tensor A[7]\nY[h:7] = sum[r:3] A[h+r", "2:24: found the end of the text, expected"),
     ("tensor A[3] Y[i:3] = A[i] $ 2", "1:27: found '$', expected"),
     ("tensor A[3] weightpad [1] Y[i:3] = A[i]", "1:24: found '1', expected ']', '|' or a name"),
-    ("tensor max[3] Y[i:3] = max[i]", "1:29: found ']', expected ':'"),
+    ("tensor max[3] Y[i:3] = max[i]", "1:29: found ']', expected ':' and the number of values of i, as in i:8"),
+    ("tensor A[3] Y[i, j] = A[i]", "1:16: found ',', expected ':' and the number of values of i, as in i:8"),
+    (
+        "tensor A[3]\nY[i:3] = 1 + max(A[i], 0)",
+        "2:14: found max(, expected max[i:8] … over the values of an iterator, or maximum(a, b) of two values",
+    ),
+    ("tensor A[3]\nY[i:3] = sum(A[i])", "2:10: found sum(, expected sum[i:8] … over the values of an iterator"),
     ("tensor A[3] Y[i:3] = where(A[i], 1, 2)", "1:29: found '[', expected"),
     ("tensor A[3] Y[i:1.5] = A[i]", "1:18: found '.5', expected ',', '..', ']' or '|'"),
 ]  # fmt: skip
@@ -294,6 +302,7 @@ def test_text_is_loaded_from_a_file_with_errors_located(tmp_path: Path) -> None:
 @given(programs(equations=2), st.data())
 def test_a_damaged_text_parses_or_is_refused_in_one_line(it: object, data: st.DataObject) -> None:
     written = text(it)  # type: ignore[arg-type]
+    assert parse(str(it)) == it == parse(written)
     at = data.draw(st.integers(0, len(written) - 1))
     until = data.draw(st.integers(at, min(len(written), at + 4)))
     put = data.draw(st.text("[]{}()|*+-/%:=,.<ihA7 0", max_size=2))

@@ -61,7 +61,7 @@ FUSED = {
     "softmax": fusion.softmax(33, 70),
 }
 SEARCHED = {
-    "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3),
+    "conv": ee.ops.conv2d(N=1, H=4, W=3, C=2, F=3, R=3, S=3, padding=1),
     "transposed": ee.ops.conv_transpose2d(N=1, H=2, W=2, in_channels=3, out_channels=2, R=4, S=4, stride=2, padding=1),
     "band": ee.ops.g2bmm(b=2, m=8, w=2, k=3, dilation=2),
 }

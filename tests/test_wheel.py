@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 MAIN_JOB = """
 import numpy as np, onnx
 import einnet_explore as ee
-run = ee.search(ee.ops.conv2d(H=14, W=14, C=32, F=32, R=3, S=3), target="Matmul", max_depth=3, budget=20)
+run = ee.search(ee.ops.conv2d(H=14, W=14, C=32, F=32, R=3, S=3, padding=1), target="Matmul", max_depth=3, budget=20)
 assert run.best is not None and run.best.derivation
 product = ee.parse("tensor A[64, 512]\\ntensor B[512, 64]\\ntensor C[64, 4]\\n"
     "M[i:64, j:64] = sum[k:512] A[i, k] * B[k, j]\\nY[i:64, l:4] = sum[j:64] M[i, j] * C[j, l]")

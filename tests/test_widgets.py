@@ -15,7 +15,7 @@ import traitlets
 import einnet_explore as ee
 import einnet_widgets
 from einnet_explore.rules import GROUPS
-from einnet_explore.session import session as sessions
+from einnet_explore.session import faces
 from einnet_widgets import describe, monitor
 from einnet_widgets.desk import desk_of
 from einnet_widgets.look import Look
@@ -211,7 +211,7 @@ def test_panels_of_one_session_share_a_selection_and_those_of_another_do_not() -
 
 
 def test_no_update_is_larger_than_a_hundred_kilobytes() -> None:
-    session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3))
+    session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
     face = einnet_widgets.Explorer(session)
     by_hand(session)
     for there in range(len(session.nodes)):
@@ -303,6 +303,9 @@ def test_a_page_holds_every_node_and_names_no_other_host(tmp_path: Path) -> None
     session.to_html(tmp_path / "page.html", title="a <b> & c")
     text = (tmp_path / "page.html").read_text()
     assert text == page(session, "a <b> & c") and "<title>a &lt;b&gt; &amp; c</title>" in text
+    run = session.runs[-1]
+    run.to_html(tmp_path / "run.html")
+    assert "<title>einnet_explore: Y</title>" in (tmp_path / "run.html").read_text()
     addresses = {part.split("/")[0] for part in text.split("http://")[1:] + text.split("https://")[1:]}
     assert {a.split('"')[0].split("'")[0].strip("\\") for a in addresses} <= {"www.w3.org"}
 
@@ -312,8 +315,8 @@ def test_marimo_is_given_the_explorer_and_the_expression_where_there_is_no_face(
 ) -> None:
     session = ee.explore(CONV)
     assert session._display_() is einnet_widgets.explorer(session)
-    monkeypatch.setattr(sessions, "_faces", [])
-    monkeypatch.setattr(sessions, "load_faces", lambda: None)
+    monkeypatch.setattr(faces, "_faces", [])
+    monkeypatch.setattr(faces, "load_faces", lambda: None)
     assert session._display_() == session.formula()
 
 

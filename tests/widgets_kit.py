@@ -13,7 +13,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed")
 import einnet_explore as ee
 from einnet_widgets.face import Face
 
-CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3)
+CONV = ee.ops.conv2d(N=1, H=4, W=5, C=3, F=2, R=3, S=3, padding=1)
 
 
 def told(face: Face) -> list[tuple[dict[str, Any], bytes | None]]:

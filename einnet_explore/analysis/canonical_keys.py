@@ -256,7 +256,11 @@ _PROGRAM_KEYS = 1 << 10
 
 @lru_cache(_PROGRAM_KEYS)
 def program_key(program: Program) -> Hashable:
-    """The canonical key of *program*; raises ValueError where equations read one another in a circle."""
+    """Return the canonical key of *program*: equal for programs that differ only in names and order (EinNet §6.2).
+
+    Names are those of iterators and equations, order that of equations, summations and operands of ``+`` and ``*``.
+    Raises ValueError where equations read one another in a circle.
+    """
     return tuple(sorted(tensor_code(t, ()) for t in program.inputs)), _smallest_order(_begun(_Graph(program)))
 
 

@@ -387,7 +387,8 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "--budget",
         type=parse_seconds,
         metavar="SECONDS",
-        help="start no tuning task after this time (default: 480 s); final selection and measurement take extra time",
+        help="start no tuning task after this time (default: 20 s for each different subprogram, at least 60 and at "
+        "most 480 s); final selection takes half as long at most",
     )
     command.add_argument(
         "--target-runtime",
@@ -425,8 +426,7 @@ def _bench_arguments(command: argparse.ArgumentParser) -> None:
         "--budget",
         type=parse_seconds,
         metavar="SECONDS",
-        help="for a model, the --budget of optimize (default: 480 s); for a case, the time limit of the search "
-        "(default: 4 s)",
+        help="for a model, the --budget of optimize; for a case, the time limit of the search (default: 4 s)",
     )
     command.add_argument(
         "--rounds",
@@ -486,7 +486,7 @@ def _limit_options(command: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         metavar="S",
         help="e2 to e6: time limit of each search (default: 20 for e2 and e3, 60 for e4 to e6); e1: the --budget of "
-        "each model (default: 480)",
+        "each model (default: that of optimize)",
     )
 
 

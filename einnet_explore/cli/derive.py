@@ -98,8 +98,8 @@ def _search(search: Run) -> bool:
 
 def _summary(search: Run) -> str:
     best = search.best
-    states = count_noun(search.search.size, "state")
-    head = f"{states}, {search.search.pruned} pruned, {search.seconds:.2f} s ({search.ending}); {_found(search)}"
+    counts = f"{search.search.counted}, {search.search.pruned} pruned"
+    head = f"{counts}, {search.seconds:.2f} s ({search.ending}); {_found(search)}"
     if best is None:
         return "\n".join([head, *(search.remarks() or ["no candidate was found"])])
     kinds = _kinds(search)

@@ -316,6 +316,10 @@ def program_least(program: Program) -> float:
 
 
 def program_seconds(program: Program) -> tuple[float, str]:
-    """Return ``CostModel().program_cost`` as the pair that a search expects."""
+    """Estimate the seconds of one run of *program* on one core (a roofline), and say how: the cost of a search.
+
+    *How* is ``flops`` or ``bytes`` (what limits it), ``view``, ``constant`` or ``mixed``.  Views, and equations that
+    read weights only, are free; an equation without an implementation counts as a generated kernel.
+    """
     found = CostModel().program_cost(program)
     return found.seconds, found.how

@@ -1,4 +1,10 @@
-"""The immutable expression IR. Depends on the standard library only."""
+"""Expressions as immutable values: programs, equations, scopes, reads, indices, iterators (EinNet §3).
+
+Rules match these classes and make new values, as in ``case Scope(reduce="max", body=Apply(function, (inside,)))``.
+Equal values are equal expressions, in normal form where there is one: ``add`` and ``mul`` make sums and products, the
+arithmetic of iterators makes indices, ``tensor[i, j]`` and ``scope[i, j]`` read.  ``repr`` shows how a value is made,
+``ee.text`` the text form.  The package depends on the standard library only.
+"""
 
 from einnet_explore.ir.element_types import (
     ELEMENT_TYPES,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einnet_explore.ir.element_types import element_type
 from einnet_explore.ir.expression import Access, Scalar, Scope, Table, Tensor, accesses, map_accesses
 from einnet_explore.ir.node import Node, node
+from einnet_explore.ir.printer import call_text, declaration_text, equation_text, name_text
 
 Path: TypeAlias = "tuple[int, ...]"
 
@@ -188,6 +189,10 @@ class Equation(Node):
     def __repr__(self) -> str:
         return f"{self.name} = {self.scope!r}" + (f" via {self.via!r}" if self.via else "")
 
+    def __str__(self) -> str:
+        run = f" via {call_text(self.via.operator, self.via.attributes)}" if self.via else ""
+        return f"{equation_text(self.name, self.scope)}{run}"
+
 
 @node
 class Program(Node):
@@ -232,6 +237,17 @@ class Program(Node):
 
     def __repr__(self) -> str:
         return "; ".join(map(repr, self.equations)) + f"; output {', '.join(self.outputs)}"
+
+    def __str__(self) -> str:
+        """Return the text form; ``ee.text`` also checks that ``ee.parse`` reads it."""
+        lines = [*map(declaration_text, self.inputs), *map(str, self.equations)]
+        read = {tensor.name for e in self.equations for tensor in tensors(e.scope)}
+        if self.outputs != tuple(e.name for e in self.equations if e.name not in read):
+            lines.append(f"output {', '.join(map(name_text, self.outputs))}")
+        return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:  # called by IPython
+        printer.text(str(self))
 
     def names(self) -> frozenset[str]:
         """Return the names of inputs and equations."""

@@ -1,7 +1,8 @@
 r"""Canonical expressions of the usual operators as programs: ``ee.ops``.
 
-Inputs are called ``A`` and ``K`` (weights) or ``A`` and ``B``, results ``Y``.  Convolutions are in the paper's layout
-``NHWC`` with kernel ``RSFC`` unless ``layout="NCHW"`` (kernel ``FCRS``, as in ONNX).
+Inputs are called ``A`` and ``K`` (weights) or ``A`` and ``B``, results ``Y``.  Convolutions and pools are in the
+paper's layout ``NHWC`` with kernel ``RSFC`` unless ``layout="NCHW"`` (kernel ``FCRS``, as in ONNX).  Defaults are those
+of ONNX: stride 1, dilation 1, no padding.  (In torch, the stride of a pool is its window.)
 Source: EinNet §3 and Table 3.
 """
 
@@ -30,19 +31,20 @@ from einnet_explore.ir import (
 from einnet_explore.ir.scalar_functions import FUNCTIONS
 
 Pair: TypeAlias = "int | tuple[int, int]"
-Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | str | None"
+Pads: TypeAlias = "int | tuple[int, int] | tuple[int, int, int, int] | str"
 
 
 def conv2d(
     *, H: int, W: int, C: int | None = None, F: int | None = None, R: int, S: int, N: int = 1,
     in_channels: int | None = None, out_channels: int | None = None,
-    stride: Pair = 1, dilation: Pair = 1, padding: Pads = "same", groups: int = 1, layout: str = "NHWC",
+    stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, groups: int = 1, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,f] = Σ_crs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,f,c]; H and W are the input's.
 
-    C, or *in_channels*, and F, or *out_channels*, are all channels, also with *groups*.  *padding* is one number,
-    (height, width), (top, left, bottom, right), or as in torch ``"same"``, the default here: the output of a stride of
-    1 is as large as the input.  Raises ValueError where sizes do not fit, TypeError for missing channels.
+    C, or *in_channels*, and F, or *out_channels*, are all channels, also with *groups*.  *padding* is, as in torch, one
+    number, (height, width), ``"valid"`` (0, the default) or ``"same"`` (the output of stride 1 is as large as the
+    input), or as in ONNX (top, left, bottom, right).  Raises ValueError where sizes do not fit, TypeError for missing
+    channels.
     """
     C, F = _one_of(C=C, in_channels=in_channels), _one_of(F=F, out_channels=out_channels)
     if groups < 1 or C % groups or F % groups:
@@ -62,7 +64,7 @@ def conv2d(
 
 def depthwise_conv2d(
     *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
-    stride: Pair = 1, dilation: Pair = 1, padding: Pads = "same", layout: str = "NHWC",
+    stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
     """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,c]: a convolution of each channel by itself."""
     n, c, r, s = _all(n=N, c=C, r=R, s=S)
@@ -217,15 +219,17 @@ def _windows(
 
 def _pads(padding: Pads, span: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     match padding:
-        case None | "same":
+        case "same":
             return tuple(n // 2 for n in span), tuple(n - n // 2 for n in span)
+        case "valid":
+            return (0, 0), (0, 0)
         case int():
             return (padding, padding), (padding, padding)
         case (height, width):
             return (height, width), (height, width)
         case (top, left, bottom, right):
             return (top, left), (bottom, right)
-    raise ValueError(f"padding {padding!r}: expected one number, two, four, or 'same'")
+    raise ValueError(f"padding {padding!r}: expected one number, two, four, 'same' or 'valid'")
 
 
 def _one_of(**given: int | None) -> int:

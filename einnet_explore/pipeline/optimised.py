@@ -296,14 +296,15 @@ class Optimised:
         for part in sorted(self.parts, key=lambda p: -p.trial.seconds_before):
             before = part.trial.seconds_before
             after = part.trial.seconds_after if part.kept else before
-            rest = [count_noun(part.eoperators, "eOperator")] if part.kept else []
-            now = " + ".join([*(via.operator for via in part.library_calls), *rest])
+            rest = [count_noun(part.eoperators, "eOperator")] if part.eoperators else []
+            now = " + ".join([*(via.operator for via in part.library_calls), *rest]) or "views"
             names = ", ".join(map(_shorten, part.nodes[:2])) + (
                 f", … ({len(part.nodes)})" if len(part.nodes) > 2 else ""
             )
+            now = now if part.kept else f"original ({part.why})"
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             certificate = part.certificate if part.kept else ""
-            rows.append([*cells, now or f"original ({part.why})", certificate, str(part.numerics or "")])
+            rows.append([*cells, now, certificate, str(part.numerics or "")])
         return rows
 
     def summary(self) -> str:

@@ -149,9 +149,15 @@ def parse_budget(budget: float | str | None) -> float | None:
 FAST_ENOUGH = 1.2
 """A joined subprogram with this speedup is taken without a look at its parts."""
 
-DEFAULT_BUDGET_SECONDS = 480.0
-"""Seconds after which no further task is begun, if no budget is given: the largest have been tuned by then, and the
-selection in the whole model takes some minutes, too."""
+TASK_BUDGET_SECONDS, MIN_BUDGET_SECONDS, MAX_BUDGET_SECONDS = 20.0, 60.0, 480.0
+"""If no budget is given: seconds for each task, and the least and most for a model.  By then the largest tasks of a
+large model have been tuned; a small one ends before, with all of its tasks."""
+
+
+def default_budget(tasks: int) -> float:
+    """Return the budget of a model with so many different subprograms, in seconds."""
+    return min(max(MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS * tasks), MAX_BUDGET_SECONDS)
+
 
 REMOTE_TIME_SHARE = 0.5
 """Part of that time for remote tuning: what it finds is measured in the rest."""
@@ -173,7 +179,7 @@ class Tuner:
     model_seconds: float
     implementations: Implementations
     history: TuningHistory
-    budget: float | None = None
+    budget: float
     closed: bool = False
     """Whether only variants that were found remotely are still measured."""
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -198,7 +204,7 @@ class Tuner:
     @property
     def left(self) -> float:
         """Seconds within which tasks may still begin."""
-        return max(0.0, (self.budget or DEFAULT_BUDGET_SECONDS) - self.spent)
+        return max(0.0, self.budget - self.spent)
 
     def history_key(self, subprogram: Subprogram) -> tuple[str, Settings]:
         """Return the key by which the trial of *subprogram* is remembered."""
@@ -286,7 +292,7 @@ class Tuner:
     def prepare(self, subprogram: Subprogram) -> tuple[TuningTask, float | None, Trial | None]:
         """Return the task of *subprogram*, its effort, and a remembered trial that had at least half of that effort."""
         task = self._task(subprogram)
-        effort = task.search_effort(self.model_seconds, self.budget or DEFAULT_BUDGET_SECONDS)
+        effort = task.search_effort(self.model_seconds, self.budget)
         document = None if effort is None else self.history.get("contest", *self.history_key(subprogram))
         if effort is None or document is None:
             return task, effort, None
@@ -309,8 +315,6 @@ class Tuner:
 
     def _limited_settings(self) -> Settings:
         settings = self.implementations.settings
-        if self.budget is None:
-            return settings
         left = self.left / STARVATION_FACTOR  # searches count the processor's time
         return replace(settings, seconds=min(settings.seconds, max(0.2, left / 4)))
 
@@ -366,7 +370,7 @@ class Optimiser:
             return f"{self.stage} · {passed:.0f} s{effect}"
         spent, gain = self.tuner.spent, sum(part.gain for part in tuple(self.parts) if part.kept)
         best = f"best so far about {self.seconds / max(self.seconds - gain, 1e-9):.2f} times as fast" if gain else ""
-        budget = f"{self.budget or DEFAULT_BUDGET_SECONDS:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")
+        budget = f"{self.time_budget:.0f} s" + (" with earlier runs" if spent > passed + 1 else "")
         phrases = (
             f"{self.stage} · {self.done} of {len(self.subprograms)}",
             f"{spent:.0f} of {budget}",
@@ -384,6 +388,11 @@ class Optimiser:
     def subprograms(self) -> tuple[Subprogram, ...]:
         """The subprograms in the order of the model; a joined one comes after its parts."""
         return tuple(s for joined in self.split.subprograms for s in (*joined.parts, joined))
+
+    @cached_property
+    def time_budget(self) -> float:
+        """The seconds within which tasks may begin: the budget that was given, or one that grows with the model."""
+        return self.budget or default_budget(len({each.task_name(self.model) for each in self.subprograms}))
 
     @cached_property
     def history(self) -> TuningHistory:
@@ -434,7 +443,7 @@ class Optimiser:
             model_seconds=self.seconds,
             implementations=self.implementations,
             history=self.history,
-            budget=self.budget,
+            budget=self.time_budget,
         )
 
     @cached_property
@@ -510,7 +519,7 @@ class Optimiser:
         self.parts = [part for part in self.parts if part.nodes not in family] + [both[0], *both[1]]
 
     def _task_runner(self) -> TaskRunner:
-        return partial(tune_named_task, self.model.original.SerializeToString(), self.settings, self.budget)
+        return partial(tune_named_task, self.model.original.SerializeToString(), self.settings, self.time_budget)
 
     def largest_first(self) -> list[Subprogram]:
         """Return the subprograms of the split, longest by estimate first, equal ones together.
@@ -553,7 +562,7 @@ class Optimiser:
             digest=self.digest,
             parts=self.parts,
             subprograms=[self.subprograms[place[part.nodes]] for part in self.parts],
-            budget=self.budget,
+            budget=self.time_budget,
         )
 
     def _with_errors(self, part: TunedSubprogram) -> TunedSubprogram:
@@ -588,12 +597,12 @@ def optimize_model(
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
-    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted; final
-    selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps rewrites that pay in ONNX Runtime
-    on the exported file, in place of those that pay in our plan.  *numerics* bounds rounding differences
-    (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by the clock; *executor*
-    (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C keeps what was found so
-    far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
+    *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted (None:
+    ``default_budget``); final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps
+    rewrites that pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds
+    rounding differences (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by the clock;
+    *executor* (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C keeps what
+    was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
     """
     settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
     work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor)

@@ -1,4 +1,10 @@
-"""Derivation rules that need no table of operators, in the order of the paper's Table 1."""
+"""Derivation rules that need no table of operators, in the order of the paper's Table 1.
+
+``RULES`` are the rules on one expression that searches apply, ``INTER_RULES`` those between expressions, ``ALL_RULES``
+all; ``rule(name)`` returns one.  ``rule.matches(program, path)`` proposes matches, ``rule.match(program, path,
+**parameters)`` makes one, ``match.apply(program)`` returns the step or raises ``Refused``, and
+``Derivation(program).then(match)`` collects steps.  A path is (number of the equation, number of an access, …).
+"""
 
 from collections.abc import Iterable
 

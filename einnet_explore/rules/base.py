@@ -13,7 +13,7 @@ type of a field                            JSON
 ``Iterator``                               the name of an iterator of the scope at the path
 ``Index``                                  its text, in the iterators of that scope
 ``Literal["out"]``                         this text
-``tuple[T, ...]``, ``tuple[S, T]``         an array
+``tuple[T, ...]``, ``tuple[S, T]``         an array; of one name, the name is enough
 ``tuple[tuple[Iterator, T], ...]``         an object by name: ``{"h": …}``; also with ``str``
 ``tuple[tuple[Iterator, S, T], ...]``      an object of arrays: ``{"h": […, …]}``
 =========================================  ==================================================
@@ -223,7 +223,7 @@ def _from_json(kind: object, value: object, iterators: Iterators) -> object:
     if kinds := _entry(kind):
         return tuple(_entry_from_json(kinds, name, item, iterators) for name, item in as_object(value).items())
     if get_origin(kind) is tuple:
-        items = as_items(value)
+        items = (value,) if isinstance(value, str) and get_args(kind)[0] in (Iterator, str) else as_items(value)
         return tuple(_from_json(k, i, iterators) for k, i in zip(_item_kinds(kind, len(items)), items, strict=True))
     raise TypeError(f"a parameter of type {kind} has no JSON form: give the rule encode and decode")
 

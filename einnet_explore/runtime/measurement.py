@@ -93,11 +93,12 @@ def time_calls(
     warm: Mapping[str, float] = NOTHING,
     enough: Enough = all_rounds,
 ) -> dict[str, Timing]:
-    """Time *calls* in interleaved rounds whose order rotates; each sample repeats its call for a millisecond.
+    """Return the ``Timing`` of each of *calls*, by name, in seconds; they are measured in turns.
 
-    There are at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough*
-    stops earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a
-    while, and would take the next one's cores.  *warm* has the seconds of calls that were made just now.
+    The order of the calls rotates from round to round, and each sample repeats its call for a millisecond.  There are
+    at least *rounds* rounds that take at least *min_seconds* for every call, with pauses, unless *enough* stops
+    earlier.  Before one or a few samples of a call *settle* seconds pass: an engine's waiting threads spin for a while,
+    and would take the next one's cores.  *warm* has the seconds of calls that were made just now.
     Raises ValueError for no rounds.
     """
     return time_samplers(

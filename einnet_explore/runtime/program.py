@@ -345,8 +345,9 @@ def compile_program(
     operators: Sequence[Operator] = OPERATORS,
     choose: ImplementationChooser = first_implementation,
 ) -> CompiledProgram:
-    """Compile *program* for this CPU, in the types of its tensors.
+    """Compile *program* for this CPU: its ``run(inputs)`` takes arrays by input name and returns those of the outputs.
 
+    Arrays have the shapes and types of the program's tensors.  Nothing is derived or searched, as ``ee.optimize`` does.
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
     ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *choose* takes one
     of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an

@@ -14,11 +14,12 @@ from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule, find_rules
+from einnet_explore.session.faces import load_faces
 from einnet_explore.session.records import from_record
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
 from einnet_explore.session.saved_sessions import SESSION_FORMAT, SESSION_SUFFIX
-from einnet_explore.session.session import Session, load_faces
+from einnet_explore.session.session import Session
 from einnet_explore.strategies.options import Cost, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.syntax import parse
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from einnet_explore.pipeline.optimised import Optimised
     from einnet_explore.strategies.candidate import Candidate
+    from einnet_explore.support.executors import WorkExecutor
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
@@ -55,7 +57,8 @@ def explore(
 def load(path: str | Path) -> Program | Derivation | Run | Session:
     """Load a program (``.ein``), a derivation (a record, ``.json``), a search (``.einx``) or a session (``.eins``).
 
-    JSON files name their format, so the last three may have other suffixes.
+    JSON files name their format, so the last three may have other suffixes.  Raises OSError if the file cannot be read,
+    TextError with line and column for a wrong text, RecordError for other wrong files.
     """
     kind = KINDS.get(Path(path).suffix)
     if kind is None and not (text := text_of(path)).lstrip().startswith("{"):
@@ -85,8 +88,10 @@ def search(
     It takes at most about *budget* seconds (None: no limit).  An interrupt (Ctrl-C) ends the search, too; the run has
     its results so far, and its ``finish`` continues.  ``live_search`` returns a run that has not begun.
 
-    *options* are those of ``strategies.options.Options``, such as *rules*: the library's and yours, as values or by
-    name.
+    *options*: *max_depth* (levels of choices, 7), *rules* inside expressions and *between* them (the library's and
+    yours, as values or by name), *must_use*, *forbid* and *starts*, which steer it, *patience* (levels without a
+    cheaper candidate after which it ends, 2), *strategy* (``"best_first"`` or ``"paper"``), *combinations*; all are
+    fields of ``strategies.options.Options``.
 
     A program of several expressions is searched by Algorithm 1: rules *between* expressions make equal programs, and
     each expression of these is searched by itself.  The program's candidates are the cheapest *combinations* of the
@@ -128,7 +133,7 @@ def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, 
 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
-    """Return a certificate for every step of *derivation*."""
+    """Return a certificate for every step of *derivation*; ``check_file`` checks one that was saved."""
     return tuple(certify(step.before, step.after) for step in derivation.steps)
 
 
@@ -154,13 +159,44 @@ def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
 def optimize(
     model: str | Path | Program | onnx.ModelProto | torch.nn.Module,
     example_inputs: Sequence[object] = (),
-    **options: Any,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    budget: float | None = None,
+    numerics: str = "approximate",
+    target_runtime: str = "plan",
+    max_depth: int = 7,
+    states: int | None = None,
+    executor: WorkExecutor | None = None,
 ) -> Optimised:
-    """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*.
+    """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
-    See ``pipeline.optimiser.optimize_model`` for the options.
+    The result is called with arrays by input name; ``save("fast.onnx")`` and ``save_bundle("DIR")`` deploy it.  Ctrl-C
+    keeps what was found so far.
+
+    *shapes* sets dynamic inputs by name.  *threads* defaults to the cores of this machine.  No subprogram is tuned
+    after *budget* seconds, all runs of the model counted (None: 20 for each different subprogram, at least 60 and at
+    most 480); final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
+    ``"reassociate"`` or ``"approximate"`` (outputs may differ by 1e-4 of the largest).  *target_runtime*
+    ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound each search;
+    *executor*, one of ``concurrent.futures``, runs the searches.
+
+    Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, or a budget
+    that is not positive.
     """
     from einnet_explore.pipeline.optimiser import optimize_model as run
     from einnet_explore.pipeline.torch_modules import export_if_module
 
-    return run(export_if_module(model, example_inputs), **options)
+    return run(
+        export_if_module(model, example_inputs),
+        shapes=shapes or {},
+        device=device,
+        threads=threads,
+        max_depth=max_depth,
+        budget=budget,
+        target_runtime=target_runtime,
+        numerics=numerics,
+        states=states,
+        executor=executor,
+    )

@@ -1,10 +1,13 @@
-"""Generated kernels step by step, as values: flattening, tiles, element-wise launches, fused reductions, their texts.
+"""Generated kernels step by step, as values: flattening, tiles, element-wise launches, fused reductions, chains, texts.
 
 ``kernel_texts`` returns the kernels of a program in one call; the other names are the steps to it.  ``emit`` prints a
 kernel as CUDA, OpenCL or C.
 """
 
+from einnet_explore.analysis.counts import intensity
 from einnet_explore.analysis.flattening import flatten_scope
+from einnet_explore.analysis.fused_chain import find_chain
+from einnet_explore.analysis.online_softmax import softmax_homomorphism
 from einnet_explore.codegen.elementwise import (
     A100,
     BLOCK_THREADS,
@@ -29,6 +32,7 @@ from einnet_explore.codegen.language.values import F16, F32, F64, I8, I32
 from einnet_explore.codegen.tiling.cost import Hardware, as_contraction, search_best_first, tile_cost
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.codegen.tiling.shared_layout import local_layout, thread_layout
+from einnet_explore.pipeline.fusion import chain_in_blocks
 from einnet_explore.runtime.cuda.nvrtc import ARCHITECTURES, compile_cuda, nvrtc_available, nvrtc_version
 from einnet_explore.runtime.fused import FusedProgram, compare_with_unfused
 from einnet_explore.viz.graph_figures import draw_graph
@@ -57,16 +61,19 @@ __all__ = [
     "as_contraction",
     "block_count",
     "build_functor",
+    "chain_in_blocks",
     "compare_with_unfused",
     "compile_cuda",
     "compose_functors",
     "draw_graph",
     "emit",
     "estimate_fusion",
+    "find_chain",
     "flatten_scope",
     "fuse_program",
     "gpu_launch",
     "grid_stride_kernel",
+    "intensity",
     "kernel_texts",
     "lay_out",
     "local_layout",
@@ -75,6 +82,7 @@ __all__ = [
     "pack_size",
     "plan_launch",
     "search_best_first",
+    "softmax_homomorphism",
     "stage_graph",
     "stage_summary",
     "thread_layout",

@@ -17,12 +17,14 @@ from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.session import explanations
 from einnet_explore.session.explanations import Blocker
+from einnet_explore.session.faces import face
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
 from einnet_explore.strategies.options import Cost, Edge, Options, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.limits import available_cores
+from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
 from einnet_explore.viz import tables
 from einnet_explore.viz.figure import Figure
@@ -164,6 +166,13 @@ class Run(RunningSearch):
             raise ValueError("the search found no candidate, so there is nothing to save")
         save_record(path, self.record(best, case))
 
+    def to_html(self, path: str | FilePath, title: str = "") -> None:
+        """Write one interactive page that needs neither a network nor a kernel: the search, and its best candidate.
+
+        Raises ValueError if no face (such as ``einnet_widgets``) is installed, and OSError.
+        """
+        write_atomically(path, face().page(self, title))
+
     @classmethod
     def load(cls, path: str | FilePath, cost: Cost) -> Self:
         """Return the run saved at *path*, which iteration continues; raises RecordError or OSError."""
@@ -250,7 +259,7 @@ class Run(RunningSearch):
         ordered = sorted(self.candidates, key=lambda c: c.rank)
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
-            f"{count_noun(self.search.size, 'state')}, {self.search.pruned} pruned, "
+            f"{self.search.counted}, {self.search.pruned} pruned, "
             f"{self.ending}, {self.seconds:.2f} s"
         ) + "".join(f"\n{line}" for line in self.remarks())
         return tables.candidate_table(
@@ -258,8 +267,8 @@ class Run(RunningSearch):
         )
 
     def __repr__(self) -> str:
-        candidates, states = count_noun(len(self.candidates), "candidate"), count_noun(self.search.size, "state")
-        return f"<Run: {candidates}, {states}, {self.ending}, {self.seconds:.2f} s>"
+        candidates = count_noun(len(self.candidates), "candidate")
+        return f"<Run: {candidates}, {self.search.counted}, {self.ending}, {self.seconds:.2f} s>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.table()._repr_mimebundle_()

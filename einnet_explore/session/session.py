@@ -11,10 +11,9 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib.metadata import entry_points
 from itertools import count
 from os import PathLike
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from einnet_explore.checker.record import load_json, read_json
 from einnet_explore.cost import program_seconds
@@ -34,6 +33,7 @@ from einnet_explore.session.explanations import (
     is_missing_parameter,
     refusal_reason,
 )
+from einnet_explore.session.faces import face
 from einnet_explore.session.records import MATCHING, derivation_script, from_record, tree_script
 from einnet_explore.session.run import Run
 from einnet_explore.session.saved_sessions import (
@@ -302,13 +302,15 @@ class DerivationTree:
         *about* are names of iterators or tensors: only matches whose parameters name one of them.
         """
         program, names = self.program, {about} if isinstance(about, str) else set(about)
-        paths = [path for path, _ in places(program)] if at is None else [self.path(at)]
-        found = (m for path in paths for rule in self.known for m in rule.matches(program, path))
+        found = (m for path in self._paths(at) for rule in self.known for m in rule.matches(program, path))
         return Matches(m for m in found if not names or m.mentions(names))
 
-    def refusals(self, at: str | Path) -> Refusals:
-        """Return the reason for every rule without a legal match at *at*."""
-        return Refusals(self._refusals(self.path(at)))
+    def refusals(self, at: str | Path | None = None) -> Refusals:
+        """Return the reason for every rule without a legal match at the scope *at* (None: at every scope)."""
+        return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path))
+
+    def _paths(self, at: str | Path | None) -> list[Path]:
+        return [path for path, _ in places(self.program)] if at is None else [self.path(at)]
 
     def _refusals(self, at: Path) -> Iterable[Refusal]:
         for rule in self.known:
@@ -634,41 +636,3 @@ class Session(DerivationTree):
             return face().view(self)
         except ValueError:
             return self.formula()
-
-
-class Face(Protocol):
-    """A view of sessions by another package, such as notebook widgets."""
-
-    def page(self, session: Session, title: str) -> str:
-        """Return an interactive HTML page of *session* that needs no network and no kernel."""
-
-    def view(self, session: Session) -> object:
-        """Return the live notebook view of *session*."""
-
-
-FACE_GROUP = "einnet_explore.faces"
-"""Entry points of packages that register a face when they are imported."""
-
-_faces: list[Face] = []
-
-
-def register_face(face: Face) -> None:
-    """Make *face* the one that sessions use."""
-    _faces.append(face)
-
-
-def face() -> Face:
-    """Return the face registered last; raises ValueError if none is installed."""
-    load_faces()
-    if not _faces:
-        raise ValueError(
-            "no front end is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
-        )
-    return _faces[-1]
-
-
-def load_faces() -> None:
-    """Import the packages with faces, unless a face is registered."""
-    if not _faces:
-        for entry_point in entry_points(group=FACE_GROUP):
-            entry_point.load()

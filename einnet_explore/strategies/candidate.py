@@ -65,7 +65,8 @@ class Candidate:
         }
 
     def __repr__(self) -> str:
-        calls = " + ".join([*(str(e.via) for e in self.operators), count_noun(self.eoperators, "eOperator")])
+        kernels = [count_noun(self.eoperators, "eOperator")] if self.eoperators else []
+        calls = " + ".join([*(str(e.via) for e in self.operators), *kernels]) or "views"
         steps = count_noun(len(self.derivation.steps), "step")
         return f"<Candidate {self.state}: {calls}, {steps}, {self.seconds * 1e6:.1f} µs>"
 

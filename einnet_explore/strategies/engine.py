@@ -33,6 +33,7 @@ from einnet_explore.strategies.instantiation import matching_rule, nearest_dista
 from einnet_explore.strategies.moves import LazySequence, Moves, clean
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.strategy import STRATEGIES, Restrictions
+from einnet_explore.support.wording import count_noun
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +81,12 @@ class StateTable:
     def size(self) -> int:
         """The number of states."""
         return len(self.states)
+
+    @property
+    def counted(self) -> str:
+        """The number of states in words, those of the searches of single expressions apart."""
+        inside = self.size - len(self.states)
+        return count_noun(len(self.states), "state") + (f" and {inside} of single expressions" if inside else "")
 
     def reached(
         self,

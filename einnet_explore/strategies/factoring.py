@@ -79,9 +79,11 @@ MAX_SUBSTITUTIONS = 64
 
 
 def factorings(program: Program) -> Iterable[Derivation]:
-    """Yield derivations of *program* that form fewer products at run time than each before, and than *program*.
+    """Yield derivations of *program* with fewer and fewer products, as ``products_at_run_time`` counts them.
 
-    Intermediates are substituted one by one, from the outputs upwards, and what results is factored each time.
+    Each step is a rule; the last derivation has the fewest products, and nothing is yielded if *program* has them.
+    Intermediates are substituted one by one, from the outputs upwards, and what results is factored each time: sums
+    over products are carried out in the order with the fewest products (variable elimination; decision 0049).
     """
     least = products_at_run_time(program)
     for fused in multiplied_out(program):
@@ -182,7 +184,10 @@ def _with_decay_by_blocks(derivation: Derivation) -> Derivation:
 
 
 def products_at_run_time(program: Program, among: Collection[str] | None = None) -> int:
-    """The products that the equations of *program* (those called *among*) form, weights not counted."""
+    """Return how many products of two numbers *program* forms in a run (its equations called *among*; None: all).
+
+    Equations that depend on weights only are not counted: they are computed once, before the first run.
+    """
     constant = weight_only(program)
     counted = (e for e in program.equations if e.name not in constant and (among is None or e.name in among))
     return sum(count_products(e.scope) for e in counted)

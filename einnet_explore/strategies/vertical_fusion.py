@@ -96,7 +96,7 @@ def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[
 
 
 def fuse_vertically(program: Program, rules: Rules = FUSION_RULES) -> Derivation | None:
-    """Return a derivation that leaves no product and no reduction of *program* outside generated kernels, or None.
+    """Return a derivation of *program* to generated kernels that do all its products and reductions; None if none does.
 
     It is the one with the least number of kernels, then the one that the first of *rules* generates.
     """

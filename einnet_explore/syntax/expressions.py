@@ -113,7 +113,7 @@ def _iterator(node: Token, names: Names) -> Iterator:
     own = ", ".join(names.iterators) or "no iterator, for there are none"
     if name in names.outer:
         raise error_at(node, f"found {name}, an iterator of an outer scope, expected the scope's own: {own}")
-    raise error_at(node, f"found unknown iterator {name}, expected {own}")
+    raise error_at(node, f"found unknown iterator {name}, expected {own}, or sum[{name}:8] in front")
 
 
 def _divisor(tree: SyntaxNode, names: Names) -> int:

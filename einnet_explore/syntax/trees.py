@@ -71,6 +71,17 @@ def _translate_error(source: str, text: str, error: UnexpectedInput) -> TextErro
     if expected == "'['" and (word := _FIRST_WORD.fullmatch(before)):
         expected = "'tensor', 'output' or an equation: NAME[…] = …"
         return TextError(source, line, word.start(1) + 1, f"found {word[1]!r} before {found}, expected {expected}")
+    if found == "'('" and (word := _REDUCTION_OF_NO_RANGE.search(before)):
+        of_two = f", or {word[1]}imum(a, b) of two values" if word[1] in ("max", "min") else ""
+        expected = f"{word[1]}[i:8] … over the values of an iterator{of_two}"
+        return TextError(source, line, word.start(1) + 1, f"found {word[1]}(, expected {expected}")
+    if expected == "':'" and (word := _LAST_WORD.search(before)):
+        expected = f"':' and the number of values of {word[1]}, as in {word[1]}:8"
+    if expected == "'(' or '['" and (word := _LAST_WORD.search(before)):
+        expected = f"'[' and the indices of an element, as in {word[1]}[i]"
+    if found.strip("'").isdigit() and (word := _SIZES.fullmatch(before)):
+        size = found.strip("'")
+        expected = f"'tensor' in front of {word[1]} for an input, or an iterator with its size, as in i:{size}"
     return TextError(source, line, column, f"found {found}, expected {expected}")
 
 
@@ -90,6 +101,9 @@ def _describe_expected(error: UnexpectedInput) -> str:
 
 
 _FIRST_WORD = re.compile(r"\s*(\w+)\s+")
+_LAST_WORD = re.compile(r"(\w+)\s*$")
+_SIZES = re.compile(r"\s*(\w+)\s*\[\s*")
+_REDUCTION_OF_NO_RANGE = re.compile(r"\b(sum|max|min|prod)\s*$")
 
 _WORDS = {
     "$END": "the end",

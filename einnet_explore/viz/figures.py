@@ -1,7 +1,7 @@
 """Figures for papers and slides: one call each, in the width and the letters of the place where they stand.
 
 >>> import einnet_explore as ee
->>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3)
+>>> conv = ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1)
 >>> ee.figures.expression(conv, style="ieee").save("conv.pdf")
 
 ``style`` is a key of ``STYLES``; ``width`` replaces its width.  Letters have 6 points or more (indices of indices have

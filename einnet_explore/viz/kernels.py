@@ -37,9 +37,9 @@ from einnet_explore.ir import (
     scopes,
     tensors,
 )
+from einnet_explore.ir.printer import scalar_text
 from einnet_explore.support.errors import Refused
 from einnet_explore.syntax.computation_graph import Graph, GraphNode
-from einnet_explore.syntax.printer import scalar_text
 from einnet_explore.viz.figure import Figure
 
 KernelGenerator: TypeAlias = "Callable[[Equation, Type, str], Kernel]"

@@ -234,7 +234,7 @@ def _display(found: re.Match[str]) -> str:
 
 
 def rule_page(rule: Rule[object]) -> RulePage:
-    """Return the display of *rule*: its law and its documentation."""
+    """Return the display of *rule*, one of the library's or yours: its law as a formula and its module's words."""
     return RulePage(rule)
 
 

@@ -38,7 +38,8 @@ __all__ = [
 def _register() -> None:
     """Register the explorer as the notebook display of sessions, and as their HTML page."""
     from einnet_explore.session.explanations import Quiz
-    from einnet_explore.session.session import Session, register_face
+    from einnet_explore.session.faces import register_face
+    from einnet_explore.session.session import Session
 
     register_face(PageFace())
     shell = get_ipython()

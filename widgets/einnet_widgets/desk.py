@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 from einnet_explore.ir import show_path
 from einnet_explore.operators.library import find_operators
+from einnet_explore.session.faces import face as offline_face
 from einnet_explore.session.program_paths import path
 from einnet_explore.session.session import Session
-from einnet_explore.session.session import face as offline_face
 from einnet_explore.support.wording import count_noun
 from einnet_explore.viz.views import rule_page, show
 from einnet_widgets import describe

@@ -161,6 +161,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "strategies": list(STRATEGIES),
         "known": list(known),
         "states": 0,
+        "inside": 0,
         "pruned": 0,
         "candidates": 0,
         "spent": 0.0,
@@ -178,6 +179,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
     spent = run.seconds
     shown |= {
         "states": len(run.search.states),
+        "inside": run.search.size - len(run.search.states),
         "pruned": run.search.pruned,
         "candidates": len(candidates),
         "spent": spent,

@@ -1,4 +1,4 @@
-"""Session as one HTML file: the same panels, with the recorded views of every node in place of a kernel."""
+"""Session or search as one HTML file: the same panels, with the recorded views of every node in place of a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from html import escape
 from typing import Any
 
 from einnet_explore.ir import show_path
+from einnet_explore.operators.library import OPERATORS
 from einnet_explore.rules.base import places
+from einnet_explore.session.run import Run
+from einnet_explore.session.saved_sessions import USUAL_RULES
 from einnet_explore.session.session import Session
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.viz.views import show
@@ -32,36 +35,50 @@ DETAILS = 400
 class PageFace:
     """The engine's interface to this package (entry point ``einnet_explore.faces``)."""
 
-    def page(self, session: Session, title: str) -> str:
-        """Return an interactive HTML page of *session*."""
-        return page(session, title)
+    def page(self, shown: Session | Run, title: str) -> str:
+        """Return an interactive HTML page of a session, or of a search at its best candidate."""
+        return page(shown, title)
 
     def view(self, session: Session) -> object:
         """Return the explorer of *session*."""
         return explorer(session)
 
 
-def to_html(session: Session, path: str, title: str = "") -> None:
+def to_html(shown: Session | Run, path: str, title: str = "") -> None:
     """Write ``page`` to *path* atomically."""
-    write_atomically(path, page(session, title))
+    write_atomically(path, page(shown, title))
 
 
-def page(session: Session, title: str = "") -> str:
-    """Return the page of *session*: its nodes, their matches, its last search; it needs no network or kernel."""
-    shown = title or f"einnet_explore: {', '.join(session.program.outputs)}"
+def page(shown: Session | Run, title: str = "") -> str:
+    """Return the page of a session: its nodes, their matches, its last search; it needs no network or kernel.
+
+    The page of a search is that of a session from its start, at its best candidate.
+    """
+    session = shown if isinstance(shown, Session) else _session_of(shown)
+    title = title or f"einnet_explore: {', '.join(session.program.outputs)}"
     data = _packed(json.dumps(recorded(session), ensure_ascii=False))
     code = _packed((STATIC / "einnet.js").read_text())
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<meta name='viewport' content='width=device-width'><title>{escape(shown)}</title>"
+        f"<meta name='viewport' content='width=device-width'><title>{escape(title)}</title>"
         f"<style>{(STATIC / 'einnet.css').read_text()}\n"
         ":root { color-scheme: light dark; } body { margin: 1rem auto; max-width: 160rem; padding: 0 1rem; "
         "background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }</style></head>"
-        f"<body><main><h1 style='font-size:1.2rem'>{escape(shown)}</h1><div id='einnet'></div></main>"
+        f"<body><main><h1 style='font-size:1.2rem'>{escape(title)}</h1><div id='einnet'></div></main>"
         f"<script type='module'>{_UNPACK}\nconst code = await unpack('{code}');\nconst data = await unpack('{data}');\n"
         "const face = await import(URL.createObjectURL(new Blob([code], { type: 'text/javascript' })));\n"
         "face.offline(document.getElementById('einnet'), JSON.parse(data));</script></body></html>\n"
     )
+
+
+def _session_of(run: Run) -> Session:
+    options = run.search.options
+    rules = dict.fromkeys((*USUAL_RULES, *options.rules, *options.between))
+    session = Session(run.search.start, rules, dict.fromkeys((*OPERATORS, *options.targets)))
+    session.runs.append(run)
+    if run.best is not None:
+        session.adopt(run.best.derivation)
+    return session
 
 
 _UNPACK = (

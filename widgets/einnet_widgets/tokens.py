@@ -11,10 +11,10 @@ from einnet_explore.analysis.indices import read_indices
 from einnet_explore.analysis.regions import index_reach
 from einnet_explore.ir import Access, Apply, Compare, Index, Iterator, Path, Program, Scope, Tensor, show_path
 from einnet_explore.ir.expression import accesses, walk_scalar
+from einnet_explore.ir.printer import scalar_text
 from einnet_explore.ir.program import scopes
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import text
-from einnet_explore.syntax.printer import scalar_text
 
 LISTED = 4
 """Maximum number of listed places where a token is used."""

@@ -165,7 +165,7 @@ export function searchPanel({ act }) {
     start.disabled = next.status === "stopping";
     progress.value = next.progress;
     progress.hidden = next.status === "idle";
-    const parts = next.run == null ? [] : [next.ending && !running ? `${next.status} (${next.ending})` : next.status, counted(next.states, "state"), `${next.pruned.toLocaleString("en")} pruned`, counted(next.candidates, "candidate"), `${next.spent.toFixed(1)} s`];
+    const parts = next.run == null ? [] : [next.ending && !running ? `${next.status} (${next.ending})` : next.status, counted(next.states, "state") + (next.inside ? ` and ${next.inside.toLocaleString("en")} of single expressions` : ""), `${next.pruned.toLocaleString("en")} pruned`, counted(next.candidates, "candidate"), `${next.spent.toFixed(1)} s`];
     if (next.best != null) parts.push(`best ${seconds(next.best)}`);
     svg.disabled = next.run == null;
     facts.textContent = parts.join(" · ");
