@@ -600,9 +600,10 @@ def optimize_model(
     *shapes* fixes dynamic inputs.  No subprogram is tuned after *budget* seconds, all runs of the model counted (None:
     ``default_budget``); final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps
     rewrites that pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds
-    rounding differences (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by the clock;
-    *executor* (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C keeps what
-    was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device or runtime.
+    rounding differences (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by
+    the clock; *executor* (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C
+    keeps what was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device
+    or runtime.
     """
     settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
     work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor)
