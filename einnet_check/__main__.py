@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
             print(", ".join((f"{verdict.step}: {verdict.kind}", *sorted(verdict.axioms))))
             verdicts.append(verdict)
         kind, axioms = weakest_kind(verdicts), frozenset[str]().union(*(v.axioms for v in verdicts))
-        print(", ".join((f"{given.record}: {kind}, the last program computes what the first does", *sorted(axioms))))
+        whole = f"the last program computes what the first does{verdicts[0].step.removeprefix('start')}"
+        print(", ".join((f"{given.record}: {kind}, {whole}", *sorted(axioms))))
         return 0 if kind == "proved" else 3
     except (OSError, RecursionError, ValueError) as error:
         print(shown(f"error: {given.record}: {error}"), file=sys.stderr)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby, permutations, product
 from math import factorial, prod
 from typing import Any, TypeAlias
 
 import islpy as isl
 
-from einnet_check.terms import MOST, NONE, Axioms, Beyond, Family, Form, Rows, Space, name, reduces, unbounded
+from einnet_check.sizes import Beyond, Size, Symbol, facts, form_of, terms_of
+from einnet_check.terms import MOST, NONE, Axioms, Family, Form, Rows, Space, name, reduces, unbounded
 from einnet_check.text import Box, Program, Read, Scope, Tensor, mapped, reads, tensors
 
 Tally: TypeAlias = "dict[tuple[tuple[str, ...], int], Any]"
@@ -32,7 +33,8 @@ def difference(before: Scope, after: Scope, box: Box, axioms: Axioms = NONE) -> 
     if why and around(before) == around(replace(after, reach=before.reach)):
         # The same function of scopes that are the same where both may be read.
         for a, b in zip(scopes(before), scopes(after), strict=True):
-            both = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a.reach, b.reach, strict=True))
+            ends = zip(a.reach, b.reach, strict=True)
+            both = tuple((p if p == r else max(p, r), q if q == s else min(q, s)) for (p, q), (r, s) in ends)
             if a != b and difference(a, b, both, axioms):
                 return why
         return None
@@ -114,10 +116,14 @@ def points(space: Space, k: Fraction | None, forms: Iterable[Form], family: Fami
 
     None for *k*: 1 however many there are.
     """
-    used = frozenset[str]().union(*(space.inside[v] for f in (*forms, *family.where) for v in f))
+    forms = tuple(forms)
+    used = space.used((*forms, *family.where))
     summed = [y for y in family.summed if y in used]
-    lost = prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if y not in used)
-    rows = [f"{space.range[v][0]} <= {v} <= {space.range[v][1]}" for v in (*space.x, *summed)]
+    lost: int | Size = prod(space.range[y][1] - space.range[y][0] + 1 for y in family.summed if y not in used)
+    ranges = {v: tuple(map(form_of, space.range[v])) for v in (*space.x, *summed)}
+    named = {v for form in (form_of(lost), *(f for ends in ranges.values() for f in ends)) for v in form}
+    symbols, rows = facts(v for v in {*used, *named} if isinstance(v, Symbol))
+    rows += [f"{name(lo)} <= {v} <= {name(hi)}" for v, (lo, hi) in ranges.items()]
     rows += [f"{name(row)} >= 0" for row in family.where]
     # A coordinate that is just a summed integer lends it its name: one existential less to eliminate.
     names: list[str] = []
@@ -126,16 +132,23 @@ def points(space: Space, k: Fraction | None, forms: Iterable[Form], family: Fami
         names.append(bare or f"i{n}")
         rows += [] if bare else [f"i{n} = {name(form)}"]
     hidden, image = [y for y in summed if y not in names], ", ".join((*space.x, *names))
-    map_ = isl.Map(f"{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows) or 'true'} }}", CONTEXT)
+    given = f"[{', '.join(sorted(symbols))}] -> " if symbols else ""
+    map_ = isl.Map(f"{given}{{ [{image}] -> [{', '.join(hidden)}] : {' and '.join(rows) or 'true'} }}", CONTEXT)
     if k is not None and not map_.is_single_valued():
         raise Beyond("one term stands for several points of a sum, whose number integer sets do not hold")
-    return constant(map_.domain(), Fraction(1) if k is None else k * lost)
+    return constant(map_.domain(), *((Fraction(1), 1) if k is None else (k, lost)))
 
 
-def constant(where: Any, k: Fraction = Fraction(1)) -> Any:
-    """The piecewise constant that is *k* at every point of *where*."""
-    value = isl.Val.read_from_str(CONTEXT, str(k))
-    return isl.PwQPolynomial.alloc(where, isl.QPolynomial.val_on_domain(where.get_space(), value))
+def constant(where: Any, k: Fraction = Fraction(1), size: int | Size = 1) -> Any:
+    """The piecewise constant that is *k* times *size* at every point of *where*."""
+    space, terms = where.get_space(), []
+    for of, n in terms_of(size):
+        term = isl.QPolynomial.val_on_domain(space, isl.Val.read_from_str(CONTEXT, str(k * n)))
+        if of:
+            place = space.find_dim_by_name(isl.dim_type.param, Symbol(of))
+            term = term.mul(isl.QPolynomial.var_on_domain(space, isl.dim_type.param, place))
+        terms.append(term)
+    return isl.PwQPolynomial.alloc(where, reduce(isl.QPolynomial.add, terms))
 
 
 def occurs(space: Space, summed: tuple[str, ...], where: Rows) -> bool:
@@ -152,6 +165,8 @@ def prove(before: Program, after: Program, axioms: Axioms = NONE) -> str | None:
     An equation that both have stays a tensor for its readers as long as that can be proved; else it is put into them.
     Outputs are compared also where they are put into their readers.
     """
+    if before.guards != after.guards:
+        return f"what is assumed of the sizes is another: {', '.join(after.guards) or 'nothing'}"
     if before.outputs != after.outputs or not set(after.inputs) <= set(before.inputs):
         return "inputs or outputs are others"
     boxes = [{e.name: e.scope.box for e in p.equations} for p in (before, after)]

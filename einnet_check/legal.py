@@ -10,6 +10,7 @@ from math import inf, prod
 from typing import Any
 
 from einnet_check.compare import difference, occurs
+from einnet_check.sizes import Size
 from einnet_check.terms import Form, Rows, Space, complement, plus, within
 from einnet_check.text import Equation, Expr, Parser, Read, Scope, Tensor, reads
 
@@ -97,6 +98,8 @@ def strides(equation: Equation) -> tuple[int, ...]:
     if scope.sums or scope.domain or not isinstance(scope.body, Read) or not isinstance(scope.body.source, Tensor):
         raise ValueError("a view reads one tensor and nothing else")
     space, source = Space(scope.box, lambda a, b: False), scope.body.source
+    if any(isinstance(n, Size) for ends in (*scope.box, *source.box) for n in ends):
+        raise ValueError("the strides of a view depend on the sizes")
     env, _ = space.enter(scope, space.point)
     where = [space.form(i, env) for i in scope.body.at]
     address: Form = {"": 0}

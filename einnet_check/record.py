@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
 from einnet_check.ranges import other_types
+from einnet_check.sizes import Beyond
 from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
 from einnet_check.text import Parser, Program, reads, walk
 
@@ -51,10 +52,11 @@ def check(record: Any, program: str | None = None, rules: Collection[str] = RULE
         raise ValueError("$: found something else, expected an einnet-explore record of version 1")
     here = _program(record, "start", "$")
     given = here if program is None else _parsed(program, "the program")
-    yield _verdict("start", given, here)
+    sizes = f" for all sizes with {', '.join(here.guards)}" if here.guards else ""
+    yield _verdict(f"start{sizes}", given, here)
     for n, step in enumerate(_field(record, "steps", list, "$")):
         at = f"$.steps[{n}]"
-        name = f"{n}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
+        name = f"{n + 1}. {_field(step, 'rule', str, at)} at {_field(step, 'at', str, at)}"
         if not re.fullmatch(r"[0-9]+\. \w+ at [0-9]+(\.[0-9]+)*", name, re.ASCII):
             raise ValueError(f"{at}: expected a rule's name and a path")
         if step["rule"] not in rules:
@@ -81,6 +83,8 @@ def _verdict(step: str, before: Program, after: Program) -> Verdict:
             if prove(before, after, frozenset(axioms)) is None:
                 return Verdict(step, None, frozenset(axioms))
         return Verdict(step, why)
+    except Beyond as error:
+        return Verdict(step, f"beyond integer sets: {error}")
     except (ArithmeticError, RecursionError) as error:
         return Verdict(step, f"it is nested too deeply, or its numbers are too large: {error}")
 

@@ -16,6 +16,7 @@ from itertools import islice, permutations, product
 from math import gcd, inf, isqrt, prod
 from typing import Any, NamedTuple, TypeAlias
 
+from einnet_check.sizes import Beyond, Size, Symbol, floor, form_of, natural, quotient_range
 from einnet_check.text import FINITE, Box, Expr, Number, Read, Scope, Table, Tensor, infinite, reads, walk
 
 Form: TypeAlias = "dict[str, int]"
@@ -31,6 +32,8 @@ NONE: Axioms = frozenset()
 """The axioms that a proof may need, and then names."""
 
 MOST, WORK = 3000, 2_000_000
+LETTERS = str.maketrans("-*+", "ntp")
+"""Letters for the signs of a size in the name of an integer."""
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
 BINARY = {"sum": "+", "max": "maximum", "min": "minimum", "prod": "*"}
 OVER = {"sum": "*", "max": "+", "min": "+"}
@@ -43,10 +46,6 @@ INCREASING = frozenset(["relu", "tanh", "sigmoid", "exp", "erf"])
 AT_ZERO = {"exp": Fraction(1), "sigmoid": Fraction(1, 2)} | dict.fromkeys(["tanh", "erf", "sqrt", "abs"], Fraction(0))
 DEGREE = dict.fromkeys(["relu", "abs", "maximum", "minimum"], 2) | {"sqrt": 1, "rsqrt": -1}
 """f(k·x, k·y) is k^(degree/2) · f(x, y) for k > 0."""
-
-
-class Beyond(ValueError):
-    """The comparison is beyond the theory of terms; the message gives the reason."""
 
 
 class Family(NamedTuple):
@@ -104,7 +103,8 @@ def complement(rows: Rows | None) -> list[Rows]:
 
 def within(at: Iterable[Form], box: Box) -> list[Form]:
     """The conditions for *at* to lie in *box*."""
-    return [f for i, (lo, hi) in zip(at, box, strict=True) for f in (plus(i, {"": -lo}), plus({"": hi - 1}, i, -1))]
+    ends = ((i, form_of(lo), form_of(hi - 1)) for i, (lo, hi) in zip(at, box, strict=True))
+    return [f for i, first, last in ends for f in (plus(i, first, -1), plus(last, i, -1))]
 
 
 class Space:
@@ -112,7 +112,7 @@ class Space:
 
     def __init__(self, box: Box, same: Callable[[Scope, Scope], bool], axioms: Axioms = NONE) -> None:
         self.same, self.opaque, self.count, self.axioms, self.work = same, list[Scope](), 0, axioms, 0
-        self.range: dict[str, tuple[int, int]] = {}
+        self.range: dict[str, tuple[Any, Any]] = {}
         self.inside: dict[str, frozenset[str]] = {"": frozenset()}
         self.x = tuple(self.fresh("x", lo, hi) for lo, hi in box)
         self.point: Rows = tuple({x: 1, "": 0} for x in self.x)
@@ -129,22 +129,33 @@ class Space:
             raise Beyond("an infinite constant is added or multiplied")
         return simple(k) if ROUNDED in self.axioms else k
 
-    def fresh(self, stem: str, lo: int, hi: int) -> str:
+    def fresh(self, stem: str, lo: Any, hi: Any) -> str:
         """A new integer in [lo, hi)."""
-        made, self.count = f"{stem}{self.count}_{lo}_{hi}".replace("-", "n"), self.count + 1
+        made, self.count = f"{stem}{self.count}_{lo}_{hi}".translate(LETTERS), self.count + 1
         self.range[made], self.inside[made] = (lo, hi - 1), frozenset([made])
         return made
 
-    def bounds(self, form: Form) -> tuple[int, int]:
-        """A closed interval that holds every value of *form*."""
-        ends = [sorted((k * self.range[v][0], k * self.range[v][1])) for v, k in form.items() if v]
-        return form[""] + sum(a for a, _ in ends), form[""] + sum(b for _, b in ends)
+    def used(self, forms: Iterable[Form]) -> frozenset[str]:
+        """The integers of *forms*, also those inside quotients."""
+        return frozenset(u for form in forms for v in form for u in ([v] if isinstance(v, Symbol) else self.inside[v]))
+
+    def bounds(self, form: Form) -> tuple[Any, Any]:
+        """A closed interval that holds every value of *form*; its ends may depend on the sizes."""
+        low: Any = form[""]
+        high: Any = low
+        for v, k in form.items():
+            if v:
+                ends = (Size(((v.of, 1),)),) * 2 if isinstance(v, Symbol) else self.range[v]
+                low, high = low + k * ends[k < 0], high + k * ends[k > 0]
+        return low, high
 
     def form(self, index: Expr, env: Mapping[str, Form]) -> Form:
         """*index* at the point *env*."""
         match index:
             case str():
                 return env[index]
+            case Size():
+                return form_of(index)
             case Fraction(denominator=1):
                 return {"": int(index)}
             case ("+", a, b):
@@ -159,23 +170,25 @@ class Space:
     def quotient(self, e: Form, d: int) -> Form:
         """⌊e / d⌋, with the digits that leave it by themselves taken out."""
         lo, hi = self.bounds(e)
-        if lo // d == hi // d:
-            return {"": lo // d}
+        if (known := floor(lo, d)) is not None and known == floor(hi, d):
+            return form_of(known)
         for g in sorted({gcd(d, k) for v, k in e.items() if v} - {1}, reverse=True):
             low = {v: k for v, k in e.items() if k % g or not v}
             least, most = self.bounds(low)
-            if least // g == most // g:  # e = g·high + low with 0 <= low < g
-                high = {v: k // g for v, k in e.items() if v and k % g == 0} | {"": least // g}
+            if (known := floor(least, g)) is not None and known == floor(most, g):  # e = g·high + low, 0 <= low < g
+                high = plus({v: k // g for v, k in e.items() if v and k % g == 0} | {"": 0}, form_of(known))
                 return high if g == d else self.quotient(high, d // g)
         made = f"floor(({name(e)})/{d})"
-        self.range[made] = lo // d, hi // d
-        self.inside[made] = frozenset[str]().union(*(self.inside[v] for v in e))
+        self.range[made] = quotient_range(lo, hi, d)
+        self.inside[made] = self.used([e])
         return {made: 1, "": 0}
 
     def holds(self, forms: Iterable[Form]) -> Rows | None:
         """Return the *forms* that may be negative; None if one of them always is."""
         ends = [(form, *self.bounds(form)) for form in forms]
-        return None if any(most < 0 for *_, most in ends) else tuple(form for form, least, _ in ends if least < 0)
+        if any(natural(-1 - most) for *_, most in ends):
+            return None
+        return tuple(form for form, least, _ in ends if not natural(least))
 
     def enter(self, scope: Scope, at: Rows) -> tuple[dict[str, Form], Rows | None]:
         """The traversals of *scope* read at *at*, and the conditions for it to be computed there."""

@@ -1,7 +1,8 @@
 """Parser of programs in the text form (``.ein``), independent of the optimiser.
 
 ``tensor A[7, 16] pad [1, 0]`` is an input, ``Y[h:7] = sum[r:3] A[h+r-1, r]`` an equation, ``{[x:4] …}[i]`` a nested
-scope that is read at ``i``; ``|`` begins a domain, ``via`` names the operator that runs an equation.
+scope that is read at ``i``; ``|`` begins a domain, ``via`` names the operator that runs an equation.  After a line
+``param h >= 3, h % 2 == 1``, sizes may be polynomials of the parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from fractions import Fraction
 from math import inf, prod
 from typing import Any, NamedTuple, TypeAlias
 
-Box: TypeAlias = "tuple[tuple[int, int], ...]"
+from einnet_check.sizes import Size, natural, parameter
+
+Box: TypeAlias = "tuple[tuple[Any, Any], ...]"
+"""Ranges ``[lo, hi)`` of integers, or of ``Size`` values."""
 Number: TypeAlias = "Fraction | float"
 Expr: TypeAlias = "Any"
 """A number, the name of an iterator, a ``Read``, or ``(op, argument, …)``: an index has ``+ * / // %``, a scalar has
@@ -94,11 +98,12 @@ class Equation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Inputs, equations in order, and the names of the outputs."""
+    """Inputs, equations in order, the names of the outputs, and what is assumed of parameters, if there are any."""
 
     inputs: tuple[Tensor, ...]
     equations: tuple[Equation, ...]
     outputs: tuple[str, ...]
+    guards: tuple[str, ...] = ()
 
 
 def walk(e: Expr, inside: bool = False) -> Iterable[Expr]:
@@ -223,6 +228,35 @@ def less(a: Expr, b: Expr) -> Expr:
     return ("+", a, ("*", Fraction(-1), b))
 
 
+def in_expression(n: int | Size) -> Expr:
+    """*n* in an expression."""
+    return n if isinstance(n, Size) else Fraction(n)
+
+
+def whole(e: Expr) -> int | Size | None:
+    """The integer or the size that *e* is."""
+    match e:
+        case Size():
+            return e
+        case Fraction(denominator=1):
+            return int(e)
+    return None
+
+
+def operated(op: str, a: Expr, b: Expr) -> Expr:
+    """*a* *op* *b*, which is a size if both are sizes or integers."""
+    left, right = whole(a), whole(b)
+    if (isinstance(left, Size) and right is not None) or (isinstance(right, Size) and left is not None):
+        match op:
+            case "+" | "-":
+                return in_expression(left + right if op == "+" else left - right)
+            case "*":
+                return in_expression(left * right)
+            case "//" | "%" if isinstance(right, int) and right > 0:
+                return in_expression(left // right if op == "//" else left % right)
+    return less(a, b) if op == "-" else (op, a, b)
+
+
 def where(op: str, a: Expr, b: Expr, yes: Expr, no: Expr) -> Expr:
     """*yes* where a *op* b, else *no*."""
     if op in ("==", "!="):
@@ -257,6 +291,8 @@ class Parser:
 
     def __init__(self, text: str, known: Mapping[str, Tensor] | None = None) -> None:
         self.text, self.at, self.known, self.own = text, 0, dict(known or {}), set[str]()
+        self.sizes: dict[str, int | Size] = {}
+        self.guards: list[str] = []
 
     def need(self, condition: object, expected: str) -> None:
         """Raise ValueError at what comes next unless *condition* holds."""
@@ -289,6 +325,27 @@ class Parser:
         self.need(digits, "an integer")
         return sign * int(digits)
 
+    def size(self) -> int | Size:
+        """Read an integer, or a polynomial of parameters in its place; iterators may have the names of parameters."""
+        if not self.sizes:
+            return self.integer()
+        own, self.own = self.own, set()
+        found, self.own = whole(self.expression()), own
+        self.need(found is not None, "an integer or a size before")
+        return found or 0
+
+    def parameters(self) -> None:
+        """Read the assumptions of a ``param`` line: ``h >= 3, h % 2 == 1``."""
+        given: dict[str, list[tuple[str, int, int]]] = {}
+        while not given or self.take(","):
+            name = self.take(WORD)
+            self.need(name and name not in self.known and name not in self.sizes, "a new parameter")
+            start, guards = self.at, given.setdefault(name, [])
+            if op := self.take(">=|%"):
+                guards.append((op, self.integer(), 0 if op == ">=" or not self.must("==") else self.integer()))
+            self.guards.append(name + self.text[start : self.at])
+        self.sizes |= {name: parameter(len(self.sizes) + n, guards) for n, (name, guards) in enumerate(given.items())}
+
     def entry(self) -> Fraction:
         above, below = self.integer(), self.integer() if self.take("/") else 1
         self.need(below, "a denominator other than 0 before")
@@ -306,6 +363,9 @@ class Parser:
     def program(self) -> Program:
         inputs, equations, outputs = list[Tensor](), list[Equation](), list[str]()
         while self.sees(r"\S"):
+            if self.take(r"param\b(?!\s*\[)"):
+                self.parameters()
+                continue
             if self.take(r"output\b"):
                 outputs.append(self.name())
                 while self.take(","):
@@ -321,24 +381,24 @@ class Parser:
                 equations.append(Equation(name := self.name(), scope := self.scope("="), *self.via()))
                 holds = infinite(Read(scope, ())), scope_type(scope)
                 made = Tensor(name, scope.box, scope.reach, scope.value, False, *holds)
-            self.need(name not in self.known, f"no second definition of {name} before")
+            self.need(name not in {**self.known, **self.sizes}, f"no second definition of {name} before")
             self.known[name] = made
         read = {name for e in equations for name in tensors(e.scope)}
         names = outputs or [e.name for e in equations if e.name not in read]
         self.need(equations and set(names) <= {*self.known}, "equations and outputs before")
-        return Program(tuple(inputs), tuple(equations), tuple(names))
+        return Program(tuple(inputs), tuple(equations), tuple(names), tuple(self.guards))
 
     def shape(self, name: str) -> Box:
-        box = tuple((0, n) for n in self.items("[", self.integer, "]"))
-        self.need(all(n > 0 for _, n in box), f"sizes of {name} above 0 before")
+        box = tuple((0, n) for n in self.items("[", self.size, "]"))
+        self.need(all(natural(n - 1) for _, n in box), f"sizes of {name} above 0 before")
         return box
 
     def clauses(self, box: Box) -> tuple[Box, Number, bool, str]:
         pads, value, weight, dtype = ((0, 0),) * len(box), Fraction(0), False, "float32"
         while word := self.take(rf"(?:pad|value|weight|{'|'.join(CASTS)})\b"):
             if word == "pad":
-                pads = tuple((p, p) if isinstance(p, int) else p for p in self.items("[", self.integers, "]"))
-                right = len(pads) == len(box) and all(len(p) == 2 and min(p) >= 0 for p in pads)
+                pads = tuple(p if isinstance(p, tuple) else (p, p) for p in self.items("[", self.integers, "]"))
+                right = len(pads) == len(box) and all(len(p) == 2 and all(map(natural, p)) for p in pads)
                 self.need(right, f"{len(box)} pads before")
             elif word == "value":
                 value = self.factor()
@@ -358,19 +418,24 @@ class Parser:
         return name, self.name() if self.sees(QUOTED) else self.integers()
 
     def integers(self) -> Any:
-        return self.items("(", self.integer, ")") if self.sees(r"\(") else self.integer()
+        if not self.sees(r"\("):
+            return self.size()
+        found = self.items("(", self.size, ")")
+        return found[0] if self.sizes and len(found) == 1 else found
 
-    def range(self) -> tuple[str, int, int]:
-        name, _, lo, hi = self.take(WORD), self.must(":"), 0, self.integer()
+    def range(self) -> tuple[str, Any, Any]:
+        name, _, hi = self.take(WORD), self.must(":"), self.size()
+        lo: int | Size = 0
         if self.take(r"\.\."):
-            lo, hi = hi, self.integer()
-        self.need(name and lo < hi and name not in self.own, f"a range of {name} that is new and not empty before")
+            lo, hi = hi, self.size()
+        new = name and name not in self.own
+        self.need(new and natural(hi - lo - 1), f"a range of {name} that is new and not empty before")
         self.own.add(name)
         return name, lo, hi
 
     def bound(self) -> tuple[Expr, Expr]:
-        lo, _, index, _, hi = self.integer(), self.must("<="), self.expression(), self.must("<"), self.integer()
-        return less(index, Fraction(lo)), less(Fraction(hi - 1), index)
+        lo, _, index, _, hi = self.size(), self.must("<="), self.expression(), self.must("<"), self.size()
+        return less(index, in_expression(lo)), less(in_expression(hi - 1), index)
 
     def scope(self, opening: str) -> Scope:
         """``[traversals | domain] = body`` or ``[…] body }``; iterators outside are not known inside."""
@@ -392,13 +457,13 @@ class Parser:
             self.at, before = found.end(), before + 1
             self.need(before < ROW, f"fewer than {ROW} operators in a row before")
             more = self.expression(BINDS[op] + 1)
-            out = less(out, more) if op == "-" else (op, out, more)
+            out = operated(op, out, more)
         return out
 
     def factor(self) -> Expr:
         if self.take("-"):
             inner = self.factor()
-            return -inner if isinstance(inner, Fraction | float) else ("*", Fraction(-1), inner)
+            return -inner if isinstance(inner, Fraction | float | Size) else ("*", Fraction(-1), inner)
         if self.take(r"\("):
             inner, _ = self.expression(), self.must(")")
             return inner
@@ -424,6 +489,8 @@ class Parser:
         word, name = self.sees(WORD), self.name()
         if word and name in self.own and not self.sees(r"\["):
             return name
+        if word and name in self.sizes:
+            return in_expression(self.sizes[name])
         self.need(name in self.known, f"one of {', '.join((*self.known, *sorted(self.own)))} instead of {name} before")
         return self.read(self.known[name])
 

@@ -68,7 +68,7 @@ def test_a_wrong_step_is_found_whatever_it_claims(record: dict[str, Any]) -> Non
     report = check_record({**record, "steps": [first]})
     assert not report.ok and report.kind == "false"
     assert report.counterexample is not None
-    assert report.counterexample.startswith(f"step 0 ({first['rule']} at 0): element [0, 0, 0, 0]: ")
+    assert report.counterexample.startswith(f"step 1 ({first['rule']} at 0): element [0, 0, 0, 0]: ")
     assert not report.whole.ok
     assert report.to_json()["kind"] == "false"
     assert "claimed proved" in str(report)
@@ -82,7 +82,7 @@ def test_steps_that_cancel_are_still_wrong() -> None:
     assert report.whole.ok and not report.ok
     assert (
         report.counterexample
-        == "step 0 (expression_fusion at 0): element [0]: A[0] occurs 1 time before and 2 times after"
+        == "step 1 (expression_fusion at 0): element [0]: A[0] occurs 1 time before and 2 times after"
     )
 
 

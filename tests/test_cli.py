@@ -207,7 +207,7 @@ def test_check_of_a_true_and_of_a_false_record(record: Path, capsys: pytest.Capt
     record.write_text(json.dumps(held))
     assert main(["check", str(record), "--json", "-"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["ok"] is False and "step 0" in said["counterexample"]
+    assert said["ok"] is False and "step 1" in said["counterexample"]
 
 
 def test_check_of_several_records_has_the_exit_code_of_the_worst(

@@ -85,7 +85,7 @@ def test_an_evaluated_step_proves_nothing_of_the_ends() -> None:
 def test_a_false_step_is_named() -> None:
     found = compose_certificates(chain(relus("A[i]", "A[i] + 0*A[i]", "2*A[i]")))
     assert found.kind == "false" and found.counterexample is not None
-    assert found.counterexample == "step 1: element [0]: A[0] occurs 1 time before and 2 times after"
+    assert found.counterexample == "step 2: element [0]: A[0] occurs 1 time before and 2 times after"
 
 
 def test_ends_that_differ_are_false_whatever_the_steps_claim() -> None:
@@ -96,7 +96,7 @@ def test_ends_that_differ_are_false_whatever_the_steps_claim() -> None:
 
 def test_chain_whose_steps_do_not_meet_is_refused() -> None:
     a, b, c = relus("A[i]", "A[i] + 0*A[i]", "2*A[i]")
-    with pytest.raises(ValueError, match="step 1 starts from "):
+    with pytest.raises(ValueError, match="step 2 starts from "):
         compose_certificates([(a, b, certify(a, b)), (c, c, certify(c, c))])
 
 

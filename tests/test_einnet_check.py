@@ -274,7 +274,7 @@ def test_recentring_is_proved_with_an_axiom_that_is_named(tmp_path: Path, capsys
     (tmp_path / "r.json").write_text(json.dumps(record))
     assert main([str(tmp_path / "r.json")]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[1] == f"0. recentring at 0: proved, {EXPONENTIAL}" and told[2].endswith(": proved")
+    assert told[1] == f"1. recentring at 0: proved, {EXPONENTIAL}" and told[2].endswith(": proved")
     assert told[-1].endswith(f"what the first does, {EXPONENTIAL}")
 
     def value(program: Program) -> Any:
@@ -718,11 +718,11 @@ def test_command_has_an_exit_code_for_each_verdict(tmp_path: Path) -> None:
     record.write_text(json.dumps(record_of(start, split)))
     done = run(record, program)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[:2] == ["start: proved", "0. expression_fusion at 0: proved"]
+    assert done.stdout.splitlines()[:2] == ["start: proved", "1. expression_fusion at 0: proved"]
     record.write_text(json.dumps(record_of(start, split.replace("2*p", "p"))))
     done = run(record, program)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"{record}: 0. expression_fusion at 0: NOT PROVED: Y: ")
+    assert done.stderr.startswith(f"{record}: 1. expression_fusion at 0: NOT PROVED: Y: ")
     record.write_text("{")
     assert run(record).returncode == run(tmp_path / "none.json").returncode == run().returncode == 2
     record.write_text("[" * 100_000)
@@ -737,3 +737,53 @@ def test_package_imports_only_islpy() -> None:
     for path in (ROOT / "einnet_check").glob("*.py"):
         imported |= set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
     assert imported <= {*sys.stdlib_module_names, "islpy", "einnet_check"}
+
+
+SIZED = "param H >= 2, W >= 2, W % 2 == 0\ntensor A[H, W]\nY[i:H] = "
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("sum[k:W] 2*A[i, k]", "2 * {[i:H] sum[k:W] A[i, k]}[i]", None),
+        ("sum[k:W] A[i, k]", "sum[k:W//2] (A[i, 2*k] + A[i, 2*k+1])", None),
+        ("sum[k:W] A[i, k]", "sum[k:W] A[i, W-1-k]", None),
+        ("sum[k:W, h:H] A[i, 0]", "sum[k:W//2, h:H] (A[i, 0] + A[i, 0])", None),
+        ("max[k:W] relu(A[i, k])", "relu({[i:H] max[k:W] A[i, k]}[i])", None),
+        ("sum[k:W] where(k < H, A[i, k], 0)", "sum[k:W] where(H <= k, 0, A[i, k])", None),
+        ("sum[k:W] A[i, k]", "sum[k:W-1] A[i, k]", "counted differently"),
+        ("sum[k:W] A[i, 0]", "sum[k:H] A[i, 0]", "counted differently"),
+        ("sum[k:W] A[i, k]", "sum[k:W//2] A[i, 2*k]", "counted differently"),
+        ("sum[k:W] A[i, k]", "sum[k:W] A[i, (W*k) // W]", "is no index"),
+        ("A[i, 0]", "sum[k:H-1] A[i, 0]", "counted differently"),
+    ],
+)
+def test_programs_of_all_sizes_are_compared(before: str, after: str, reason: str | None) -> None:
+    found = why(SIZED + before, SIZED + after)
+    assert found is None if reason is None else reason in (found or ""), found
+
+
+def test_reads_are_legal_at_all_sizes() -> None:
+    assert wrong(SIZED + "sum[k:W-1] A[i, k+1]") is None
+    assert "beyond its reach" in (wrong(SIZED + "sum[k:W-1] A[i, k+2]") or "")
+
+
+def test_assumptions_are_those_of_the_start_and_sizes_are_positive() -> None:
+    start, wider = (f"param H >= {n}\ntensor A[H]\nY[i:H] = A[i]" for n in (2, 1))
+    assert "what is assumed of the sizes is another" in (why(start, wider) or "")
+    verdicts = list(check(record_of(start, start)))
+    assert [v.step for v in verdicts] == ["start for all sizes with H >= 2", "1. expression_fusion at 0"]
+    for wrong in ("param H\ntensor A[H-1]\nY[i:H-1] = A[i]", "param H >= 2, H <= 9\ntensor A[H]\nY[i:H] = A[i]"):
+        with pytest.raises(ValueError, match="expected"):
+            list(check(record_of(wrong)))
+
+
+def test_families_that_are_equal_are_proved_by_both_checkers(tmp_path: Path) -> None:
+    one, two = (
+        ee.family(f"param N >= 3, M\ntensor A[N, M]\nY[i:N-2, j:M] = {body}\n")
+        for body in ("sum[r:3] A[i+r, j]", "A[i+2, j] + {[i:N-2, j:M] sum[r:2] A[i+r, j]}[i, j]")
+    )
+    found = ee.equal(one, two)
+    assert found.kind == "proved" and found.save_certificates(tmp_path) == 1
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    assert {v.why for v in check(record, rules={"comparison"})} == {None}

@@ -262,7 +262,7 @@ def test_a_derivation_from_elsewhere_is_refused() -> None:
 
 def test_a_derivation_that_does_not_carry_over_is_refused() -> None:
     # Halves of 92: a remainder modulo 46 is more than is looked for.
-    with pytest.raises(Refused, match=r"step 0, variable_substitution, does not carry over to C = 93: .*46"):
+    with pytest.raises(Refused, match=r"step 1, variable_substitution, does not carry over to C = 93: .*46"):
         lifted(family(LINE), {"C": 92}, phi={"a": "c//46", "b": "c%46"})
 
 
@@ -275,7 +275,7 @@ def test_a_step_at_a_place_that_is_not_there_is_not_followed() -> None:
     session = ee.explore(family(LINE).at(C=24))
     session.apply("variable_substitution", "0", phi={"a": "c//4", "b": "c%4"})
     (step,) = record_steps(session.derivation)
-    with pytest.raises(Refused, match=r"step 0, variable_substitution: path '5': expected an equation number"):
+    with pytest.raises(Refused, match=r"step 1, variable_substitution: path '5': expected an equation number"):
         Replay(lambda _: session.derivation.start, [replace(step, at=(5,))], {"C": 24}).at({"C": 24})
 
 

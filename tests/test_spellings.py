@@ -1,20 +1,30 @@
 """Spellings of one computation are proved equal, and traps are refused with an input."""
 
 from collections import Counter
+from collections.abc import Hashable
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
+from onnx_building import build
 
 import einnet_explore as ee
 from benchmarks.spellings.__main__ import compared, main
 from benchmarks.spellings.engines import measured
-from benchmarks.spellings.families import FAMILIES, NORMALISATION
+from benchmarks.spellings.families import ATTENTION, FAMILIES, NORMALISATION
+from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
+from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.folded_weights import find_joined_weights
+from einnet_explore.pipeline.model_spelling import in_normal_spelling
+from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import open_session, run_session
 from einnet_explore.pipeline.value_samples import without_optimisations
+from einnet_explore.rules import RULES
+from einnet_explore.strategies.options import BETWEEN
+from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
 
 
 def test_there_are_enough_spellings_and_traps() -> None:
@@ -74,3 +84,44 @@ def test_a_weight_of_pieces_is_read_from_them() -> None:
 
 def evaluated(scope: Scope, arrays: dict[str, np.ndarray]) -> np.ndarray:  # type: ignore[type-arg]
     return np.asarray(evaluate(scope, arrays, np.float64))
+
+
+@pytest.mark.parametrize("name", ["attention", "convolution block"])
+def test_all_spellings_have_one_partition(name: str) -> None:
+    """Scales, masks, transpositions, padding and concatenated parts go with the operators that they belong to."""
+    family = FAMILIES[name]
+    for choice in family.spellings(12):
+        model = in_normal_spelling(load_model(family.model(choice)))
+        (subprogram,) = partition(model).subprograms
+        left = {node.op for node in model.nodes if node.name not in subprogram.nodes}
+        assert left <= {"Identity"}, (choice, left)
+        assert not {"Pad", "Concat"} & {node.op for node in model.nodes}
+        assert sum(node.op == "Conv" for node in model.nodes) == (name == "convolution block")
+
+
+def test_all_spellings_of_attention_have_one_fused_form() -> None:
+    """Up to which operand comes first, and a scale that is the product of two roots."""
+    forms = set[Hashable]()
+    for choice in ATTENTION.spellings(6):
+        if choice["scale"] != "both times":
+            (subprogram,) = partition(load_model(ATTENTION.model(choice))).subprograms
+            program, order = subprogram.anonymous.program, {t.name for t in subprogram.program.inputs[:1]}
+            fused = min(vertical_fusions(program, (*BETWEEN, *RULES)), key=lambda found: traffic(found.end))
+            forms.add((tuple(order), program_key(fused.end)))
+    assert len(forms) <= 2
+
+
+def test_a_padding_that_the_reader_does_not_have_stays() -> None:
+    """Zeros around an image are no part of a maximum; windows that are cut differently are no part of one operator."""
+    pads = np.array([0, 0, 1, 1, 0, 0, 1, 1])
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["a"], kernel_shape=[3, 3]),
+        helper.make_node("Conv", ["x", "w"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "v"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["b", "c"], ["d"], axis=2),
+        helper.make_node("Add", ["d", "d"], ["e"]),
+    ]
+    w, v = np.random.default_rng(0).normal(size=(2, 2, 2, 3, 3)).astype(np.float32)
+    model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["a", "e"], {"pads": pads, "w": w, "v": v}))
+    assert [node.op for node in in_normal_spelling(model).nodes] == [node.op for node in model.nodes]

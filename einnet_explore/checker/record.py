@@ -357,7 +357,7 @@ class Report:
         """The first fault of the record; None if there is none."""
         if self.start is not None:
             return f"start: {self.start}"
-        for number, step in enumerate(self.steps):
+        for number, step in enumerate(self.steps, 1):
             if not step.ok:
                 return f"step {number} ({step.rule} at {step.at}): {step.counterexample}"
         return None if self.whole.ok else f"start to end: {self.whole.counterexample}"
@@ -374,7 +374,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps)]
+        lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps, 1)]
         needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
         how = ", ".join(filter(None, (self.whole.method, needed, _error_text(self.whole))))
         lines.append(f"start to end: {self.whole.kind} ({how})")

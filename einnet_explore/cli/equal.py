@@ -25,8 +25,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
         all_sizes=arguments.all_sizes,
     )
     if arguments.certificates:
-        found.save_certificates(arguments.certificates)
-        say(f"saved {count_noun(len(found.pairs), 'record')} in {arguments.certificates}")
+        saved = found.save_certificates(arguments.certificates)
+        say(f"saved {count_noun(saved, 'record')} in {arguments.certificates}")
     if arguments.inputs and found.difference is not None:
         found.difference.save_inputs(arguments.inputs)
         say(f"saved {arguments.inputs}")

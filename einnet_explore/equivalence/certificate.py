@@ -236,13 +236,13 @@ def compose_certificates(chain: Sequence[Link]) -> Certificate:
     if not chain:
         return Certificate("proved", "identical")
     programs = tuple(map(program_hash, (chain[0][0], *(after for _, after, _ in chain))))
-    for n, (before, _, _) in enumerate(chain):
-        if program_hash(before) != programs[n]:
+    for n, (before, _, _) in enumerate(chain, 1):
+        if program_hash(before) != programs[n - 1]:
             raise ValueError(
-                f"step {n} starts from {program_hash(before)[:12]}, the step before ended in {programs[n][:12]}"
+                f"step {n} starts from {program_hash(before)[:12]}, the step before ended in {programs[n - 1][:12]}"
             )
     certificates = [certificate for _, _, certificate in chain]
-    for n, found in enumerate(certificates):
+    for n, found in enumerate(certificates, 1):
         if not found.ok:
             where = f"step {n}: "
             reason = where + str(found.counterexample) if found.kind == "false" else None

@@ -26,6 +26,9 @@ from einnet_explore.support.errors import Refused
 
 Function = Callable[[NodeCall, Scalar], Scalar]
 
+MAX_DIVISOR = 2.0**100
+"""The largest constant divisor that becomes a factor."""
+
 
 def fn(op: str, *args: Scalar) -> Scalar:
     """Return op(args)."""
@@ -65,6 +68,21 @@ def _function(op: str) -> Express:
 def _positive_part(x: Scalar) -> Scalar:
     """Return max(x, 0)."""
     return fn("relu", x)
+
+
+def _maximum(a: Scalar, b: Scalar) -> Scalar:
+    """Return max(a, b); a positive part has one form."""
+    if Const(0) in (a, b):
+        return _positive_part(a if b == Const(0) else b)
+    return fn("maximum", a, b)
+
+
+def _quotient(a: Scalar, b: Scalar) -> Scalar:
+    """Return a / b; a constant divisor has the form of a factor, unless its reciprocal is no normal float32."""
+    match b:
+        case Const(value) if 1 / MAX_DIVISOR <= abs(value) <= MAX_DIVISOR:
+            return mul(Const(1 / value), a)
+    return fn("/", a, b)
 
 
 def _negative_part(x: Scalar) -> Scalar:
@@ -181,7 +199,7 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator("Add", "elementwise", _all(lambda args: add(*args))),
     OnnxOperator("Sub", "elementwise", _binary("-")),
     OnnxOperator("Mul", "elementwise", _all(lambda args: mul(*args))),
-    OnnxOperator("Div", "elementwise", _binary("/")),
+    OnnxOperator("Div", "elementwise", _all(lambda args: _quotient(*args))),
     OnnxOperator("Sum", "elementwise", _all(lambda args: add(*args))),
     OnnxOperator("Mean", "elementwise", _all(_mean)),
     OnnxOperator("Neg", "elementwise", _function("neg")),
@@ -189,7 +207,7 @@ ELEMENTWISE: tuple[OnnxOperator, ...] = (
     OnnxOperator("Identity", "layout", _unary(lambda _, x: x), integers=True),
     OnnxOperator("Dropout", "layout", _dropout, attributes="ratio seed is_test"),
     OnnxOperator("Cast", "layout", _cast, attributes="to saturate round_mode"),
-    OnnxOperator("Max", "activation", _all(lambda args: reduce(lambda a, b: fn("maximum", a, b), args))),
+    OnnxOperator("Max", "activation", _all(lambda args: reduce(_maximum, args))),
     OnnxOperator("Min", "activation", _all(lambda args: reduce(lambda a, b: fn("minimum", a, b), args))),
     OnnxOperator("Pow", "activation", _all(_power)),
     *(

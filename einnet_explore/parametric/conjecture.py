@@ -144,7 +144,7 @@ class Replay:
         """Return the programs of the derivation at *sizes*; raises Refused."""
         known = known_rules()
         programs = [self.start(sizes)]
-        for n, step in enumerate(self.steps):
+        for n, step in enumerate(self.steps, 1):
             try:
                 programs.append(self._apply(programs[-1], known[step.rule], step, sizes))
             except LookupError as error:

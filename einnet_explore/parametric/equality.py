@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike
@@ -30,13 +31,20 @@ from einnet_explore.parametric.assumptions import family
 from einnet_explore.parametric.conjecture import Conjecture, conjecture, default_sizes, sizes_text
 from einnet_explore.parametric.family import Family, StepVerdict, judge_step, with_least_sizes
 from einnet_explore.parametric.parameters import FamilyParameters, Parameter
-from einnet_explore.parametric.schema import Schema, instantiate_schema
+from einnet_explore.parametric.schema import Schema, instantiate_schema, literal_schema, schema_text
 from einnet_explore.pipeline.folded_weights import constants_of, with_constants
 from einnet_explore.pipeline.torch_modules import export_if_module
 from einnet_explore.pipeline.value_proofs import ValuePair, open_sweep
-from einnet_explore.session.model_equality import Equality, EqualityKind, compare_models, compare_programs
+from einnet_explore.session.model_equality import (
+    Equality,
+    EqualityKind,
+    SizesProof,
+    compare_models,
+    compare_programs,
+)
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
+from einnet_explore.support.limits import interrupt_after
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
 
@@ -65,28 +73,31 @@ def equal(
     """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules), two programs, or two families.
 
     A path that ends in ``.ein`` is that of a program, or of a family if it has ``param`` lines.
-    It takes at most about *budget* seconds.  Modules are exported with the shapes of their *example_inputs*.  Inputs
-    and outputs correspond by name, or by position if no name is common.  Operators of ONNX Runtime's optimiser are
-    understood.  *parts*: prove which values are equal even if the models differ.
+    It takes at most *budget* seconds, and returns what is known then.  Modules are exported with the shapes of their
+    *example_inputs*.  Inputs and outputs correspond by name, or by position if no name is common.  Operators of ONNX
+    Runtime's optimiser are understood.  *parts*: prove which values are equal even if the models differ.
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
-    of their dynamic dimensions, from a comparison at *shapes*, or at small primes.  Families are compared at all sizes.
+    of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all
+    sizes.
 
     Raises ModelError for a file that is no model, Refused if the inputs or outputs do not fit, ValueError if the
     parameters of two families differ.
     """
+    start = perf_counter()
     first, second = map(_read_text, (first, second))
     if isinstance(first, Program) and isinstance(second, Program):
-        return compare_programs(first, second)
+        return compare_programs(first, second, budget)
     if isinstance(first, Family) and isinstance(second, Family):
-        return _compare_families(first, second)
+        return _compare_families(first, second, budget)
     if isinstance(first, Program | Family) or isinstance(second, Program | Family):
         kinds = " and ".join(map(_kind, (first, second)))
         raise Refused(f"found {kinds}, expected two programs, two families or two models")
     one, other = export_if_module(first, example_inputs), export_if_module(second, example_inputs)
     if all_sizes:
         return _compare_at_all_sizes(one, other, shapes, budget, parts)
-    return compare_models(*_load(one, other, shapes), budget, parts)
+    models = _load(one, other, shapes)
+    return compare_models(*models, start + budget - perf_counter(), parts)
 
 
 PARAMETERS = re.compile(r"^\s*param\b", re.MULTILINE)
@@ -108,10 +119,16 @@ def _kind(of: ModelLike) -> str:
 KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "refuted": "different", "unproved": "unknown"}
 
 
-def _compare_families(first: Family, second: Family) -> Equality:
-    start = perf_counter()
-    verdict = first.equals(second)
-    return Equality(KINDS[verdict.kind], (), (), perf_counter() - start, why=str(verdict), guards=first.guards)
+def _compare_families(first: Family, second: Family, budget: float) -> Equality:
+    start, kind, why, cases = perf_counter(), "unproved", "the budget was reached", tuple[SizesProof, ...]()
+    with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
+        verdict = first.equals(second)
+        kind, why = verdict.kind, str(verdict)
+    if kind == "proved":
+        schemas = first.schema, literal_schema(second.template, first.ground)
+        before, after = (schema_text(first.ground, schema) for schema in schemas)
+        cases = (SizesProof(first.guards, tuple((name, name, before, after) for name in schemas[0].outputs[:1])),)
+    return Equality(KINDS[kind], (), (), perf_counter() - start, why=why, guards=first.guards, cases=cases)
 
 
 def _load(first: File, second: File, shapes: Mapping[str, Shape]) -> tuple[Model, Model]:
@@ -151,42 +168,138 @@ def _parameter(name: str, words: dict[str, str]) -> str:
 def _compare_at_all_sizes(
     first: File, second: File, shapes: Mapping[str, Shape], budget: float, parts: bool
 ) -> Equality:
-    """Compare two models at one choice of sizes, then lift the proofs to all sizes (see the module's text)."""
+    """Compare two models at one choice of sizes of each remainder, and lift the proofs to all sizes.
+
+    Sizes at which the first model cannot be read are left out of the verdict.
+    """
     start = perf_counter()
     inputs = _dimensions(first)
     parameters = tuple(dict.fromkeys(d for dims in inputs.values() for d in dims if isinstance(d, str)))
     if not parameters:
         raise Refused("found no dynamic dimension in the inputs of the first model, expected one for all sizes")
-    ground = FamilyParameters(tuple(map(Parameter, parameters)))
-    found = default_sizes(ground)
+    whole = FamilyParameters(tuple(map(Parameter, parameters)))
+    chosen = default_sizes(whole)
     for name, shape in shapes.items():
-        found |= {d: n for d, n in zip(inputs.get(name, ()), shape, strict=False) if isinstance(d, str)}
+        chosen |= {d: n for d, n in zip(inputs.get(name, ()), shape, strict=False) if isinstance(d, str)}
 
-    def models(sizes: Mapping[str, int]) -> tuple[Model, Model]:
-        at = {name: tuple(d if isinstance(d, int) else sizes[d] for d in dims) for name, dims in inputs.items()}
-        return _load(first, second, at)
+    def shapes_at(sizes: Mapping[str, int]) -> Mapping[str, Shape]:
+        return {name: tuple(d if isinstance(d, int) else sizes[d] for d in dims) for name, dims in inputs.items()}
 
-    here = compare_models(*models(found), budget, parts)
-    if not here:
-        return replace(here, why=f"at {sizes_text(found)}: {here.why}")
-    replay = _ModelReplay(models, here.pairs, found, start + budget)
-    try:
-        made = conjecture(ground, found, replay.at)
-        ground = replay.tested(made, _integers(first) | _integers(second))
-        ground, verdict, unproved = _prove(ground, found, made.schemas, here.pairs, start + budget)
-    except (Refused, TimeoutError) as why:
-        return _told(here, start, str(why), found)
-    if verdict.kind == "refuted":
-        there = compare_models(*models(dict(verdict.sizes)), budget, parts)
-        if there.kind == "different":
-            return replace(there, why=f"at {sizes_text(dict(verdict.sizes))}: {there.why}")
-    if unproved is not None:
-        return _told(here, start, f"{unproved.first} and {unproved.second}: {verdict}", found)
-    return replace(here, seconds=perf_counter() - start, guards=ground.guards)
+    pair = _SizedModels(
+        lambda sizes: load_model(first, shapes_at(sizes), rewrite=expand_contrib_operators),
+        lambda sizes: _load(first, second, shapes_at(sizes)),
+        _integers(first) | _integers(second),
+        start + budget,
+        parts,
+    )
+    found, is_whole, waiting = list[tuple[FamilyParameters, Equality]](), True, [whole]
+    while waiting:
+        ground = waiting.pop()
+        sizes = _sizes_near(ground, chosen)
+        if found and not pair.can_be_read(sizes):
+            is_whole = False
+            continue
+        try:
+            held, verdict = pair.judge(ground, sizes)
+        except ValueError as why:
+            if not found:
+                raise
+            held, verdict = ground, Equality("unknown", (), (), 0.0, why=f"at {sizes_text(sizes)}: {why}")
+        if not verdict:
+            proved = f"; proved for {_guards(found, is_whole=False)[0]}" if found else ""
+            return replace(verdict, seconds=perf_counter() - start, why=verdict.why + proved)
+        found.append((held, verdict))
+        waiting += _other_remainders(ground, held)
+    kind: EqualityKind = "rounded" if any(each.kind == "rounded" for _, each in found) else "proved"
+    cases = tuple(case for _, each in found for case in each.cases)
+    seconds, guards = perf_counter() - start, _guards(found, is_whole)
+    return replace(found[0][1], kind=kind, seconds=seconds, guards=guards, cases=cases)
 
 
-MOVED = 3
-"""Added to each size, and one more for each further parameter: constants that change then depend on the sizes."""
+def _sizes_near(ground: FamilyParameters, chosen: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sizes *chosen*, or the next larger ones with the remainders of *ground*; different ones stay so."""
+    out: dict[str, int] = {}
+    for p in ground.parameters:
+        n = chosen[p.name] + (p.residue - chosen[p.name]) % p.modulus
+        taken = {out[name] for name in out if chosen[name] != chosen[p.name]}
+        out[p.name] = next(m for m in count(n, p.modulus) if m not in taken)
+    return out
+
+
+def _other_remainders(whole: FamilyParameters, part: FamilyParameters) -> Iterable[FamilyParameters]:
+    """Yield disjoint parts of *whole* that are its sizes with other remainders than *part*."""
+    narrow = [replace(p, modulus=q.modulus, residue=q.residue) for p, q in _in_pairs(whole, part)]
+    for n, (p, q) in enumerate(_in_pairs(whole, part)):
+        for residue in range(p.residue, q.modulus, p.modulus):
+            if residue != q.residue:
+                other = replace(p, modulus=q.modulus, residue=residue)
+                yield replace(whole, parameters=(*narrow[:n], other, *whole.parameters[n + 1 :]))
+
+
+def _in_pairs(one: FamilyParameters, other: FamilyParameters) -> Iterable[tuple[Parameter, Parameter]]:
+    return zip(one.parameters, other.parameters, strict=True)
+
+
+def _guards(found: Sequence[tuple[FamilyParameters, Equality]], is_whole: bool) -> tuple[str, ...]:
+    """Return the guards of all cases *found*, which together have all remainders if *is_whole*."""
+    grounds = [ground for ground, _ in found]
+    if is_whole:
+        columns = zip(*(ground.parameters for ground in grounds), strict=True)
+        return tuple(f"{column[0].name} >= {max(p.least for p in column)}" for column in columns)
+    return grounds[0].guards if len(found) == 1 else (" or ".join(" and ".join(ground.guards) for ground in grounds),)
+
+
+@dataclass(frozen=True, slots=True)
+class _SizedModels:
+    """Two models at any sizes, *integers* that stand in them, and a time of ``perf_counter`` to stop at."""
+
+    first: Callable[[Mapping[str, int]], Model]
+    both: Callable[[Mapping[str, int]], tuple[Model, Model]]
+    integers: Iterable[int]
+    stop: float
+    parts: bool
+
+    def can_be_read(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the first model can be read at *sizes*."""
+        try:
+            self.first(sizes)
+        except ValueError:
+            return False
+        return True
+
+    def judge(self, ground: FamilyParameters, sizes: Mapping[str, int]) -> tuple[FamilyParameters, Equality]:
+        """Compare the models at *sizes*, and prove them equal for those of *ground*; return the sizes proved."""
+        here = self._compare(sizes)
+        if not here:
+            return ground, replace(here, why=f"at {sizes_text(sizes)}: {here.why}")
+        replay = _ModelReplay(self.both, here.pairs, sizes, self.stop)
+        try:
+            with interrupt_after(self.stop - perf_counter(), "the proof for all sizes"):
+                made = conjecture(ground, sizes, replay.at)
+                ground = replay.tested(made, self.integers)
+                ground, verdict, unproved = _prove(ground, sizes, made.schemas, here.pairs, self.stop)
+        except (Refused, TimeoutError) as why:
+            return ground, _told(here, str(why), sizes)
+        if verdict.kind == "refuted":
+            there = self._compare(dict(verdict.sizes))
+            if there.kind == "different":
+                return ground, replace(there, why=f"at {sizes_text(dict(verdict.sizes))}: {there.why}")
+        if unproved is not None:
+            return ground, _told(here, f"{unproved.first} and {unproved.second}: {verdict}", sizes)
+        texts = [schema_text(ground, schema) for schema in made.schemas]
+        steps = zip(here.pairs, texts[::2], texts[1::2], strict=True)
+        proved = SizesProof(ground.guards, tuple((p.first, p.second, before, after) for p, before, after in steps))
+        return ground, replace(here, cases=(proved,))
+
+    def _compare(self, sizes: Mapping[str, int]) -> Equality:
+        return compare_models(*self.both(sizes), self.stop - perf_counter(), self.parts)
+
+
+MOVED = 12
+"""Added to each size, and again for each further parameter: constants that change then depend on the sizes.
+
+It keeps the remainders by many numbers, at which a model has the same form.
+"""
 
 SMALLEST = 3
 """The smallest sizes at which the form of operators is tested."""
@@ -222,7 +335,7 @@ class _ModelReplay:
     def at(self, sizes: Mapping[str, int]) -> list[Program]:
         """Return the two programs of each pair at *sizes*; raises Refused, or TimeoutError after *stop*."""
         if not self.numbers:
-            moved = {name: n + MOVED + j for j, (name, n) in enumerate(self.found.items())}
+            moved = {name: n + MOVED * j for j, (name, n) in enumerate(self.found.items(), 1)}
             self.numbers += map(_dependent_constants, self._written(self.found), self._written(moved))
         both = zip(self._written(sizes), self.numbers, strict=True)
         return [program for two, reads in both for program in _with_numbers(two, reads)]
@@ -323,9 +436,9 @@ def _integers(model: File) -> set[int]:
     return {n for n in found.union(*(numpy_helper.to_array(t).flat for t in small)) if n <= LARGEST}
 
 
-def _told(here: Equality, start: float, why: str, found: Mapping[str, int]) -> Equality:
+def _told(here: Equality, why: str, found: Mapping[str, int]) -> Equality:
     told = f"{here.kind} at {sizes_text(found)}, not for all sizes: {why}"
-    return replace(here, kind="unknown", seconds=perf_counter() - start, why=told)
+    return replace(here, kind="unknown", why=told)
 
 
 def _prove(

@@ -513,7 +513,7 @@ class FamilyProof(DisplayedAsTable):
 
     def table(self) -> TextTable:
         """Return a table with one row per step."""
-        rows = ((str(n), rule, str(v)) for n, (rule, v) in enumerate(zip(self.rules, self.verdicts, strict=True)))
+        rows = ((str(n), rule, str(v)) for n, (rule, v) in enumerate(zip(self.rules, self.verdicts, strict=True), 1))
         return TextTable(("", "step", "for all sizes"), tuple(rows), str(self))
 
     def __str__(self) -> str:

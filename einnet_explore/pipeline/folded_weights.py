@@ -237,6 +237,13 @@ def in_basic_functions(scope: Scope) -> Scope:
     return _map_scalars(scope, change)
 
 
+def find_masks(weights: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return those of *weights* that mask: all elements are 0 or minus infinity, and one is minus infinity."""
+    real = {name: array for name, array in weights.items() if array.dtype.kind == "f"}
+    infinite = {name: array for name, array in real.items() if np.isneginf(array.min(initial=0))}
+    return {name: array for name, array in infinite.items() if np.all((array == 0) | (array == -np.inf))}
+
+
 def with_conditions(scope: Scope, masks: Mapping[str, Array]) -> Scope:
     """Return *scope* with conditions in place of *masks* that are added: weights of 0 and minus infinity.
 

@@ -29,10 +29,11 @@ import numpy as np
 
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.analysis.products import is_multilinear
-from einnet_explore.ir import Equation, Program, scopes, tensors
+from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scope, scopes, tensors
 from einnet_explore.onnx_import import OPERATORS_ONNX, express
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
+from einnet_explore.pipeline.folded_weights import find_masks, with_conditions
 from einnet_explore.pipeline.subprogram import Subprogram, anonymize
 from einnet_explore.rules import SIBLING_MERGING
 from einnet_explore.rules.sibling_merging import Siblings
@@ -165,7 +166,7 @@ def join_rows(units: NodeGroups) -> None:
     """Join two contractions and the nodes between them if all of it is work on rows."""
     for last in units.understood:
         if units.kind(last) == "contraction":
-            group = _without_siblings_layouts(units, _nodes_between(units, last))
+            group = _without_siblings_layouts(units, _nodes_between(units, last)) | _moves_after(units, last)
             if sum(units.kind(n) == "contraction" for n in group) == 2 and fuses_into_one(units.program_of(group)):
                 units.join_all(group)
 
@@ -178,18 +179,43 @@ def fuses_into_one(program: Program) -> bool:
 
 
 def _nodes_between(units: NodeGroups, last: int) -> set[int]:
-    """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either."""
+    """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either.
+
+    What scales an operand of the other contraction scales its result, so it comes with it.
+    """
     group, waiting = {last}, [last]
     while waiting:
         n = waiting.pop()
         for source in sorted(units.before[n] - group):
             front = n == last or units.kind(n) in ROW_WORK_KINDS
-            kinds = (*ROW_WORK_KINDS, "contraction") if front and not _is_complete(units, group) else ("layout",)
+            inside = front and not _is_complete(units, group)
+            kinds = (*ROW_WORK_KINDS, "contraction") if inside else ("layout",)
             alone = units.after[source] <= group and len(units.model.nodes[source].results) == 1
-            if alone and units.kind(source) in kinds and len(units.members[units.of[source]]) == 1:
+            scales = n != last and not inside and _is_scaling(units.understood.get(source, ()))
+            fits = scales or units.kind(source) in kinds
+            if alone and fits and len(units.members[units.of[source]]) == 1:
                 group.add(source)
                 waiting.append(source)
     return group
+
+
+def _moves_after(units: NodeGroups, last: int) -> set[int]:
+    """Return the re-indexings of the result of *last*, each the only reader of the one before."""
+    found = set[int]()
+    while len(units.after[last]) == 1:
+        (last,) = units.after[last]
+        if units.kind(last) != "layout" or not units.free(last):
+            break
+        found.add(last)
+    return found
+
+
+def _is_scaling(equations: tuple[Equation, ...]) -> bool:
+    """Whether *equations* are the product of one read and a constant."""
+    match [e.scope for e in equations]:
+        case [Scope(summations=(), body=Apply("*", (Const(), Access())))]:
+            return True
+    return False
 
 
 def _without_siblings_layouts(units: NodeGroups, group: set[int]) -> set[int]:
@@ -394,6 +420,7 @@ def partition(model: Model) -> Split:
     understood: dict[int, tuple[Equation, ...]] = {}
     skipped: dict[int, str] = {}
     used = _used_nodes(model)
+    masks = find_masks({model.identifiers[name]: array for name, array in model.weights.items()})
     for n, node in enumerate(model.nodes):
         if n not in used:
             skipped[n] = "no output depends on it"
@@ -402,7 +429,7 @@ def partition(model: Model) -> Split:
             case NotUnderstood(reason):
                 skipped[n] = reason
             case equations:
-                understood[n] = equations
+                understood[n] = tuple(replace(e, scope=with_conditions(e.scope, masks)) for e in equations)
     units = NodeGroups(model, understood)
     join_rows(units)
     join_products(units)

@@ -15,11 +15,13 @@ programs are written into one graph, in which ONNX Runtime lays out memory and s
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -142,11 +144,38 @@ def open_session(
 
 
 def run_session(
-    session: onnxruntime.InferenceSession, outputs: Collection[str], feeds: Mapping[str, Array]
+    session: onnxruntime.InferenceSession,
+    outputs: Collection[str],
+    feeds: Mapping[str, Array],
+    stop: float = math.inf,
 ) -> Sequence[Array]:
-    """Return *outputs* of *session* for *feeds*; raises Refused if the run fails."""
+    """Return *outputs* of *session* for *feeds*; raises Refused if the run fails, TimeoutError if it runs until *stop*.
+
+    *stop* is a time of ``perf_counter``; the run ends after the node that is computed then.
+    """
+    if stop == math.inf:
+        return _run(session, outputs, feeds, None)
+    options = onnxruntime.RunOptions()
+    timer = threading.Timer(stop - perf_counter(), setattr, (options, "terminate", True))
+    timer.start()
     try:
-        return session.run(outputs, feeds)  # type: ignore[no-any-return]
+        return _run(session, outputs, feeds, options)
+    except Refused:
+        if perf_counter() > stop:
+            raise TimeoutError("the budget was reached") from None
+        raise
+    finally:
+        timer.cancel()
+
+
+def _run(
+    session: onnxruntime.InferenceSession,
+    outputs: Collection[str],
+    feeds: Mapping[str, Array],
+    options: onnxruntime.RunOptions | None,
+) -> Sequence[Array]:
+    try:
+        return session.run(outputs, feeds, options)  # type: ignore[no-any-return]
     except ONNXRUNTIME_ERRORS as error:
         raise Refused(f"ONNX Runtime fails: {str(error).strip()}") from error
 

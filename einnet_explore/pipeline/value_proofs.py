@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from graphlib import TopologicalSorter
-from math import prod
+from math import inf, prod
 from time import perf_counter
 
 import numpy as np
@@ -46,6 +46,7 @@ from einnet_explore.pipeline.folded_weights import (
     find_folded_constants,
     find_folded_weights,
     find_joined_weights,
+    find_masks,
     in_basic_functions,
     with_conditions,
     with_constants,
@@ -110,7 +111,7 @@ class ModelEquations:
     def __post_init__(self) -> None:
         arrays = {self.model.identifiers[name]: array for name, array in self.model.weights.items()}
         self.elements = {name: float(array.flat[0]) for name, array in arrays.items() if array.size == 1}
-        masks = {name: array for name, array in arrays.items() if _is_mask(array)}
+        masks = find_masks(arrays)
         for node in self.model.nodes:
             match express(node, self.model):
                 case NotUnderstood(reason):
@@ -130,7 +131,8 @@ class ModelEquations:
 class Sweep:
     """The values of two models that were proved equal: *same* has the representative of each such tensor.
 
-    *samples* are of whole values, or *in_blocks*.
+    *samples* are of whole values, or *in_blocks*.  *stop* is a time of ``perf_counter``.  *failures* has the values of
+    the first model that are not proved, each with its counterpart and the reason.
     """
 
     one: ModelEquations
@@ -141,9 +143,11 @@ class Sweep:
     same: dict[str, str]
     in_blocks: bool = False
     folded: list[FoldedWeight] = field(default_factory=list)
+    stop: float = inf
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def run(self) -> Iterable[ValuePair]:
-        """Yield each pair of values once it is proved."""
+        """Yield each pair of values once it is proved; raises TimeoutError at ``stop``."""
         for node in self.one.model.nodes:
             if node.name in self.one.opaque:
                 self._merge_opaque(node)
@@ -178,7 +182,7 @@ class Sweep:
         return a is not None and a == b
 
     def first_undecided(self) -> tuple[tuple[str, str], str]:
-        """Return the nodes of the first values that could not be proved equal, and the reason."""
+        """Return the nodes of the first values that were not proved equal, and the reason."""
         for node in self.one.model.nodes:
             for first in node.results:
                 if self.one.tensor(first) in self.same:
@@ -188,9 +192,8 @@ class Sweep:
                 second = next(iter(self.candidates(first)), None)
                 if second is None:
                     continue
+                second, why = self.failures.get(first, (second, "not compared"))
                 twin = next((other for other in self.other.model.nodes if second in other.results), None)
-                found = self._compare(first, second, 0)
-                why = "too many equations" if found is None else found.certificate.detail or "not proved"
                 names = (node.name, twin.name if twin else "")
                 return names, f"{first} of {node} and {second} of {twin or 'the inputs'}: {why}"
         return ("", ""), "no value before the outputs has a counterpart in the other model"
@@ -245,7 +248,7 @@ class Sweep:
             names |= {t.name: t.name.removeprefix("a_") for t in before.inputs}
             names |= {e.name: e.name for program in (before, after) for e in program.equations}
             found = _prove(rename_tensors(_with_inputs_of(before, after), names), rename_tensors(after, names))
-        except Refused as why:
+        except (Refused, TimeoutError) as why:
             return str(why)
         return found.counterexample or "they differ"
 
@@ -325,9 +328,10 @@ class Sweep:
         for levels in range(MAX_LOOK_BACK + 1):
             if levels and perf_counter() - start > LOOK_BACK_SECONDS:
                 break
-            pair = self._compare(first, second, levels)
-            if pair is not None and pair.certificate.kind in PROOF_KINDS:
-                return pair
+            found = self._compare(first, second, levels)
+            if isinstance(found, ValuePair):
+                return found
+            self.failures.setdefault(first, (second, found))
         return None
 
     def candidates(self, first: str) -> Iterable[str]:
@@ -336,13 +340,25 @@ class Sweep:
         if mine is not None:
             yield from (second for second, theirs in self.samples[1].items() if mine.may_equal(theirs))
 
-    def _compare(self, first: str, second: str, levels: int) -> ValuePair | None:
-        """Compare two values over the tensors *levels* behind the nearest equal ones; None if that is too much."""
+    def _compare(self, first: str, second: str, levels: int) -> ValuePair | str:
+        """Compare two values over the tensors *levels* behind the nearest equal ones; return why they are not proved.
+
+        Raises TimeoutError at ``stop``.
+        """
+        if perf_counter() > self.stop:
+            raise TimeoutError("the budget was reached")
         try:
             before, after = _comparable(*self._programs(first, second, levels))
-            return ValuePair(first, second, before, after, _prove(before, after), levels)
+            found = _prove(before, after)
         except Refused:
-            return None
+            return "too many equations"
+        except TimeoutError as late:
+            if perf_counter() > self.stop:
+                raise
+            return str(late)
+        if found.kind in PROOF_KINDS:
+            return ValuePair(first, second, before, after, found, levels)
+        return found.detail or "not proved"
 
     def _programs(self, first: str, second: str, levels: int) -> tuple[Program, Program]:
         """The programs of two values over representatives, *levels* of which are computed too."""
@@ -418,17 +434,18 @@ class Sweep:
         return False
 
 
-def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sweep:
+def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1), stop: float = inf) -> Sweep:
     """Run both models on random inputs, one of each of *seeds*, and merge their inputs and their equal weights.
 
-    Raises Refused if the inputs or outputs of *second* are not those of *first*, by name or by position.
+    Raises Refused if the inputs or outputs of *second* are not those of *first*, by name or by position, TimeoutError
+    at *stop*, a time of ``perf_counter``.
     """
     inputs = match_interface("input", first.inputs, second.inputs)
     one, other = ModelEquations(first, "a_"), ModelEquations(second, "b_")
     feeds = [random_model_inputs(first, seed) for seed in seeds]
     theirs = [{inputs[name]: array for name, array in feed.items()} for feed in feeds]
     in_blocks = _sample_blocks((one, other), (feeds, theirs))
-    samples = in_blocks or (sample_values(first, feeds), sample_values(second, theirs))
+    samples = in_blocks or (sample_values(first, feeds, stop), sample_values(second, theirs, stop))
     weights = {side.tensor(name): array for side in (one, other) for name, array in side.model.weights.items()}
     same = {one.tensor(name): one.tensor(name) for name in inputs}
     same |= {other.tensor(theirs): one.tensor(mine) for mine, theirs in inputs.items()}
@@ -443,7 +460,7 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1)) -> Sw
         for name, value in side.model.values.items()
         if value.shape is not None
     }
-    sweep = Sweep(one, other, samples, weights, shapes, same, in_blocks is not None)
+    sweep = Sweep(one, other, samples, weights, shapes, same, in_blocks is not None, stop=stop)
     sweep.folded += [*_fold_constants(one, other), *_fold_constants(other, one)]
     return sweep
 
@@ -536,13 +553,6 @@ def _with_inputs_of(before: Program, after: Program) -> Program:
 def _prove(before: Program, after: Program) -> Certificate:
     with interrupt_after(PROOF_SECONDS, "the proof"):
         return certify(before, after, exact_elements=None)
-
-
-def _is_mask(array: Array) -> bool:
-    """Return whether all elements are 0 or minus infinity, and one is minus infinity."""
-    if array.dtype.kind != "f" or not np.isneginf(array.min(initial=0)):
-        return False
-    return bool(np.all((array == 0) | (array == -np.inf)))
 
 
 def _reduces(equation: Equation) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, prod
+from math import inf, log, prod
 
 import numpy as np
 import onnx
@@ -64,8 +64,11 @@ class ValueSample:
         return bool(np.allclose(self.numbers, other.numbers, rtol=SAMPLE_TOLERANCE, atol=SAMPLE_TOLERANCE))
 
 
-def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]]) -> Mapping[str, ValueSample]:
-    """Return samples of the inputs and of every node's results, for each of *feeds*; some values may be missing."""
+def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]], stop: float = inf) -> Mapping[str, ValueSample]:
+    """Return samples of the inputs and of every node's results, for each of *feeds*; some values may be missing.
+
+    Raises TimeoutError at *stop*, a time of ``perf_counter``.
+    """
     found: dict[str, ValueSample] = {}
 
     def record(name: str, array: object) -> None:
@@ -82,7 +85,7 @@ def sample_values(model: Model, feeds: Sequence[Mapping[str, Array]]) -> Mapping
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
         session = open_session(proto, 1, adjust=without_optimisations)
         for feed in feeds:
-            for name, array in zip(names, run_session(session, names, feed), strict=True):
+            for name, array in zip(names, run_session(session, names, feed, stop), strict=True):
                 record(name, array)
     return found
 

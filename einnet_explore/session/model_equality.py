@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
+from math import inf
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
@@ -18,19 +20,20 @@ from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.checker.record import FORMAT, VERSION
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.program_diff import require_same_interface
-from einnet_explore.equivalence.verdict import PROOF_KINDS, weakest_kind
+from einnet_explore.equivalence.verdict import PROOF_KINDS, Certificate, weakest_kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.folded_weights import FoldedWeight
 from einnet_explore.pipeline.plan import open_session, run_session
-from einnet_explore.pipeline.value_proofs import ValuePair, match_interface, open_sweep
+from einnet_explore.pipeline.value_proofs import Sweep, ValuePair, match_interface, open_sweep
 from einnet_explore.pipeline.value_samples import without_optimisations
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.session.comparison_graphs import side_by_side
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.json_values import JsonObject
+from einnet_explore.support.limits import interrupt_after
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
@@ -74,6 +77,14 @@ class Difference:
                     write_array(entry, np.asarray(values))
 
 
+@dataclass(frozen=True, slots=True)
+class SizesProof:
+    """Proofs for all sizes with *guards*: the names of each pair of values, and its two families as texts."""
+
+    guards: tuple[str, ...]
+    pairs: tuple[tuple[str, str, str, str], ...]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Equality(DisplayedAsTable):
     """How two models compare.
@@ -81,7 +92,8 @@ class Equality(DisplayedAsTable):
     *pairs* are the proved values, *folded* the weights and constants of one model that were found to be products of the
     other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models that differ, or
     whose equality is not proved, ``""`` if unknown; *why* says what is known of them.  The verdict holds for all sizes
-    with *guards*, if there are any; *pairs* are those of one choice of sizes.
+    with *guards*, if there are any; then *pairs* are those of one choice of sizes, and *cases* the proofs for all of
+    them, for each remainder that the models tell apart.
     """
 
     kind: EqualityKind
@@ -93,6 +105,7 @@ class Equality(DisplayedAsTable):
     why: str = ""
     models: tuple[Model, Model] | None = field(default=None, compare=False)
     guards: tuple[str, ...] = ()
+    cases: tuple[SizesProof, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether equality is proved, up to the rounding of weights."""
@@ -150,19 +163,29 @@ class Equality(DisplayedAsTable):
     def __repr__(self) -> str:
         return str(self)
 
-    def save_certificates(self, folder: str | PathLike[str]) -> None:
-        """Write one record for each pair to *folder*: ``python -m einnet_check RECORD.json --rule comparison``."""
+    def save_certificates(self, folder: str | PathLike[str]) -> int:
+        """Write one record for each proved pair to *folder*, and return their number.
+
+        ``python -m einnet_check RECORD.json --rule comparison`` proves each again.
+        """
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        for number, pair in enumerate(self.pairs):
-            step = {"rule": COMPARISON, "at": "0", "params": {}, "after": text(pair.after)}
-            step["certificate"] = pair.certificate.to_json()
-            record = {"format": FORMAT, "version": VERSION, "start": text(pair.before), "steps": [step]}
-            save_record(where / f"{number:04}.json", {**record, "values": [pair.first, pair.second]})
+        made = list(self._records())
+        for number, record in enumerate(made):
+            save_record(where / f"{number:04}.json", {"format": FORMAT, "version": VERSION, **record})
+        return len(made)
+
+    def _records(self) -> Iterable[JsonObject]:
+        """Yield the values, the start and the step of each record."""
+        here = [(p.first, p.second, text(p.before), text(p.after), p.certificate.to_json()) for p in self.pairs]
+        cases = [(*pair, None) for case in self.cases for pair in case.pairs]
+        for first, second, before, after, certificate in cases or here:
+            step = {"rule": COMPARISON, "at": "0", "params": {}, "after": after, "certificate": certificate}
+            yield {"start": before, "steps": [step], "values": [first, second]}
 
 
-def compare_programs(first: Program, second: Program) -> Equality:
-    """Compare two programs whose inputs correspond by name, and outputs by name or by position."""
+def compare_programs(first: Program, second: Program, budget: float = 60.0) -> Equality:
+    """Compare two programs, whose inputs correspond by name and outputs by name or position, for *budget* seconds."""
     start = perf_counter()
     if set(first.outputs).isdisjoint(second.outputs) and len(first.outputs) == len(second.outputs):
         inner = [e.name for e in second.equations if e.name not in second.outputs]
@@ -171,9 +194,11 @@ def compare_programs(first: Program, second: Program) -> Equality:
         new |= {name: _fresh(name, taken) for name in inner if name in first.outputs}
         second = rename_tensors(second, new)
     require_same_interface(first, second)
-    found = certify(first, second)
+    found, difference = Certificate("unknown", "none", detail="the budget was reached"), None
+    with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
+        found = certify(first, second)
+        difference = find_program_difference(first, second) if found.kind == "false" else None
     kind = PROGRAM_KINDS.get(found.kind, "unknown")
-    difference = find_program_difference(first, second) if kind == "different" else None
     proofs = (ValuePair(name, name, first, second, found) for name in first.outputs if found.kind in PROOF_KINDS)
     return Equality(kind, tuple(proofs), (), perf_counter() - start, difference, why=str(found))
 
@@ -206,48 +231,79 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def compare_models(first: Model, second: Model, budget: float = 60.0, parts: bool = False) -> Equality:
-    """Compare two models, with the same inputs and outputs by name or by position, for at most about *budget* seconds.
+    """Compare two models, with the same inputs and outputs by name or by position, for at most *budget* seconds.
 
     *parts*: prove which values are equal even if the models differ.
 
     Weights are equal by content, or as products of the other model's weights up to rounding.  A difference is measured
-    in ONNX Runtime, on random inputs, against the difference that the order of computation makes.  Raises Refused if
-    the inputs or outputs do not fit, or ONNX Runtime cannot run a model.
+    in ONNX Runtime, on random inputs, against the difference that the order of computation makes.  When the budget is
+    reached, what is known so far is returned.  Raises Refused if the inputs or outputs do not fit, or ONNX Runtime
+    cannot run a model.
     """
     start = perf_counter()
-    outputs = match_interface("output", first.outputs, second.outputs)
-    models, sweep = (first, second), open_sweep(first, second)
-    pairs = list[ValuePair]()
-
-    def prove() -> bool:
-        for pair in sweep.run():
-            pairs.append(pair)
-            if perf_counter() - start > budget:
-                break
-        return all(sweep.are_equal(mine, theirs) for mine, theirs in outputs.items())
-
-    # A model with large values runs for long, so it is not run if a proof is likely.
-    is_first = sweep.in_blocks and all(theirs in sweep.candidates(mine) for mine, theirs in outputs.items())
-    is_proved = is_first and prove()
-    difference = None if is_proved else find_difference(first, second, outputs)
-    if not is_first and (difference is None or parts):
-        is_proved = prove()
-    seconds, folded = perf_counter() - start, tuple(sweep.folded)
-    if difference is not None:
-        return Equality("different", tuple(pairs), folded, seconds, difference, *sweep.first_difference(), models)
-    if is_proved:
-        kind = weakest_kind(pair.certificate.kind for pair in pairs)
-        is_rounded = kind == "rounded" or any(each.error for each in folded)
-        return Equality("rounded" if is_rounded else "proved", tuple(pairs), folded, seconds, models=models)
-    late = f"the budget of {budget:g} s was reached; " if seconds > budget else ""
-    nodes, why = sweep.first_undecided()
-    return Equality("unknown", tuple(pairs), folded, seconds, None, nodes, late + why, models)
+    made = _Comparison((first, second), match_interface("output", first.outputs, second.outputs), start + budget, parts)
+    late = ""
+    try:
+        with interrupt_after(budget, "the comparison"):
+            made.run()
+    except TimeoutError:
+        late = "the budget was reached; "
+    return made.verdict(perf_counter() - start, late)
 
 
-def find_difference(first: Model, second: Model, outputs: Mapping[str, str], seconds: float = 5.0) -> Difference | None:
+@dataclass(slots=True)
+class _Comparison:
+    """What is known of two *models*, whose *outputs* correspond, until *stop*, a time of ``perf_counter``."""
+
+    models: tuple[Model, Model]
+    outputs: Mapping[str, str]
+    stop: float
+    parts: bool
+    sweep: Sweep | None = None
+    pairs: list[ValuePair] = field(default_factory=list)
+    is_proved: bool = False
+    difference: Difference | None = None
+    nodes: tuple[str, str] = ("", "")
+    why: str = ""
+
+    def run(self) -> None:
+        """Compare the models; raises TimeoutError at ``stop``."""
+        self.sweep = sweep = open_sweep(*self.models, stop=self.stop)
+        # A model with large values runs for long, so it is not run if a proof is likely.
+        is_first = sweep.in_blocks and all(theirs in sweep.candidates(mine) for mine, theirs in self.outputs.items())
+        if is_first:
+            self._prove(sweep)
+        if not self.is_proved:
+            self.difference = find_difference(*self.models, self.outputs, stop=self.stop)
+        if not is_first and (self.difference is None or self.parts):
+            self._prove(sweep)
+        if self.difference is not None:
+            self.nodes, self.why = sweep.first_difference()
+
+    def _prove(self, sweep: Sweep) -> None:
+        self.pairs.extend(sweep.run())
+        self.is_proved = all(sweep.are_equal(mine, theirs) for mine, theirs in self.outputs.items())
+
+    def verdict(self, seconds: float, late: str) -> Equality:
+        """Return the verdict after *seconds*; *late* says that ``stop`` was reached."""
+        pairs, folded = tuple(self.pairs), tuple(self.sweep.folded if self.sweep else ())
+        if self.difference is not None:
+            return Equality("different", pairs, folded, seconds, self.difference, self.nodes, self.why, self.models)
+        if self.is_proved:
+            kind = weakest_kind(pair.certificate.kind for pair in pairs)
+            is_rounded = kind == "rounded" or any(each.error for each in folded)
+            return Equality("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
+        nodes, why = self.sweep.first_undecided() if self.sweep else (("", ""), "no values were compared")
+        return Equality("unknown", pairs, folded, seconds, None, nodes, late + why, self.models)
+
+
+def find_difference(
+    first: Model, second: Model, outputs: Mapping[str, str], seconds: float = 5.0, stop: float = inf
+) -> Difference | None:
     """Return the largest difference of the *outputs* on random inputs; None if it may be rounding.
 
-    Two inputs are tried, and more for at most *seconds*; they have different magnitudes.
+    Two inputs are tried, and more for at most *seconds*; they have different magnitudes.  Raises TimeoutError at
+    *stop*, a time of ``perf_counter``.
     """
     start = perf_counter()
     inputs = match_interface("input", first.inputs, second.inputs)
@@ -259,9 +315,11 @@ def find_difference(first: Model, second: Model, outputs: Mapping[str, str], sec
         draw = random_model_inputs(first, seed)
         scale = 4.0 ** (seed % 3)  # a value that is far below 0 on small inputs may matter on large ones
         feeds = {n: np.asarray(a * scale, a.dtype) if a.dtype.kind == "f" else a for n, a in draw.items()}
-        want, again = (dict(zip(outputs, run_session(s, list(outputs), feeds), strict=True)) for s in (exact, fast))
+        want, again = (
+            dict(zip(outputs, run_session(s, list(outputs), feeds, stop), strict=True)) for s in (exact, fast)
+        )
         theirs = {inputs[name]: array for name, array in feeds.items()}
-        got = dict(zip(outputs, run_session(other, list(outputs.values()), theirs), strict=True))
+        got = dict(zip(outputs, run_session(other, list(outputs.values()), theirs, stop), strict=True))
         for name in outputs:
             at = _differing_element(want[name], again[name], got[name])
             if at is not None:

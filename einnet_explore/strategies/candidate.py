@@ -85,7 +85,7 @@ def replay(start: Program, steps: object) -> Derivation:
     """Apply the *steps* of ``steps_to_json`` to *start*; raises Refused for a step that does not apply."""
     known = known_rules()
     derivation = Derivation(start)
-    for n, step in enumerate(as_items(steps)):
+    for n, step in enumerate(as_items(steps), 1):
         try:
             derivation = derivation.then(match_from_json(known, derivation.end, as_object(step)))
         except BAD_STEP_ERRORS as why:

@@ -15,7 +15,8 @@ are never written.  Equations that have taken nothing in stay open: the search o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import prod
@@ -23,11 +24,15 @@ from typing import TypeAlias
 
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.counts import ELEMENT_BYTES, bytes_moved
-from einnet_explore.analysis.equations import equation_number, readers, weight_only
-from einnet_explore.ir import Path, Program
+from einnet_explore.analysis.equations import equation_number, find_equation, readers, weight_only
+from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.products import quotient_factors
+from einnet_explore.ir import Access, Apply, Const, Path, Program, Scope
 from einnet_explore.rules import (
     BOUNDARY_RELAXING,
+    CONTRACTION_ORDER,
     DEAD_EQUATION,
+    DISTRIBUTIVITY,
     EOPERATOR_GENERATION,
     EXPRESSION_FUSION,
     EXPRESSION_INLINING,
@@ -37,10 +42,13 @@ from einnet_explore.rules import (
     TRAVERSAL_MERGING,
     VARIABLE_SUBSTITUTION,
     Derivation,
+    Match,
     Refused,
     Rule,
 )
-from einnet_explore.strategies.moves import clean
+from einnet_explore.rules.base import places
+from einnet_explore.rules.distributivity import Outwards
+from einnet_explore.strategies.moves import clean, merge_scopes
 from einnet_explore.strategies.strategy import is_rereading
 
 Rules: TypeAlias = "tuple[Rule[object], ...]"
@@ -75,7 +83,7 @@ def vertical_fusions(program: Program, rules: Rules = FUSION_RULES) -> Iterable[
     """
     serial = count()
     left = len(program.equations) + EXTRA_STATES
-    queue = [(0, next(serial), FusionState(Derivation(program)), "")]
+    queue = [(0, next(serial), FusionState(in_normal_spelling(program, CONTRACTION_ORDER in rules)), "")]
     seen: set[Hashable] = set()
     while queue and left:
         _, _, state, intermediate = heapq.heappop(queue)
@@ -134,6 +142,77 @@ def substitute_intermediate(derivation: Derivation, name: str) -> Derivation:
     if len(found) != 1:
         derivation = derivation.then(DEAD_EQUATION.match(derivation.end, (equation_number(derivation.end, name),)))
     return _tidy(derivation, TRAVERSAL_MERGING)
+
+
+def in_normal_spelling(program: Program, factors: bool) -> Derivation:
+    """Merge the intermediates of *program* that depend on how it is written, not on what it computes.
+
+    These are steps of element-wise work, re-indexings and scalings of what is summed, and re-indexings of sums, each
+    with one reader.  *factors*: constant factors move out of sums.
+    """
+    derivation = Derivation(program)
+    for may_merge in (_is_moved_sum, _is_moved_or_scaled, _is_step):
+        tried = set[str]()
+        while (pair := next(iter(_with_one_reader(derivation.end, tried, may_merge)), None)) is not None:
+            tried.add(pair[0])
+            with suppress(Refused):
+                derivation = _merged(derivation, *pair, factors)
+    return derivation
+
+
+def _with_one_reader(
+    program: Program, tried: Collection[str], may_merge: Callable[[Scope, Scope], bool]
+) -> Iterable[tuple[str, str]]:
+    """Yield intermediates that were not *tried*, each with its only reader, for whose scopes *may_merge* holds."""
+    for equation in program.equations:
+        if equation.via is None and equation.name not in program.outputs and equation.name not in tried:
+            found = [program.equations[n] for n in readers(program, equation.name)]
+            if len(found) == 1 and found[0].via is None and may_merge(equation.scope, found[0].scope):
+                yield equation.name, found[0].name
+
+
+def _is_moved_sum(scope: Scope, reader: Scope) -> bool:
+    """Whether *reader* only re-indexes a sum, and reads no element several times."""
+    moves = not reader.summations and isinstance(reader.body, Access)
+    return moves and bool(scope.summations) and prod(scope.shape) >= prod(reader.shape)
+
+
+def _is_moved_or_scaled(scope: Scope, reader: Scope) -> bool:
+    """Whether *scope* only re-indexes, or multiplies by a constant."""
+    match scope.body:
+        case Access() | Apply("*", (Const(), Access())):
+            return not scope.summations
+    return False
+
+
+def _is_step(scope: Scope, reader: Scope) -> bool:
+    """Whether both are element-wise, and *reader* reads no element of *scope* several times."""
+    return not scope.summations and not reader.summations and prod(scope.shape) >= prod(reader.shape)
+
+
+def _merged(derivation: Derivation, name: str, reader: str, factors: bool) -> Derivation:
+    """Put the equation called *name* into its *reader*; raises Refused."""
+    moved = _is_moved_sum(*(find_equation(derivation.end, each).scope for each in (name, reader)))
+    at = (equation_number(derivation.end, reader),)
+    derivation = derivation.then(EXPRESSION_FUSION.match(derivation.end, at, tensor=name))
+    at = (equation_number(derivation.end, reader),)
+    if moved:
+        return derivation.then(TRAVERSAL_MERGING.match(derivation.end, at, access=0))
+    derivation = merge_scopes(derivation, reader)
+    while factors and (match := next(iter(_constant_factors(derivation.end, reader)), None)) is not None:
+        derivation = derivation.then(match)
+    return derivation
+
+
+def _constant_factors(program: Program, name: str) -> Iterable[Match[object]]:
+    """Yield moves of constants, and of nothing else, out of the sums of products in the equation called *name*."""
+    n = equation_number(program, name)
+    for at, scope in places(program):
+        if at[0] == n and scope.summations and scope.reduce == "sum":
+            parts, summed = quotient_factors(scope.body), set(scope.summations)
+            movable = [part for part in parts if not iterators_of(part) & summed]
+            if movable and len(parts) > len(movable) + 1 and all(isinstance(part, Const) for part in movable):
+                yield from (m for m in DISTRIBUTIVITY.matches(program, at) if isinstance(m.params, Outwards))
 
 
 def _reader_names(program: Program, name: str) -> tuple[str, ...]:

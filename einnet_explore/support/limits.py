@@ -24,6 +24,9 @@ SEARCH_FRACTION = 0.75
 STEPS_PER_CHECK = 16
 """Steps of a search between two looks at the memory: to look takes as long as a short step."""
 
+MIN_ALARM_SECONDS = 1e-3
+"""A timer that is set to 0 never rings."""
+
 _STATM = Path("/proc/self/statm")
 
 
@@ -58,24 +61,30 @@ MEMORY_LIMIT = MemoryLimit()
 
 @contextmanager
 def interrupt_after(seconds: float, what: str) -> Generator[None]:
-    """Raise Refused in the body after *seconds*; only in the main thread, and where the system has such a timer."""
+    """Raise TimeoutError in the body after *seconds*; only in the main thread, and where the system has such a timer.
+
+    A limit inside another one ends with that one.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
     def refuse(*_: object) -> None:
-        raise Refused(f"{what} takes more than {seconds:g} s")
+        raise TimeoutError(f"{what} takes more than {seconds:.3g} s")
 
     start = perf_counter()
     handler = signal.signal(signal.SIGALRM, refuse)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, max(seconds, MIN_ALARM_SECONDS))
+    if left and left < seconds:
+        signal.setitimer(signal.ITIMER_REAL, left)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left:  # an alarm of the caller goes on
-            signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (perf_counter() - start)), interval)
+            left -= perf_counter() - start
+            signal.setitimer(signal.ITIMER_REAL, max(left, MIN_ALARM_SECONDS), interval)
 
 
 @dataclass(slots=True)
