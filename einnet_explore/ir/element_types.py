@@ -293,16 +293,44 @@ class IntegerRanges:
 
 
 def is_exact_cast(body: Apply) -> bool:
-    """Whether *body* is a rounding or a cast of integers that its type has, so that it is its argument."""
-    kind = ELEMENT_TYPES.get(body.op)
-    if kind is None and body.op != "round":
+    """Whether *body* is a rounding or a cast of numbers that its type has, so that it is its argument."""
+    kind, (arg, *_) = ELEMENT_TYPES.get(body.op), body.args
+    own = ELEMENT_TYPES.get(scalar_type(arg))
+    if own is None or (kind is None and body.op != "round"):
         return False
-    own = ELEMENT_TYPES.get(scalar_type(body.args[0]))
-    if own is None or kind is None or not own.is_integer:
-        return own is not None and own.is_integer
-    low, high = IntegerRanges().scalar(body.args[0])
+    if kind is None:
+        return own.is_integer
+    if not own.is_integer:
+        low, high = _limits(arg)
+        return kind.is_integer and kind.low <= low and high <= kind.high and _is_whole(arg)
+    low, high = IntegerRanges().scalar(arg)
     most = 1 << kind.digits
     return kind.low <= low and high <= kind.high if kind.is_integer else -most <= low and high <= most
+
+
+def _is_whole(body: Scalar) -> bool:
+    """Whether all values of *body*, in floating point, are integers."""
+    match body:
+        case Const(value):
+            return isfinite(value) and value == int(value)
+        case Apply("round", _):
+            return True
+        case Apply(op, args) if op in (*_MODULAR, "abs", "relu", "maximum", "minimum"):
+            return all(map(_is_whole, args))
+    kind = ELEMENT_TYPES.get(scalar_type(body))
+    return kind is not None and kind.is_integer
+
+
+def _limits(body: Scalar) -> tuple[float, float]:
+    """Return bounds of *body*, in floating point: those that constants in its maxima and minima are."""
+    match body:
+        case Const(value):
+            return float(value), float(value)
+        case Apply("maximum" | "minimum" | "relu" as op, args):
+            lows, highs = zip(*map(_limits, args if op != "relu" else (*args, Const(0))), strict=True)
+            choose = min if op == "minimum" else max
+            return choose(lows), choose(highs)
+    return -inf, inf
 
 
 def computing_type(scope: Scope) -> str:

@@ -310,6 +310,9 @@ class CompiledProgram:
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession | None:
         used = {step.implementation.engine for step in self.contexts.steps} - {"view"}
+        kinds = {*(self.contexts.types[name] for name in self.contexts.inputs), *(s.dtype for s in self.contexts.steps)}
+        if kinds != {np.dtype("float32")}:
+            return None
         if not used or ("onnxruntime" not in used and self.threads == 1):
             return None  # kernels of one thread are called faster without
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
