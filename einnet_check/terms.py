@@ -27,8 +27,9 @@ Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
 Axioms: TypeAlias = "frozenset[str]"
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
 ROUNDED = "up to rounding of constants to 12 digits, without a bound on the error"
+FACTORED = "sums inside functions without the factors that all their terms have"
 NONE: Axioms = frozenset()
-"""The axioms that a proof may need, and then names."""
+"""The axioms that a proof may need, and then names; that of factors is a theorem."""
 
 MOST, WORK = 3000, 2_000_000
 NEUTRAL: dict[str, Number] = {"sum": Fraction(0), "prod": Fraction(1), "max": -inf, "min": inf}
@@ -271,7 +272,7 @@ class Space:
                 [Family((), element(json.dumps(source.name) + "∞" * source.infinite, at))],
             )
         elif reduces(source) and source.reduce != reduce:
-            common, rest = parted(source, EXPONENTIAL in self.axioms)
+            common, rest = parted(source, EXPONENTIAL in self.axioms, FACTORED in self.axioms)
             symbol = Family((), element(*self.symbol(rest, at)))
             known = {x: form for (x, _, _), form in zip(source.own, at, strict=True)}
             return [self.joined("*", (f, symbol), reduce) for f in self.families(multiplied(common), known)]
@@ -407,12 +408,12 @@ def adds(e: Expr) -> bool:
     return isinstance(e, tuple) and e[0] == "+"
 
 
-def parted(scope: Scope, exponential: bool) -> tuple[tuple[Expr, ...], Scope]:
+def parted(scope: Scope, exponential: bool, factored: bool) -> tuple[tuple[Expr, ...], Scope]:
     """The finite factors of a sum of products that are one for all points; and the rest.
 
-    If *exponential*, e^(a + c) has the factor e^c.
+    If *exponential*, e^(a + c) has the factor e^c; if *factored*, other factors count.
     """
-    outside, inside, fixed = list[Expr](), list[Expr](), not infinite(scope.body)
+    outside, inside, fixed = list[Expr](), list[Expr](), factored and not infinite(scope.body)
     for factor in factors(scope.body):
         match factor:
             case ("exp", argument) if exponential:

@@ -285,7 +285,11 @@ PASSED = [
         "coordinate_transformation_mode is tf_crop_and_resize",
     ),
     (node("Pad", ["x", "p"], ["y"], mode="reflect"), "mode is reflect, not constant"),
-    (node("Cast", ["x"], ["y"], to=13), "y has elements of uint64"),
+    (
+        node("Cast", ["x"], ["y"], to=13),
+        "y has elements of uint64, expected one of bool, int8, int16, int32, int64, uint8, uint16, uint32, float16, "
+        "bfloat16, float32, float64",
+    ),
     (node("Gather", ["x", "g"], ["y"], axis=1), "its indices are not an arithmetic progression"),
     (node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2]), "further outputs (i) are used"),
     (

@@ -113,7 +113,7 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
         split = _without_constant_exponential(scope) if space.given.exponential else None
-        if split is None and not space.given.unsure(scope.body):
+        if split is None and space.given.factored and not space.given.unsure(scope.body):
             split = _without_constant_factors(scope)
         if split is None:
             return opaque_case(space, scope, at)

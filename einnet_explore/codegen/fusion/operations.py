@@ -76,20 +76,20 @@ def typed_program(program: Program) -> TypedProgram:
     """
     if not any(is_typed(e.scope) for e in program.equations):
         return TypedProgram(program, {}, {})
-    apart = replace(
-        program, equations=tuple(replace(e, scope=_with_integers_apart(e.scope)) for e in program.equations)
-    )
-    lifted, results = lift_scopes(apart), program.names()
+    integers = set[Scope]()
+    equations = tuple(replace(e, scope=_with_integers_apart(e.scope, integers)) for e in program.equations)
+    lifted, results = lift_scopes(replace(program, equations=equations)), program.names()
     types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
     for equation in lifted.equations:
-        computed = type_of(computing_type(equation.scope))
+        is_nested = equation.name not in results and equation.scope not in integers
+        computed = type_of(computing_type(equation.scope, wraps=is_nested))  # a cast may read a nested scope
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
         types[equation.name] = ValueType(computed, stored)
     return TypedProgram(lifted, types, {})
 
 
-def _with_integers_apart(scope: Scope) -> Scope:
-    """Return *scope* with integer parts as scopes of their own, if they alone make it compute in ``float64``.
+def _with_integers_apart(scope: Scope, found: set[Scope]) -> Scope:
+    """Return *scope* with integer parts as scopes, which are *found*, if they alone make it compute in ``float64``.
 
     They are then exact in integer arithmetic, and converted to ``float32`` once.
     """
@@ -101,7 +101,8 @@ def _with_integers_apart(scope: Scope) -> Scope:
             case Apply(op, args) if accesses(body):
                 if _is_integer(body) and not (op in ELEMENT_TYPES and not _is_integer(args[0])):
                     kept = tuple(x for x in scope.traversals if x in iterators_of(body))
-                    return Scope(kept, (), body)[kept]
+                    found.add(part := Scope(kept, (), body))
+                    return part[kept]
                 return Apply(op, tuple(map(split, args)))
         return body
 
