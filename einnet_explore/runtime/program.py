@@ -356,7 +356,7 @@ def compile_program(
     integer may be beyond its type, and where memory runs out.
     """
     try:
-        require_ranges(program)
+        require_ranges(program, _integer_ranges(constants or {}))
     except Refused as error:
         raise BackendError(str(error)) from None
     set_blas_threads(threads)
@@ -367,6 +367,12 @@ def compile_program(
         tuple(compiler.steps), compiler.inputs, compiler.types, compiler.constants, program.outputs, threads
     )
     return CompiledProgram(program, threads, compiler.engines, contexts)
+
+
+def _integer_ranges(constants: Mapping[str, npt.ArrayLike]) -> Mapping[str, tuple[int, int]]:
+    """The least and the largest element of each array of integers."""
+    arrays = {name: np.asarray(given) for name, given in constants.items()}
+    return {n: (int(a.min()), int(a.max())) for n, a in arrays.items() if a.size and a.dtype.kind in "iu"}
 
 
 class _Compiler:
