@@ -74,9 +74,8 @@ def _verdict(step: str, before: Program, after: Program) -> Verdict:
         inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]
         useful = {EXPONENTIAL for e in inside if isinstance(e, tuple) and e[0] == "exp"}
         useful |= {ROUNDED for e in inside if isinstance(e, Fraction) and simple(e) != e}
-        if any(isinstance(e, tuple) and e[0] not in ("+", "-", "*", "/") for e in inside) and any(
-            map(sums, (before, after))
-        ):
+        functions = any(isinstance(e, tuple) and e[0] not in ("+", "-", "*", "/") for e in inside)
+        if functions and any(t.dtype != "float32" for t in before.inputs) and any(map(sums, (before, after))):
             useful.add(FACTORED)
         for axioms in (
             taken
