@@ -14,15 +14,16 @@ from einnet_check.compare import prove
 from einnet_check.legal import wrong_equations
 from einnet_check.ranges import other_types
 from einnet_check.sizes import Beyond
-from einnet_check.terms import EXPONENTIAL, NONE, ROUNDED, simple
-from einnet_check.text import Parser, Program, reads, walk
+from einnet_check.terms import EXPONENTIAL, FACTORED, NONE, ROUNDED, simple
+from einnet_check.text import Parser, Program, Read, Scope, reads, walk
 
 RULES = frozenset([
     "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
     "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression",
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
-    "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse", "monotone_exchange",
-    "one_pass_generation", "operator_matching", "part_extraction", "positive_scaling", "prefix_splitting", "recentring",
+    "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse", "known_quotient",
+    "monotone_exchange", "one_pass_generation", "operator_matching", "padding_exchange", "part_extraction",
+    "positive_scaling", "prefix_splitting", "recentring",
     "reduction_generation", "row_generation", "sibling_merging", "storage_layout", "summation_exchange",
     "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 ])  # fmt: skip
@@ -75,18 +76,28 @@ def _verdict(step: str, before: Program, after: Program) -> Verdict:
         inside = [e for p in (before, after) for q in p.equations for e in walk(q.scope.body, inside=True)]
         useful = {EXPONENTIAL for e in inside if isinstance(e, tuple) and e[0] == "exp"}
         useful |= {ROUNDED for e in inside if isinstance(e, Fraction) and simple(e) != e}
+        functions = any(isinstance(e, tuple) and e[0] not in ("+", "-", "*", "/") for e in inside)
+        if functions and any(t.dtype != "float32" for t in before.inputs) and any(map(sums, (before, after))):
+            useful.add(FACTORED)
         for axioms in (
             taken
             for n in range(len(useful))
-            for taken in combinations(sorted(useful, key=(EXPONENTIAL, ROUNDED).index), n + 1)
+            for taken in combinations(sorted(useful, key=(FACTORED, EXPONENTIAL, ROUNDED).index), n + 1)
         ):
             if prove(before, after, frozenset(axioms)) is None:
-                return Verdict(step, None, frozenset(axioms))
+                return Verdict(step, None, frozenset(axioms) - {FACTORED})
         return Verdict(step, why)
     except Beyond as error:
         return Verdict(step, f"beyond integer sets: {error}")
     except (ArithmeticError, RecursionError) as error:
         return Verdict(step, f"it is nested too deeply, or its numbers are too large: {error}")
+
+
+def sums(program: Program) -> bool:
+    """Whether *program* sums over several points."""
+    nested = (e.source for q in program.equations for e in walk(q.scope.body, inside=True) if isinstance(e, Read))
+    scopes = (*(q.scope for q in program.equations), *(source for source in nested if isinstance(source, Scope)))
+    return any(scope.sums for scope in scopes)
 
 
 def weakest_kind(verdicts: Iterable[Verdict]) -> str:

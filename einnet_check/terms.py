@@ -28,8 +28,9 @@ Polynomial: TypeAlias = "tuple[tuple[Number, Factors], ...]"
 Axioms: TypeAlias = "frozenset[str]"
 EXPONENTIAL = "with the axiom exp(a + b) = exp(a) exp(b), a and b finite"
 ROUNDED = "up to rounding of constants to 12 digits, without a bound on the error"
+FACTORED = "sums inside functions without the factors that all their terms have"
 NONE: Axioms = frozenset()
-"""The axioms that a proof may need, and then names."""
+"""The axioms that a proof may need, and then names; that of factors is a theorem."""
 
 MOST, WORK = 3000, 2_000_000
 LETTERS = str.maketrans("-*+", "ntp")
@@ -284,7 +285,7 @@ class Space:
                 [Family((), element(json.dumps(source.name) + "∞" * source.infinite, at))],
             )
         elif reduces(source) and source.reduce != reduce:
-            common, rest = parted(source) if EXPONENTIAL in self.axioms else ((), source)
+            common, rest = parted(source, EXPONENTIAL in self.axioms, FACTORED in self.axioms)
             symbol = Family((), element(*self.symbol(rest, at)))
             known = {x: form for (x, _, _), form in zip(source.own, at, strict=True)}
             return [self.joined("*", (f, symbol), reduce) for f in self.families(multiplied(common), known)]
@@ -420,17 +421,21 @@ def adds(e: Expr) -> bool:
     return isinstance(e, tuple) and e[0] == "+"
 
 
-def parted(scope: Scope) -> tuple[tuple[Expr, ...], Scope]:
-    """The factors e^c of a sum of products with the factor e^(a + c), c finite and one for all points; and the rest."""
-    outside, inside = list[Expr](), list[Expr]()
+def parted(scope: Scope, exponential: bool, factored: bool) -> tuple[tuple[Expr, ...], Scope]:
+    """The finite factors of a sum of products that are one for all points; and the rest.
+
+    If *exponential*, e^(a + c) has the factor e^c; if *factored*, other factors count.
+    """
+    outside, inside, fixed = list[Expr](), list[Expr](), factored and not infinite(scope.body)
     for factor in factors(scope.body):
         match factor:
-            case ("exp", argument):
+            case ("exp", argument) if exponential:
                 for term in terms(argument):
                     moves = infinite(term) or any(y in names(term) for y, _, _ in scope.sums)
                     (inside if moves else outside).append(("exp", term))
             case _:
-                inside.append(factor)
+                moves = not fixed or any(y in names(factor) for y, _, _ in scope.sums)
+                (inside if moves else outside).append(factor)
     if scope.reduce != "sum" or scope.domain or scope.reach != scope.box or not outside:
         return (), scope
     return tuple(outside), replace(scope, body=multiplied(inside))

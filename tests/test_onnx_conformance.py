@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Equation, Program
+from einnet_explore.ir import Apply, Equation, Program, scopes, walk_scalar
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelError
@@ -67,6 +67,11 @@ def work(program: Program) -> int:
     return sum(prod(x.extent for x in (*e.scope.traversals, *e.scope.summations)) for e in program.equations)
 
 
+def rounds(program: Program) -> bool:
+    parts = (part for e in program.equations for _, scope in scopes(e.scope) for part in walk_scalar(scope.body))
+    return any(isinstance(part, Apply) and part.op == "round" for part in parts)
+
+
 def verdict(case: Any) -> tuple[str, str]:
     """("right" | "wrong" | "passed through" | "refused" | "large", why)."""
     arrays, expected = ([_array(each) for each in held] for held in case.data_sets[0])
@@ -84,7 +89,9 @@ def verdict(case: Any) -> tuple[str, str]:
     if work(program) > LARGEST:
         return "large", f"{work(program)} steps"
     given = {model.identifiers[name]: array for name, array in {**feed, **model.weights}.items()}
-    found = evaluate(program, {t.name: given[t.name] for t in program.inputs}, np.float64)
+    # Numbers next to a tie are rounded to integers as their computation in single precision says.
+    kind = np.float32 if rounds(program) else np.float64
+    found = evaluate(program, {t.name: given[t.name] for t in program.inputs}, kind)
     for value, wanted in zip(model.outputs, expected, strict=True):
         array = found[model.identifiers[value.name]]
         # Some outputs were written by hand with four digits, and halves have three: ONNX's own tolerance holds there.
@@ -116,5 +123,5 @@ def test_node_tests_are_correct_or_unchanged(capsys: pytest.CaptureFixture[str])
             f"{counts['refused']} refused, {counts['large']} too large to evaluate, {counts['wrong']} wrong"
         )
     assert {name: why for name, (kind, why) in verdicts.items() if kind == "wrong"} == {}
-    assert counts["right"] >= 597
+    assert counts["right"] >= 702
     assert all(why and "\n" not in why for kind, why in verdicts.values() if kind in ("passed through", "refused"))

@@ -24,6 +24,7 @@ from einnet_explore.rules import (
     DISTRIBUTIVITY,
     HOMOMORPHISM,
     IDENTITIES,
+    KNOWN_QUOTIENT,
     MONOTONE_EXCHANGE,
     PART_EXTRACTION,
     POSITIVE_SCALING,
@@ -36,7 +37,7 @@ from tests.rules_kit import check_rule, contractions, refuses
 from tests.strategies import programs
 
 LAWS: tuple[Rule[object], ...] = (
-    CANCELLATION, HOMOMORPHISM, MONOTONE_EXCHANGE, PART_EXTRACTION, POSITIVE_SCALING
+    CANCELLATION, HOMOMORPHISM, KNOWN_QUOTIENT, MONOTONE_EXCHANGE, PART_EXTRACTION, POSITIVE_SCALING
 )  # fmt: skip
 
 TENSORS = "tensor A[4, 5]\ntensor B[4, 5]\ntensor a[4]\ntensor b[5]\n"
@@ -62,6 +63,8 @@ EXAMPLES: list[tuple[Rule[object], str, str]] = [
     (HOMOMORPHISM, "Y[i:4] = 2 * exp(a[i]) * exp(b[i])", "Y[i:4] = 2 * exp(a[i] + b[i])"),
     (HOMOMORPHISM, "Y[i:4] = abs(a[i] * b[i])", "Y[i:4] = abs(a[i]) * abs(b[i])"),
     (HOMOMORPHISM, "Y[i:4] = abs(a[i]) * abs(b[i])", "Y[i:4] = abs(a[i] * b[i])"),
+    (KNOWN_QUOTIENT, "Y[i:4] = relu(3 * a[i] / 7)", "Y[i:4] = relu((3 / 7) * a[i])"),
+    (KNOWN_QUOTIENT, "Y[i:4] = (3 / 7) * a[i]", "Y[i:4] = 3 * a[i] / 7"),
     (POSITIVE_SCALING, "Y[i:4] = relu(2 * a[i])", "Y[i:4] = 2 * relu(a[i])"),
     (POSITIVE_SCALING, "Y[i:4] = relu(-3 * a[i] * b[i])", "Y[i:4] = 3 * relu(-1 * a[i] * b[i])"),
     (POSITIVE_SCALING, "Y[i:4] = 2 * relu(a[i])", "Y[i:4] = relu(2 * a[i])"),

@@ -21,6 +21,7 @@ from math import ceil, prod
 
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     Access,
     Apply,
     Compare,
@@ -81,6 +82,11 @@ def compute_bound(program: Program, fixed: Collection[str] = ()) -> tuple[int, .
 
 ELEMENT_BYTES = 4
 """Bytes of an element (float32)."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the bytes of an element of the type called *dtype*."""
+    return max(1, ELEMENT_TYPES[dtype].bits // 8)
 
 
 def bytes_moved(scope: Scope, itemsize: int = ELEMENT_BYTES) -> int:

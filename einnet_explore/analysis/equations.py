@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count
+from types import MappingProxyType
 
 from einnet_explore.analysis.flattening import view_strides
 from einnet_explore.analysis.regions import always_holds
@@ -43,9 +44,12 @@ def is_typed(scope: Scope) -> bool:
     return element_type(scope) != FLOAT32 or any(t.dtype != FLOAT32 for t in tensors(scope))
 
 
-def require_ranges(program: Program) -> None:
-    """Raise Refused, with the place and the range, if an integer result of *program* may be beyond its type."""
-    ranges = IntegerRanges()
+def require_ranges(program: Program, known: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> None:
+    """Raise Refused, with the place and the range, if an integer result of *program* may be beyond its type.
+
+    *known* has ranges of inputs that are smaller than those of their types.
+    """
+    ranges = IntegerRanges(dict(known))
     for equation in program.equations:
         if (overflow := ranges.equation(equation.name, equation.scope)) is not None:
             raise Refused(describe_overflow(equation.name, overflow))

@@ -22,6 +22,7 @@ from einnet_explore.analysis.canonical_keys import canonical_key
 from einnet_explore.analysis.indices import is_inside_box, iterators_of, rename_iterators, substitute
 from einnet_explore.analysis.regions import always_holds
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     Access,
     Apply,
     Bound,
@@ -34,6 +35,7 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     add,
+    element_type,
     factors,
     map_accesses,
     mul,
@@ -92,6 +94,38 @@ def match_matrix_product(scope: Scope) -> TensorContraction | None:
         return None
     # Without a traversal of one operand alone there is nothing to multiply: a kernel is better at elementwise work.
     return product if product.m or product.n else None
+
+
+def match_window_product(scope: Scope) -> TensorContraction | None:
+    """*scope* as a sum of products of elements at affine places, such as a convolution; None if it is none.
+
+    Every traversal belongs to one operand, and the one without the last traversal is read inside its box.
+    """
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
+        return None
+    reads = (product.left, product.right)
+    if not all(isinstance(a.source, Tensor) and all(i.affine for i in a.index) for a in reads) or product.batch:
+        return None
+    in_a, in_b = map(iterators_of, reads)
+    last = scope.traversals[-1] if scope.traversals else None
+    if not all(x in in_a and x in in_b for x in product.k) or not all(x in in_a | in_b for x in scope.traversals):
+        return None
+    fixed = product.left if last in in_b else product.right
+    return product if is_inside_box(fixed.index, fixed.source.box) else None
+
+
+def multiplies_bytes(scope: Scope) -> bool:
+    """Whether *scope* sums products of elements of 8 bits of two tensors, in ``int32``."""
+    try:
+        product = TensorContraction.of(scope)
+    except Refused:
+        return False
+    sides = (product.left.source, product.right.source)
+    return element_type(scope) == "int32" and all(
+        isinstance(side, Tensor) and ELEMENT_TYPES[side.dtype].bits == 8 for side in sides
+    )
 
 
 def summed_factors(scope: Scope) -> tuple[Scalar, ...]:

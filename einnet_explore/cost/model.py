@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from einnet_explore.analysis.counts import ELEMENT_BYTES, operations
-from einnet_explore.analysis.equations import weight_only
-from einnet_explore.analysis.products import TensorContraction
+from einnet_explore.analysis.counts import element_bytes, operations
+from einnet_explore.analysis.equations import is_typed, weight_only
+from einnet_explore.analysis.products import (
+    TensorContraction,
+    match_matrix_product,
+    match_window_product,
+    multiplies_bytes,
+)
 from einnet_explore.analysis.regions import find_collision
 from einnet_explore.codegen.sum_of_products import match_sum_of_products
 from einnet_explore.ir import (
+    FLOAT32,
     VIEW,
     Access,
     Equation,
@@ -37,6 +43,7 @@ from einnet_explore.ir import (
     Scope,
     Tensor,
     accesses,
+    element_type,
     factors,
     scopes,
     tensors,
@@ -63,8 +70,8 @@ class Work:
 def work(scope: Scope) -> Work:
     """Return the work of *scope* and the scopes nested in it, each evaluated once over its box."""
     flops = sum(_flops(inner) for inner in dict.fromkeys(inner for _, inner in scopes(scope)))
-    read = {t.name: prod(t.shape) * ELEMENT_BYTES for t in tensors(scope)}
-    return Work(flops, sum(read.values()), prod(scope.shape) * ELEMENT_BYTES)
+    read = {t.name: prod(t.shape) * element_bytes(t.dtype) for t in tensors(scope)}
+    return Work(flops, sum(read.values()), prod(scope.shape) * element_bytes(element_type(scope)))
 
 
 def _flops(scope: Scope) -> int:
@@ -189,8 +196,8 @@ class Device:
     """Rates in FLOP/s and bytes/s of *threads* threads together; ``call_seconds`` is the overhead of a call.
 
     ``library``, ``tiled`` and ``generated`` are the parts of the peak that library operators, register-tiled kernels
-    and other generated ones reach if only arithmetic limits them; ``lanes`` is the width of a vector register
-    in elements.
+    and other generated ones reach if only arithmetic limits them, ``integers`` the multiple of it that matrix products
+    of bytes reach; ``lanes`` is the width of a vector register in elements.
     """
 
     name: str
@@ -204,6 +211,7 @@ class Device:
     library: float = 0.8
     tiled: float = 0.7
     generated: float = 0.15
+    integers: float = 1.4
 
     def bandwidth(self, nbytes: int) -> float:
         """Return bytes per second for a working set of *nbytes*."""
@@ -286,17 +294,25 @@ class CostModel:
         constant = weight_only(program)
         rest = [e for e in program.equations if e.via is None and e.name not in constant]
         flops = 2 * sum(minimum_products(e.scope) for e in rest)
-        compute = flops / (self.device.peak_flops * max(self.device.library, self.device.tiled, self.device.generated))
+        best_rate = max(self.device.library, self.device.tiled, self.device.generated)
+        if any(t.dtype != FLOAT32 for t in program.inputs):
+            best_rate = max(best_rate, self.device.integers)
+        compute = flops / (self.device.peak_flops * best_rate)
         written = 0
         if not any(e.via for e in program.equations):
-            written = sum(prod(e.scope.shape) for e in rest if e.name in program.outputs)
+            outputs = [e.scope for e in rest if e.name in program.outputs]
+            written = sum(prod(scope.shape) * element_bytes(element_type(scope)) for scope in outputs)
         best = max(self.device.cache_bandwidth, self.device.memory_bandwidth)
-        moved = written * ELEMENT_BYTES / best if any(map(_is_computation, rest)) else 0.0
+        moved = written / best if any(map(_is_computation, rest)) else 0.0
         return max(compute, moved) + (self.device.call_seconds if flops else 0.0)
 
     def _efficiency(self, equation: Equation) -> float:
         """Return the fraction of the peak that the best kernel for *equation* reaches."""
         via, device = equation.via, self.device
+        if is_typed(equation.scope):  # kernels in tiles and library calls are in float32
+            scope = equation.scope
+            is_fast = multiplies_bytes(scope) and (match_matrix_product(scope) or match_window_product(scope))
+            return device.integers if is_fast else device.generated
         tiled = device.tiled * row_utilisation(equation.scope, device.lanes)
         operator = next((o for o in self.operators if via is not None and via.operator in o.names), None)
         if via is None or via.is_eoperator or operator is None or operator.onnx is None:

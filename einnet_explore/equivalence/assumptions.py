@@ -49,13 +49,15 @@ class Rounding:
 class Assumptions:
     """The names of possibly infinite tensors, the axiom that may be used, and how constants are rounded, if at all.
 
-    *may_round*: ``axioms`` also rounds constants.
+    *may_round*: ``axioms`` also rounds constants.  *factored*: sums inside functions are compared without the factors
+    that all their terms have.
     """
 
     infinite: frozenset[str] = frozenset()
     exponential: bool = False
     rounding: Rounding | None = None
     may_round: bool = True
+    factored: bool = False
 
     @property
     def named(self) -> str:
@@ -82,12 +84,16 @@ class Assumptions:
         inside = [[_axiom_needs(scope) for scope in side] for side in (before, after)]
         exponential = any(e for side in inside for e, _ in side)
         folded = self.may_round and any(f for side in inside for _, f in side)
-        if exponential:
-            yield replace(self, exponential=True)
-        if folded:
-            yield replace(self, rounding=Rounding())
-        if exponential and folded:
-            yield replace(self, exponential=True, rounding=Rounding())
+        factored = replace(self, factored=True) if any(_sums_in_functions(s.body) for s in (*before, *after)) else self
+        if factored is not self:
+            yield factored
+        for given in dict.fromkeys((self, factored)):
+            if exponential:
+                yield replace(given, exponential=True)
+            if folded:
+                yield replace(given, rounding=Rounding())
+            if exponential and folded:
+                yield replace(given, exponential=True, rounding=Rounding())
 
 
 NO_ASSUMPTIONS = Assumptions()
@@ -152,6 +158,17 @@ def _union(parts: Iterable[_InfiniteSources]) -> _InfiniteSources:
 def _axiom_needs(scope: Scope) -> tuple[bool, bool]:
     """Return whether *scope* contains an exponential, and whether rounding changes one of its constants."""
     return _scalar_needs(scope.body)
+
+
+@lru_cache(1 << 12)
+def _sums_in_functions(body: Scalar, inside: bool = False) -> bool:
+    """Whether *body* contains a scope with summations in a function that is no sum, product or quotient."""
+    match body:
+        case Access(Scope() as source):
+            return (inside and bool(source.summations)) or _sums_in_functions(source.body, inside)
+        case Apply(op, args):
+            return any(_sums_in_functions(arg, inside or op not in ("+", "-", "*", "/", "neg")) for arg in args)
+    return False
 
 
 def _scalar_needs(body: Scalar) -> tuple[bool, bool]:

@@ -113,6 +113,8 @@ def _applied(space: TermSpace, op: str, args: list[Polynomial]) -> Polynomial:
 def _scope_cases(space: TermSpace, scope: Scope, at: tuple[Form, ...]) -> list[Case]:
     if reduces(scope):
         split = _without_constant_exponential(scope) if space.given.exponential else None
+        if split is None and space.given.factored and not space.given.unsure(scope.body):
+            split = _without_constant_factors(scope)
         if split is None:
             return opaque_case(space, scope, at)
         outside, rest = split
@@ -146,6 +148,40 @@ def _without_constant_exponential(scope: Scope) -> tuple[Scalar, Scope] | None:
             case _:
                 inside.append(factor)
     return (mul(*outside), replace(scope, body=mul(*inside))) if outside else None
+
+
+def _without_constant_factors(scope: Scope) -> tuple[Scalar, Scope] | None:
+    r"""Return c and the rest of a sum of products that have the factor c, the same for all; None without.
+
+    :math:`\sum_y c_x f_{xy} = c_x \sum_y f_{xy}`.
+    """
+    if scope.reduce != "sum" or scope.domain or any(map(any, scope.padding)):
+        return None
+    outside, inside = list[Scalar](), list[Scalar]()
+    for factor in (part for read in factors(scope.body) for part in _opened_factors(read)):
+        kept = iterators_of(factor).isdisjoint(scope.summations)
+        (outside if kept else inside).append(factor)
+    if not outside or not inside:
+        return None
+    # ``mul`` would round the product of constants.
+    return Apply("*", tuple(outside)) if len(outside) > 1 else outside[0], replace(scope, body=mul(*inside))
+
+
+def _opened_factors(scalar: Scalar) -> Iterable[Scalar]:
+    """Yield the factors of *scalar*, those of scopes that sum nothing included.
+
+    A scope that is 0 around its box has the constants in it as factors.
+    """
+    match opened := _opened(scalar):
+        case Access(Scope(summations=(), value=0) as inner, index):
+            parts = factors(inner.body)
+            numbers = [part for part in parts if isinstance(part, Const) and isfinite(part.value)]
+            if numbers and len(numbers) < len(parts):
+                yield from numbers
+                rest = (part for part in parts if part not in numbers)
+                yield Access(replace(inner, body=mul(*rest)), index)
+                return
+    yield from factors(opened)
 
 
 def _opened(scalar: Scalar) -> Scalar:

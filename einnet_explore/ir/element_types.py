@@ -293,26 +293,56 @@ class IntegerRanges:
 
 
 def is_exact_cast(body: Apply) -> bool:
-    """Whether *body* is a rounding or a cast of integers that its type has, so that it is its argument."""
-    kind = ELEMENT_TYPES.get(body.op)
-    if kind is None and body.op != "round":
+    """Whether *body* is a rounding or a cast of numbers that its type has, so that it is its argument."""
+    kind, (arg, *_) = ELEMENT_TYPES.get(body.op), body.args
+    own = ELEMENT_TYPES.get(scalar_type(arg))
+    if own is None or (kind is None and body.op != "round"):
         return False
-    own = ELEMENT_TYPES.get(scalar_type(body.args[0]))
-    if own is None or kind is None or not own.is_integer:
-        return own is not None and own.is_integer
-    low, high = IntegerRanges().scalar(body.args[0])
+    if kind is None:
+        return own.is_integer
+    if not own.is_integer:
+        low, high = _limits(arg)
+        return kind.is_integer and kind.low <= low and high <= kind.high and _is_whole(arg)
+    low, high = IntegerRanges().scalar(arg)
     most = 1 << kind.digits
     return kind.low <= low and high <= kind.high if kind.is_integer else -most <= low and high <= most
 
 
-def computing_type(scope: Scope) -> str:
+def _is_whole(body: Scalar) -> bool:
+    """Whether all values of *body*, in floating point, are integers."""
+    match body:
+        case Const(value):
+            return isfinite(value) and value == int(value)
+        case Apply("round", _):
+            return True
+        case Apply(op, args) if op in (*_MODULAR, "abs", "relu", "maximum", "minimum"):
+            return all(map(_is_whole, args))
+    kind = ELEMENT_TYPES.get(scalar_type(body))
+    return kind is not None and kind.is_integer
+
+
+def _limits(body: Scalar) -> tuple[float, float]:
+    """Return bounds of *body*, in floating point: those that constants in its maxima and minima are."""
+    match body:
+        case Const(value):
+            return float(value), float(value)
+        case Apply("maximum" | "minimum" | "relu" as op, args):
+            lows, highs = zip(*map(_limits, args if op != "relu" else (*args, Const(0))), strict=True)
+            choose = min if op == "minimum" else max
+            return choose(lows), choose(highs)
+    return -inf, inf
+
+
+def computing_type(scope: Scope, wraps: bool = False) -> str:
     """Return the type in which a kernel of *scope* computes: ``int32``, ``int64``, ``float32`` or ``float64``.
 
-    All integers are exact in it: ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.
+    All integers are exact in it: ``float32`` where none of the integer results exceeds 2²⁴, else ``float64``.  Only
+    sums and products under a cast may leave their type; *wraps*: a cast reads the scope.
     """
-    kinds, most = _kinds(scope.body), 1 << ELEMENT_TYPES[FLOAT32].digits
+    kinds, most = _kinds(scope.body, wraps), 1 << ELEMENT_TYPES[FLOAT32].digits
     if (kind := ELEMENT_TYPES[element_type(scope)]).is_integer and scope.summations:
-        kinds.add((kind.name, max(map(abs, IntegerRanges().scope(scope)))))
+        size = max(map(abs, IntegerRanges().scope(scope)))
+        kinds.add((kind.name, size if wraps else min(size, kind.high)))
     if all(ELEMENT_TYPES[kind].is_integer for kind, _ in kinds):
         narrow = element_type(scope) != "int64" and all(
             kind not in ("int64", "uint32") and size <= ELEMENT_TYPES["int32"].high for kind, size in kinds
@@ -321,21 +351,25 @@ def computing_type(scope: Scope) -> str:
     return "float64" if any(kind == "float64" or size > most for kind, size in kinds) else FLOAT32
 
 
-def _kinds(body: Scalar) -> set[tuple[str, int]]:
-    """Return the types of *body* and its parts, with the magnitudes of what is computed in integers."""
+def _kinds(body: Scalar, wraps: bool = False) -> set[tuple[str, int]]:
+    """Return the types of *body* and its parts, with the magnitudes of what is computed in integers.
+
+    *wraps*: sums and products may leave their type.
+    """
     kind = ELEMENT_TYPES.get(scalar_type(body))
     found: set[tuple[str, int]] = set()
     match body:
-        case Access(Scope(body=inner)):
-            found |= _kinds(inner)
-        case Apply(args=args):
-            found |= {pair for arg in args for pair in _kinds(arg)}
+        case Access(Scope(body=inner, reduce=reduced)):
+            found |= _kinds(inner, wraps and reduced in ("sum", "prod"))
+        case Apply(op, args):
+            under = op in ELEMENT_TYPES or (wraps and op in (*_MODULAR, "where", "select"))
+            found |= {pair for arg in args for pair in _kinds(arg, under)}
     if kind is not None:
         computed = kind.is_integer and (
             isinstance(body, Apply) or (isinstance(body, Access) and isinstance(body.source, Scope))
         )
         size = max(map(abs, IntegerRanges().scalar(body))) if computed else 0
-        found.add((kind.name, size))
+        found.add((kind.name, size if wraps else min(size, kind.high)))
     return found
 
 

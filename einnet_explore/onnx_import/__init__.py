@@ -13,6 +13,7 @@ from einnet_explore.onnx_import.elementwise import ELEMENTWISE, SELECTION
 from einnet_explore.onnx_import.layout import LAYOUT
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NodeCall, NotUnderstood, OnnxOperator, unsupported_attributes
+from einnet_explore.onnx_import.quantization import QUANTIZATION
 from einnet_explore.onnx_import.reduction import NORMALIZATION, REDUCTIONS_ONNX
 from einnet_explore.onnx_import.resizing import RESIZE
 from einnet_explore.support.errors import Refused
@@ -30,7 +31,7 @@ def operators_by_name(*groups: Iterable[OnnxOperator]) -> Mapping[str, OnnxOpera
 
 
 OPERATORS_ONNX = operators_by_name(
-    ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION
+    ELEMENTWISE, CONTRACTIONS, REDUCTIONS_ONNX, LAYOUT, RESIZE, NORMALIZATION, SELECTION, ATTENTION, QUANTIZATION
 )
 """Every ONNX operator with a canonical expression, by name."""
 
@@ -49,7 +50,7 @@ def express(
         return NotUnderstood(f"operator {where} has no canonical expression")
     value = model.values.get(node.results[0]) if node.results else None
     dtype = value.dtype if value else None
-    if dtype is None or dtype.kind not in ("fiu" if operator.integers else "f"):
+    if dtype is None or dtype.kind not in ("fiub" if operator.integers else "f"):
         return NotUnderstood(f"elements are {dtype}, not real numbers")
     known = frozenset(operator.attributes.split())
     if new := unsupported_attributes(node, model.opset, known):

@@ -11,17 +11,29 @@ Source: the ONNX operator reference.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from einnet_explore.ir import Access, Apply, Compare, Const, Equation, Index, Iterator, Scalar, Scope, Tensor, add, mul
 from einnet_explore.onnx_import.model import Shape
 from einnet_explore.onnx_import.node_call import NodeCall, OnnxOperator, access, as_indices, broadcast, extent_iterators
 from einnet_explore.support.errors import Refused
 
+Factor: TypeAlias = "Callable[[Access], Scalar]"
+"""Returns the factor of a product that is computed of a read."""
+
+
+def _read(read: Access) -> Scalar:
+    return read
+
 
 def _matmul(call: NodeCall) -> Iterable[Equation]:
-    a, b = call.tensor(0), call.tensor(1)
+    yield call.equation(matrix_product(call, call.tensor(0), call.tensor(1)))
+
+
+def matrix_product(call: NodeCall, a: Tensor, b: Tensor, left: Factor = _read, right: Factor = _read) -> Scope:
+    """Return the result of *call*: the sum of products of *left* of elements of *a* and *right* of elements of *b*."""
     k = Iterator("k", 0, a.shape[-1])
     xs = list(extent_iterators(call.out.shape, "b"))
     if len(b.shape) > 1:
@@ -33,9 +45,9 @@ def _matmul(call: NodeCall) -> Iterable[Equation]:
     rest = at[: len(at) - len(columns)]
     rows = rest[-1:] if len(a.shape) > 1 else ()
     batch = rest[: len(rest) - len(rows)]
-    left = _batch_access(a, batch, (*rows, Index(((k, 1),))))
-    right = _batch_access(b, batch, (Index(((k, 1),)), *columns))
-    yield call.equation(Scope(tuple(xs), (k,), mul(left, right)))
+    first = _batch_access(a, batch, (*rows, Index(((k, 1),))))
+    second = _batch_access(b, batch, (Index(((k, 1),)), *columns))
+    return Scope(tuple(xs), (k,), mul(left(first), right(second)))
 
 
 def _batch_access(source: Tensor, batch: tuple[Index, ...], matrix: tuple[Index, ...]) -> Access:
@@ -107,6 +119,8 @@ def _terms(formula: str, ranks: Shape) -> tuple[tuple[str, ...], str, str]:
 WINDOW_ATTRIBUTES = "auto_pad kernel_shape strides dilations pads"
 """Attributes of operators with a sliding window; the weights, if any, determine the kernel's shape."""
 
+CONVOLUTION_ATTRIBUTES = f"{WINDOW_ATTRIBUTES} group"
+
 
 def sliding_window(call: NodeCall, kernel: Shape, spatial: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
     """Return (strides, dilations, leading padding) of a node that slides a window of *kernel* over *spatial*."""
@@ -144,8 +158,22 @@ def _names(rank: int) -> tuple[str, str]:
 
 
 def _conv(call: NodeCall) -> Iterable[Equation]:
-    x, k, out = call.tensor(0), call.tensor(1), call.out.shape
-    groups = call.get("group", 1)
+    yield from ungroup_channels(call, convolution(call, call.tensor(0), call.tensor(1)), _bias(call))
+
+
+def _bias(call: NodeCall) -> Factor | None:
+    """Return the addition of the bias to an element of the result; None without a bias."""
+    return (lambda total: add(total, access(call.tensor(2), total.index[1]))) if call.has(2) else None
+
+
+def convolution(
+    call: NodeCall, x: Tensor, k: Tensor, left: Factor = _read, right: Factor = _read, value: float = 0
+) -> Scope:
+    """Return the sum of products of *left* of the elements of *x*, *value* around it, and *right* of those of *k*.
+
+    Groups are a traversal of their own, the second one.
+    """
+    out, groups = call.out.shape, call.get("group", 1)
     kernel = k.shape[2:]
     names = _names(len(kernel))
     strides, dilations, begin = sliding_window(call, kernel, x.shape[2:], out[2:])
@@ -155,9 +183,9 @@ def _conv(call: NodeCall) -> Iterable[Equation]:
     rs = tuple(Iterator(name, 0, size) for name, size in zip(names[1], kernel, strict=True))
     at = tuple(h * s + r * d - p for h, r, s, d, p in zip(hs, rs, strides, dilations, begin, strict=True))
     one = groups == 1
-    left = access(x, n, c if one else g * k.shape[1] + c, *at)
-    right = access(k, f if one else g * f.extent + f, c, *rs)
-    yield from _ungroup_channels(call, Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left, right)))
+    first = access(x, n, c if one else g * k.shape[1] + c, *at, value=value)
+    second = access(k, f if one else g * f.extent + f, c, *rs)
+    return Scope((n, *(() if one else (g,)), f, *hs), (c, *rs), mul(left(first), right(second)))
 
 
 def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
@@ -180,7 +208,9 @@ def _conv_transpose(call: NodeCall) -> Iterable[Equation]:
     for i, d in zip(shifted, dilations, strict=True):
         if d > 1:  # a dilated kernel is 0 between its taps
             right = Apply("where", (Compare("==", i % d, Index()), right, Const(0)))
-    yield from _ungroup_channels(call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)))
+    yield from ungroup_channels(
+        call, Scope((n, *(() if one else (g,)), f, *ys), (c, *hs), mul(left, right)), _bias(call)
+    )
 
 
 def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Shape:
@@ -204,32 +234,39 @@ def _transposed_padding(call: NodeCall, strides: Shape, dilations: Shape) -> Sha
     return tuple(t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total)
 
 
-def _ungroup_channels(call: NodeCall, scope: Scope) -> Iterable[Equation]:
-    """Yield the equations of the node's result from *scope*: groups viewed as channels, bias added."""
-    grouped = len(scope.traversals) > len(call.out.shape)
-    if not grouped and not call.has(2):
+def ungroup_channels(call: NodeCall, scope: Scope, finish: Factor | None = None) -> Iterable[Equation]:
+    """Yield the equations of the result from *scope*: groups viewed as channels, then *finish* of each element."""
+    if finish is None and len(scope.traversals) == len(call.out.shape):
         yield call.equation(scope)
         return
-    yield (summed := call.equation(scope, "product"))
-    names = [x for x in scope.traversals if not (grouped and x is scope.traversals[1])]
+    *before, last = channel_equations(call, scope)
+    yield from before
+    if finish is None:
+        yield call.equation(last.scope)
+        return
+    yield last
+    xs = last.scope.traversals
+    yield call.equation(Scope(xs, (), finish(last.tensor[xs])))
+
+
+def channel_equations(call: NodeCall, scope: Scope) -> tuple[Equation, ...]:
+    """Return the equations of *scope*, which may have a traversal for groups; the last has the result's shape."""
+    summed = call.equation(scope, "product")
+    if len(scope.traversals) == len(call.out.shape):
+        return (summed,)
+    names = [x for x in scope.traversals if x is not scope.traversals[1]]
     xs = tuple(replace(x, hi=size) for x, size in zip(names, call.out.shape, strict=True))
     n, f, *rest = as_indices(xs)
     per_group = scope.traversals[2].extent
-    at = (n, f // per_group, f % per_group, *rest) if grouped else (n, f, *rest)
-    body: Scalar = access(summed.tensor, *at)
-    if call.has(2):
-        if grouped:
-            yield (viewed := call.equation(Scope(xs, (), body), "view"))
-            body = access(viewed.tensor, *xs)
-        body = add(body, access(call.tensor(2), f))
-    yield call.equation(Scope(xs, (), body))
+    element = access(summed.tensor, n, f // per_group, f % per_group, *rest)
+    return summed, call.equation(Scope(xs, (), element), "view")
 
 
 CONTRACTIONS: tuple[OnnxOperator, ...] = (
     OnnxOperator("MatMul", "contraction", _matmul),
     OnnxOperator("Gemm", "contraction", _gemm, attributes="alpha beta transA transB"),
     OnnxOperator("Einsum", "contraction", _einsum, attributes="equation"),
-    OnnxOperator("Conv", "contraction", _conv, attributes=f"{WINDOW_ATTRIBUTES} group"),
+    OnnxOperator("Conv", "contraction", _conv, attributes=CONVOLUTION_ATTRIBUTES),
     OnnxOperator(
         "ConvTranspose",
         "contraction",

@@ -18,7 +18,7 @@ from math import inf, pi, sqrt
 
 import numpy as np
 
-from einnet_explore.ir import Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
+from einnet_explore.ir import ELEMENT_TYPES, Apply, Compare, Const, Equation, Index, Scalar, Scope, add, mul
 from einnet_explore.ir.scalar_functions import ERF, FUNCTIONS, SCALAR_FUNCTIONS
 from einnet_explore.onnx_import.model import Array
 from einnet_explore.onnx_import.node_call import Express, NodeCall, OnnxOperator, as_indices, extent_iterators
@@ -153,9 +153,14 @@ def _clip(call: NodeCall) -> Iterable[Equation]:
     xs = extent_iterators(call.out.shape)
     at = as_indices(xs)
     body = call.operand(0, at)
-    smallest, largest = float(call.float_limits.min), float(call.float_limits.max)
-    for n, attribute, default, op, none in ((1, "min", smallest, "maximum", -inf), (2, "max", largest, "minimum", inf)):
-        limit = call.operand(n, at) if call.has(n) else Const(call.get(attribute, default))
+    kind = ELEMENT_TYPES[call.out.dtype]
+    for n, attribute, default, op, none in (
+        (1, "min", kind.low, "maximum", -inf),
+        (2, "max", kind.high, "minimum", inf),
+    ):
+        if kind.is_integer and not call.has(n):
+            continue
+        limit = call.operand(n, at) if call.has(n) else Const(call.get(attribute, float(default)))
         if limit == Const(none):
             continue
         body = _positive_part(body) if op == "maximum" and limit == Const(0) else fn(op, body, limit)
@@ -189,33 +194,33 @@ def _dropout(call: NodeCall) -> Iterable[Equation]:
 
 
 def _cast(call: NodeCall) -> Iterable[Equation]:
-    found, wanted = (call.model.dtype(name) for name in (call.node.inputs[0], call.node.outputs[0]))
-    if found != wanted:
-        raise Refused(f"it converts {found} to {wanted}")
-    yield from _unary(lambda _, x: x)(call)
+    found, wanted = (str(call.model.dtype(name)) for name in (call.node.inputs[0], call.node.outputs[0]))
+    yield from _unary(lambda _, x: x if found == wanted else fn(wanted, x))(call)
 
 
 ELEMENTWISE: tuple[OnnxOperator, ...] = (
-    OnnxOperator("Add", "elementwise", _all(lambda args: add(*args))),
-    OnnxOperator("Sub", "elementwise", _binary("-")),
-    OnnxOperator("Mul", "elementwise", _all(lambda args: mul(*args))),
+    OnnxOperator("Add", "elementwise", _all(lambda args: add(*args)), integers=True),
+    OnnxOperator("Sub", "elementwise", _binary("-"), integers=True),
+    OnnxOperator("Mul", "elementwise", _all(lambda args: mul(*args)), integers=True),
     OnnxOperator("Div", "elementwise", _all(lambda args: _quotient(*args))),
     OnnxOperator("Sum", "elementwise", _all(lambda args: add(*args))),
     OnnxOperator("Mean", "elementwise", _all(_mean)),
-    OnnxOperator("Neg", "elementwise", _function("neg")),
+    OnnxOperator("Neg", "elementwise", _function("neg"), integers=True),
     OnnxOperator("Reciprocal", "elementwise", _unary(lambda _, x: fn("/", Const(1), x))),
     OnnxOperator("Identity", "layout", _unary(lambda _, x: x), integers=True),
     OnnxOperator("Dropout", "layout", _dropout, attributes="ratio seed is_test"),
-    OnnxOperator("Cast", "layout", _cast, attributes="to saturate round_mode"),
-    OnnxOperator("Max", "activation", _all(lambda args: reduce(_maximum, args))),
-    OnnxOperator("Min", "activation", _all(lambda args: reduce(lambda a, b: fn("minimum", a, b), args))),
+    OnnxOperator("Cast", "elementwise", _cast, integers=True, attributes="to saturate round_mode"),
+    OnnxOperator("Max", "activation", _all(lambda args: reduce(_maximum, args)), integers=True),
+    OnnxOperator("Min", "activation", _all(lambda args: reduce(lambda a, b: fn("minimum", a, b), args)), integers=True),
     OnnxOperator("Pow", "activation", _all(_power)),
     *(
-        OnnxOperator(SCALAR_FUNCTIONS[name].onnx, "activation", _function(name))
+        OnnxOperator(
+            SCALAR_FUNCTIONS[name].onnx, "activation", _function(name), integers=SCALAR_FUNCTIONS[name].is_integral
+        )
         for name, count in FUNCTIONS.items()
         if count == 1 and SCALAR_FUNCTIONS[name].onnx
     ),
-    OnnxOperator("Clip", "activation", _clip, attributes="min max"),
+    OnnxOperator("Clip", "activation", _clip, integers=True, attributes="min max"),
     OnnxOperator("PRelu", "activation", _prelu),
     OnnxOperator("LeakyRelu", "activation", _unary(_leaky), attributes="alpha"),
     OnnxOperator("Elu", "activation", _unary(_elu), attributes="alpha"),

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from einnet_explore.ir import Equation, Index, Scope, add, as_index
+from einnet_explore.ir import Access, Apply, Compare, Equation, Index, Scalar, Scope, add, as_index
 from einnet_explore.onnx_import.model import Array, Shape
 from einnet_explore.onnx_import.node_call import (
     Express,
@@ -99,16 +99,25 @@ def _split(call: NodeCall) -> Iterable[Equation]:
 
 
 def _concat(call: NodeCall) -> Iterable[Equation]:
-    """The sum of the operands, each shifted to its position and 0 elsewhere: a linear expression."""
+    """The sum of the operands, each shifted to its position and 0 elsewhere: a linear expression.
+
+    Types in which a sum would be computed in another one choose by position.
+    """
     axis = call.axis(call.get("axis", 0), len(call.out.shape))
     xs = extent_iterators(call.out.shape)
-    start, parts = 0, []
+    start, parts = 0, list[tuple[int, Access]]()
     for n in range(len(call.node.inputs)):
         source = call.tensor(n)
         at = [as_index(x) - start if d == axis else as_index(x) for d, x in enumerate(xs)]
-        parts.append(access(source, *at))
         start += source.shape[axis]
-    yield call.equation(Scope(xs, (), add(*parts)))
+        parts.append((start, access(source, *at)))
+    if call.out.dtype in ("float32", "float64"):
+        yield call.equation(Scope(xs, (), add(*(part for _, part in parts))))
+        return
+    body: Scalar = parts[-1][1]
+    for end, part in reversed(parts[:-1]):
+        body = Apply("where", (Compare("<", as_index(xs[axis]), Index((), end)), part, body))
+    yield call.equation(Scope(xs, (), body))
 
 
 def _pad(call: NodeCall) -> Iterable[Equation]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
+from itertools import chain, count
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -129,7 +129,8 @@ def load_model(
 ) -> Model:
     """Read *model*, set the *shapes* of its dynamic inputs, check it and normalise it (see ``Model``).
 
-    Elements of 16 bits become float32 (see ``widen``).  *rewrite* returns an equal model for everything but
+    Elements of 16 bits become float32 (see ``widen``); each reader of a dequantised value has its own
+    ``DequantizeLinear``.  *rewrite* returns an equal model for everything but
     ``Model.original``.
 
     Raises ModelError for a file that is missing, truncated or not ONNX, an IR version or opset that is too new, names
@@ -151,8 +152,34 @@ def load_model(
     check_weights(file, list_nodes(proto.graph), _arrays(file, proto.graph))
     proto.ir_version = max(proto.ir_version, _IR_OF_WEIGHTS)
     proto, folded = fold_constants(file, convert_opset(file, fold_shape_computations(file, proto)))
-    known = replace(with_interpolation_matrices(_model(file, proto, original, folded)), dynamic=dynamic)
+    known = replace(
+        with_interpolation_matrices(_model(file, _copy_dequantizations(proto), original, folded)), dynamic=dynamic
+    )
     return replace(known, stored=stored, narrow=tuple(sorted(types))) if is_widened else known
+
+
+def _copy_dequantizations(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Give each reader of a dequantised value its own ``DequantizeLinear``: readers can then compute in integers."""
+    graph = proto.graph
+    made = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear" and not node.domain}
+    if not made:
+        return proto
+    infos = {value.name: value for value in graph.value_info}
+    taken = {name for node in graph.node for name in (*node.input, *node.output)}
+    read, nodes = {value.name for value in graph.output}, list[onnx.NodeProto]()
+    for node in graph.node:
+        for n, name in enumerate(node.input):
+            if name in made and name in read and name in infos:
+                copy, info = copy_message(made[name]), copy_message(infos[name])
+                copy.output[0] = info.name = next(new for k in count(1) if (new := f"{name}/{k}") not in taken)
+                taken.add(info.name)
+                node.input[n] = info.name
+                nodes.append(copy)
+                graph.value_info.append(info)
+            read.add(name)
+        nodes.append(node)
+    replace_contents(graph.node, nodes)
+    return proto
 
 
 def _widened(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:

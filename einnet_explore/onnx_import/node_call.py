@@ -12,14 +12,19 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from einnet_explore.analysis.equations import is_typed
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     Access,
+    Apply,
     Box,
     Const,
     Equation,
     Index,
     IndexLike,
+    IntegerRanges,
     Iterator,
+    Overflow,
     Padding,
     Program,
     Scalar,
@@ -27,11 +32,13 @@ from einnet_explore.ir import (
     Table,
     Tensor,
     as_index,
+    element_type,
     map_accesses,
     tensors,
 )
 from einnet_explore.onnx_import.model import Array, Model, ModelNode, Shape
 from einnet_explore.support.errors import Refused
+from einnet_explore.syntax.printer import describe_overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +136,31 @@ class NodeCall:
         return f"{self.out.name}__{word}"
 
     def equation(self, scope: Scope, word: str = "") -> Equation:
-        """Return the equation of the node's result, or of its intermediate result *word*; check the result's shape."""
+        """Return the equation of the node's result, or of its intermediate result *word*; check shape, type and range.
+
+        Elementwise integer arithmetic that may leave the result's type wraps, as ONNX's operators do.
+        """
         if word:
+            self._require_range(scope)
             return Equation(self.intermediate_name(word), scope)
         if scope.shape != self.out.shape:
             raise Refused(f"the expression has shape {scope.shape}, the model says {self.out.shape}")
+        found, wanted = element_type(scope), self.out.dtype
+        if found != wanted or self._overflow(scope) is not None:
+            if not (ELEMENT_TYPES[found].is_integer and ELEMENT_TYPES[wanted].is_integer and not scope.summations):
+                self._require_range(scope)
+                raise Refused(f"the expression has elements of {found}, the model says {wanted}")
+            scope = replace(scope, body=Apply(wanted, (scope.body,)))
+            self._require_range(scope)
         return Equation(self.out.name, scope)
+
+    def _overflow(self, scope: Scope) -> Overflow | None:
+        return IntegerRanges().equation(self.out.name, scope) if is_typed(scope) else None
+
+    def _require_range(self, scope: Scope) -> None:
+        """Refuse a *scope* with an integer result that may be beyond its type."""
+        if (overflow := self._overflow(scope)) is not None:
+            raise Refused(describe_overflow(self.out.name, overflow))
 
     def require_single_output(self) -> None:
         """Refuse a node if its second or a later output is used."""
@@ -254,7 +280,10 @@ def progression(values: Array, x: Iterator) -> Index | None:
 def _tensor(name: str, model: Model) -> Tensor:
     if not model.is_static(name):
         raise Refused(f"the shape of {name} is not known before the model runs")
-    return Tensor(model.identifiers[name], model.shape(name), weight=name in model.weights)
+    kind = str(model.dtype(name))
+    if kind not in ELEMENT_TYPES:
+        raise Refused(f"{name} has elements of {kind}, expected one of {', '.join(ELEMENT_TYPES)}")
+    return Tensor(model.identifiers[name], model.shape(name), weight=name in model.weights, dtype=kind)
 
 
 PaddedWith: TypeAlias = "tuple[Padding, float]"

@@ -65,7 +65,7 @@ MAX_INPUT_DRAWS = 16
 
 
 def random_model_inputs(of: Model | onnx.ModelProto | onnxruntime.InferenceSession, seed: int = 0) -> dict[str, Array]:
-    """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), integers 0 and 1, truth values.
+    """Return arrays for every input, equal for equal *seed*: reals from N(0, 1), any bytes, else integers 0 and 1.
 
     Raises Refused for an input without static shape, or one that is no tensor of numbers.
     """
@@ -81,6 +81,8 @@ def _random(name: str, dtype: np.dtype | None, shape: tuple[object, ...], rng: n
         case "f":
             return np.asarray(rng.standard_normal(sizes), dtype)  # of rank 0 it is an array too
         case "i" | "u":
+            if dtype is not None and dtype.itemsize == 1:  # no index, as others may be
+                return np.asarray(rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, sizes, endpoint=True), dtype)
             return np.asarray(rng.integers(0, 2, sizes), dtype)
         case "b":
             return np.asarray(rng.integers(0, 2, sizes), np.bool_)

@@ -25,11 +25,9 @@ from graphlib import TopologicalSorter
 from itertools import combinations, permutations
 from math import prod
 
-import numpy as np
-
 from einnet_explore.analysis.counts import is_compute_bound
 from einnet_explore.analysis.products import is_multilinear
-from einnet_explore.ir import Access, Apply, Const, Equation, Program, Scope, scopes, tensors
+from einnet_explore.ir import ELEMENT_TYPES, Access, Apply, Const, Equation, Program, Scope, scopes, tensors
 from einnet_explore.onnx_import import OPERATORS_ONNX, express
 from einnet_explore.onnx_import.model import Model, ModelNode
 from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
@@ -425,12 +423,13 @@ def partition(model: Model) -> Split:
         if n not in used:
             skipped[n] = "no output depends on it"
             continue
-        match _float_equations(node, model):
+        match _typed_equations(node, model):
             case NotUnderstood(reason):
                 skipped[n] = reason
             case equations:
                 understood[n] = tuple(replace(e, scope=with_conditions(e.scope, masks)) for e in equations)
     units = NodeGroups(model, understood)
+    _join_conversions(units)
     join_rows(units)
     join_products(units)
     _join_around_contractions(units)
@@ -464,21 +463,60 @@ def _used_nodes(model: Model) -> set[int]:
     return found
 
 
-def _float_equations(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
-    """Return the equations of a node whose tensors are all float32."""
+KERNEL_TYPES = ("float32", "float64", "int8", "uint8", "int32")
+"""Element types of values that generated kernels read and write."""
+
+
+def _typed_equations(node: ModelNode, model: Model) -> tuple[Equation, ...] | NotUnderstood:
+    """Return the equations of a node whose operands and results all have types of kernels."""
     found = express(node, model)
     if isinstance(found, NotUnderstood):
         return found
-    for name in node.results:
-        if model.dtype(name) != np.float32:
-            return NotUnderstood(f"elements are {model.dtype(name)}, subprograms compute float32")
+    values = {model.identifiers[name] for name in (*node.reads, *node.results)}
+    for tensor in (t for e in found for t in (e.tensor, *tensors(e.scope)) if t.name in values):
+        if tensor.dtype not in KERNEL_TYPES:
+            return NotUnderstood(f"elements are {tensor.dtype}, subprograms have {', '.join(KERNEL_TYPES)}")
     return found
+
+
+def _join_conversions(units: NodeGroups) -> None:
+    """Join each contraction with the nodes before it that make its operands from narrower elements, and move them."""
+    for n in units.understood:
+        for source in sorted(units.before[n]) if units.kind(n) == "contraction" else ():
+            reader = n
+            for node in _conversion(units, source, n):
+                units.join(node, reader)
+                reader = node
+
+
+def _conversion(units: NodeGroups, source: int, reader: int) -> list[int]:
+    """Return *source* and the nodes before it up to one that widens elements or reads weights only; else nothing.
+
+    Nobody else may read them.
+    """
+    found = list[int]()
+    while units.free(source) and units.after[source] == {reader}:
+        found.append(source)
+        if _widens(units.understood[source][-1]) or units.model.weights.keys() >= {*units.model.nodes[source].reads}:
+            return found
+        if units.kind(source) != "layout" or len(units.before[source]) != 1:
+            break
+        reader, (source,) = source, units.before[source]
+    return []
+
+
+def _widens(equation: Equation) -> bool:
+    """Whether each element of *equation* is made of one of a narrower type."""
+    made = equation.tensor
+    read = (t for t in tensors(equation.scope) if t.shape == made.shape)
+    return any(ELEMENT_TYPES[t.dtype].bits < ELEMENT_TYPES[made.dtype].bits for t in read)
 
 
 def _join_around_contractions(units: NodeGroups) -> None:
     """Join each contraction with the cheap nodes that read its group, and with re-indexings before it.
 
-    A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.
+    A node with a larger result is left out: a small product that scales a large tensor has no part in its cost.  So is
+    one with wider elements: narrow ones are written.
     """
     for n in units.understood:
         if units.kind(n) != "contraction":
@@ -490,7 +528,8 @@ def _join_around_contractions(units: NodeGroups) -> None:
         while frontier:
             m = frontier.pop(0)
             inside = units.of[m] == units.of[n] and units.kind(m) != "contraction"
-            fits = units.free(m) and units.size(m) <= units.size(n) and _keeps_values_inside(m, n, units)
+            fits = units.free(m) and units.size(m) <= units.size(n) and not _widens(units.understood[m][-1])
+            fits = fits and _keeps_values_inside(m, n, units)
             if inside or (fits and units.join(n, m)):
                 frontier = sorted({*frontier, *units.after[m]})
 

@@ -29,7 +29,17 @@ from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.equivalence.verdict import PROOF_KINDS
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Equation, Program, Scope, Tensor, map_tensors, scopes, tensors
+from einnet_explore.ir import (
+    ELEMENT_TYPES,
+    FLOAT32,
+    Equation,
+    Program,
+    Scope,
+    Tensor,
+    map_tensors,
+    scopes,
+    tensors,
+)
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.model import Model, ModelNode, ModelValue, Shape
 from einnet_explore.onnx_import.node_call import (
@@ -140,6 +150,7 @@ class Sweep:
     samples: tuple[Mapping[str, ValueSample], Mapping[str, ValueSample]]
     weights: Mapping[str, Array]
     shapes: Mapping[str, Shape]
+    types: Mapping[str, str]
     same: dict[str, str]
     in_blocks: bool = False
     folded: list[FoldedWeight] = field(default_factory=list)
@@ -374,7 +385,9 @@ class Sweep:
             root is None and name in self.same
         ):  # known, and compared with one more value
             xs = extent_iterators(self.shapes[name])
-            root = Equation(RESULT, Scope(xs, (), Tensor(name, self.shapes[name])[xs]))
+            root = Equation(
+                RESULT, Scope(xs, (), Tensor(name, self.shapes[name], dtype=self.types.get(name, FLOAT32))[xs])
+            )
         if root is None:
             raise Refused(f"{name} has no equation")
         definitions = self._definitions(side, root, levels)
@@ -385,7 +398,8 @@ class Sweep:
             shape = self.shapes.get(known, t.shape)
             if shape == t.shape:
                 return replace(t, name=known, weight=weight)
-            return replace(_reshaped(Tensor(known, shape, weight=weight), t.shape), padding=t.padding, value=t.value)
+            source = Tensor(known, shape, weight=weight, dtype=t.dtype)
+            return replace(_reshaped(source, t.shape), padding=t.padding, value=t.value)
 
         made = {each.name: map_tensors(each.scope, represent) for each in definitions.values()}
         order = TopologicalSorter({one: {t.name for t in tensors(made[one])} & made.keys() for one in made})
@@ -460,7 +474,13 @@ def open_sweep(first: Model, second: Model, seeds: Iterable[int] = (0, 1), stop:
         for name, value in side.model.values.items()
         if value.shape is not None
     }
-    sweep = Sweep(one, other, samples, weights, shapes, same, in_blocks is not None, stop=stop)
+    types = {
+        side.tensor(name): str(value.dtype)
+        for side in (one, other)
+        for name, value in side.model.values.items()
+        if str(value.dtype) in ELEMENT_TYPES
+    }
+    sweep = Sweep(one, other, samples, weights, shapes, types, same, in_blocks is not None, stop=stop)
     sweep.folded += [*_fold_constants(one, other), *_fold_constants(other, one)]
     return sweep
 

@@ -141,7 +141,7 @@ def _evaluate_blocks(
         window = windows[t.name]
         padding = tuple((lo - a, b - hi) for (lo, hi), (a, b) in zip(window, t.reach, strict=True))
         shape, origin = tuple(hi - lo for lo, hi in window), tuple(lo for lo, _ in window)
-        return Tensor(t.name, shape, padding, t.value, origin=origin)
+        return Tensor(t.name, shape, padding, t.value, origin=origin, dtype=t.dtype)
 
     for name in equations:
         scope = map_tensors(slices[name], restrict)

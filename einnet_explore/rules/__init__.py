@@ -28,7 +28,9 @@ from einnet_explore.rules.generation import (
 )
 from einnet_explore.rules.homomorphism import HOMOMORPHISM
 from einnet_explore.rules.inverse import inverse_rule
+from einnet_explore.rules.known_quotient import KNOWN_QUOTIENT
 from einnet_explore.rules.monotone_exchange import MONOTONE_EXCHANGE
+from einnet_explore.rules.padding_exchange import PADDING_EXCHANGE
 from einnet_explore.rules.part_extraction import PART_EXTRACTION
 from einnet_explore.rules.positive_scaling import POSITIVE_SCALING
 from einnet_explore.rules.prefix_splitting import PREFIX_SPLITTING
@@ -69,6 +71,7 @@ IDENTITIES: tuple[Rule[object], ...] = (
     POSITIVE_SCALING,
     MONOTONE_EXCHANGE,
     CANCELLATION,
+    KNOWN_QUOTIENT,
 )
 """Rules that the search of one expression does not try.
 
@@ -82,6 +85,7 @@ INTER_RULES: tuple[Rule[object], ...] = (EXPRESSION_SPLITTING, SIBLING_MERGING, 
 POST_RULES: tuple[Rule[object], ...] = (
     EXPRESSION_INLINING,
     EXPRESSION_EXTRACTION,
+    PADDING_EXCHANGE,
     PART_EXTRACTION,
     COMMON_SUBEXPRESSION,
     DEAD_EQUATION,
@@ -153,8 +157,10 @@ __all__ = [
     "IDENTITIES",
     "INTER_RULES",
     "INVERSE",
+    "KNOWN_QUOTIENT",
     "MONOTONE_EXCHANGE",
     "ONE_PASS_GENERATION",
+    "PADDING_EXCHANGE",
     "PART_EXTRACTION",
     "POSITIVE_SCALING",
     "POST_RULES",

@@ -27,11 +27,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from einnet_explore.analysis.counts import bytes_moved
-from einnet_explore.analysis.equations import resolve_access
+from einnet_explore.analysis.equations import is_typed, resolve_access
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.analysis.regions import always_holds
+from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     EOPERATOR,
     VIEW,
     Access,
@@ -63,6 +65,7 @@ from einnet_explore.runtime.implementations import (
     ImplementationChooser,
     KernelCall,
     TiledCall,
+    first_implementation,
     implementations_of,
     load_implementation,
     single_threaded_variant,
@@ -128,8 +131,11 @@ def fastest_implementation(
     (BackendError), now or though its time is known, is passed over.  Our own C kernel comes last: it is compiled and
     compared where the best of the others leaves something to gain, and again when another version writes such kernels.
     Where a short kernel by several threads is the best, the same by one thread is compared with it.  The result is
-    compiled.  Raises BackendError where no implementation is left.
+    compiled.  An equation of other types than ``float32`` takes the first one.  Raises BackendError where no
+    implementation is left.
     """
+    if is_typed(bound.equation.scope):
+        return first_implementation(bound, implementations)
     return _Choice(bound, store).take(implementations)
 
 
@@ -381,21 +387,24 @@ def _measure(
         case Equation(name, scope):
             inputs = {t.name: t for t in tensors(scope)}
             whole = Program(tuple(inputs.values()), (what,), (name,))
-            constants = {t.name: _random_array(t.shape) for t in whole.inputs if t.weight}
+            constants = {t.name: _random_array(t) for t in whole.inputs if t.weight}
         case Program():
             whole = what
-            constants = {t.name: _random_array(t.shape) for t in what.inputs if t.weight}
+            constants = {t.name: _random_array(t) for t in what.inputs if t.weight}
     compiled = compile_program(whole, threads, constants=constants, operators=operators, choose=chooser(store))
-    for array in compiled.inputs.values():
-        array[...] = _random_array(array.shape)
+    given = {t.name: t for t in whole.inputs}
+    for name, array in compiled.inputs.items():
+        array[...] = _random_array(given[name])
     if not compiled.calls:
         return 1e-9  # views and constants only: nothing is done when it runs
     times = time_calls({"it": compiled.execute}, rounds=9, min_seconds=min_seconds, enough=stop_after(3, 0.1))["it"]
     return min(times.samples)  # what else runs on the machine only ever adds time
 
 
-def _random_array(shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+def _random_array(tensor: Tensor) -> np.ndarray:
+    """Random elements of *tensor*: of ordinary size, or integers of its type."""
+    drawn = 16 * np.random.default_rng(0).standard_normal(tensor.shape)
+    return within_type(tensor, drawn if ELEMENT_TYPES[tensor.dtype].is_integer else drawn / 16).astype(tensor.dtype)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
 from einnet_explore.runtime.fused import FusedProgram
 from einnet_explore.runtime.integer_products import bind_integer_product, match_integer_product
-from einnet_explore.runtime.matrix_products import bind_matrix_product, matrices
+from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
 from einnet_explore.runtime.tvm_cpu import (
@@ -390,7 +390,7 @@ class ViewCall:
         if found == (0, row_major_strides(shape)) and prod(writer.shapes[source]) == prod(shape):
             writer.reshape(writer.value(source), shape, makes)
             return True
-        return self._copy.write(writer, makes)
+        return not is_typed(self.scope) and self._copy.write(writer, makes)
 
     @cached_property
     def _copy(self) -> KernelCall:
@@ -502,7 +502,7 @@ def tiled_contraction(scope: Scope, constant: Collection[str] = (), threads: int
 @lru_cache(1 << 12)  # every candidate and every plan asks again, and a choice takes up to 40 ms
 def _choose(scope: Scope, machine: Machine) -> tuple[SumOfProducts, RegisterTile] | None:
     """*scope* as a contraction, and its tile."""
-    found = match_sum_of_products(scope)
+    found = None if is_typed(scope) else match_sum_of_products(scope)
     if found is None or any(x.extent == 0 for x in (*found.traversals, *found.summations)):
         return None
     if max(map(prod, (scope.shape, *(t.shape for t in tensors(scope))))) > MAX_ELEMENTS:
@@ -559,12 +559,7 @@ def first_implementation(bound: BoundEquation, implementations: Iterable[Impleme
 def view_call(bound: BoundEquation) -> ViewCall | None:
     """*bound* as a view of an array; None if it is none."""
     equation = bound.equation
-    if (
-        equation.via is None
-        or equation.via.operator != VIEW
-        or is_typed(equation.scope)
-        or view_strides(equation.scope) is None
-    ):
+    if equation.via is None or equation.via.operator != VIEW or view_strides(equation.scope) is None:
         return None
     call = ViewCall(equation.scope, bound.inlined, bound.threads)
     return None if call.view(bound.arrays) is None else call
@@ -594,11 +589,20 @@ def implementations_of(bound: BoundEquation) -> Iterable[Implementation]:
 
 
 def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
-    product = match_integer_product(bound.equation.scope)
-    if product is not None and bound.out.size:
-        left, right = (bound.arrays[name] for name in IntegerProductCall(product, {}).reads)
-        if matrices(product, left, right, bound.out) is not None:
-            yield IntegerProductCall(product, bound.constants)
+    scope = bound.equation.scope
+    integers = match_integer_product(scope) if bound.out.size else None
+    if integers is not None:
+        call = IntegerProductCall(integers, bound.constants)
+        left, right = (bound.arrays[name] for name in call.reads)
+        with suppress(BackendError):
+            if bind_integer_product(integers, left, right, bound.out, bound.constants) is not None:
+                yield call
+    numbers = match_matrix_product(scope) if bound.out.size else None
+    if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:
+        by_blas = ProductCall(numbers)
+        left, right = (bound.arrays[name] for name in by_blas.reads)
+        if bind_matrix_product(numbers, left, right, bound.out) is not None:
+            yield by_blas
     kernel = TypedKernelCall(bound.equation, bound.threads)
     with suppress(BackendError, Refused):
         kernel.bind(bound.arrays, bound.out)  # compiles it

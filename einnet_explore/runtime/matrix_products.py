@@ -25,17 +25,17 @@ def matrices(product: TensorContraction, left: Array, right: Array, out: Array) 
     None if strides do not merge, or if the result's columns are not packed.  *left* and *right* hold the tensors
     that the accesses read and may be strided; *out* has the scope's shape.
     """
-    a, b = _strides(product.left, left), _strides(product.right, right)
+    a, b = access_strides(product.left, left), access_strides(product.right, right)
     y = dict(zip(product.scope.traversals, out.strides, strict=True))
-    m_outer, m = _merge_strides(product.m, (a, y))
-    n_outer, n = _merge_strides(product.n, (b, y))
-    k_outer, k = _merge_strides(tuple(sorted(product.k, key=lambda x: -abs(a[x]))), (a, b))
+    m_outer, m = merge_strides(product.m, (a, y))
+    n_outer, n = merge_strides(product.n, (b, y))
+    k_outer, k = merge_strides(tuple(sorted(product.k, key=lambda x: -abs(a[x]))), (a, b))
     if k_outer:
         return None
     batch = (*product.batch, *m_outer, *n_outer)
     views = []
     for array, access, at, rows, columns in ((left, product.left, a, m, k), (right, product.right, b, k, n)):
-        views.append(_view(_from_start(array, access), at, batch, rows, columns))
+        views.append(_view(from_start(array, access), at, batch, rows, columns))
     result = _view(out, y, batch, m, n)
     if abs(result.strides[-2]) < abs(result.strides[-1]) and result.shape[-1] > 1:
         views, result = [v.swapaxes(-1, -2) for v in reversed(views)], result.swapaxes(-1, -2)
@@ -67,7 +67,7 @@ def bind_matrix_product(
     return call
 
 
-def _strides(access: Access, array: Array) -> dict[Iterator, int]:
+def access_strides(access: Access, array: Array) -> dict[Iterator, int]:
     """Bytes that one step of each iterator moves (0 for those that do not occur)."""
     out: dict[Iterator, int] = {}
     for i, stride in zip(access.index, array.strides, strict=True):
@@ -76,7 +76,7 @@ def _strides(access: Access, array: Array) -> dict[Iterator, int]:
     return out
 
 
-def _from_start(array: Array, access: Access) -> Array:
+def from_start(array: Array, access: Access) -> Array:
     """*array* from the element on that *access* reads with every iterator at its start."""
     start = tuple(i.evaluate(lambda x: x.lo) - lo for i, (lo, _) in zip(access.index, access.source.box, strict=True))
     # The ellipsis makes it a view also where there are no dimensions.
@@ -84,7 +84,7 @@ def _from_start(array: Array, access: Access) -> Array:
     return array[where] if array.size else array
 
 
-def _merge_strides(
+def merge_strides(
     group: tuple[Iterator, ...], tensors: tuple[dict[Iterator, int], ...]
 ) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     """(outer, inner): *inner* is the longest end of *group* that is one stride in every tensor, *outer* the rest."""

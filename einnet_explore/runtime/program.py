@@ -310,6 +310,9 @@ class CompiledProgram:
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession | None:
         used = {step.implementation.engine for step in self.contexts.steps} - {"view"}
+        kinds = {*(self.contexts.types[name] for name in self.contexts.inputs), *(s.dtype for s in self.contexts.steps)}
+        if kinds != {np.dtype("float32")}:
+            return None
         if not used or ("onnxruntime" not in used and self.threads == 1):
             return None  # kernels of one thread are called faster without
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
@@ -354,7 +357,7 @@ def compile_program(
     integer may be beyond its type, and where memory runs out.
     """
     try:
-        require_ranges(program)
+        require_ranges(program, _integer_ranges(constants or {}))
     except Refused as error:
         raise BackendError(str(error)) from None
     set_blas_threads(threads)
@@ -365,6 +368,12 @@ def compile_program(
         tuple(compiler.steps), compiler.inputs, compiler.types, compiler.constants, program.outputs, threads
     )
     return CompiledProgram(program, threads, compiler.engines, contexts)
+
+
+def _integer_ranges(constants: Mapping[str, npt.ArrayLike]) -> Mapping[str, tuple[int, int]]:
+    """The least and the largest element of each array of integers."""
+    arrays = {name: np.asarray(given) for name, given in constants.items()}
+    return {n: (int(a.min()), int(a.max())) for n, a in arrays.items() if a.size and a.dtype.kind in "iu"}
 
 
 class _Compiler:

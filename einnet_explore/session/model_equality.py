@@ -20,6 +20,7 @@ from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.checker.record import FORMAT, VERSION
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.program_diff import require_same_interface
+from einnet_explore.equivalence.sample_inputs import within_type
 from einnet_explore.equivalence.verdict import PROOF_KINDS, Certificate, weakest_kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
@@ -214,7 +215,8 @@ def find_program_difference(first: Program, second: Program) -> Difference | Non
     """
     random = np.random.default_rng(0)
     for draw in range(MAX_DRAWS):
-        inputs = {t.name: random.standard_normal(t.shape) * 4.0 ** (draw % 3) for t in first.inputs}
+        drawn = ((t, random.standard_normal(t.shape) * 4.0 ** (draw % 3)) for t in first.inputs)
+        inputs = {t.name: within_type(t, array) for t, array in drawn}
         try:
             want, got = (evaluate(each, inputs, np.float64, outputs_only=True) for each in (first, second))
         except ValueError:

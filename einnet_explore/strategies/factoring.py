@@ -261,15 +261,16 @@ def _towards_normal_form(program: Program) -> Iterable[Match[object]]:
 
 def factored(derivation: Derivation) -> Derivation:
     """Apply the rules that factor until none applies, then make expressions of nested scopes, and share equal ones."""
-    derivation = _in_single_sums(_exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
-    derivation = _merged(_exhausted(derivation, (EXPRESSION_EXTRACTION,)))
+    derivation = _in_single_sums(exhausted(derivation, (COMMON_FACTOR, TRAVERSAL_FACTORING, CONTRACTION_ORDER)))
+    derivation = _merged(exhausted(derivation, (EXPRESSION_EXTRACTION,)))
     for matches in (_conditions, _shared):
         while (match := next(iter(matches(derivation.end)), None)) is not None:
             derivation = derivation.then(match)
     return derivation
 
 
-def _exhausted(derivation: Derivation, rules: Iterable[Rule[object]]) -> Derivation:
+def exhausted(derivation: Derivation, rules: Iterable[Rule[object]]) -> Derivation:
+    """Return *derivation* with *rules* applied until none of them applies."""
     while (match := next(iter(_matches(derivation.end, rules)), None)) is not None:
         derivation = derivation.then(match)
     return derivation

@@ -4,7 +4,8 @@ r"""Algorithm 1 (EinNet §6.3): the closure of a program under inter-expression 
 
     Q = {E0};  for E in Q:  Q += r(E) for every rule r between expressions;  Q += search(E)
 
-Members are also the factorings of the program (``factoring.py``), what laws of functions make of it
+Members are also the factorings of the program (``factoring.py``), its products of scaled bytes as products of integers
+(``integer_forms.py``), what laws of functions make of it
 (``simplification.py``), and its vertical fusions (``vertical_fusion.py``).
 Rules between expressions also apply to results of the searches: Fig. 3 and Fig. 15 merge matrix products that
 convolutions became.  Results are post-optimised: eOperators are fused and inverse layouts cancel (Fig. 11, Fig. 14).
@@ -56,6 +57,7 @@ from einnet_explore.strategies.engine import Search, StateTable
 from einnet_explore.strategies.events import Found, MatchRefused, Pruned, Reached, Searched, SearchEvent, State
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.strategies.instantiation import matching_rule
+from einnet_explore.strategies.integer_forms import integer_forms
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.simplification import FUNCTION_RULES, simplifications
 from einnet_explore.strategies.vertical_fusion import traffic, vertical_fusions
@@ -345,7 +347,7 @@ class ProgramSearch(StateTable):
 
 
 def derive_across(program: Program, options: Options) -> tuple[Derivation, ...]:
-    """Return the factorings and simplifications across expressions of *program*, and vertical fusions of least traffic.
+    """Return factorings, forms in integers, simplifications across expressions, and vertical fusions of least traffic.
 
     Nothing is derived without the rules for it among those between expressions, from equations that are fixed, and
     from one expression with nested scopes: these are steps on the way to a product, which factoring would undo.
@@ -361,11 +363,12 @@ def _derived_across(
     program: Program, between: tuple[Rule[object], ...], rules: tuple[Rule[object], ...]
 ) -> tuple[Derivation, ...]:
     factored = tuple(factorings(program)) if CONTRACTION_ORDER in between else ()
+    integers = tuple(integer_forms(program)) if CONTRACTION_ORDER in between else ()
     laws = tuple(rule for rule in FUNCTION_RULES if rule in between)
     simplified = tuple(simplifications(program, laws)) if laws else ()
     fusions = vertical_fusions(program, (*between, *rules))
     fused = sorted(fusions, key=lambda found: (traffic(found.end), len(found.end.equations)))
-    return (*factored[-MAX_FACTORINGS:], *simplified[-MAX_SIMPLIFICATIONS:], *fused[:MAX_FUSIONS])
+    return (*factored[-MAX_FACTORINGS:], *integers, *simplified[-MAX_SIMPLIFICATIONS:], *fused[:MAX_FUSIONS])
 
 
 def matches_between(program: Program, rules: Iterable[Rule[object]]) -> Iterable[Match[object]]:

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from einnet_explore.analysis.equations import is_typed, lift_scopes
-from einnet_explore.analysis.indices import compared_iterators, with_iterators
+from einnet_explore.analysis.indices import compared_iterators, iterators_of, with_iterators
 from einnet_explore.codegen.language.values import BOOL, I32, Type, type_of
 from einnet_explore.ir import (
+    ELEMENT_TYPES,
     Access,
     Apply,
     Compare,
@@ -40,6 +41,7 @@ from einnet_explore.ir import (
     computing_type,
     element_type,
     map_accesses,
+    scalar_type,
     walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
@@ -74,13 +76,44 @@ def typed_program(program: Program) -> TypedProgram:
     """
     if not any(is_typed(e.scope) for e in program.equations):
         return TypedProgram(program, {}, {})
-    lifted, results = lift_scopes(program), program.names()
+    integers = set[Scope]()
+    equations = tuple(replace(e, scope=_with_integers_apart(e.scope, integers)) for e in program.equations)
+    lifted, results = lift_scopes(replace(program, equations=equations)), program.names()
     types = {t.name: ValueType(arithmetic_type(t.dtype), type_of(t.dtype)) for t in program.inputs}
     for equation in lifted.equations:
-        computed = type_of(computing_type(equation.scope))
+        is_nested = equation.name not in results and equation.scope not in integers
+        computed = type_of(computing_type(equation.scope, wraps=is_nested))  # a cast may read a nested scope
         stored = type_of(element_type(equation.scope)) if equation.name in results else computed
         types[equation.name] = ValueType(computed, stored)
     return TypedProgram(lifted, types, {})
+
+
+def _with_integers_apart(scope: Scope, found: set[Scope]) -> Scope:
+    """Return *scope* with integer parts as scopes, which are *found*, if they alone make it compute in ``float64``.
+
+    They are then exact in integer arithmetic, and converted to ``float32`` once.
+    """
+    if scope.summations or computing_type(scope) != "float64":
+        return scope
+
+    def split(body: Scalar) -> Scalar:
+        match body:
+            case Apply(op, args) if accesses(body):
+                if _is_integer(body) and not (op in ELEMENT_TYPES and not _is_integer(args[0])):
+                    kept = tuple(x for x in scope.traversals if x in iterators_of(body))
+                    found.add(part := Scope(kept, (), body))
+                    return part[kept]
+                return Apply(op, tuple(map(split, args)))
+        return body
+
+    apart = replace(scope, body=split(scope.body))
+    rest = replace(scope, body=map_accesses(apart.body, lambda a: Const(0) if isinstance(a.source, Scope) else a))
+    return apart if computing_type(rest) != "float64" else scope
+
+
+def _is_integer(body: Scalar) -> bool:
+    kind = ELEMENT_TYPES.get(scalar_type(body))
+    return kind is not None and kind.is_integer
 
 
 def arithmetic_type(dtype: str) -> Type:

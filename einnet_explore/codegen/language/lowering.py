@@ -42,6 +42,7 @@ from einnet_explore.ir import (
     Scope,
     Table,
     Tensor,
+    is_exact_cast,
     map_accesses,
 )
 from einnet_explore.ir.scalar_functions import REAL_FUNCTIONS
@@ -104,6 +105,8 @@ def lower_scalar(body: Scalar, at: IteratorValues, read: ElementReader, kind: Ty
                 return element if test is None else select(test, element, literal(source.value, kind))
             case Apply("where", (Compare() as condition, yes, no)):
                 return select(go(condition), go(yes), go(no))
+            case Apply(op, (arg,)) if op in ELEMENT_TYPES and is_exact_cast(e):
+                return go(arg)
             case Apply(op, args):
                 return lower_operator(op, tuple(go(a) for a in args))
 

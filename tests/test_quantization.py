@@ -1,0 +1,285 @@
+"""Quantised ONNX models: their expressions, proofs that two spellings are equal, and integer products in plans."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx_building import node, run, whole
+
+import einnet_check
+import einnet_explore as ee
+from einnet_explore.analysis.products import multiplies_bytes
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.onnx_import import express
+from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.node_call import NotUnderstood
+from einnet_explore.pipeline.partition import partition
+from einnet_explore.rules import PADDING_EXCHANGE
+from einnet_explore.runtime import compiled
+from einnet_explore.runtime.program import compile_program
+from einnet_explore.session.model_equality import compare_models
+from einnet_explore.strategies.integer_forms import integer_forms
+from einnet_explore.support.errors import Refused
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def model(nodes: list[onnx.NodeProto], feeds: Arrays, weights: Mapping[str, Any], **outputs: str) -> onnx.ModelProto:
+    """A model with the inputs *feeds* and *outputs* of these types."""
+
+    def info(name: str, dtype: str, shape: Any) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info(name, str(array.dtype), array.shape) for name, array in feeds.items()],
+        [info(name, dtype, None) for name, dtype in outputs.items()],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng((seed, *shape))
+    if dtype == "float32":
+        return (random.standard_normal(shape) * 3).astype(np.float32)
+    kind = np.iinfo(dtype)
+    return random.integers(max(kind.min, -(1 << 20)), min(kind.max, 1 << 20), shape, endpoint=True).astype(dtype)
+
+
+X, S, Z = np.float32(0.02), np.float32(0.05), np.uint8(7)
+ROWS, COLUMNS = numbers(5, dtype="uint8"), np.array([0.01, 0.02, 0.5, 3.0], np.float32)
+IMAGE, KERNEL = numbers(2, 4, 6, 5, dtype="uint8"), numbers(6, 2, 3, 3, dtype="int8")
+
+CASES: dict[str, tuple[onnx.NodeProto, Arrays, Mapping[str, Any], str]] = {
+    "quantised": (node("QuantizeLinear", "xsz", "y"), {"x": numbers(3, 4)}, {"s": S, "z": Z}, "uint8"),
+    "quantised without a zero point": (node("QuantizeLinear", "xs", "y"), {"x": numbers(3, 4)}, {"s": S}, "uint8"),
+    "quantised by columns": (
+        node("QuantizeLinear", "xsz", "y", axis=-1), {"x": numbers(3, 4)},
+        {"s": COLUMNS, "z": np.array([1, -2, 0, 5], np.int8)}, "int8",
+    ),
+    "quantised in blocks": (
+        node("QuantizeLinear", "xs", "y", axis=1, block_size=3, output_dtype=3), {"x": numbers(2, 6)},
+        {"s": np.array([[0.1, 0.2], [0.3, 0.04]], np.float32)}, "int8",
+    ),
+    "quantised to 16 bits": (
+        node("QuantizeLinear", "xsz", "y"), {"x": numbers(3, 4)}, {"s": np.float32(1e-4), "z": np.int16(9)}, "int16",
+    ),
+    "dequantised": (node("DequantizeLinear", "xsz", "y"), {"x": IMAGE}, {"s": S, "z": Z}, "float32"),
+    "dequantised by rows": (
+        node("DequantizeLinear", "xsz", "y", axis=0), {"x": numbers(4, 5, dtype="int8")},
+        {"s": COLUMNS, "z": np.zeros(4, np.int8)}, "float32",
+    ),
+    "dequantised 32 bits": (
+        node("DequantizeLinear", "xs", "y"), {"x": numbers(9, dtype="int32")}, {"s": S}, "float32",
+    ),
+    "dynamic": (node("DynamicQuantizeLinear", "x", ["y", "t", "u"]), {"x": numbers(3, 7)}, {}, "uint8"),
+    "product": (
+        node("MatMulInteger", "abzw", "y"), {"a": numbers(2, 5, 9, dtype="uint8"), "b": numbers(9, 4, dtype="int8")},
+        {"z": Z, "w": np.array([0, 1, -3, 9], np.int8)}, "int32",
+    ),
+    "convolution": (
+        node("ConvInteger", "xkzw", "y", pads=[1, 0, 1, 1], strides=[2, 1], group=2),
+        {"x": IMAGE, "k": KERNEL}, {"z": Z, "w": np.int8(-2)}, "int32",
+    ),
+    "convolution with a computed zero point": (
+        node("ConvInteger", "xkz", "y", pads=[1, 1, 1, 1], group=2),
+        {"x": IMAGE, "k": KERNEL, "z": np.asarray(Z)}, {}, "int32",
+    ),
+    "quantised product": (
+        node("QLinearMatMul", "aszbtuvw", "y"),
+        {"a": numbers(5, 9, dtype="uint8"), "b": numbers(9, 4, dtype="int8")},
+        {"s": S, "z": Z, "t": COLUMNS, "u": np.zeros(4, np.int8), "v": np.float32(0.7), "w": np.uint8(120)}, "uint8",
+    ),
+    "quantised convolution": (
+        node("QLinearConv", "xszktuvwb", "y", pads=[1, 1, 1, 1], group=2), {"x": IMAGE},
+        {
+            "s": S, "z": Z, "k": KERNEL, "t": np.full(6, 0.01, np.float32) * np.arange(1, 7, dtype=np.float32),
+            "u": np.zeros(6, np.int8), "v": np.float32(0.9), "w": np.uint8(99), "b": numbers(6, dtype="int32") // 999,
+        }, "uint8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantised_operators_have_the_results_of_onnx_runtime_bit_for_bit(name: str) -> None:
+    call, feeds, weights, dtype = CASES[name]
+    proto = model([call], feeds, weights, **dict(zip(call.output, (dtype, "float32", "uint8"), strict=False)))
+    loaded = load_model(proto)
+    program, want = whole(loaded), run(proto, feeds)
+    given = {t.name: {**loaded.weights, **feeds}[t.name] for t in program.inputs}
+    found = evaluate(program, given, np.float64)
+    for output in want:
+        tolerance = 0 if want[output].dtype.kind in "iu" else 1e-6
+        np.testing.assert_allclose(found[output], want[output].astype(float), tolerance)
+    assert program.equations[-1].tensor.dtype == dtype and ee.parse(ee.text(program)) == program
+    if compiled.c_compiler():
+        made = compile_program(program, constants={n: a for n, a in given.items() if n not in feeds})
+        assert "interpreter" not in made.engines.values() or name == "convolution with a computed zero point"
+        np.testing.assert_array_equal(made.run(feeds)["y"], want["y"])
+
+
+@pytest.mark.parametrize(
+    ("call", "feeds", "why"),
+    [
+        (
+            node("MatMulInteger", "ab", "y"),
+            {"a": np.zeros((1, 40000), np.uint8), "b": np.zeros((40000, 1), np.uint8)},
+            "expected a result within int32",
+        ),
+        (node("DequantizeLinear", "xs", "y"), {"x": np.zeros(4, np.int8), "s": np.ones(4, np.float32)}, "no axis 1"),
+        (node("Cast", "x", "y", to=helper.TensorProto.UINT64), {"x": numbers(3)}, "elements of uint64"),
+    ],
+)  # fmt: skip
+def test_what_has_no_exact_integers_is_refused(call: Any, feeds: Arrays, why: str) -> None:
+    types = {"MatMulInteger": "int32", "DequantizeLinear": "float32", "Cast": "uint64"}
+    loaded = load_model(model([call], feeds, {}, y=types[call.op_type]))
+    found = express(loaded.nodes[0], loaded)
+    assert isinstance(found, NotUnderstood) and why in found.reason
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "bool", "float64"])
+def test_elementwise_operators_keep_the_type_and_wrap(dtype: str) -> None:
+    random = np.random.default_rng(0)
+    low, high = (
+        (0, 1) if dtype == "bool" else (-9, 9) if dtype == "float64" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
+    feeds = {name: random.integers(low, high, (3, 4), endpoint=True).astype(dtype) for name in "ab"}
+    nodes = {
+        "joined": node("Concat", "ab", ["joined"], axis=1),
+        "turned": node("Transpose", "a", ["turned"]),
+        "real": node("Cast", "a", ["real"], to=1),
+        "long": node("Cast", "a", ["long"], to=7),
+    }
+    if dtype != "bool":
+        nodes |= {"largest": node("Max", "ab", ["largest"])}
+    if dtype in ("int32", "int64", "float64"):
+        nodes |= {op: node(op, "ab", [op]) for op in ("Add", "Sub", "Mul")} | {"Neg": node("Neg", "a", ["Neg"])}
+    types = {name: {"real": "float32", "long": "int64"}.get(name, dtype) for name in nodes}
+    proto = model(list(nodes.values()), feeds, {}, **types)
+    program, want = whole(load_model(proto)), run(proto, feeds)
+    found = evaluate(program, feeds, np.float64 if dtype == "float64" else "exact")
+    for name, array in want.items():
+        np.testing.assert_array_equal(np.asarray(found[name]).astype(array.dtype), array, name)
+
+
+def dense(
+    seed: int = 0, zero_point: int = 0, rows: int = 6, size: int = 24, columns: int = 10
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """A product with a bias, between operators that quantise, and as one operator without the bias."""
+    random = np.random.default_rng(seed)
+    weights = {
+        "s": np.float32(0.03), "z": np.uint8(120), "w": random.integers(-127, 127, (size, columns)).astype(np.int8),
+        "t": np.float32(0.004), "u": np.int8(zero_point), "v": np.float32(0.11), "o": np.uint8(3),
+    }  # fmt: skip
+    feeds = {"q": numbers(rows, size, dtype="uint8")}
+    nodes = [
+        node("DequantizeLinear", "qsz", "x"),
+        node("DequantizeLinear", "wtu", "k"),
+        node("MatMul", "xk", "p"),
+        node("QuantizeLinear", "pvo", "y"),
+    ]
+    apart = model(nodes, feeds, weights, y="uint8")
+    return apart, model([node("QLinearMatMul", "qszwtuvo", "y")], feeds, weights, y="uint8")
+
+
+def test_a_quantised_product_equals_its_definition() -> None:
+    for zero_point in (0, -3):
+        apart, whole_operator = dense(zero_point=zero_point)
+        found = compare_models(load_model(apart), load_model(whole_operator))
+        assert found.kind == "proved", str(found)
+        for pair in found.pairs:
+            record = {"format": "einnet-explore record", "version": 1, "start": ee.text(pair.before), "steps": []}
+            verdicts = einnet_check.check(record, ee.text(pair.after))
+            assert [v.kind for v in verdicts] == ["proved"], str(verdicts)
+    _, other = dense(seed=1)
+    assert compare_models(load_model(apart), load_model(other)).kind == "different"
+
+
+def test_a_quantised_convolution_equals_its_definition() -> None:
+    kernel, feeds = numbers(6, 4, 3, 3, dtype="int8"), {"q": IMAGE}
+    weights = {
+        "s": np.float32(0.03), "z": np.uint8(9), "w": kernel, "t": np.linspace(0.01, 0.02, 6, dtype=np.float32),
+        "u": np.zeros(6, np.int8), "v": np.float32(4.5), "o": np.uint8(100),
+    }  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", "qsz", "x"),
+        node("DequantizeLinear", "wtu", "k", axis=0),
+        node("Conv", "xk", "p", pads=[1, 1, 1, 1]),
+        node("QuantizeLinear", "pvo", "y"),
+    ]
+    whole_operator = model([node("QLinearConv", "qszwtuvo", "y", pads=[1, 1, 1, 1])], feeds, weights, y="uint8")
+    found = compare_models(load_model(model(nodes, feeds, weights, y="uint8")), load_model(whole_operator))
+    assert found.kind == "proved", str(found)
+
+
+def test_dequantisations_are_copied_for_each_reader_and_join_it() -> None:
+    weights = {"s": np.float32(0.1), "a": numbers(8, 8), "b": numbers(8, 8, seed=1)}
+    nodes = [
+        node("DequantizeLinear", "qs", "x"),
+        node("MatMul", "xa", "p"),
+        node("MatMul", "xb", "r"),
+        node("Softmax", "p", "t"),
+        node("Mul", "tr", "y"),
+    ]
+    loaded = load_model(model(nodes, {"q": numbers(4, 8, dtype="int8")}, weights, y="float32"))
+    assert [n.op for n in loaded.nodes].count("DequantizeLinear") == 2
+    for part in partition(loaded).subprograms:
+        if any("matmul" in name for name in part.nodes):
+            assert next(t.dtype for t in part.program.inputs if not t.weight) == "int8"
+
+
+def test_search_finds_the_product_of_integers_and_proves_it() -> None:
+    (part,) = partition(load_model(dense(zero_point=-3, rows=64, size=512, columns=256)[0])).subprograms
+    program = part.anonymous.program
+    assert len(part.nodes) == 4
+    (form,) = integer_forms(program)
+    assert [ee.certify(step.before, step.after).kind for step in form.steps] == ["proved"] * len(form.steps)
+    best = ee.search(program, max_depth=2).best
+    products = [e.scope for e in best.program.equations if multiplies_bytes(e.scope)]
+    assert len(products) == 1, ee.text(best.program)
+
+
+def test_padding_of_scaled_elements_becomes_padding_of_the_tensor() -> None:
+    text = (
+        "tensor X[8, 2] uint8\ntensor K[5] int8\n"
+        "Y[h:6, c:2] = sum[r:5] {[i:8, c:2] 0.5 * (X[i, c] - 3)} pad [1, 0][h + r - 1, c] * K[r]"
+    )
+    program = ee.parse(text)
+    (match,) = PADDING_EXCHANGE.matches(program, (0,))
+    after = match.apply(program).after
+    assert after.inputs[0].padding == ((1, 1), (0, 0)) and after.inputs[0].value == 3
+    assert ee.certify(program, after).kind == "proved"
+    record = {"format": "einnet-explore record", "version": 1, "start": text, "steps": []}
+    assert [v.kind for v in einnet_check.check(record, ee.text(after))] == ["proved"]
+    for other, why in (
+        ("0.5 * (X[i, c] - 3.5)", "has no 3.5"),
+        ("exp(X[i, c])", "no tensor, plus or minus a constant"),
+        ("X[i, c] * X[i, c]", "2 factors depend on the padded dimensions"),
+        ("X[7 - i, c]", "no element of a tensor at the point of the scope"),
+    ):
+        refused = ee.parse(text.replace("0.5 * (X[i, c] - 3)", other))
+        with pytest.raises(Refused, match=why):
+            PADDING_EXCHANGE.match(refused, (0,), access=0).apply(refused)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize(
+    ("left", "right"), [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8"), ("uint8", "uint8")]
+)
+@pytest.mark.parametrize(("size", "step"), [(5, 1), (19, 1), (23, 2), (40, 3)])
+def test_convolutions_of_bytes_are_exact(left: str, right: str, size: int, step: int) -> None:
+    out = (size + 2 - 3) // step + 1
+    text = (
+        f"tensor X[2, 3, {size}, {size}] {left} pad [0, 0, 1, 1] value 3\ntensor K[9, 3, 3, 3] {right} weight\n"
+        f"Y[n:2, f:9, h:{out}, w:{out}] = sum[c:3, r:3, s:3] X[n, c, {step}*h+r-1, {step}*w+s-1] * K[f, c, r, s]"
+    )
+    program = ee.parse(text)
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    made = compile_program(program, constants={"K": given["K"]})
+    assert made.engines["Y"] == "integers"
+    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], evaluate(program, given)["Y"])
