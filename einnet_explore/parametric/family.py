@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, Unpack
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.assumptions import Assumptions, assume_infinite_tensors, infinite_results
@@ -57,7 +57,7 @@ from einnet_explore.parametric.size_polynomials import add_forms, form_text
 from einnet_explore.parametric.space import ParametricSpace
 from einnet_explore.rules import Derivation
 from einnet_explore.session.run import Run
-from einnet_explore.strategies.options import options_by_name
+from einnet_explore.strategies.options import SearchOptions, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import count_noun
@@ -109,7 +109,7 @@ class Family:
         target: str | Iterable[str] = (),
         budget: float | None = 60,
         sizes: Mapping[str, int] | None = None,
-        **options: Any,
+        **options: Unpack[SearchOptions],
     ) -> FamilyDerivation:
         """Search at *sizes* (by default primes) and lift the best derivation to all sizes.
 

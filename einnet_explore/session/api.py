@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
@@ -13,14 +13,14 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
-from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule, find_rules
+from einnet_explore.rules import INTER_RULES, RULES, Derivation, Rule
 from einnet_explore.session.faces import load_faces
 from einnet_explore.session.records import from_record
 from einnet_explore.session.run import Run, run_searches
 from einnet_explore.session.running_search import SEARCH_FORMAT, SEARCH_SUFFIX, saved_search_from_json
 from einnet_explore.session.saved_sessions import SESSION_FORMAT, SESSION_SUFFIX
 from einnet_explore.session.session import Session
-from einnet_explore.strategies.options import Cost, options_by_name
+from einnet_explore.strategies.options import Cost, SearchOptions, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.syntax import parse
 from einnet_explore.syntax.parser import text_of
@@ -81,7 +81,7 @@ def search(
     budget: float | None = 60,
     operators: Iterable[Operator | str] = OPERATORS,
     device: str = "cpu",
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Run:
     """Search *program* for the *operators* named by *target* (all when empty) and return the finished run.
 
@@ -110,15 +110,13 @@ def live_search(
     budget: float | None = 60,
     operators: Iterable[Operator | str] = OPERATORS,
     device: str = "cpu",
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Run:
     """Return a search that has not begun, with the arguments of ``search``.
 
     Iterate it for its events, ``start`` it in a thread, or ``finish`` it.
     """
     cost: Cost = program_seconds
-    for name in {"rules", "between"} & options.keys():
-        options[name] = find_rules(options[name])
     if device != "cpu":
         from einnet_explore.runtime.profile_store import device_cost
 

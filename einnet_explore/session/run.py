@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import networkx
 
@@ -20,7 +20,7 @@ from einnet_explore.session.explanations import Blocker
 from einnet_explore.session.faces import face
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
 from einnet_explore.strategies.candidate import Candidate, combined_verdict, save_record, to_record
-from einnet_explore.strategies.options import Cost, Edge, Options, options_by_name
+from einnet_explore.strategies.options import Cost, Edge, Options, SearchOptions, options_by_name
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.executors import ProcessExecutor, WorkExecutor, gather_results, submit_work
 from einnet_explore.support.limits import available_cores
@@ -282,7 +282,7 @@ def run_searches(
     target: str | Iterable[str] = (),
     budget: float | None = None,
     states: int | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> list[dict[str, Any]]:
     """Search each of *programs*; return their reports (JSON of ``derive``) in order.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from einnet_explore.checker.record import load_json, read_json
 from einnet_explore.cost import program_seconds
@@ -47,7 +47,7 @@ from einnet_explore.session.saved_sessions import (
 from einnet_explore.strategies.candidate import Candidate, save_record, to_record
 from einnet_explore.strategies.instantiation import guided_matching, known_rules, matching_rule
 from einnet_explore.strategies.moves import clean
-from einnet_explore.strategies.options import options_by_name
+from einnet_explore.strategies.options import SearchOptions, SteeringOptions, options_by_name
 from einnet_explore.strategies.rounding_levels import derivation_level
 from einnet_explore.support.deprecation import renamed_argument
 from einnet_explore.support.json_values import JsonObject
@@ -443,7 +443,7 @@ class Session(DerivationTree):
         budget: float | None = 60,
         rules: Iterable[Rule[object] | str] | None = None,
         starts: Iterable[Place] = (),
-        **options: Any,
+        **options: Unpack[SteeringOptions],
     ) -> Run:
         """Search from the current program, as ``ee.search``, and return the finished run; ``goto`` goes to its results.
 
@@ -459,20 +459,21 @@ class Session(DerivationTree):
         budget: float | None = 60,
         rules: Iterable[Rule[object] | str] | None = None,
         starts: Iterable[Place] = (),
-        **options: Any,
+        **options: Unpack[SteeringOptions],
     ) -> Run:
         """Return a search from the current program that has not begun, as ``ee.live_search``."""
+        chosen: SearchOptions = {}
         if rules is not None:
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
-            options["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
-            options["between"] = tuple(rule for rule in known if rule in INTER_RULES)
+            chosen["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
+            chosen["between"] = tuple(rule for rule in known if rule in INTER_RULES)
         start = self.program
         if nodes := [self.node(where) for where in starts]:
             shared = self.nodes[self._shared_way(nodes)[-1]]
             start, done = shared.end, len(shared.steps)
-            options["starts"] = tuple(Derivation(start, self.nodes[node].steps[done:]) for node in nodes)
-        chosen = options_by_name(options)
-        run = Run(start, program_seconds, target=target, budget=budget, operators=self.operators, options=chosen)
+            chosen["starts"] = tuple(Derivation(start, self.nodes[node].steps[done:]) for node in nodes)
+        found = options_by_name({**options, **chosen})
+        run = Run(start, program_seconds, target=target, budget=budget, operators=self.operators, options=found)
         with self._lock:
             self.runs.append(run)
             self._notify()

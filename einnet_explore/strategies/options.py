@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypedDict
 
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS
@@ -20,6 +20,8 @@ from einnet_explore.rules import (
     SIBLING_MERGING,
     Derivation,
     Rule,
+    Step,
+    find_rules,
 )
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.simplification import FUNCTION_RULES
@@ -103,12 +105,40 @@ class Options:
             object.__setattr__(self, name, _whole(name.replace("_", " "), getattr(self, name)))
 
 
+class SteeringOptions(TypedDict, total=False):
+    """Options of a search as keyword arguments, but for its rules and where it starts."""
+
+    strategy: str
+    max_depth: int
+    fingerprint: bool
+    converging: bool
+    patience: int
+    ahead: int
+    bound: bool
+    combinations: int
+    fixed: frozenset[str]
+    must_use: Iterable[Rule[object] | str]
+    forbid: Iterable[Edge | Step]
+
+
+class SearchOptions(SteeringOptions, total=False):
+    """Options of a search as keyword arguments: the fields of ``Options``, rules as values or by name."""
+
+    rules: Iterable[Rule[object] | str]
+    between: Iterable[Rule[object] | str]
+    starts: Iterable[Derivation]
+
+
 def options_by_name(options: Mapping[str, Any]) -> Options:
-    """Return *options* as a value; raises TypeError for an unknown name and ValueError for an illegal value."""
+    """Return *options* as a value, rules by name as rules.
+
+    Raises TypeError for an unknown name, ValueError for an illegal value and LookupError for an unknown rule.
+    """
     known = [field.name for field in fields(Options) if field.name != "targets"]
     if unknown := [name for name in options if name not in known]:
         raise TypeError(f"found the option {unknown[0]!r} of a search, expected one of {', '.join(known)}")
-    return Options(**options)
+    rules = {name: find_rules(options[name]) for name in ("rules", "between") if name in options}
+    return Options(**{**options, **rules})
 
 
 def _whole(name: str, value: object) -> int:
