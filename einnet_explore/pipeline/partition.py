@@ -164,9 +164,10 @@ def join_rows(units: NodeGroups) -> None:
     """Join two contractions and the nodes between them if all of it is work on rows."""
     for last in units.understood:
         if units.kind(last) == "contraction":
-            group = _without_siblings_layouts(units, _nodes_between(units, last)) | _moves_after(units, last)
-            if sum(units.kind(n) == "contraction" for n in group) == 2 and fuses_into_one(units.program_of(group)):
-                units.join_all(group)
+            group = _without_siblings_layouts(units, _nodes_between(units, last))
+            if sum(units.kind(n) == "contraction" for n in group) == 2:
+                moved = group | _moves_after(units, last)
+                units.join_all(next((g for g in (moved, group) if fuses_into_one(units.program_of(g))), set()))
 
 
 @lru_cache(256)  # layers of one model are often equal
