@@ -18,7 +18,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.folded_weights import find_joined_weights
-from einnet_explore.pipeline.model_spelling import in_normal_spelling
+from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.plan import open_session, run_session
 from einnet_explore.pipeline.value_samples import without_optimisations
@@ -91,7 +91,7 @@ def test_all_spellings_have_one_partition(name: str) -> None:
     """Scales, masks, transpositions, padding and concatenated parts go with the operators that they belong to."""
     family = FAMILIES[name]
     for choice in family.spellings(12):
-        model = in_normal_spelling(load_model(family.model(choice)))
+        model = with_normal_spelling(load_model(family.model(choice)))
         (subprogram,) = partition(model).subprograms
         left = {node.op for node in model.nodes if node.name not in subprogram.nodes}
         assert left <= {"Identity"}, (choice, left)
@@ -124,4 +124,4 @@ def test_a_padding_that_the_reader_does_not_have_stays() -> None:
     ]
     w, v = np.random.default_rng(0).normal(size=(2, 2, 2, 3, 3)).astype(np.float32)
     model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["a", "e"], {"pads": pads, "w": w, "v": v}))
-    assert [node.op for node in in_normal_spelling(model).nodes] == [node.op for node in model.nodes]
+    assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]

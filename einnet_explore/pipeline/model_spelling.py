@@ -36,7 +36,7 @@ class _Replacement:
     weights: Mapping[str, Array] = field(default_factory=dict)
 
 
-def in_normal_spelling(model: Model) -> Model:
+def with_normal_spelling(model: Model) -> Model:
     """Return *model* with parts of operators joined; ``original`` stays."""
     for _ in range(MAX_PASSES):
         found, taken = list[_Replacement](), set[str]()

@@ -26,7 +26,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed, random_model_inputs
 from einnet_explore.pipeline.layouts import estimate_equation
-from einnet_explore.pipeline.model_spelling import in_normal_spelling
+from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.partition import Split, partition
@@ -361,7 +361,7 @@ class Optimiser:
     """The tuned subprograms by nodes, as they were before a joined one or its parts were chosen for ``parts``."""
 
     def __post_init__(self) -> None:
-        self.model = in_normal_spelling(self.model)
+        self.model = with_normal_spelling(self.model)
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.
