@@ -309,7 +309,7 @@ def is_exact_cast(body: Apply) -> bool:
 
 
 def _is_whole(body: Scalar) -> bool:
-    """Whether all values of *body*, in floating point, are integers."""
+    """Return whether all values of *body*, in floating point, are integers."""
     match body:
         case Const(value):
             return isfinite(value) and value == int(value)

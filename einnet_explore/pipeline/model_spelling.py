@@ -143,7 +143,7 @@ def _attributes(node: ModelNode) -> Iterable[str]:
 
 
 def _is_proved(model: Model, new: _Replacement) -> bool:
-    """Whether the new node is proved equal to the old ones, as two small models."""
+    """Return whether the new node is proved equal to the old ones, as two small models."""
     (output,) = new.old[-1].results
     made = {name for node in new.old for name in node.results}
     read = dict.fromkeys(name for node in new.old for name in node.reads if name not in made)

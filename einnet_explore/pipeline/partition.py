@@ -180,7 +180,7 @@ def fuses_into_one(program: Program) -> bool:
 def _nodes_between(units: NodeGroups, last: int) -> set[int]:
     """Return *last*, the nodes that only it reads back to another contraction, and re-indexings before either.
 
-    What scales an operand of the other contraction scales its result, so it comes with it.
+    Nodes that scale an operand of the other contraction join too: they scale its result as well.
     """
     group, waiting = {last}, [last]
     while waiting:
@@ -507,7 +507,7 @@ def _conversion(units: NodeGroups, source: int, reader: int) -> list[int]:
 
 
 def _widens(equation: Equation) -> bool:
-    """Whether each element of *equation* is made of one of a narrower type."""
+    """Return whether each element of *equation* is computed from one of a narrower type."""
     made = equation.tensor
     read = (t for t in tensors(equation.scope) if t.shape == made.shape)
     return any(ELEMENT_TYPES[t.dtype].bits < ELEMENT_TYPES[made.dtype].bits for t in read)

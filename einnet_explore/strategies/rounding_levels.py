@@ -1,4 +1,4 @@
-"""How far rules may change the rounding errors of a program."""
+"""Levels of rounding: which rules keep rounding errors, reorder sums, or sum other terms."""
 
 from __future__ import annotations
 

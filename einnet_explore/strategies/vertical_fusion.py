@@ -186,7 +186,7 @@ def _is_moved_or_scaled(scope: Scope, reader: Scope) -> bool:
 
 
 def _is_step(scope: Scope, reader: Scope) -> bool:
-    """Whether both are element-wise, and *reader* reads no element of *scope* several times."""
+    """Return whether both are element-wise, and *reader* reads no element of *scope* several times."""
     return not scope.summations and not reader.summations and prod(scope.shape) >= prod(reader.shape)
 
 
