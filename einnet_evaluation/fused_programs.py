@@ -42,6 +42,20 @@ def instance_norm(n: int, c: int, h: int, w: int) -> Program:
         output Y""")
 
 
+def group_norm(n: int, groups: int, c: int, h: int, w: int) -> Program:
+    """Over (c, h, w), each image and group of *c* channels by itself, with scale and shift of each channel."""
+    return parse(f"""
+        tensor X[{n}, {groups}, {c}, {h}, {w}]
+        tensor g[{groups}, {c}]
+        tensor b[{groups}, {c}]
+        M[n:{n}, a:{groups}] = {{[n:{n}, a:{groups}] sum[c:{c}, h:{h}, w:{w}] X[n, a, c, h, w]}}[n, a] / {c * h * w}
+        V[n:{n}, a:{groups}] = {{[n:{n}, a:{groups}] sum[c:{c}, h:{h}, w:{w}]
+            (X[n, a, c, h, w] - M[n, a]) * (X[n, a, c, h, w] - M[n, a])}}[n, a] / {c * h * w}
+        Y[n:{n}, a:{groups}, c:{c}, h:{h}, w:{w}] =
+            (X[n, a, c, h, w] - M[n, a]) * rsqrt(V[n, a] + 0.00001) * g[a, c] + b[a, c]
+        output Y""")
+
+
 def softmax(r: int, c: int) -> Program:
     """Over the last dimension, less the largest."""
     return parse(f"""

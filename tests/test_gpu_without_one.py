@@ -315,7 +315,7 @@ def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dic
 
 
 def test_the_measured_cases_compute_the_same(kernels: dict[Any, Kernel]) -> None:
-    case = cases.normalisation(3, 4, 5, 6)
+    case = cases.reduction("batch norm", 3, 4, 5, 6)
     x = np.random.default_rng(1).standard_normal((3, 4, 5, 6)).astype(np.float32)
     feeds = {"X": x, "g": np.float32([1, 2, 3, 4]), "b": np.float32([0, 1, 0, -1])}
     got = [on_cpu(plan, feeds, kernels)["Y"] for plan in case.plans.values()]
@@ -460,7 +460,7 @@ def test_bundle_is_complete(packed: Path) -> None:
                 for name in names:
                     assert arrays[f"{check['arrays']} {way} {name}"].shape == plan.buffers[name]
     kinds = {case["kind"] for case in manifest["cases"]}
-    assert kinds == {"cast", "pointwise", "batch norm", "bandwidth", "table 3"}
+    assert kinds == {"cast", "pointwise", "reduction", "band", "bandwidth", "table 3"}
     table = {case["name"].split()[-1]: set(case["plans"]) for case in manifest["cases"] if case["kind"] == "table 3"}
     assert {name for name, plans in table.items() if "before, library" in plans} == set(table) - {"G2BMM"}
     assert len(table) == 4 and all({"before, generated", "after"} <= plans for plans in table.values())

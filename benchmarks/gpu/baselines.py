@@ -22,14 +22,16 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
                 found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "pointwise":
             found = _pointwise(settings["what"], cp, torch)
-        case "batch norm":
-            found = _batch_norm(cp, torch)
+        case "reduction":
+            found = _batch_norm(cp) if settings["what"] == "batch norm" else {}
+            if torch is not None:
+                found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "bandwidth":
             found = {"copy of as many bytes": lambda a, _: _copy(cp, a)}
-        case "table 3":
+        case "table 3" | "band":
             found = {}
         case _:
-            raise ValueError(f"case of kind {kind!r}: expected cast, pointwise, batch norm, bandwidth or table 3")
+            raise ValueError(f"case of kind {kind!r}: expected cast, pointwise, reduction, band, bandwidth or table 3")
     return found
 
 
@@ -55,7 +57,7 @@ def _pointwise(what: str, cp: Any, torch: Any | None) -> dict[str, Make]:
     return found
 
 
-def _batch_norm(cp: Any, torch: Any | None) -> dict[str, Make]:
+def _batch_norm(cp: Any) -> dict[str, Make]:
     across, axes = (1, -1, 1, 1), (0, 2, 3)
 
     def plain(x: Any, g: Any, b: Any) -> Any:
@@ -73,10 +75,7 @@ def _batch_norm(cp: Any, torch: Any | None) -> dict[str, Make]:
     def of(function: Callable[..., Any], a: Arrays, _: Arrays) -> Callable[[], Any]:
         return partial(function, a["X"], a["g"].reshape(across), a["b"].reshape(across))
 
-    found: dict[str, Make] = {"cupy": partial(of, plain), "cupy.fuse": partial(of, parts)}
-    if torch is not None:
-        found["torch"] = _in_torch(torch, _torch_call("batch norm", {}, torch))
-    return found
+    return {"cupy": partial(of, plain), "cupy.fuse": partial(of, parts)}
 
 
 def _copy(cp: Any, arrays: Arrays) -> Callable[[], Any]:
@@ -102,11 +101,45 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
 
 def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
     """Return the baseline for a case of *kind* that Inductor compiles and tunes, if torch is a baseline of it."""
-    if kind not in ("cast", "pointwise", "batch norm"):
+    if kind == "band":
+        return _flex_attention(settings, torch)
+    if kind not in ("cast", "pointwise", "reduction"):
         return {}
     call = _torch_call(kind, settings, torch)
     quick = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
     return {"torch.compile": _in_torch(torch, quick)}
+
+
+def _flex_attention(settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
+    """FlexAttention, whose blocks cover the band: as the rows are, and a sequence for every residue of the dilation."""
+    flex = torch.nn.attention.flex_attention
+    rows, half, dilation, heads, features = (settings[n] for n in ("rows", "half", "dilation", "heads", "features"))
+    attend = torch.compile(flex.flex_attention, dynamic=False)
+
+    def as_it_is(_b: Any, _h: Any, q: Any, k: Any) -> Any:
+        return ((q - k).abs() <= half * dilation) & ((q - k) % dilation == 0)
+
+    def by_residue(_b: Any, _h: Any, q: Any, k: Any) -> Any:
+        return (q - k).abs() <= half
+
+    def mask(seen: Any, length: int) -> Any:
+        return torch.compile(flex.create_block_mask)(seen, None, None, length, length, device="cuda")
+
+    def plain(t: Arrays) -> Any:
+        return attend(*(t[n][None] for n in "qkv"), block_mask=whole)[0]
+
+    def split(t: Arrays) -> Any:
+        shape, length = (heads, rows // dilation, dilation, features), rows // dilation
+        parts = (t[n].view(shape).transpose(1, 2).reshape(1, heads * dilation, length, features) for n in "qkv")
+        out = attend(*parts, block_mask=residue)
+        return out.view(heads, dilation, length, features).transpose(1, 2).reshape(heads, rows, features)
+
+    whole = mask(as_it_is, rows)
+    found = {"flex attention": plain}
+    if rows % dilation == 0:
+        residue = mask(by_residue, rows // dilation)
+        found["flex attention by residue"] = split
+    return {name: _in_torch(torch, call) for name, call in found.items()}
 
 
 def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[[Arrays], Any]:
@@ -115,7 +148,15 @@ def _torch_call(kind: str, settings: Mapping[str, Any], torch: Any) -> Callable[
     match kind, settings.get("what"):
         case "cast", _:
             return lambda t: t["x"].to(torch.float16)
-        case "batch norm", _:
+        case "reduction", "softmax":
+            return lambda t: f.softmax(t["X"], 1)
+        case "reduction", "layer norm":
+            return lambda t: f.layer_norm(t["X"], t["g"].shape, t["g"], t["b"])
+        case "reduction", "group norm":
+            return lambda t: f.group_norm(
+                t["X"].flatten(1, 2), t["g"].shape[0], t["g"].flatten(), t["b"].flatten()
+            ).view_as(t["X"])
+        case "reduction", "batch norm":
             return lambda t: f.batch_norm(t["X"], None, None, t["g"], t["b"], training=True)
         case _, "relu":
             return lambda t: f.relu(t["A"])

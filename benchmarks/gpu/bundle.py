@@ -138,6 +138,18 @@ def contents(
     return manifest, arrays
 
 
+LARGE_REDUCTIONS = (
+    ("softmax", (65536, 768)),
+    ("softmax", (4096, 20000)),
+    ("layer norm", (65536, 768)),
+    ("layer norm", (8192, 4096)),
+    ("group norm", (32, 32, 8, 56, 56)),
+    ("batch norm", (32, 256, 56, 56)),
+    ("batch norm", (8, 64, 14, 14)),
+)
+"""The last one is bound by latency, the others by memory."""
+
+
 def measured(quick: bool) -> Iterable[cases.Case]:
     """Return the cases in addition to Table 3."""
     for n in (1003,) if quick else (1 << 20, 1 << 24, 1 << 27):
@@ -145,8 +157,9 @@ def measured(quick: bool) -> Iterable[cases.Case]:
     for name in cases.POINTWISE:
         for n in (1003,) if quick else (1 << 20, 1 << 24, 1 << 26):
             yield cases.pointwise(name, n)
-    for shape in ((4, 5, 6, 7),) if quick else ((32, 256, 56, 56), (8, 64, 14, 14)):
-        yield cases.normalisation(*shape)
+    for name, shape in cases.SMALL_REDUCTIONS.items() if quick else LARGE_REDUCTIONS:
+        yield cases.reduction(name, *shape)
+    yield cases.band(*(512, 16) if quick else (10000, 500))
     for name in cases.MOVING:
         yield cases.moving(name, *((33, 47) if quick else (4096, 4096) if name != "NCHW to NHWC" else (256, 64)))
 

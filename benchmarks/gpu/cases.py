@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from benchmarks.fusion import batch_norm, layer_norm, softmax
+from benchmarks.longformer import Sizes
+from benchmarks.longformer import expression as band_attention
+from einnet_evaluation import fused_programs
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.elementwise import Functor, operand_read
@@ -83,11 +85,33 @@ def _pointwise_program(name: str, n: int) -> Program:
     return parse("\n".join([*(f"tensor {t}[{n}]" for t in "AB" if f"{t}[" in text), text]))
 
 
-def normalisation(n: int, c: int, h: int, w: int) -> Case:
-    """Batch normalisation: one kernel, a kernel an operation."""
-    case = batch_norm(n, c, h, w)
-    plans = {"fused": fused(case.program), "unfused": unfused(case.program)}
-    return Case(case.name, "batch norm", plans, 8 * n * c * h * w, settings={"shape": [n, c, h, w]})
+REDUCTIONS: Mapping[str, Callable[..., Program]] = {
+    "softmax": fused_programs.softmax,
+    "layer norm": fused_programs.layer_norm,
+    "group norm": fused_programs.group_norm,
+    "batch norm": fused_programs.batch_norm,
+}
+
+
+def reduction(name: str, *shape: int) -> Case:
+    """Softmax or a normalisation: one kernel, a kernel an operation; at least, elements are read and written once."""
+    program = REDUCTIONS[name](*shape)
+    plans = {"fused": fused(program), "unfused": unfused(program)}
+    label = f"{name} {'x'.join(map(str, shape))}"
+    return Case(label, "reduction", plans, 8 * prod(shape), settings={"what": name, "shape": list(shape)})
+
+
+def band(rows: int, half: int) -> Case:
+    """LongFormer's attention of eight heads: every row sees *half* rows to either side, every fourth one."""
+    sizes = Sizes(rows=rows, half=half)
+    program = band_attention(sizes)
+    flops = 4 * sizes.heads * rows * sizes.window * sizes.features
+    settings: dict[str, Any] = {n: getattr(sizes, n) for n in ("rows", "features", "heads", "half", "dilation")}
+    far, reach = float(sizes.outside.min()), sizes.reach
+    settings["runs"] = {"outside": [[reach, far], [rows, 0.0], [reach, far]]}
+    plans = {"ours": cuda_plan(program)}
+    nbytes = 16 * sizes.heads * rows * sizes.features
+    return Case(f"band attention {rows}, {sizes.window}", "band", plans, nbytes, flops, settings)
 
 
 def moving(name: str, n: int, m: int) -> Case:
@@ -160,6 +184,14 @@ def unfused(program: Program) -> CudaPlan:
     return CudaPlan(buffers, tuple(t.name for t in program.inputs), (), program.outputs, tuple(steps))
 
 
+SMALL_REDUCTIONS = {
+    "batch norm": (4, 5, 6, 7),
+    "layer norm": (9, 70),
+    "softmax": (5, 300),
+    "group norm": (3, 2, 4, 5, 7),
+}
+
+
 def checked(derived: Sequence[Program]) -> Mapping[str, tuple[Program, CudaPlan]]:
     """Small programs whose outputs are stored: one for every kind of kernel, and *derived* ones."""
     found: dict[str, tuple[Program, CudaPlan]] = {}
@@ -169,9 +201,12 @@ def checked(derived: Sequence[Program]) -> Mapping[str, tuple[Program, CudaPlan]
     for name, text in MOVING.items():
         program = parse(text.format(n=33, m=47))
         found[name] = program, cuda_plan(program)
-    for case in (batch_norm(4, 5, 6, 7), layer_norm(9, 70), softmax(5, 300)):
-        found[case.name] = case.program, fused(case.program)
-        found[f"{case.name}, unfused"] = case.program, unfused(case.program)
+    for name, shape in SMALL_REDUCTIONS.items():
+        program = REDUCTIONS[name](*shape)
+        found[name] = program, fused(program)
+        found[f"{name}, unfused"] = program, unfused(program)
+    program = band_attention(Sizes(rows=64, features=8, heads=2, half=5))
+    found["band attention"] = program, cuda_plan(program)
     for n, program in enumerate(derived):
         found[f"derived {n}"] = program, cuda_plan(program)
         found[f"derived {n}, generated"] = program, cuda_plan(program, ())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -124,9 +124,10 @@ class Bench:
         copies = self.layer.rotation_copies(case["nbytes"])
         feeds = [self._random(first, seed) for seed in range(copies)]
         held = _Held(self)
+        runs = case["settings"].get("runs", {})
         for name, plan in plans.items():
-            held.plan(name, plan, self._weights(plan), feeds)
-        weights = self._weights(first)
+            held.plan(name, plan, self._weights(plan, runs), feeds)
+        weights = self._weights(first, runs)
         if compiled:
             assert self.torch is not None
             others = compiled_baselines(case["kind"], case["settings"], self.torch)
@@ -248,9 +249,14 @@ class Bench:
         random = self.cp.random.RandomState(seed)
         return {k: random.standard_normal(plan.buffers[k]).astype(self.cp.float32) for k in plan.inputs}
 
-    def _weights(self, plan: Any) -> dict[str, Any]:
+    def _weights(
+        self, plan: Any, runs: Mapping[str, Sequence[tuple[int, float]]] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Random weights of *plan*, except those that *runs* tell: so many times each number."""
         random = np.random.default_rng(0)
-        return {k: random.standard_normal(plan.buffers[k]).astype(np.float32) for k in sorted(plan.weights)}
+        drawn = {k: random.standard_normal(plan.buffers[k]).astype(np.float32) for k in sorted(plan.weights)}
+        told = {k: np.repeat([v for _, v in run], [n for n, _ in run]).astype(np.float32) for k, run in runs.items()}
+        return drawn | told
 
 
 class _Held:

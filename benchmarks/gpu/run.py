@@ -90,7 +90,7 @@ def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tu
     }
 
 
-COMPILED = ("cast", "pointwise", "batch norm")
+COMPILED = ("cast", "pointwise", "reduction", "band")
 """Kinds of cases that torch compiles too."""
 
 
