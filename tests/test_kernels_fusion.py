@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.cli import main
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS
 from einnet_explore.codegen.fusion.frame import lay_out
+from einnet_explore.codegen.fusion import registers
 from einnet_explore.codegen.fusion.gpu import (
     A100_TARGET,
     CPU_CORE_TARGET,
@@ -430,12 +432,25 @@ def test_a_bound_call_reads_what_is_there_now() -> None:
 # GPU
 
 
-@settings(max_examples=25)
-@given(st.one_of(programs(), chains()), st.sampled_from([1, 2, 4]))
-def test_blocks_exactly_and_without_races(program: Program, threads: int) -> None:
+def few_threads(threads: int, held: int, packs: int, pack: int, _points: int, memories: int) -> registers.Share:
+    """A share by *threads* threads, so that small programs have all cases: held, missing and streamed packs."""
+    return registers.Share(min(threads, packs), pack, packs, held if memories else 0)
+
+
+@settings(max_examples=40)
+@given(st.one_of(programs(), chains()), st.sampled_from([0, 1, 3, 4]), st.data())
+def test_blocks_exactly_and_without_races(program: Program, threads: int, data: st.DataObject) -> None:
+    """With 0 threads, elements are held in registers, by as many threads as are drawn."""
     arrays = inputs_for(program)
-    made = fuse_program(program)
-    flat, kernel = gpu_launch(made, {n: a.shape for n, a in arrays.items()}, "float64", threads)
+    made, shapes = fuse_program(program), {n: a.shape for n, a in arrays.items()}
+    if threads:
+        flat, kernel = gpu_launch(made, shapes, "float64", threads)
+    else:
+        sharing = partial(few_threads, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 2)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registers, "choose_share", sharing)
+            flat, kernel = registers.held_launch(made, shapes, "float64")
+        threads = kernel.threads
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
     given_arrays = {n: a.astype(np.float64).reshape(-1) for n, a in arrays.items()}
@@ -485,8 +500,6 @@ def test_cuda_text_of_fused_kernels_compiles(name: str, architecture: str) -> No
 def test_unsupported_engines_threads_and_shapes_are_refused() -> None:
     with pytest.raises(BackendError, match="engine 'cuda': expected one of opencl, c blocks"):
         run_blocks(fuse_program(softmax(4, 9)), normal(softmax(4, 9)), "cuda")
-    with pytest.raises(ValueError, match="48 threads a block, expected a power of two"):
-        gpu_launch(fuse_program(softmax(4, 9)), {"X": (4, 9)}, threads=48)
     with pytest.raises(Refused, match="X was analysed as"):
         gpu_launch(fuse_program(softmax(4, 9)), {"X": (4,)})
 

@@ -127,29 +127,28 @@ def slot_sizes(flat: FusedLayout) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-_MemoryUse = tuple[str, tuple["Iterator | None", ...]]
+MemoryUse = tuple[str, tuple["Iterator | None", ...]]
 
 
-def _memory_uses(fused: FusedKernel) -> tuple[_MemoryUse, ...]:
-    """Return (memory, the axis of each index or None) for every access to memory and every store."""
-    out: dict[_MemoryUse, None] = {}
-    for stage in fused.stages:
-        for step in stage.steps:
-            found: list[_MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in accesses(step.body)]
-            if step.stores:
-                found.append((step.name, fused.known[step.name].scope.traversals))
-            for name, axes in found:
-                space = fused.spaces.get(name)
-                if space is not None and space.kind != "register":
-                    memory, dims = fused.memory(name)
-                    out[memory, tuple(axes[d] for d in dims)] = None
+def memory_uses(fused: FusedKernel, steps: Iterable[FusedStep] | None = None) -> tuple[MemoryUse, ...]:
+    """Return (memory, the axis of each index or None) for every access to memory and every store of *steps*, or all."""
+    out: dict[MemoryUse, None] = {}
+    for step in (s for stage in fused.stages for s in stage.steps) if steps is None else steps:
+        found: list[MemoryUse] = [(read_name(a), tuple(i.single for i in a.index)) for a in accesses(step.body)]
+        if step.stores:
+            found.append((step.name, fused.known[step.name].scope.traversals))
+        for name, axes in found:
+            space = fused.spaces.get(name)
+            if space is not None and space.kind != "register":
+                memory, dims = fused.memory(name)
+                out[memory, tuple(axes[d] for d in dims)] = None
     return tuple(out)
 
 
 def _order_axes(fused: FusedKernel, extents: Mapping[Iterator, int], strides: Strides) -> tuple[Iterator, ...]:
     """Return all axes, those with the largest steps in the largest tensor outermost."""
     steps: dict[Iterator, tuple[int, int]] = {}
-    for memory, axes in _memory_uses(fused):
+    for memory, axes in memory_uses(fused):
         if fused.spaces[memory].slot is None:
             size = prod(extents[x] for x in axes if x is not None)
             for x, step in zip(axes, strides[memory], strict=True):
@@ -170,7 +169,7 @@ def _collapse_axes(
 ) -> tuple[Mapping[Iterator, int], Strides, tuple[Iterator, ...]]:
     """Collapse neighbouring axes that are neighbours in every tensor, repeatedly."""
     left, sizes = list(order), dict(extents)
-    uses = _memory_uses(fused)
+    uses = memory_uses(fused)
     n = 0
     while n + 1 < len(left):
         a, b = left[n], left[n + 1]
@@ -193,7 +192,7 @@ def _have_same_loops(fused: FusedKernel, a: Iterator, b: Iterator) -> bool:
 
 
 def _are_neighbours(
-    use: _MemoryUse, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator
+    use: MemoryUse, extents: Mapping[Iterator, int], strides: Strides, a: Iterator, b: Iterator
 ) -> bool:
     """True if *use* has *a* and *b* as one axis, or neither of them."""
     memory, axes = use
@@ -220,6 +219,8 @@ class EmissionState:
     values: Mapping[str, Expr] = field(default_factory=dict)
     spread: int = 1
     base: Mapping[int, Expr] = field(default_factory=dict)
+    near: Mapping[str, tuple[Array, Expr]] = field(default_factory=dict)
+    """The registers that hold this point's elements of a memory."""
 
     @cached_property
     def arrays(self) -> Mapping[str, Array]:
@@ -269,6 +270,10 @@ class EmissionState:
         """Return the body of *step* at this point."""
         return lowering.lower_scalar(step.body, self._places, self._read, self.kind_of(step.name), self.wide)
 
+    def place(self, x: Iterator) -> Expr:
+        """Return the value of *x* here."""
+        return self._places[x]
+
     @cached_property
     def _places(self) -> Mapping[Iterator, Expr]:
         gone = {x: Literal(0, self.wide) for x in self.flat.extents if x not in self.flat.order}
@@ -292,6 +297,8 @@ class EmissionState:
         """Return (array, position) of the element of *name* at *where*, counted from 0."""
         fused = self.flat.fused
         memory, dims = fused.memory(name)
+        if memory in self.near:
+            return self.near[memory]
         place: Expr = Literal(0, self.wide)
         for n, d in enumerate(dims):
             place = place + where[d] * self._step(memory, n)

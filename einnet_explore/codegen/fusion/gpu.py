@@ -2,8 +2,9 @@ r"""Fused kernels for a GPU, and a model of the seconds that fusion saves.
 
 A block computes a point of the grid, or a thread does if points are neighbours in memory.  In a block, threads share
 the points of a nest cyclically, so that a thread mostly loads its own stores of earlier stages.  All reductions of a
-stage are joined in one tree in shared memory; successive stages alternate between two sets of arrays, so that none
-waits for the readers of the previous one.
+stage are joined in shared memory: the threads' parts by some threads, and those by every thread for itself, with two
+barriers; successive stages alternate between two sets of arrays, so that none waits for the readers of the previous
+one.
 
 The model compares one fused kernel, which may have a tiny grid, with one kernel for each operation:
 
@@ -52,7 +53,19 @@ from einnet_explore.codegen.language.statements import (
     Statement,
     Store,
 )
-from einnet_explore.codegen.language.values import I32, I64, Array, Expr, LaunchIndex, Literal, Type, Var, cast, type_of
+from einnet_explore.codegen.language.values import (
+    I32,
+    I64,
+    Array,
+    Expr,
+    LaunchIndex,
+    Literal,
+    Type,
+    Var,
+    cast,
+    literal,
+    type_of,
+)
 from einnet_explore.ir import Iterator, accesses
 from einnet_explore.support.wording import count_noun
 
@@ -72,22 +85,28 @@ def gpu_launch(
     threads: int = FUSED_THREADS,
 ) -> tuple[FusedLayout, Kernel]:
     """Return the layout of *fused* for contiguous arrays of *shapes*, and its kernel; raises Refused for others."""
+    flat = gpu_layout(fused, shapes)
+    return flat, gpu_kernel(flat, type_of(dtype), threads)
+
+
+def gpu_layout(fused: FusedKernel, shapes: Shapes) -> FusedLayout:
+    """Return the layout of *fused* for contiguous arrays of *shapes*; raises Refused for others."""
     check_served(fused, shapes)
     plain = uncollapsed_layout(fused, shapes)
     whole = {t.name: tuple(shapes[t.name]) for t in fused.inputs} | {
         o.name: tuple(plain.sizes[x] for x in o.scope.traversals) for o in fused.operations if o.output
     }
-    flat = lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
-    return flat, gpu_kernel(flat, type_of(dtype), threads)
+    return lay_out(fused, shapes, {name: row_major_strides(shape) for name, shape in whole.items()})
 
 
 def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> Kernel:
-    """Return the kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants.
+    """Return the kernel of *flat*: inputs, outputs, slots, sizes of slots, sizes and strides, constants."""
+    return write_kernel(GpuWriter(flat, threads), kind)
 
-    Raises ValueError for a number of threads that is not a power of two, since the tree joins halves.
-    """
-    if threads < 1 or threads & (threads - 1):
-        raise ValueError(f"{threads} threads a block, expected a power of two")
+
+def write_kernel(writer: GpuWriter, kind: Type) -> Kernel:
+    """Return the kernel of *writer*."""
+    flat, threads = writer.flat, writer.threads
     frame = EmissionState(flat, kind, address_type(flat))
     slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
     params: tuple[Array | Var, ...] = (
@@ -95,7 +114,6 @@ def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> K
         *slots,
         *frame.numbers,
     )
-    writer = _GpuWriter(flat, threads)
     body = writer.thread_per_point(frame, slots) if flat.lanes is not None else writer.block_per_point(frame, slots)
     return Kernel("fused", params, tuple(body), (threads, 1, 1), (max(1, gpu_blocks(flat, threads)), 1, 1))
 
@@ -124,7 +142,9 @@ def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _GpuWriter(LoopWriter):
+class GpuWriter(LoopWriter):
+    """Writes a kernel whose blocks have so many *threads*."""
+
     threads: int
 
     def block_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
@@ -135,7 +155,13 @@ class _GpuWriter(LoopWriter):
         trees: tuple[_Trees, ...] = tuple(
             {
                 kind: tuple(
-                    Array(f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}", kind, self.threads, "shared")
+                    Array(
+                        f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}",
+                        kind,
+                        self.threads,
+                        "shared",
+                        align=16,
+                    )
                     for n in range(number)
                 )
                 for kind, number in widest.items()
@@ -145,7 +171,7 @@ class _GpuWriter(LoopWriter):
         yield from (LocalArray(a) for turn in trees for arrays in turn.values() for a in arrays)
         point = self.var("point", frame.wide)
         yield Declare(point, cast(frame.wide, LaunchIndex("block")))
-        frame, made = self._split_position(frame, self.flat.grid, point)
+        frame, made = self.split_position(frame, self.flat.grid, point)
         yield from made
         frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(stages):
@@ -161,7 +187,7 @@ class _GpuWriter(LoopWriter):
         points: Expr = Literal(1, frame.wide)
         for x in self.flat.grid:
             points = points * frame.extent(x)
-        inside, body = self._split_position(frame, self.flat.grid, point)
+        inside, body = self.split_position(frame, self.flat.grid, point)
         inside = replace(inside, base={n: point * size for n, size in enumerate(slots)})
         for n, stage in enumerate(self.flat.fused.stages):
             body.append(Comment(f"stage {n}"))
@@ -172,7 +198,7 @@ class _GpuWriter(LoopWriter):
                 body += made
         yield If(point.lt(points), tuple(body))
 
-    def _split_position(
+    def split_position(
         self, frame: EmissionState, axes: tuple[Iterator, ...], flat: Expr
     ) -> tuple[EmissionState, list[Statement]]:
         """Split *flat* into the values of *axes*."""
@@ -190,18 +216,17 @@ class _GpuWriter(LoopWriter):
         joined: list[tuple[FusedStep, Var]] = []
         for nest in stage.nests:
             if nest.traversals:
-                out += self._share_points(frame, nest.traversals, partial(self._point, nest=nest))
+                out += self.share_points(frame, nest, nest.traversals, partial(self._point, nest=nest))
                 continue
             parts = self._declare_parts(frame, nest)
             out += [Declare(var, frame.total(step)[1]) for step, var in parts]
             joins = _join_to_parts(parts)
-            out += self._share_points(frame, nest.summations, partial(self.steps, nest=nest, join_to=joins))
+            out += self.share_points(frame, nest, nest.summations, partial(self.steps, nest=nest, join_to=joins))
             joined += parts
         if joined:
             left = {kind: list(arrays) for kind, arrays in trees.items()}
-            places = [(step, var, left[var.type].pop(0)) for step, var in joined]
-            out += self._join_threads(places)
-            totals = [(step, tree[0]) for step, _, tree in places]
+            totals, made = self._join_threads([(step, var, left[var.type].pop(0)) for step, var in joined])
+            out += made
             values, made = self.finish(frame, totals, _by_first_thread)
             out += made
             frame = frame.holding(values)
@@ -209,28 +234,48 @@ class _GpuWriter(LoopWriter):
             out.append(Barrier())
         return frame, out
 
-    def _join_threads(self, pairs: list[tuple[FusedStep, Var, Array]]) -> Iterable[Statement]:
-        """Join the parts of all threads, for all reductions at once, in a tree of halves."""
-        yield from (Store(tree, _THREAD, var) for _, var, tree in pairs)
-        yield Barrier()
-        half = self.threads // 2
-        while half:
-            here = tuple(Store(t, _THREAD, join_values(s, t[_THREAD], t[_THREAD + half])) for s, _, t in pairs)
-            yield If(_THREAD.lt(half), here)
-            yield Barrier()
-            half //= 2
+    def _join_threads(
+        self, pairs: list[tuple[FusedStep, Var, Array]]
+    ) -> tuple[list[tuple[FusedStep, Expr]], list[Statement]]:
+        """Join the parts of all threads, for all reductions at once; every thread has the totals then."""
+        if self.threads == 1:
+            return [(step, part) for step, part, _ in pairs], []
+        team = _team(self.threads)
+        out: list[Statement] = [Store(tree, _THREAD, part) for _, part, tree in pairs]
+        out.append(Barrier())
+        rows, rest = divmod(self.threads, team)
+        here: list[Statement] = []
+        for step, part, tree in pairs:
+            n = self.var("row", I32)
+            joined = Assign(part, join_values(step, part, tree[_THREAD + n * team]))
+            here.append(For(n, literal(1), literal(rows), literal(1), (joined,), unroll=True))
+            if rest:
+                over = Assign(part, join_values(step, part, tree[_THREAD + rows * team]))
+                here.append(If(_THREAD.lt(rest), (over,)))
+            here.append(Store(tree, _THREAD, part))
+        if self.threads > team:
+            out += [If(_THREAD.lt(team), tuple(here)), Barrier()]
+        totals: list[tuple[FusedStep, Expr]] = []
+        for step, part, tree in pairs:
+            n, total = self.var("row", I32), self.var(f"total {step.name}", part.type)
+            joined = Assign(total, join_values(step, total, tree[n]))
+            out += [Declare(total, tree[0]), For(n, literal(1), literal(team), literal(1), (joined,), unroll=True)]
+            totals.append((step, total))
+        return totals, out
 
     def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
         return [(s, self.var(f"part {s.name}", frame.total(s)[0])) for s in nest.steps if s.reduce is not None]
 
-    def _share_points(self, frame: EmissionState, axes: tuple[Iterator, ...], body: LoopBody) -> list[Statement]:
-        """Write *body* for all points of *axes*, shared among the threads of a block."""
+    def share_points(
+        self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
+    ) -> list[Statement]:
+        """Write *body* of *nest* for all points of *axes*, shared among the threads of a block."""
         left = tuple(x for x in self.flat.order if x in axes)
         total: Expr = Literal(1, frame.wide)
         for x in left:
             total = total * frame.extent(x)
         flat = self.var("element", frame.wide)
-        here, made = self._split_position(frame, left, flat)
+        here, made = self.split_position(frame, left, flat)
         start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
         return [For(flat, start, total, step, (*made, *body(here)))]
 
@@ -253,6 +298,11 @@ class _GpuWriter(LoopWriter):
         if not nest.traversals:
             return self._reduce_nest(frame, nest)
         return frame, self.loops(frame, nest.traversals, lambda f: self._point(f, nest))
+
+
+def _team(threads: int) -> int:
+    """Return the number of threads that join the parts of all: a power of two near the square root, at most 32."""
+    return min(1 << (threads.bit_length() // 2), 32, 1 << threads.bit_length() - 1)
 
 
 def _joined_steps(stage: FusedStage) -> Iterable[FusedStep]:

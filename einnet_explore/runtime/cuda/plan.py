@@ -20,10 +20,11 @@ from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
-from einnet_explore.codegen.fusion.gpu import gpu_launch
+from einnet_explore.codegen.fusion.gpu import A100_TARGET, estimate_fusion, gpu_layout
 from einnet_explore.codegen.fusion.plan import fuse_program
+from einnet_explore.codegen.fusion.registers import held_launch
 from einnet_explore.codegen.language.printer import emit, entry_name
-from einnet_explore.codegen.language.statements import MAX_BLOCK_THREADS, Kernel, rewrite_statement
+from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Var, type_of
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
@@ -31,6 +32,7 @@ from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, 
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
+from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.matrix_products import matrices
 from einnet_explore.support.errors import BackendError, Refused
 
@@ -39,9 +41,6 @@ DTYPE = "float32"
 GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
 """The hardware for which tiles are chosen: each multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
 of shared memory, the default of a block, hold two tiles of every input."""
-
-FEW_BLOCKS, LARGE_BLOCK_ELEMENTS = 1024, 4096
-"""Blocks that 256 threads each do not fill a GPU with, and elements a block that more threads are worth."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -171,21 +170,33 @@ class _Planner:
         try:
             inputs = tuple(dict.fromkeys(tensors(seen)))
             single = Program(inputs, (Equation(equation.name, seen),), (equation.name,))
+            flat = gpu_layout(fuse_program(single), {t.name: t.shape for t in inputs})
+            if len(flat.fused.operations) > 1 and not estimate_fusion(flat, A100_TARGET).pays:
+                return self._unfused(single)
             return (fused_launch(single, self.buffers),)
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
 
+    def _unfused(self, program: Program) -> tuple[Step, ...]:
+        """The steps of each operation of *program*, which has one equation, by itself."""
+        (name,) = program.outputs
+        inputs = {t.name for t in program.inputs}
+
+        def called(tensor: Tensor) -> Tensor:
+            own = tensor.name in inputs or tensor.name == name
+            return tensor if own else replace(tensor, name=f"{name}: {tensor.name}")
+
+        steps = list[Step]()
+        for one in split_operations(program):
+            (equation,) = one.equations
+            label = equation.name if equation.name == name else f"{name}: {equation.name}"
+            steps += self.steps(Equation(label, map_tensors(equation.scope, called)))
+        return tuple(steps)
+
 
 def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
-    """A launch of all of *program* as one kernel; adds its temporaries to *buffers*.  Raises Refused.
-
-    If there are few blocks with much work each, a block has as many threads as possible.
-    """
-    whole, shapes = fuse_program(program), {t.name: t.shape for t in program.inputs}
-    flat, kernel = gpu_launch(whole, shapes, DTYPE)
-    each = max((prod(shape) for shape in shapes.values()), default=0) // max(1, flat.points)
-    if flat.lanes is None and flat.points < FEW_BLOCKS and each >= LARGE_BLOCK_ELEMENTS:
-        flat, kernel = gpu_launch(whole, shapes, DTYPE, MAX_BLOCK_THREADS)
+    """A launch of all of *program* as one kernel; adds its temporaries to *buffers*.  Raises Refused."""
+    flat, kernel = held_launch(fuse_program(program), {t.name: t.shape for t in program.inputs}, DTYPE)
     integers = [p.name for p in kernel.params if isinstance(p, Var) and p.kind.integer]
     kernel = specialise(kernel, {name: int(flat.numbers[name]) for name in integers})
     label = program.outputs[0]

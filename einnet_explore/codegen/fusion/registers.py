@@ -1,0 +1,320 @@
+r"""Fused kernels of known sizes whose threads keep their elements in registers from stage to stage.
+
+Thread :math:`t` of :math:`P` has the packs :math:`t + kP` of a point: what several nests read or write is loaded once,
+by transfers of 16 bytes, and stored once.  Registers hold the first packs of each thread; the rest, where there are
+more, goes through memory as in ``gpu``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log2, prod
+
+import numpy.typing as npt
+
+from einnet_explore.analysis.regions import always_holds
+from einnet_explore.codegen.elementwise import BLOCK_REGISTERS
+from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopBody, memory_uses
+from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
+from einnet_explore.codegen.fusion.operations import Shapes, read_name
+from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest
+from einnet_explore.codegen.language.lowering import add_offset
+from einnet_explore.codegen.language.statements import (
+    MAX_BLOCK_THREADS,
+    PACK_BYTES,
+    Copy,
+    For,
+    If,
+    Kernel,
+    LocalArray,
+    Statement,
+)
+from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Literal, Type, cast, type_of
+from einnet_explore.ir import Bound, Iterator, accesses
+
+HELD_ELEMENTS = 40
+"""Elements that a thread holds in registers, at most."""
+
+ELEMENTS, FEW_ELEMENTS = 16, 4
+"""Elements of a thread, about: enough loads are under way, and with few points all threads have some."""
+
+MANY_POINTS = 1024
+"""Points of the grid that fill a GPU."""
+
+LARGE_POINT_ELEMENTS = 4096
+"""Elements of a point that as many threads as possible are worth if there are few points."""
+
+WARP = 32
+
+OTHER_REGISTERS = 36
+"""Registers of a thread for everything but the elements that it holds."""
+
+Places = Mapping[str, tuple[Iterator, ...]]
+"""The axes of each memory's dimensions, for memories that are accessed at a point's own place only."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """*threads* threads share *packs* of *pack* elements; each holds its first *held* packs in registers."""
+
+    threads: int
+    pack: int
+    packs: int
+    held: int
+
+
+def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "float32") -> tuple[FusedLayout, Kernel]:
+    """Return the layout of *fused* for contiguous arrays of *shapes*, aligned to 16 bytes, and its kernel.
+
+    Where points lie along memory, or nests have different axes, it is the kernel of ``gpu_launch``.  Raises Refused for
+    other shapes.
+    """
+    flat = gpu_layout(fused, shapes)
+    kind = type_of(dtype)
+    nests = _nests(fused)
+    elements = max((prod(flat.extents[x] for x in nest.axes) for nest in nests), default=1)
+    if (
+        not elements
+        or flat.lanes is not None
+        or len({nest.axes for nest in nests}) != 1
+        or not all(nest.flat for nest in nests)
+    ):
+        few = flat.lanes is None and flat.points < MANY_POINTS and elements >= LARGE_POINT_ELEMENTS
+        return flat, gpu_kernel(flat, kind, MAX_BLOCK_THREADS if few else FUSED_THREADS)
+    inner = tuple(x for x in flat.order if x in nests[0].axes)
+    places = own_places(fused)
+    pack = _pack_size(flat, kind, inner, places)
+    near = {m: own for m, own in places.items() if pack == 1 or _is_packed(flat, own, m, inner, pack)}
+    again = sum(len(_using_nests(fused, m)) > 1 and set(inner) <= set(own) for m, own in near.items())
+    share = choose_share(elements // pack, pack, flat.points, again)
+    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near), kind)
+
+
+def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
+    """Return how *packs* packs of each of *points* points are shared, of which *memories* arrays are held.
+
+    Idle lanes cost as much as the same share of the threads, and a factor of two from the wanted elements a twentieth.
+    """
+    wanted = ELEMENTS if points >= MANY_POINTS else FEW_ELEMENTS
+    found: list[tuple[float, Share]] = []
+    for each in range(1, HELD_ELEMENTS // pack + 1):
+        threads, lanes = -(-packs // each), -(-packs // each // WARP) * WARP
+        if threads * each != packs:
+            threads = min(lanes, MAX_BLOCK_THREADS)
+        if threads <= MAX_BLOCK_THREADS and each <= _held_packs(threads, pack, memories):
+            score = packs / (lanes * each) - abs(log2(each * pack / wanted)) / 20
+            found.append((score, Share(threads, pack, packs, each)))
+    if found:
+        return max(found, key=lambda pair: pair[0])[1]
+    most = _held_packs(MAX_BLOCK_THREADS, pack, memories) if memories else 0
+    return Share(min(packs, MAX_BLOCK_THREADS), pack, packs, most)
+
+
+def _held_packs(threads: int, pack: int, memories: int) -> int:
+    """Return the packs that each of *threads* threads can hold of *memories* arrays."""
+    registers = min(HELD_ELEMENTS, BLOCK_REGISTERS // threads - OTHER_REGISTERS)
+    return registers // (pack * max(1, memories))
+
+
+def own_places(fused: FusedKernel) -> Places:
+    """Return the memories that are read and written at a point's own place only, each with its dimensions' axes."""
+    uses: dict[str, set[tuple[Iterator | None, ...]]] = {}
+    for memory, axes in memory_uses(fused):
+        uses.setdefault(memory, set()).add(axes)
+    outside = {
+        read_name(a)
+        for stage in fused.stages
+        for step in stage.steps
+        for a in accesses(step.body)
+        if not all(always_holds(Bound(i, lo, hi)) for i, (lo, hi) in zip(a.index, a.source.box, strict=True))
+    }
+    found: dict[str, tuple[Iterator, ...]] = {}
+    for memory, places in uses.items():
+        (first, *others) = places
+        own = tuple(x for x in first if x is not None)
+        if not others and len(set(own)) == len(first) and memory not in outside:
+            found[memory] = own
+    return found
+
+
+def _pack_size(flat: FusedLayout, kind: Type, inner: Sequence[Iterator], places: Places) -> int:
+    """Return the elements of a pack: 16 bytes of the widest type if the largest memories have whole packs, else 1."""
+    fused = flat.fused
+    widest = max(fused.type_of(m, kind).stored.size for m in fused.spaces)
+    pack = max(1, PACK_BYTES // widest)
+    whole = [m for m, own in places.items() if set(inner) <= set(own)]
+    fits = flat.extents[inner[-1]] % pack == 0
+    return pack if fits and whole and all(_is_packed(flat, places[m], m, inner, pack) for m in whole) else 1
+
+
+def _is_packed(flat: FusedLayout, own: Sequence[Iterator], memory: str, inner: Sequence[Iterator], pack: int) -> bool:
+    """True if packs along the last of *inner* are neighbours in *memory*, at multiples of their size."""
+    space, last = flat.fused.spaces[memory], inner[-1]
+    left = [x for x in own if x in flat.order]
+    if last not in left:
+        return False
+    if space.slot is not None:
+        sizes = [flat.extents[x] for x in space.axes]
+        return left[-1] == last and prod(sizes) % pack == 0
+    steps = dict(zip(own, flat.strides[memory], strict=True))
+    return all(steps[x] == 1 if x == last else steps[x] % pack == 0 for x in left)
+
+
+def _nests(fused: FusedKernel) -> tuple[FusedNest, ...]:
+    return tuple(nest for stage in fused.stages for nest in stage.nests)
+
+
+def _using_nests(fused: FusedKernel, memory: str) -> tuple[int, ...]:
+    """Return the numbers of the nests that read or write *memory*."""
+    return tuple(n for n, nest in enumerate(_nests(fused)) if memory in dict(memory_uses(fused, nest.steps)))
+
+
+@dataclass(frozen=True)
+class RegisterWriter(GpuWriter):
+    """Writes a kernel in which threads share the points of the axes *inner* as *share* says.
+
+    Accesses to the memories *near* go through registers: a pack at a time, or for all that a thread holds.
+    """
+
+    share: Share
+    inner: tuple[Iterator, ...]
+    near: Places
+
+    def share_points(
+        self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
+    ) -> list[Statement]:
+        share, wide = self.share, frame.wide
+        thread = cast(wide, LaunchIndex("thread"))
+        nests = _nests(self.flat.fused)
+        number = next(n for n, other in enumerate(nests) if other is nest)
+        loads, stores = self._loads(nest), self._stores(nest)
+        out: list[Statement] = []
+        held = {m: self._array(frame, m, share.held * share.pack) for m in self._held if share.held}
+        out += [LocalArray(a) for m, a in held.items() if _using_nests(self.flat.fused, m)[0] == number]
+        first = [m for m in loads if m in held and _using_nests(self.flat.fused, m)[0] == number]
+        last = [m for m in stores if m in held and self._last_store(m) == number and self._is_output(m)]
+
+        def holding(k: Expr) -> list[Statement]:
+            return self._pack(
+                frame, k * share.threads + thread, [m for m in loads if m not in held],
+                [m for m in stores if m not in held], {m: (a, k * share.pack) for m, a in held.items()}, body,
+            )  # fmt: skip
+
+        def moving(memories: Iterable[str], store: bool, k: Expr) -> list[Statement]:
+            return [
+                self._copy(frame, m, k * share.threads + thread, (held[m], k * share.pack), store) for m in memories
+            ]
+
+        if share.held:
+            if first:
+                out += self._each_held(wide, lambda k: moving(first, False, k))
+            out += self._each_held(wide, lambda k: [*holding(k), *moving(last, True, k)])
+        if share.held * share.threads < share.packs:
+            q = self.var("pack", wide)
+            start = thread + share.held * share.threads
+            streamed = tuple(self._pack(frame, q, loads, stores, {}, body))
+            out.append(For(q, start, Literal(share.packs, wide), Literal(share.threads, wide), streamed))
+        return out
+
+    @property
+    def _held(self) -> tuple[str, ...]:
+        """The memories that more than one nest uses at all its points."""
+        fused = self.flat.fused
+        return tuple(
+            m for m, own in self.near.items() if len(_using_nests(fused, m)) > 1 and set(self.inner) <= set(own)
+        )
+
+    def _loads(self, nest: FusedNest) -> list[str]:
+        """Return the memories that *nest* reads, not from its own values."""
+        made = {step.name for step in nest.steps}
+        read = [read_name(a) for step in nest.steps for a in accesses(step.body)]
+        found = dict.fromkeys(self._memory(name) for name in read if name not in made)
+        return [m for m in found if m in self.near]
+
+    def _stores(self, nest: FusedNest) -> list[str]:
+        found = dict.fromkeys(self._memory(step.name) for step in nest.steps if step.stores and step.reduce is None)
+        return [m for m in found if m in self.near]
+
+    def _memory(self, name: str) -> str:
+        fused = self.flat.fused
+        return fused.memory(name)[0] if name in fused.spaces else name
+
+    def _is_output(self, memory: str) -> bool:
+        return self.flat.fused.spaces[memory].kind == "output"
+
+    def _last_store(self, memory: str) -> int:
+        nests = _nests(self.flat.fused)
+        return max(n for n, nest in enumerate(nests) if memory in self._stores(nest))
+
+    def _array(self, frame: EmissionState, memory: str, size: int) -> Array:
+        kind = self.flat.fused.type_of(memory, frame.kind).stored
+        nbytes = self.share.pack * kind.size
+        return Array(f":held {memory}", kind, size, "private", align=nbytes if nbytes & (nbytes - 1) == 0 else 0)
+
+    def _each_held(self, wide: Type, make: Callable[[Expr], list[Statement]]) -> list[Statement]:
+        """Write *make* for every pack that a thread holds; the last ones of some threads may be missing."""
+        share = self.share
+        full = min(share.held, share.packs // share.threads)
+        out: list[Statement] = []
+        if full:
+            k = self.var("held", wide)
+            zero, one = Literal(0, wide), Literal(1, wide)
+            out.append(For(k, zero, Literal(full, wide), one, tuple(make(k)), unroll=True))
+        if full < share.held:
+            rest = share.packs - full * share.threads
+            out.append(If(cast(wide, LaunchIndex("thread")).lt(rest), tuple(make(Literal(full, wide)))))
+        return out
+
+    def _pack(
+        self,
+        frame: EmissionState,
+        at: Expr,
+        loads: Iterable[str],
+        stores: Iterable[str],
+        held: Mapping[str, tuple[Array, Expr]],
+        body: LoopBody,
+    ) -> list[Statement]:
+        """Write *body* for the elements of pack *at*: registers for *loads* and *stores*, beside those *held*."""
+        share, wide = self.share, frame.wide
+        own: dict[str, tuple[Array, Expr]] = {}
+        out: list[Statement] = []
+        for memory in dict.fromkeys((*loads, *stores)):
+            array = replace(self._array(frame, memory, share.pack), name=f":pack {memory} {self.var('').name}")
+            own[memory] = array, Literal(0, wide)
+            out.append(LocalArray(array))
+        out += [self._copy(frame, m, at, own[m], False) for m in loads]
+        j = self.var("element", wide)
+        near = {m: (array, first + j) for m, (array, first) in {**held, **own}.items()}
+        here, made = self.split_position(frame, self.inner, at * share.pack + j)
+        inside = (*made, *body(replace(here, near=near)))
+        out.append(For(j, Literal(0, wide), Literal(share.pack, wide), Literal(1, wide), inside, unroll=True))
+        out += [self._copy(frame, m, at, own[m], True) for m in stores]
+        return out
+
+    def _copy(
+        self, frame: EmissionState, memory: str, at: Expr, registers: tuple[Array, Expr], store: bool
+    ) -> Statement:
+        """Copy the pack *at* of *memory* to *registers*, or back."""
+        array, place = self._address(frame, memory, at)
+        near, first = registers
+        if store:
+            return Copy(array, place, near, first, self.share.pack)
+        return Copy(near, first, array, place, self.share.pack)
+
+    def _address(self, frame: EmissionState, memory: str, at: Expr) -> tuple[Array, Expr]:
+        """Return (array, position) of the first element of pack *at* of *memory*."""
+        fused = self.flat.fused
+        rest, places = at * self.share.pack, dict(frame.at)
+        for x in reversed(self.inner):
+            place = rest if x == self.inner[0] else rest % frame.extent(x)
+            places[x] = add_offset(place, x.lo)
+            rest = rest // frame.extent(x)
+        here = replace(frame, at=places)
+        if memory in fused.known:
+            los = [x.lo for x in fused.known[memory].scope.traversals]
+            own = fused.known[memory].scope.traversals
+        else:
+            (tensor,) = (t for t in fused.inputs if t.name == memory)
+            los, own = [lo for lo, _ in tensor.box], self.near[memory]
+        return here.element(memory, tuple(add_offset(here.place(x), -lo) for x, lo in zip(own, los, strict=True)))
