@@ -83,9 +83,10 @@ def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "floa
         few = flat.lanes is None and flat.points < MANY_POINTS and elements >= LARGE_POINT_ELEMENTS
         return flat, gpu_kernel(flat, kind, MAX_BLOCK_THREADS if few else FUSED_THREADS)
     inner = tuple(x for x in flat.order if x in nests[0].axes)
+    assert inner, "a nest has loops"
     places = own_places(fused)
     pack = _pack_size(flat, kind, inner, places)
-    near = {m: own for m, own in places.items() if pack == 1 or _is_packed(flat, own, m, inner, pack)}
+    near = {m: own for m, own in places.items() if _is_packed(flat, own, m, inner, pack)}
     again = sum(len(_using_nests(fused, m)) > 1 and set(inner) <= set(own) for m, own in near.items())
     share = choose_share(elements // pack, pack, flat.points, again)
     return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near), kind)
@@ -158,7 +159,7 @@ def _is_packed(flat: FusedLayout, own: Sequence[Iterator], memory: str, inner: S
         sizes = [flat.extents[x] for x in space.axes]
         return left[-1] == last and prod(sizes) % pack == 0
     steps = dict(zip(own, flat.strides[memory], strict=True))
-    return all(steps[x] == 1 if x == last else steps[x] % pack == 0 for x in left)
+    return pack == 1 or all(steps[x] == 1 if x == last else steps[x] % pack == 0 for x in left)
 
 
 def _nests(fused: FusedKernel) -> tuple[FusedNest, ...]:
