@@ -66,7 +66,7 @@ def test_a_matrix_read_along_its_diagonals() -> None:
 def test_the_iterators_are_counted_from_zero() -> None:
     table = table_of("tensor A[9] pad [2]\nY[x:-1..4] = sum[r:2..4] A[2*x - r + 3]")
     assert table.rows == (IteratorRow("r", 2, False), IteratorRow("x", 5, True))
-    assert table.columns == (AddressColumn("O", (0, 1)), AddressColumn("A", (-1, 2), -1))
+    assert table.columns == (AddressColumn("O", (0, 1)), AddressColumn("A", (-1, 2), -1, (0, 0)))
     assert [repr(c) for c in table.constraints] == ["0 <= -r+2*x+3 < 9"]
 
 

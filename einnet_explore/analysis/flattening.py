@@ -9,14 +9,15 @@ are listed below the table.  Source: PlaidML's automatic kernel generation (flat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from html import escape
 from itertools import accumulate, permutations
 
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.ir import Access, Bound, Index, Scope, Table, Tensor, accesses
+from einnet_explore.ir import Access, Bound, Index, Iterator, Scope, Table, Tensor, accesses
 
 _CACHE_SIZE = 1 << 14
 
@@ -74,11 +75,15 @@ class IteratorRow:
 
 @dataclass(frozen=True, slots=True)
 class AddressColumn:
-    """A tensor's address: a coefficient for every row, in elements, and the address at 0."""
+    """A tensor's address: a coefficient for every row, in elements, and the address at 0.
+
+    *kinds* has a number for every row where indices leave the source: rows of one kind move those dimensions alike.
+    """
 
     name: str
     coefficients: tuple[int, ...]
     offset: int = 0
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,10 +199,20 @@ def flatten_scope(scope: Scope, name: str = "O") -> FlattenedScope:
             raise ValueError(f"{flat!r}, where {_source_label(access)} is read, is no polynomial of the iterators")
         steps = tuple(flat.coefficient(x) for x in iterators)
         start = flat.evaluate(lambda x: x.lo)
-        columns.append(AddressColumn(_fresh_column_name(_source_label(access), columns), steps, start))
+        label = _fresh_column_name(_source_label(access), columns)
+        columns.append(AddressColumn(label, steps, start, _row_kinds(access, iterators, steps)))
         constraints |= dict.fromkeys(bounds_inside_source(access))
     constraints |= dict.fromkeys(scope.domain)
     return FlattenedScope(rows, tuple(columns), tuple(constraints))
+
+
+def _row_kinds(access: Access, iterators: Sequence[Iterator], steps: Sequence[int]) -> tuple[int, ...]:
+    """Return, for each row, the first one that moves the dimensions in which *access* leaves its source alike."""
+    leaving = [bound.index for bound in bounds_inside_source(access)]
+    if not leaving:
+        return ()
+    slopes = [[Fraction(i.coefficient(x), k or 1) for i in leaving] for x, k in zip(iterators, steps, strict=True)]
+    return tuple(map(slopes.index, slopes))
 
 
 def bounds_inside_source(access: Access) -> Iterable[Bound]:

@@ -149,12 +149,17 @@ class TileFrame:
 
     @cached_property
     def within(self) -> tuple[Expr, ...]:
-        """The position of a product in the tile."""
+        """The position of a product in the tile.
+
+        A thread's sums are neighbours, whose reads overlap in windows; along the smallest step threads are neighbours.
+        """
         out: list[Expr] = []
         for n, t in enumerate(self.cost.tile):
             if self.output(n):
                 step = Var(self.name(n, "step")) if self.steps[n] > 1 else Literal(0, I32)
-                out.append(self.place[n] + step * self.threads.counts[n])
+                strided = n == self.threads.order[0]
+                steps = 1 if strided else self.steps[n]
+                out.append(self.place[n] * steps + step * (self.threads.counts[n] if strided else 1))
             else:
                 out.append(Var(self.name(n, "in")) if t > 1 else Literal(0, I32))
         return tuple(out)
@@ -240,6 +245,9 @@ def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
 
 MAX_UNROLLED_SUMS = 64
 """Loops over at most so many sums are unrolled, so that the sums are registers."""
+
+MAX_UNROLLED_STEPS = 32
+"""Steps of the innermost loops over summations that are unrolled, at most: reads of neighbouring sums are shared."""
 
 RowTests: TypeAlias = "tuple[tuple[int, Expr], ...]"
 """Conditions, each with its row of the table."""
@@ -342,6 +350,7 @@ class TiledKernelWriter(TileLoader):
         added = Store(self.sums, self.sum_at, self._join(self.sums[self.sum_at], product))
         tests = (*self._in_tile(), *(() if staged else self._in_result()))
         body = self._for_each_sum(self._hints, added, tests=tests)
+        left = MAX_UNROLLED_STEPS
         for n in reversed(range(len(self.rows))):
             t, count = self.cost.tile[n], self.threads.counts[n]
             if self.output(n) or t == 1:
@@ -350,7 +359,10 @@ class TiledKernelWriter(TileLoader):
             stop: Expr = Literal(t, I32)
             if extent % t:  # the last tile is a smaller one
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
-            body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body),)
+            trips = -(-t // count)
+            unroll = staged and extent % t == 0 and isinstance(self.place[n], Literal) and trips <= left
+            left = left // trips if unroll else 0
+            body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
         return body
 
     def _in_tile(self) -> Iterable[tuple[int, Expr]]:

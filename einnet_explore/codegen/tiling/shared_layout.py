@@ -71,13 +71,20 @@ class LocalLayout:
         return "\n".join("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
 
 
-def merge_iterators(table: FlattenedScope, column: AddressColumn, tile: Sequence[int]) -> tuple[IteratorGroup, ...]:
-    """Return the groups of *column* in a tile, by step; their local strides are still 0."""
+def merge_iterators(
+    table: FlattenedScope, column: AddressColumn, tile: Sequence[int], apart: bool = False
+) -> tuple[IteratorGroup, ...]:
+    """Return the groups of *column* in a tile, by step; their local strides are still 0.
+
+    *apart*: rows of different kinds are not merged, so that every element is inside its source or outside.
+    """
     steps = sorted((abs(c), n) for n, c in enumerate(column.coefficients) if c and tile[n] > 1)
     out: list[IteratorGroup] = []
     for step, n in steps:
         name, sign = table.rows[n].name, 1 if column.coefficients[n] > 0 else -1
         last = out[-1] if out else None
+        if last is not None and apart and column.kinds and column.kinds[n] != column.kinds[last.members[0].row]:
+            last = None
         if last is not None and step % last.stride == 0 and step // last.stride <= last.extent:
             ratio = step // last.stride
             out[-1] = replace(
@@ -94,7 +101,7 @@ def merge_iterators(table: FlattenedScope, column: AddressColumn, tile: Sequence
 def local_layout(table: FlattenedScope, column: AddressColumn, tile: Sequence[int]) -> LocalLayout:
     """Return the layout in shared memory of the elements that a tile reads of *column*."""
     size, placed = 1, list[IteratorGroup]()
-    for group in sorted(merge_iterators(table, column, tile), key=lambda g: (g.extent % 2 == 0, -g.extent)):
+    for group in sorted(merge_iterators(table, column, tile, apart=True), key=lambda g: (g.extent % 2 == 0, -g.extent)):
         stride = size | 1
         placed.append(replace(group, local=stride))
         size = stride * group.extent
