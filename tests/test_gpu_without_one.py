@@ -452,7 +452,8 @@ def test_bundle_is_complete(packed: Path) -> None:
             took = manifest["resources"][name][architecture]
             if step.entry == "main_kernel":
                 continue  # TVM's, which spills
-            assert took["spills"] == took["stack"] == 0 and took["blocks"] * prod(step.block) >= 512, step.entry
+            full = took["blocks"] * prod(step.block) >= 512 or took["blocks"] == 32  # the most there can be
+            assert took["spills"] == took["stack"] == 0 and full, step.entry
     with np.load(packed / "data/arrays.npz") as arrays:
         for check in manifest["checks"]:
             plan = cuda_plan_from_json(check["plan"])

@@ -28,7 +28,7 @@ from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Var, type_of
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
@@ -58,7 +58,11 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
     for equation in program.equations:
-        (early if equation.name in once else late).extend(maker.steps(equation))
+        if equation.name in once:
+            early += maker.steps(equation)
+        else:
+            late += maker.steps_in_groups(equation)
+    late += maker.close_group()
     return CudaPlan(
         maker.buffers,
         tuple(t.name for t in program.inputs if not t.weight),
@@ -77,6 +81,58 @@ class _Planner:
         self.buffers: dict[str, Shape] = {t.name: t.shape for t in program.inputs}
         self.views: dict[str, Scope] = {}
         self.places: dict[str, View] = {name: _whole_view(name, shape) for name, shape in self.buffers.items()}
+        self.readers: dict[str, set[str]] = {}
+        for equation in program.equations:
+            for tensor in tensors(equation.scope):
+                self.readers.setdefault(tensor.name, set()).add(equation.name)
+        self.group: tuple[Equation, ...] = ()
+
+    def steps_in_groups(self, equation: Equation) -> tuple[Step, ...]:
+        """The steps that *equation* completes: one that no library runs waits for readers that join its kernel."""
+        reads = {t.name for t in tensors(equation.scope)}
+        waits = any(e.name in reads for e in self.group)
+        seen = self._seen(equation)
+        if (equation.via is not None and equation.via.operator != EOPERATOR) or _is_contraction(seen.scope):
+            return (*(self.close_group() if waits else ()), *self.steps(equation))
+        if waits and self._is_one_kernel((*self.group, seen)):
+            self.group = (*self.group, seen)
+            return ()
+        done = self.close_group()
+        self.group = (seen,)
+        return done
+
+    def close_group(self) -> tuple[Step, ...]:
+        """The steps of the equations that wait: one kernel, or those of a single equation."""
+        group, self.group = self.group, ()
+        if len(group) < 2:
+            return self.steps(group[0]) if group else ()
+        program = self._program(group)
+        for equation in group:
+            if equation.name in program.outputs:
+                self.buffers[equation.name] = equation.scope.shape
+                self.places[equation.name] = _whole_view(equation.name, equation.scope.shape)
+        return (fused_launch(program, self.buffers),)
+
+    def _seen(self, equation: Equation) -> Equation:
+        """*equation* with the sources of views in their places."""
+        scope = map_tensors(equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
+        return replace(equation, scope=scope)
+
+    def _program(self, group: Sequence[Equation]) -> Program:
+        """*group* as a program, whose outputs are what others read."""
+        made = {e.name for e in group}
+        inputs = dict.fromkeys(t for e in group for t in tensors(e.scope) if t.name not in made)
+        outputs = [e.name for e in group if e.name in self.outputs or self.readers.get(e.name, set()) - made]
+        return Program(tuple(inputs), tuple(Equation(e.name, e.scope) for e in group), tuple(outputs))
+
+    def _is_one_kernel(self, group: Sequence[Equation]) -> bool:
+        """Whether *group* is faster as one kernel."""
+        try:
+            program = self._program(group)
+            flat = gpu_layout(fuse_program(program), {t.name: t.shape for t in program.inputs})
+        except Refused:
+            return False
+        return estimate_fusion(flat, A100_TARGET).pays
 
     def steps(self, equation: Equation) -> tuple[Step, ...]:
         """The steps that compute *equation*: none for a view that is no output, which its readers read through."""
@@ -143,7 +199,7 @@ class _Planner:
         )  # fmt: skip
 
     def _kernel(self, equation: Equation) -> tuple[Step, ...]:
-        seen = map_tensors(equation.scope, lambda tensor: self.views.get(tensor.name, tensor))
+        seen = self._seen(equation).scope
         whys: list[str] = []
         try:
             functor = build_functor(seen, equation.name, type_of(DTYPE))
@@ -236,6 +292,12 @@ def kernel_launch(kernel: Kernel, given: Sequence[str | float], grid: tuple[int,
             case _:
                 raise BackendError(f"kernel {kernel.name}: {p!r} is given {g!r}")
     return CudaLaunch(entry_name(kernel), emit(kernel, "cuda"), grid, kernel.block, tuple(typed))
+
+
+def _is_contraction(scope: Scope) -> bool:
+    """Whether *scope* reads elements again and again, which tiles of its own serve best."""
+    elements = sum(prod(t.shape) for t in dict.fromkeys(tensors(scope)))
+    return bool(scope.summations) and prod(x.extent for x in (*scope.traversals, *scope.summations)) > 2 * elements
 
 
 def _whole_view(name: str, shape: Shape) -> View:
