@@ -1,10 +1,14 @@
-"""Products as cuBLAS takes them, computed here by its definition on flat memory; precisions; the cuDNN frontend."""
+"""Products by a cuBLASLt on host memory, which follows its documentation; precisions; the cuDNN frontend."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from einnet_explore.runtime.cuda import convolutions, execution
-from einnet_explore.runtime.cuda.execution import MAX_GEMM_CALLS, Gemm, gemms
+from einnet_explore.runtime.cuda import convolutions, device, execution
+from einnet_explore.runtime.cuda import products as cublas
+from einnet_explore.runtime.cuda.device import Call
+from einnet_explore.runtime.cuda.plan import cuda_plan
+from einnet_explore.runtime.cuda.products import MAX_GEMM_BATCH, MAX_GEMM_CALLS, gemms
 from einnet_explore.runtime.cuda.steps import (
     PRECISIONS,
     Convolution,
@@ -24,6 +31,7 @@ from einnet_explore.runtime.cuda.steps import (
     cuda_plan_from_json,
 )
 from einnet_explore.support.errors import BackendError
+from einnet_explore.syntax import parse
 
 
 def view(name: str, array: np.ndarray, base: np.ndarray) -> View:
@@ -31,36 +39,155 @@ def view(name: str, array: np.ndarray, base: np.ndarray) -> View:
     return View(name, offset, array.shape, tuple(s // base.itemsize for s in array.strides))
 
 
-def column_major(flat: np.ndarray, offset: int, leading: int, rows: int, columns: int) -> np.ndarray:
-    """A matrix as BLAS means it: element (i, j) at offset + i + j·leading; rows may not be longer than that."""
-    assert leading >= max(1, rows)
-    i, j = np.ogrid[:rows, :columns]
-    return offset + i + j * leading
+class OnHost(np.ndarray):
+    """An array on the host that says where it is as CuPy's arrays do."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
 
 
-def blas(g: Gemm, held: dict[str, np.ndarray]) -> None:
-    """Emulate ``gemmStridedBatchedEx`` as documented, with the arguments that ``cupy`` passes."""
-    (ta, tb), (m, n, k), a, b, c, batch = execution._gemm_arguments(g, {name: _Device(x) for name, x in held.items()})
-    for t in range(batch):
-        first, second, out = (
-            column_major(held[name].reshape(-1), at + t * step, leading, *shape)
-            for name, (at, leading, step), shape in (
-                (g.right.name, a, (k, m) if ta else (m, k)),
-                (g.left.name, b, (n, k) if tb else (k, n)),
-                (g.out.name, c, (m, n)),
-            )
-        )
-        left, right = held[g.right.name].reshape(-1)[first], held[g.left.name].reshape(-1)[second]
-        held[g.out.name].reshape(-1)[out] = (left.T if ta else left) @ (right.T if tb else right)
+def not_numbers(shape: Any, dtype: Any) -> np.ndarray:
+    """Fresh memory, which nothing may count on: NaN in every floating-point type."""
+    made = np.empty(shape, dtype)
+    made.view(np.uint8).fill(255)
+    return made.view(OnHost)
 
 
-class _Device:
-    """An array whose memory begins at address 0, of elements of one byte: addresses are places in it."""
+HOST = SimpleNamespace(
+    cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=0)),
+    empty=not_numbers,
+    asarray=np.asarray,
+    asnumpy=np.array,
+    copyto=np.copyto,
+    random=SimpleNamespace(standard_normal=lambda shape, dtype: np.random.default_rng(0).random(shape, dtype)),
+    float32=np.float32,
+    uint8=np.uint8,
+    lib=np.lib,
+)
 
-    itemsize = 1
+INVALID, FAILED, UNSUPPORTED = 7, 13, 15
+ATTRIBUTE_BYTES = {
+    "MatmulDesc": {3: 4, 4: 4},
+    "MatrixLayout": {5: 4, 6: 8},
+    "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
+}
+NUMBERS = {0: np.float32, 2: np.float16}
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.data = type("Pointer", (), {"ptr": 0})
+
+class HostLt:
+    """cuBLASLt as it is documented, on host memory: its functions are called through ctypes, as those of a library.
+
+    Of the algorithms found, the first fails, the second is not supported, the third and the fourth multiply.
+    Factors are numbers: none is timed on memory that nothing was written to.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[dict[Any, Any]] = []
+        self.ran: list[int] = []
+        self.algorithms = 4
+        for name, types in cublas.SIGNATURES.items():
+            short = name.removeprefix("cublasLt")
+            kind = short.removesuffix("SetAttribute")
+            act = partial(self.set_attribute, kind) if kind != short else getattr(self, short)
+            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *types)(act))
+
+    def cublasLtGetStatusName(self, status: int) -> bytes:  # noqa: N802
+        return f"status {status}".encode()
+
+    def create(self, place: int, **fields: int) -> int:
+        self.objects.append(fields)
+        ctypes.c_void_p.from_address(place).value = len(self.objects)
+        return 0
+
+    def __getitem__(self, number: int) -> dict[Any, Any]:
+        return self.objects[number - 1]
+
+    def Create(self, place: int) -> int:  # noqa: N802
+        return self.create(place)
+
+    def MatmulDescCreate(self, place: int, compute: int, scale: int) -> int:  # noqa: N802
+        return self.create(place, compute=compute, scale=scale)
+
+    def MatrixLayoutCreate(self, place: int, kind: int, rows: int, columns: int, leading: int) -> int:  # noqa: N802
+        return self.create(place, kind=kind, rows=rows, columns=columns, leading=leading)
+
+    def MatmulPreferenceCreate(self, place: int) -> int:  # noqa: N802
+        return self.create(place)
+
+    def MatmulPreferenceDestroy(self, number: int) -> int:  # noqa: N802
+        return 0
+
+    def set_attribute(self, kind: str, number: int, attribute: int, value: int, nbytes: int) -> int:
+        if ATTRIBUTE_BYTES[kind].get(attribute) != nbytes:
+            return INVALID
+        self[number][attribute] = int.from_bytes(ctypes.string_at(value, nbytes), "little", signed=True)
+        return 0
+
+    def MatmulAlgoGetHeuristic(self, *given: Any) -> int:  # noqa: N802
+        *_, most, found, count = given
+        for n in range(min(most, self.algorithms)):
+            one = cublas.Heuristic.from_address(found + n * ctypes.sizeof(cublas.Heuristic))
+            one.algorithm.data[0], one.state = n, UNSUPPORTED if n == 1 else 0
+        ctypes.c_int.from_address(count).value = min(most, self.algorithms)
+        return 0
+
+    def Matmul(self, handle: int, product: int, *given: Any) -> int:  # noqa: N802
+        alpha, a, layout_a, b, layout_b, beta, c, layout_c, d, layout_d, algorithm, workspace, nbytes, _ = given
+        how, (left, right, out) = self[product], (self[n] for n in (layout_a, layout_b, layout_d))
+        number = cublas.Algorithm.from_address(algorithm).data[0]
+        scales = [ctypes.c_float.from_address(p).value for p in (alpha, beta)]
+        if number == 0:
+            return FAILED
+        if scales != [1, 0] or (c, layout_c) != (d, layout_d) or how["scale"] or not workspace or nbytes != 32 << 20:
+            return INVALID
+        if len({one[5] for one in (left, right, out)}) > 1 or any(o["leading"] < o["rows"] for o in (left, right, out)):
+            return INVALID
+        for t in range(out[5]):
+            x, y, z = (column_major(p, one, t) for p, one in ((a, left), (b, right), (d, out)))
+            x, y = x.T if how[3] else x, y.T if how[4] else y
+            if (
+                x.shape[1] != y.shape[0]
+                or z.shape != (x.shape[0], y.shape[1])
+                or np.isnan(x).any()
+                or np.isnan(y).any()
+            ):
+                return INVALID
+            z[...] = x.astype(np.float32) @ y.astype(np.float32)
+        self.ran.append(number)
+        return 0
+
+
+def column_major(address: int, layout: dict[Any, int], batch: int) -> np.ndarray:
+    """Matrix number *batch*: element (i, j) at ``i + j * leading``."""
+    dtype = np.dtype(NUMBERS[layout["kind"]])
+    rows, columns, leading = layout["rows"], layout["columns"], layout["leading"]
+    nbytes = ((columns - 1) * leading + rows) * dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(address + batch * layout[6] * dtype.itemsize)
+    return np.ndarray((rows, columns), dtype, memory, strides=(dtype.itemsize, leading * dtype.itemsize))
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterable[HostLt]:
+    made, workspace = HostLt(), HOST.empty(cublas.MAX_WORKSPACE_BYTES, np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas, "_library", lambda: made)
+        patch.setattr(cublas, "_handle", lambda: cublas._created("cublasLtCreate"))
+        patch.setattr(cublas, "_workspace", lambda: workspace)
+        patch.setattr(cublas, "_BUILT", {})
+        for module in (cublas, device, execution):
+            patch.setattr(module, "cupy_package", lambda: HOST)
+        yield made
+
+
+def run_for_seconds(library: HostLt) -> Callable[[Call], float]:
+    """A timer for which algorithm 3 is the fastest."""
+
+    def seconds(call: Call) -> float:
+        call()
+        return 1.0 / library.ran[-1]
+
+    return seconds
 
 
 @st.composite
@@ -70,13 +197,17 @@ def products(draw: st.DrawFn) -> tuple[CudaProduct, dict[str, np.ndarray]]:
     m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
     held: dict[str, np.ndarray] = {}
     views = []
+    dtype = draw(st.sampled_from((np.float32, np.float16)))
     for name, rows, columns in (("y", m, n), ("a", m, k), ("b", k, n)):
         shape = [*batch, rows, columns]
         order = draw(st.permutations(range(len(shape))))
-        wider = [shape[d] + draw(st.integers(0, 2)) for d in order]
-        base = np.arange(prod(wider), dtype=np.int64).reshape(wider) % 7 - 3
-        held[name] = base
-        cut = base[tuple(slice(0, shape[d]) for d in order)].transpose(np.argsort(order))
+        starts = [draw(st.integers(0, 1)) for _ in order]
+        wider = [start + shape[d] + draw(st.integers(0, 1)) for start, d in zip(starts, order, strict=True)]
+        base = (np.arange(prod(wider)).reshape(wider) % 7 - 3).astype(dtype)
+        held[name] = base.view(OnHost)
+        cut = base[tuple(slice(start, start + shape[d]) for start, d in zip(starts, order, strict=True))].transpose(
+            np.argsort(order)
+        )
         if name != "y" and batch and draw(st.booleans()):
             cut = np.broadcast_to(cut[:1], cut.shape)
         views.append(view(name, cut, base))
@@ -84,30 +215,85 @@ def products(draw: st.DrawFn) -> tuple[CudaProduct, dict[str, np.ndarray]]:
 
 
 @given(products())
-def test_cublas_is_given_the_product(drawn: tuple[CudaProduct, dict[str, np.ndarray]]) -> None:
+def test_cublas_is_given_the_product(library: HostLt, drawn: tuple[CudaProduct, dict[str, np.ndarray]]) -> None:
     step, held = drawn
 
     def shown(v: View) -> np.ndarray:
         flat = held[v.name].reshape(-1)[v.offset :]
-        return np.lib.stride_tricks.as_strided(flat, v.shape, tuple(s * 8 for s in v.strides))
+        return np.lib.stride_tricks.as_strided(flat, v.shape, tuple(s * flat.itemsize for s in v.strides))
 
-    before = {name: x.copy() for name, x in held.items()}
-    want = shown(step.left) @ shown(step.right)
+    before = {name: np.array(x) for name, x in held.items()}
+    want = shown(step.left).astype(np.float64) @ shown(step.right)
     calls = gemms(step)
     packed = all(min(v.strides[-2:]) == 1 or 1 in v.shape[-2:] for v in (step.left, step.right))
-    if calls is None:
-        # Only what cuBLAS cannot be told: no side packed, or a result whose columns are apart.
-        assert not packed or step.out.strides[-1] != 1
-        return
-    for g in calls:
-        blas(g, held)
+    # Only what cuBLAS cannot be told is copied: no side packed, or a result whose columns are apart.
+    assert calls is not None or not packed or step.out.strides[-1] != 1
+    call = cublas.bind_product(step, held, "float32", run_for_seconds(library))
+    held["y"][...] = before["y"]
+    library.ran.clear()
+    call()
+    assert library.ran == [3] * (1 if calls is None else len(calls))
     assert (shown(step.out) == want).all()
     touched = np.zeros(held["y"].size, bool)
-    np.lib.stride_tricks.as_strided(touched[step.out.offset :], step.out.shape, tuple(s for s in step.out.strides))[
-        ...
-    ] = True
+    np.lib.stride_tricks.as_strided(touched[step.out.offset :], step.out.shape, step.out.strides)[...] = True
     assert (held["y"].reshape(-1)[~touched] == before["y"].reshape(-1)[~touched]).all()
     assert all((held[name] == before[name]).all() for name in "ab")
+
+
+def test_a_plan_of_products_runs_by_the_library(library: HostLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "short_call_seconds", run_for_seconds(library))
+    program = parse("""
+        tensor A[3, 5, 7]
+        tensor K[7, 7] weight
+        tensor B[7, 3, 6] weight
+        W[i:7, b:3, j:6] = sum[k:7] K[i, k] * B[k, b, j]
+        Y[b:3, i:5, j:6] = sum[k:7] A[b, i, k] * W[k, b, j]""")
+    plan = cuda_plan(program)
+    assert plan.once == 1 and {s.op for s in plan.steps} == {"product"}
+    random = np.random.default_rng(0)
+    a, k, b = (random.integers(-3, 4, t.shape).astype(np.float32) for t in program.inputs)
+    made = execution.compile_plan(plan, {"K": k, "B": b})
+    library.ran.clear()
+    for x in (a, 2 * a):
+        assert (made.run({"A": x})["Y"] == np.einsum("bik,kl,lbj->bij", x, k, b)).all()
+    assert library.ran == [3, 3]
+
+
+def test_short_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "rough_seconds", lambda call: call())
+    monkeypatch.setattr(device, "capture_graph", lambda call: lambda: sum(call()) / 2)  # half of it was the host's
+    assert device.short_call_seconds(lambda: 1e-5) == pytest.approx(5e-6)
+    assert device.short_call_seconds(lambda: 1e-3) == 1e-3
+
+
+def test_types_and_precision_select_the_way_to_multiply(library: HostLt) -> None:
+    found = {}
+    for dtype, precision in (("float32", "float32"), ("float32", "tf32"), ("float16", "tf32")):
+        held = {name: np.ones((2, 2), dtype).view(OnHost) for name in "yab"}
+        start = len(library.objects)
+        cublas.bind_product(STEP, held, precision, run_for_seconds(library))
+        made = library.objects[start:]
+        kinds = [one["kind"] for one in made if "kind" in one]
+        (preference,) = (one for one in made if one.get(1) == cublas.MAX_WORKSPACE_BYTES)
+        alignments = [preference[n] for n in (5, 6, 7, 8)]
+        assert all(p % n == 0 for p, n in zip((held[x].data.ptr for x in "bayy"), alignments, strict=True))
+        found[dtype, precision] = made[0]["compute"], kinds, preference.get(3)
+    assert found == {
+        ("float32", "float32"): (68, [0, 0, 0], None),
+        ("float32", "tf32"): (77, [0, 0, 0], None),
+        ("float16", "tf32"): (68, [2, 2, 2], 2),  # partial sums stay float32
+    }
+
+
+def test_products_that_cublas_does_not_run_are_refused(library: HostLt, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {name: np.ones((2, 2), np.int32).view(OnHost) for name in "yab"}
+    with pytest.raises(BackendError, match="a product of int32: cuBLAS takes float32, float16, bfloat16"):
+        cublas.bind_product(STEP, held, "float32", run_for_seconds(library))
+    monkeypatch.setattr(library, "algorithms", 2)
+    monkeypatch.setattr(cublas, "_BUILT", {})
+    held = {name: x.astype(np.float32) for name, x in held.items()}
+    with pytest.raises(BackendError, match=r"none of its 1 algorithms for 2x2x2 in .*cublasLtMatmul returns status 13"):
+        cublas.bind_product(STEP, held, "float32", run_for_seconds(library))
 
 
 def test_strides_without_a_cublas_call_are_refused() -> None:
@@ -118,6 +304,11 @@ def test_strides_without_a_cublas_call_are_refused() -> None:
     n = MAX_GEMM_CALLS + 1
     many = [View(name, 0, (n, 2, 1, 1), (s, t, 1, 1)) for name, s, t in (("y", 2, 1), ("a", 5, 1), ("b", 5, 2))]
     assert len(gemms(CudaProduct(*many)) or ()) == 2  # the longer way is the batch
+    large = [replace(v, shape=(MAX_GEMM_BATCH + 3, *v.shape[1:])) for v in many]
+    assert [(g.batch, g.out.offset, g.left.offset) for g in gemms(CudaProduct(*large)) or ()] == [
+        *((MAX_GEMM_BATCH, p, p) for p in range(2)),
+        *((3, 2 * MAX_GEMM_BATCH + p, 5 * MAX_GEMM_BATCH + p) for p in range(2)),
+    ]
     square = [replace(v, shape=(n, n, 1, 1)) for v in many]
     assert gemms(CudaProduct(*square)) is None
 

@@ -6,6 +6,7 @@ C.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -36,7 +37,7 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import device as cuda_device
-from einnet_explore.runtime.cuda import execution, nvrtc
+from einnet_explore.runtime.cuda import execution, nvrtc, products
 from einnet_explore.runtime.cuda import plan as cuda_plan
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, View, cuda_plan_from_json
 from einnet_explore.runtime.profile_store import (
@@ -404,17 +405,6 @@ def test_calls_match_the_signatures_of_cupy() -> None:
         (cp.asnumpy, ("",)),
     ):
         assert all(word in (function.__doc__ or str(inspect.signature(function))) for word in words), function
-    if not execution.missing_for_products():
-        library = cuda_device.cublas()
-        told = library.gemmStridedBatchedEx.__doc__
-        names = [part.split()[-1] for part in told[told.index("(") + 1 : told.rindex(")")].split(",")]
-        assert " ".join(names) == (
-            "handle transa transb m n k alpha A Atype lda strideA B Btype ldb strideB beta C Ctype ldc strideC "
-            "batchCount computeType algo"
-        )
-        types = {getattr(library, name) for name in execution.CUBLAS_COMPUTE_TYPES.values()}
-        assert {library.CUBLAS_GEMM_DEFAULT, *types} == {-1, 68, 77, 74, 75}
-        assert callable(cp.cuda.device.get_cublas_handle) and cp.cuda.runtime.CUDA_R_32F == 0
     for name in ("driver.CUDADriverError", "compiler.CompileException", "runtime.CUDARuntimeError", "using_allocator"):
         held = cp.cuda
         for part in name.split("."):
@@ -422,6 +412,20 @@ def test_calls_match_the_signatures_of_cupy() -> None:
     if execution.missing_for_cuda():
         with pytest.raises(cp.cuda.runtime.CUDARuntimeError):
             cp.cuda.runtime.getDeviceCount()
+
+
+def test_cublas_takes_the_descriptors_of_a_product() -> None:
+    if execution.missing_for_products():
+        pytest.skip("cuBLAS is not installed")
+    # It refuses attributes of another size; making descriptors takes no device.
+    left, right, out = (products.Matrix(name, 0, name == "a", 64, 4096) for name in "aby")
+    made = products.describe(products.Gemm(out, left, right, 64, 64, 64, 3), ("float16",) * 3, "float32")
+    assert len({x.value for x in (made.product, *made.layouts)} - {None}) == 4
+    with pytest.raises(BackendError, match="cublasLtMatrixLayoutSetAttribute returns CUBLAS_STATUS_INVALID_VALUE"):
+        products._set_attribute("MatrixLayout", made.layouts[0], 5, ctypes.c_int64(3))
+    if execution.missing_for_cuda():
+        with pytest.raises(BackendError, match="cublasLtCreate returns CUBLAS_STATUS_"):
+            products._created("cublasLtCreate")
 
 
 # --- the bundle

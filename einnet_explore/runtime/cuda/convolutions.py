@@ -20,6 +20,7 @@ from einnet_explore.runtime.cuda.device import (
     DeviceArrays,
     cudnn_frontend,
     cupy_package,
+    device_view,
     missing_for_convolutions,
 )
 from einnet_explore.runtime.cuda.steps import Convolution, Shape, View
@@ -215,9 +216,7 @@ def runs_on_frontend(step: Convolution, buffers: DeviceArrays) -> bool:
     )
 
 
-def bind_torch_convolution(
-    step: Convolution, buffers: DeviceArrays, precision: str, shown: Callable[[View], DeviceArray]
-) -> Call:
+def bind_torch_convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Call:
     """A call of cuDNN through torch on the same memory, in the stream that is current in CuPy.
 
     Raises BackendError without a torch that sees the device.
@@ -226,7 +225,7 @@ def bind_torch_convolution(
         raise BackendError(f"no library for convolutions: missing {', and '.join(lacking)}")
     torch = import_module("torch")
     step = with_two_spatial_dimensions(step)
-    x, w, y = (torch.from_dlpack(shown(v)) for v in (step.data, step.weights, step.out))
+    x, w, y = (torch.from_dlpack(device_view(buffers, v)) for v in (*step.factors, step.out))
     half = len(step.strides)
     before, after = step.pads[:half], step.pads[half:]
     where = {"stride": list(step.strides), "dilation": list(step.dilations), "groups": step.group}

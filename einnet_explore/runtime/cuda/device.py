@@ -6,6 +6,8 @@ long as it lives: in a CuPy pool of its own, or in the private pool of torch's c
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,12 +15,14 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import cycle
+from pathlib import Path
 from statistics import median
 from types import ModuleType
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
+from einnet_explore.runtime.cuda.steps import View
 from einnet_explore.support.errors import BackendError
 
 
@@ -44,6 +48,14 @@ class DeviceArray(Protocol):
 
 
 DeviceArrays: TypeAlias = Mapping[str, DeviceArray]
+
+
+def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
+    """The device array of *view*."""
+    flat = buffers[view.name].reshape(-1)[view.offset :]
+    strides = tuple(s * flat.itemsize for s in view.strides)
+    seen: DeviceArray = cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
+    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +97,6 @@ def missing_for_cuda() -> tuple[str, ...]:
 
 
 def _no_driver() -> tuple[str, ...]:
-    import ctypes
-
     for name in ("libcuda.so.1", "nvcuda.dll"):
         with suppress(OSError):
             ctypes.CDLL(name)
@@ -95,19 +105,30 @@ def _no_driver() -> tuple[str, ...]:
 
 
 def missing_for_products() -> tuple[str, ...]:
-    """cuBLAS if it is missing; CuPy 14 looks for it on first use."""
-    try:
-        cublas()
-    except ImportError as error:
-        return (f"cuBLAS (pip install nvidia-cublas; {str(error).splitlines()[0][:120]})",)
-    return ()
+    """cuBLAS if it is missing."""
+    return () if cublas_lt() is not None else ("cuBLAS (pip install nvidia-cublas, or nvidia-cublas-cu12)",)
 
 
-def cublas() -> ModuleType:
-    """CuPy's thin layer over cuBLAS; raises ImportError where there is none."""
-    # As an attribute, not as a module of that name: the package loads the library from its wheel first.
-    library: ModuleType = import_module("cupy_backends.cuda.libs").cublas
-    return library
+CUBLAS_LT_NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "cublasLt64_13.dll", "cublasLt64_12.dll")
+CUBLAS_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib", "nvidia/cu13/bin/x86_64", "nvidia/cublas/bin")
+
+
+@lru_cache(maxsize=1)
+def cublas_lt() -> ctypes.CDLL | None:
+    """cuBLASLt: as CuPy or torch has loaded it, else from its wheel, else the system's; None if there is none."""
+    tried = [(name, getattr(os, "RTLD_NOLOAD", 0)) for name in CUBLAS_LT_NAMES]
+    tried += [(path, 0) for path in (*wheel_libraries(CUBLAS_FOLDERS, CUBLAS_LT_NAMES), *CUBLAS_LT_NAMES)]
+    for name, mode in tried:
+        with suppress(OSError):
+            return ctypes.CDLL(name, mode=mode)
+    return None
+
+
+def wheel_libraries(folders: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The files of *names* in *folders* of NVIDIA's wheels."""
+    spec = find_spec("nvidia")
+    roots = [Path(p).parent for p in spec.submodule_search_locations or ()] if spec else []
+    return [str(p) for root in roots for folder in folders for name in names if (p := root / folder / name).exists()]
 
 
 def missing_for_convolutions() -> tuple[str, ...]:
@@ -155,7 +176,7 @@ def cuda_device() -> CudaDevice:
     runtime = cp.cuda.runtime
     held = runtime.getDeviceProperties(runtime.getDevice())
     name = held["name"].decode() if isinstance(held["name"], bytes) else str(held["name"])
-    versions = [f"cupy {cp.__version__}", f"cublas {_cublas_version(cp)}", f"cudnn {_cudnn_version()}"]
+    versions = [f"cupy {cp.__version__}", f"cublas {_cublas_version()}", f"cudnn {_cudnn_version()}"]
     return CudaDevice(
         name,
         f"{held['major']}{held['minor']}",
@@ -168,9 +189,11 @@ def cuda_device() -> CudaDevice:
     )
 
 
-def _cublas_version(cp: ModuleType) -> str:
+def _cublas_version() -> str:
     with suppress(Exception):  # a version that is not told must not stop a measurement
-        return str(cublas().getVersion(cp.cuda.device.get_cublas_handle()))
+        if (library := cublas_lt()) is not None:
+            library.cublasLtGetVersion.restype = ctypes.c_size_t
+            return str(library.cublasLtGetVersion())
     return "unknown"
 
 
@@ -217,6 +240,21 @@ def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3)
 def rough_seconds(call: Call) -> float:
     """Seconds of a call, precise enough to choose among a library's algorithms."""
     return median(event_seconds([call], samples=3, least=2e-4))
+
+
+SHORT_CALL_SECONDS, CALLS_IN_GRAPH = 2e-5, 16
+"""Calls that are shorter are timed in a graph of so many."""
+
+
+def short_call_seconds(call: Call) -> float:
+    """``rough_seconds`` of a *call* that can be captured; a short one is repeated in a CUDA graph.
+
+    Otherwise the time that the host takes to launch it would be measured.
+    """
+    seconds = rough_seconds(call)
+    if seconds < SHORT_CALL_SECONDS:
+        seconds = rough_seconds(capture_graph(lambda: [call() for _ in range(CALLS_IN_GRAPH)])) / CALLS_IN_GRAPH
+    return seconds
 
 
 def rotation_copies(nbytes: int, memory: float = 0.25) -> int:

@@ -1,33 +1,29 @@
 """Plans on NVIDIA GPUs through CuPy: kernels, products and convolutions, as calls or as one CUDA graph.
 
-Without CuPy, a driver or a device every function raises ``BackendError``, which names all that is missing.  cuBLAS is
-column-major, so a row-major :math:`Y = A B` is computed as :math:`Y^T = B^T A^T` without moving data.
+Without CuPy, a driver or a device every function raises ``BackendError``, which names all that is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
-from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
-from einnet_explore.runtime.cuda import convolutions
+from einnet_explore.runtime.cuda import convolutions, products
 from einnet_explore.runtime.cuda.device import (
     Call,
     CudaDevice,
-    DeviceArray,
     DeviceArrays,
     capture_graph,
     capture_graph_by_torch,
-    cublas,
     cuda_device,
     cudnn_frontend,
     cupy_package,
+    device_view,
     event_seconds,
     missing_for_convolutions,
     missing_for_cuda,
@@ -35,103 +31,13 @@ from einnet_explore.runtime.cuda.device import (
     require_cuda,
     rotation_copies,
     rough_seconds,
+    short_call_seconds,
     time_in_rounds,
 )
-from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
+from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Step
 from einnet_explore.support.errors import BackendError
 
-MAX_GEMM_CALLS = 64
-"""Batches that are no equal steps apart take a call each, at most so many."""
-
-_MAX_CUBLAS_SIZE = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A factor or the result: rows *leading* elements apart (columns where *transposed*), batches *step* apart."""
-
-    name: str
-    offset: int
-    transposed: bool
-    leading: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """*batch* products of *rows*x*depth* by *depth*x*columns*, one call of ``gemmStridedBatchedEx``."""
-
-    out: Matrix
-    left: Matrix
-    right: Matrix
-    rows: int
-    columns: int
-    depth: int
-    batch: int
-
-
-def gemms(step: CudaProduct) -> tuple[Gemm, ...] | None:
-    """The calls of *step*; None if a factor is not packed along either side, or if too many calls are needed.
-
-    Overlapping windows are not packed: cuBLAS needs rows no longer than their distance, so they are copied.
-    """
-    *outer, rows, columns = step.out.shape
-    depth = step.left.shape[-1]
-    views = (step.out, step.left, step.right)
-    found = [_matrix(v) for v in views]
-    if any(m is None for m in found) or found[0] is None or found[0][0]:
-        return None  # the result cannot be transposed: the planner swaps the factors instead
-    groups = _merge_batches(outer, [v.strides[:-2] for v in views])
-    if not groups:
-        groups = [(1, (0, 0, 0))]
-    inner = max(range(len(groups)), key=lambda n: groups[n][0])
-    extent, steps = groups.pop(inner)
-    if prod(n for n, _ in groups) > MAX_GEMM_CALLS or max(rows, columns, depth, extent) > _MAX_CUBLAS_SIZE:
-        return None
-    calls = []
-    for place in product(*(range(n) for n, _ in groups)):
-        at = [sum(p * s[k] for p, (_, s) in zip(place, groups, strict=True)) for k in range(3)]
-        out, left, right = (
-            Matrix(v.name, v.offset + a, m[0], m[1], s)
-            for v, m, a, s in zip(views, found, at, steps, strict=True)
-            if m is not None
-        )
-        calls.append(Gemm(out, left, right, rows, columns, depth, extent))
-    return tuple(calls)
-
-
-def _matrix(view: View) -> tuple[bool, int] | None:
-    """(transposed, leading dimension) of the last two dimensions of *view*; one of them has to be packed."""
-    (rows, columns), (down, across) = view.shape[-2:], view.strides[-2:]
-    if (across == 1 or columns == 1) and (rows == 1 or down >= columns):
-        return False, columns if rows == 1 else down
-    if (down == 1 or rows == 1) and (columns == 1 or across >= rows):
-        return True, rows if columns == 1 else across
-    return None
-
-
-def _merge_batches(shape: Sequence[int], strides: Iterable[Shape]) -> list[tuple[int, tuple[int, ...]]]:
-    """(extent, steps) of the batch's dimensions; neighbours with one common stride are merged."""
-    out: list[tuple[int, tuple[int, ...]]] = []
-    for extent, steps in zip(shape, zip(*strides, strict=True), strict=True):
-        if extent == 1:
-            continue
-        if out and all(before == extent * here for before, here in zip(out[-1][1], steps, strict=True)):
-            out[-1] = out[-1][0] * extent, steps
-        else:
-            out.append((extent, steps))
-    return out
-
-
 NVRTC_OPTIONS = ("--std=c++17",)
-
-CUBLAS_COMPUTE_TYPES = {
-    "float32": "CUBLAS_COMPUTE_32F",
-    "tf32": "CUBLAS_COMPUTE_32F_FAST_TF32",
-    "float16": "CUBLAS_COMPUTE_32F_FAST_16F",
-    "bfloat16": "CUBLAS_COMPUTE_32F_FAST_16BF",
-}
-"""cuBLAS's name of every precision of a plan."""
 
 LoadedKernel: TypeAlias = Callable[[tuple[int, int, int], tuple[int, int, int], tuple[object, ...]], object]
 """A kernel of CuPy's, called with its grid, its block and its arguments."""
@@ -177,75 +83,9 @@ def bind_step(
             typed = tuple(buffers[a] if isinstance(a, str) else cp.dtype(a[1]).type(a[0]) for a in given)
             return lambda: kernel(grid, block, typed)
         case CudaProduct():
-            if lacking := missing_for_products():
-                raise BackendError(f"no library for matrix products: missing {', and '.join(lacking)}")
-            return _product(step, buffers, precision)
+            return products.bind_product(step, buffers, precision, short_call_seconds)
         case Convolution():
             return _convolution(step, buffers, precision)
-
-
-def device_view(buffers: DeviceArrays, view: View) -> DeviceArray:
-    """The device array of *view*."""
-    flat = buffers[view.name].reshape(-1)[view.offset :]
-    strides = tuple(s * flat.itemsize for s in view.strides)
-    seen: DeviceArray = cupy_package().lib.stride_tricks.as_strided(flat, view.shape, strides)
-    return seen
-
-
-def _product(step: CudaProduct, buffers: DeviceArrays, precision: str) -> Call:
-    """A product by cuBLAS; factors that it does not take are copied first."""
-    cp, library = cupy_package(), cublas()
-    calls = gemms(step)
-    if calls is None:
-        y, a, b = (device_view(buffers, v) for v in (step.out, step.left, step.right))
-        packed = CudaProduct(_packed_view(step.out, "y"), _packed_view(step.left, "a"), _packed_view(step.right, "b"))
-        own = {"y": cp.empty(y.shape, y.dtype), "a": cp.empty(a.shape, a.dtype), "b": cp.empty(b.shape, b.dtype)}
-        inner = _product(packed, own, precision)
-
-        def copied() -> None:
-            cp.copyto(own["a"], a)
-            cp.copyto(own["b"], b)
-            inner()
-            cp.copyto(y, own["y"])
-
-        return copied
-    handle = cp.cuda.device.get_cublas_handle()
-    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
-    single, compute_type = cp.cuda.runtime.CUDA_R_32F, getattr(library, CUBLAS_COMPUTE_TYPES[precision])
-    algorithm = library.CUBLAS_GEMM_DEFAULT
-    prepared = [_gemm_arguments(g, buffers) for g in calls]
-
-    def call() -> None:
-        for transposed, sizes, right, left, out, batch in prepared:
-            library.gemmStridedBatchedEx(
-                handle, *transposed, *sizes, one.ctypes.data, right[0], single, *right[1:], left[0], single, *left[1:],
-                zero.ctypes.data, out[0], single, *out[1:], batch, compute_type, algorithm,
-            )  # fmt: skip
-
-    return call
-
-
-def _packed_view(view: View, name: str) -> View:
-    """*view* as an array of its own called *name*."""
-    strides = tuple(int(np.prod(view.shape[d + 1 :])) for d in range(len(view.shape)))
-    return View(name, 0, view.shape, strides)
-
-
-MatrixAddress: TypeAlias = tuple[int, int, int]
-"""The address of a matrix on the device, its leading dimension, and the distance of batches in elements."""
-
-
-def _gemm_arguments(
-    g: Gemm, buffers: DeviceArrays
-) -> tuple[tuple[int, int], tuple[int, int, int], MatrixAddress, MatrixAddress, MatrixAddress, int]:
-    """The arguments of cuBLAS, which counts columns first: the right factor goes before the left one."""
-
-    def at(matrix: Matrix) -> MatrixAddress:
-        held = buffers[matrix.name]
-        return int(held.data.ptr) + matrix.offset * held.itemsize, matrix.leading, matrix.step
-
-    transposed = int(g.right.transposed), int(g.left.transposed)
-    return transposed, (g.columns, g.rows, g.depth), at(g.right), at(g.left), at(g.out), g.batch
 
 
 def _convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Call:
@@ -253,7 +93,7 @@ def _convolution(step: Convolution, buffers: DeviceArrays, precision: str) -> Ca
         built = convolutions.build_convolution(step, precision, buffers, rough_seconds)
         places = convolutions.device_addresses(step, buffers)
         return lambda: built.call(places)
-    return convolutions.bind_torch_convolution(step, buffers, precision, lambda view: device_view(buffers, view))
+    return convolutions.bind_torch_convolution(step, buffers, precision)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,11 +145,9 @@ def compile_plan(
     """
     cp = cupy_package()
     buffers = {n: cp.empty(shape, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
-    held = [s for s in plan.steps if isinstance(s, Convolution)]
-    for step in held:
+    for name in {v.name for s in plan.steps if not isinstance(s, CudaLaunch) for v in s.factors}:
         # Algorithms are timed on numbers, not on whatever lay in memory: zeros and NaNs have a speed of their own.
-        buffers[step.data.name][...] = cp.random.standard_normal(buffers[step.data.name].shape, dtype=cp.float32)
-        buffers[step.weights.name][...] = cp.random.standard_normal(buffers[step.weights.name].shape, dtype=cp.float32)
+        buffers[name][...] = cp.random.standard_normal(buffers[name].shape, dtype=cp.float32)
     for name in plan.weights:
         if name not in (weights or {}):
             raise BackendError(f"weight {name} is missing, expected {list(plan.buffers[name])}")

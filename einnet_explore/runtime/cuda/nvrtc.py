@@ -9,11 +9,11 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel
+from einnet_explore.runtime.cuda.device import wheel_libraries
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
@@ -144,11 +144,7 @@ def _check_result(result: int) -> None:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
-    spec = find_spec("nvidia")
-    roots = [Path(p).parent for p in spec.submodule_search_locations or ()] if spec else []
-    places = [str(root / folder / name) for root in roots for folder in _FOLDERS for name in _NAMES]
-    tried = [p for p in places if os.path.exists(p)] + list(filter(None, [ctypes.util.find_library("nvrtc")]))
-    for place in tried:
+    for place in (*wheel_libraries(_FOLDERS, _NAMES), *filter(None, [ctypes.util.find_library("nvrtc")])):
         try:
             library = ctypes.CDLL(place)
         except OSError:

@@ -48,6 +48,11 @@ class CudaProduct:
     right: View
     op: str = "product"
 
+    @property
+    def factors(self) -> tuple[View, View]:
+        """The operands that are multiplied."""
+        return self.left, self.right
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
@@ -63,6 +68,11 @@ class Convolution:
     output_padding: Shape
     group: int
     op: str = "convolution"
+
+    @property
+    def factors(self) -> tuple[View, View]:
+        """The operands that are multiplied."""
+        return self.data, self.weights
 
 
 Step: TypeAlias = CudaLaunch | CudaProduct | Convolution
