@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,18 +29,20 @@ SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled
 PRECISIONS = ("float32", "tf32")
 
 
-def run(data: Path, out: Path, limit: float = 420.0) -> int:
-    """Measure everything that is not yet in *out*, for at most *limit* seconds; return the exit code.
+def run(data: Path, out: Path, limit: float = 420.0, only: Collection[str] = ()) -> int:
+    """Measure what is not yet in *out*, or failed, for at most *limit* seconds; return the exit code.
 
-    0: all is done and right; 1: something is wrong; 2: there is no GPU, said in one line; 3: some is left to do.
+    Where *only* names kinds of ``SAVED``, no others are measured.  The exit code is 0 if all is done and right, 1 if
+    something is wrong, 2 if there is no GPU (said in one line), and 3 if some is left to do.
     """
     from einnet_explore.runtime.cuda import execution as layer
 
     if lacking := layer.missing_for_cuda():
         print(f"error: no GPU to measure on: missing {', and '.join(lacking)}", file=sys.stderr)
         return 2
+    kinds = tuple(kind for kind in SAVED if not only or kind in only)
     told = (data / "manifest.json").read_bytes()
-    session = Session(layer, data, whole.read(data), out, hashlib.sha256(told).hexdigest()[:16], limit)
+    session = Session(layer, data, whole.read(data), out, hashlib.sha256(told).hexdigest()[:16], limit, kinds)
     return session.run()
 
 
@@ -73,7 +75,13 @@ def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tu
     ]
     parts = {part["way"]: None for model in manifest["models"] for part in model["parts"]}
     models = [f"{m['name']}{mark(p)}" for p in PRECISIONS for m in manifest["models"]]
-    compiled = [c["name"] for c in manifest["cases"] if c["kind"] in COMPILED] + models
+    # Products of a band are torch's only; our own kernels are the same in every precision.
+    compiled = [
+        f"{c['name']}{mark(p)}"
+        for c in manifest["cases"]
+        if c["kind"] in COMPILED
+        for p in (PRECISIONS if c["kind"] == "band" else PRECISIONS[:1])
+    ] + models
     return {
         "checks": tuple(check["name"] for check in manifest["checks"]),
         "ceilings": ("all",),
@@ -88,6 +96,11 @@ def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tu
         "profiles": tuple(" ".join(one["key"]) for one in manifest["profiles"]),
         "compiled": tuple(compiled) if with_torch else (),
     }
+
+
+def unfinished(names: Iterable[str], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return those of *names* that are not among *done*, or failed there."""
+    return [name for name in names if "failure" in done.get(name, {"failure": ""})]
 
 
 COMPILED = ("cast", "pointwise", "reduction", "band")
@@ -116,12 +129,19 @@ class Session:
     """One run on one device."""
 
     def __init__(
-        self, layer: ModuleType, data: Path, manifest: Mapping[str, Any], out: Path, bundle: str, limit: float
+        self,
+        layer: ModuleType,
+        data: Path,
+        manifest: Mapping[str, Any],
+        out: Path,
+        bundle: str,
+        limit: float,
+        kinds: Sequence[str] = SAVED,
     ) -> None:
-        self.layer, self.manifest, self.out = layer, manifest, out
+        self.layer, self.manifest, self.out, self.kinds = layer, manifest, out, kinds
         self.cp = layer.cupy_package()
         self.torch = self._torch()
-        self.budget = Budget(limit, SAVED)
+        self.budget = Budget(limit, kinds)
         head = {"bundle": bundle, "device": asdict(layer.cuda_device()), "versions": self._versions()}
         self.results = resumed(out, head)
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
@@ -130,7 +150,7 @@ class Session:
         self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
-        """Measure everything, the most valuable first; save after each measurement."""
+        """Measure everything of ``kinds``, the most valuable first; save after each measurement."""
         names = wanted(self.manifest, self.torch is not None)
         acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
             "checks": lambda name: self.bench.check(self._named("checks", name)),
@@ -141,15 +161,15 @@ class Session:
             "profiles": lambda name: self.bench.profile(self._named("profiles", name)),
             "compiled": self._compiled,
         }
-        for kind in SAVED:
-            todo = [name for name in names[kind] if name not in self.results[kind]]
+        for kind in self.kinds:
+            todo = unfinished(names[kind], self.results[kind])
             self.budget.begin(kind, len(todo))
             for name in todo:
                 self._once(kind, name, acts[kind])
         self._save()
-        left = [f"{kind} {name}" for kind in SAVED for name in names[kind] if name not in self.results[kind]]
-        wrong = [n for kind in SAVED for n, r in self.results[kind].items() if r.get("wrong")]
-        failed = [n for kind in SAVED for n, r in self.results[kind].items() if "failure" in r]
+        left = [f"{kind} {name}" for kind in self.kinds for name in names[kind] if name not in self.results[kind]]
+        wrong = [n for kind in self.kinds for n, r in self.results[kind].items() if r.get("wrong")]
+        failed = [n for kind in self.kinds for n, r in self.results[kind].items() if "failure" in r]
         print(f"{self.out}: {len(left)} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
         return 1 if wrong or failed else 3 if left else 0
 
@@ -170,6 +190,8 @@ class Session:
         except Exception as error:  # one that fails must not cost the others: it is told as what it is
             found = {"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
         self.cp.get_default_memory_pool().free_all_blocks()
+        if self.torch is not None:
+            self.torch.cuda.empty_cache()
         self.results[kind][name] = found | {"took": perf_counter() - began}
         self._save()
         print(
@@ -194,9 +216,10 @@ class Session:
         return self.bench.model(self._named("models", plain), self.chosen(precision), precision, compiled)
 
     def _compiled(self, name: str) -> dict[str, Any]:
+        plain, precision = unmarked(name)
         for case in self.manifest["cases"]:
-            if case["name"] == name:
-                return self.bench.case(case, PRECISIONS[0], compiled=True)
+            if case["name"] == plain:
+                return self.bench.case(case, precision, compiled=True)
         return self._model(name, True)
 
     def chosen(self, precision: str) -> dict[str, str]:

@@ -35,6 +35,7 @@ from einnet_explore.runtime.cuda.device import (
     require_cuda,
     rotation_copies,
     rough_seconds,
+    single_call_seconds,
     time_in_rounds,
 )
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
@@ -342,5 +343,6 @@ __all__ = [
     "missing_for_products",
     "require_cuda",
     "rotation_copies",
+    "single_call_seconds",
     "time_in_rounds",
 ]
