@@ -154,14 +154,17 @@ def gpu_kernel_table(data: Mapping[str, Any]) -> ResultTable:
     """
     copy = _rates(data).get("memory_bandwidth")
     rows: list[tuple[Cell, ...]] = []
-    measured = {n for kind in ("cases", "compiled") for one in data[kind].values() for n in one.get("times", ())}
-    rivals = [n for n in KERNEL_RIVALS if n in measured]
-    alone = {n: one for n, one in data["compiled"].items() if n not in data["cases"] and n not in data["models"]}
-    for name, one in (data["cases"] | alone).items():
-        if name.startswith("Table 3") or "failure" in one or one["ours"] is None:
-            continue
-        found = {**data["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
-        ours = one["ours"]
+    compiled = data["compiled"]
+    alone = {n: one for n, one in compiled.items() if n not in data["cases"] and n not in data["models"]}
+    entries = {
+        n: one
+        for n, one in (data["cases"] | alone).items()
+        if not n.startswith("Table 3") and "failure" not in one and one["ours"] is not None
+    }
+    ratios = {n: {**compiled.get(n, {}).get("ratios", {}), **one["ratios"]} for n, one in entries.items()}
+    rivals = [rival for rival in KERNEL_RIVALS if any(rival in found for found in ratios.values())]
+    for name, one in entries.items():
+        found, ours = ratios[name], one["ours"]
         rate, flops = one["bytes_per_second"][ours], one.get("flops_per_second", {}).get(ours)
         best = min((n for n in rivals if n in found), key=lambda n: found[n], default=None)
         rows.append(

@@ -107,7 +107,11 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
 
 
 def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
-    """Return the baseline for a case of *kind* that Inductor compiles and tunes, if torch is a baseline of it."""
+    """Return the baselines for a case of *kind* that Inductor compiles, if torch is a baseline of it.
+
+    They are tuned or not as ``COMPILE_MODES`` says.
+    """
+    torch.compiler.reset()  # as for models
     if kind == "band":
         return _flex_attention(settings, torch)
     if kind not in ("cast", "pointwise", "reduction"):

@@ -241,6 +241,8 @@ class Bench:
             program = self.layer.compile_plan(plan, weights, self.cubin)
             for key, array in feed.items():
                 program.buffers[key][...] = array
+            if not turn and (seconds := self.layer.single_call_seconds(program.execute)) > MOST_SECONDS:
+                return {"key": one["key"], **summary([seconds])}
             turn.append(program.capture())
         return {"key": one["key"], **summary(self.layer.event_seconds(turn))}
 

@@ -28,6 +28,9 @@ SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled
 
 PRECISIONS = ("float32", "tf32")
 
+SAVE_SECONDS = 2.0
+"""Results are written so often at most: all of them are written, which takes longer than many measurements."""
+
 
 def run(data: Path, out: Path, limit: float = 420.0, only: Collection[str] = ()) -> int:
     """Measure what is not yet in *out*, or failed, for at most *limit* seconds; return the exit code.
@@ -147,10 +150,11 @@ class Session:
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
         self.results["left_out"] = manifest["left_out"]
         self.results["skipped"] = {}
+        self.saved = perf_counter()
         self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
-        """Measure everything of ``kinds``, the most valuable first; save after each measurement."""
+        """Measure everything of ``kinds``, the most valuable first; save every ``SAVE_SECONDS`` and at the end."""
         names = wanted(self.manifest, self.torch is not None)
         acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
             "checks": lambda name: self.bench.check(self._named("checks", name)),
@@ -189,16 +193,19 @@ class Session:
             return
         except Exception as error:  # one that fails must not cost the others: it is told as what it is
             found = {"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        took = perf_counter() - began
         self.cp.get_default_memory_pool().free_all_blocks()
         if self.torch is not None:
             self.torch.cuda.empty_cache()
-        self.results[kind][name] = found | {"took": perf_counter() - began}
-        self._save()
-        print(
-            f"{kind} {name}: {found.get('failure') or found.get('error') or found.get('ratios') or 'done'}", flush=True
-        )
+        self.results[kind][name] = found | {"took": took}
+        if perf_counter() - self.saved > SAVE_SECONDS:
+            self._save()
+        said = found.get("failure") or found.get("error") or found.get("ratios") or "done"
+        lost = "".join(f"; {way}: {why[:100]}" for way, why in found.get("failures", {}).items())
+        print(f"{kind} {name} ({took:.1f} s): {said}{lost}", flush=True)
 
     def _save(self) -> None:
+        self.saved = perf_counter()
         aside = self.out.with_name(f"{self.out.name}.new")
         aside.write_text(json.dumps(self.results, indent=1))
         os.replace(aside, self.out)

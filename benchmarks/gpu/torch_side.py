@@ -77,6 +77,7 @@ def calls(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
 def compiled(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
     """Calls compiled by Inductor, tuned; the runner makes graphs of them, so Inductor's own are off."""
     found: dict[str, Call] = {}
+    torch.compiler.reset()  # beyond eight recompilations of a function torch runs it uncompiled, and does not say so
     for name, (made, given) in variants(torch, built, feeds).items():
         quick = torch.compile(made, mode=COMPILE_MODES["model"], dynamic=False)
 
