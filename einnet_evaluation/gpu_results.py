@@ -43,10 +43,10 @@ def gpu_tables(experiment: str, data: Mapping[str, Any]) -> tuple[ResultTable, .
     """Return the tables of *experiment* (``e1``, ``e2`` or ``e3``); raise ValueError for another one."""
     match experiment:
         case "e1":
-            return gpu_end_to_end_table(data), *gpu_failure_table("e1", data, ("parts", "models", "compiled"))
+            return gpu_end_to_end_table(data), *gpu_failure_table("e1", data, ("parts", "models"))
         case "e2":
             rates = gpu_rate_table(data)
-            failures = gpu_failure_table("e2", data, ("checks", "ceilings", "cases", "compiled"))
+            failures = gpu_failure_table("e2", data, ("checks", "ceilings", "cases"))
             return gpu_table3(data), gpu_kernel_table(data), *rates, *failures
         case "e3":
             return (gpu_implementation_table(data),)
@@ -210,12 +210,17 @@ RATE_NOTE = "Products of 4096 rows and columns by cuBLAS; calls: a kernel of one
 
 
 def gpu_failure_table(experiment: str, data: Mapping[str, Any], kinds: Iterable[str]) -> Iterable[ResultTable]:
-    """Entries of *kinds* that failed, and failed or omitted ways of others, with their reasons; none without any."""
+    """Entries of *kinds* that failed, and failed or omitted ways of others, with their reasons; none without any.
+
+    What torch compiled is in the table of models or of the other cases.
+    """
+    entries = [(kind, name, one) for kind in kinds for name, one in data.get(kind, {}).items()]
+    compiled = data["compiled"].items()
+    entries += [("compiled", n, one) for n, one in compiled if (n in data["models"]) == (experiment == "e1")]
     rows = []
-    for kind in kinds:
-        for name, one in data.get(kind, {}).items():
-            found = {"all": one["failure"]} if "failure" in one else one.get("failures", {})
-            rows += [(kind, name, way, why[:_MAX_REASON]) for way, why in found.items()]
+    for kind, name, one in entries:
+        found = {"all": one["failure"]} if "failure" in one else one.get("failures", {})
+        rows += [(kind, name, way, why[:_MAX_REASON]) for way, why in found.items()]
     if rows:
         head = ("kind", "entry", "way", "reason")
         yield ResultTable(f"{experiment}_failures", "Failures", head, tuple(rows), measurement_note(data))

@@ -400,6 +400,7 @@ def test_calls_match_the_signatures_of_cupy() -> None:
     inspect.signature(cp.cuda.ExternalStream).bind(1)
     inspect.signature(cp.random.standard_normal).bind((2, 3), dtype=cp.float32)
     inspect.signature(cp.lib.stride_tricks.as_strided).bind(1, (2,), (3,))
+    inspect.signature(cp.random.RandomState.standard_normal).bind(1, (2, 3), dtype=cp.float32)
     inspect.signature(cp.cuda.Stream).bind(non_blocking=True)
     inspect.signature(cp.cuda.Stream.begin_capture).bind(1)
     inspect.signature(cp.cuda.Stream.end_capture).bind(1)

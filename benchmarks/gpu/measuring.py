@@ -19,7 +19,7 @@ from einnet_explore.runtime.cuda.steps import agreement_in, cuda_plan_from_json
 
 ROUNDS = 5
 
-MOST_SECONDS, MOST_TIMES = 0.05, 20
+SLOW_PLAN_SECONDS, SLOW_PLAN_RATIO = 0.05, 20
 """A plan whose call takes longer than so many seconds, and so many times the fastest before it, is left out."""
 
 CHUNK_ELEMENTS = 1 << 24
@@ -241,7 +241,7 @@ class Bench:
             program = self.layer.compile_plan(plan, weights, self.cubin)
             for key, array in feed.items():
                 program.buffers[key][...] = array
-            if not turn and (seconds := self.layer.single_call_seconds(program.execute)) > MOST_SECONDS:
+            if not turn and (seconds := self.layer.single_call_seconds(program.execute)) > SLOW_PLAN_SECONDS:
                 return {"key": one["key"], **summary([seconds])}
             turn.append(program.capture())
         return {"key": one["key"], **summary(self.layer.event_seconds(turn))}
@@ -327,10 +327,9 @@ class _Held:
                     program.buffers[key][...] = cp.asarray(feed[key])
                 if not made:
                     seconds = layer.single_call_seconds(program.execute)
-                    if seconds > max(MOST_SECONDS, MOST_TIMES * self.fastest):
-                        self.failures[name] = (
-                            f"{seconds * 1e3:.0f} ms, more than {MOST_TIMES} times the fastest of the others: left out"
-                        )
+                    if seconds > max(SLOW_PLAN_SECONDS, SLOW_PLAN_RATIO * self.fastest):
+                        slower = f"more than {SLOW_PLAN_RATIO} times the fastest of the others"
+                        self.failures[name] = f"{seconds * 1e3:.0f} ms, {slower}: left out"
                         return
                     self.fastest = min(self.fastest, seconds)
                     call = program.capture()
@@ -339,7 +338,7 @@ class _Held:
                     call()
                     self._compare(name, out)
                     made.append(call)
-                    if seconds > MOST_SECONDS:
+                    if seconds > SLOW_PLAN_SECONDS:
                         break
                 elif perf_counter() > self.bench.until:
                     break
