@@ -43,9 +43,11 @@ def gpu_tables(experiment: str, data: Mapping[str, Any]) -> tuple[ResultTable, .
     """Return the tables of *experiment* (``e1``, ``e2`` or ``e3``); raise ValueError for another one."""
     match experiment:
         case "e1":
-            return (gpu_end_to_end_table(data),)
+            return gpu_end_to_end_table(data), *gpu_failure_table("e1", data, ("parts", "models"))
         case "e2":
-            return gpu_table3(data), gpu_kernel_table(data)
+            rates = gpu_rate_table(data)
+            failures = gpu_failure_table("e2", data, ("checks", "ceilings", "cases"))
+            return gpu_table3(data), gpu_kernel_table(data), *rates, *failures
         case "e3":
             return (gpu_implementation_table(data),)
         case _:
@@ -63,6 +65,7 @@ def measurement_note(data: Mapping[str, Any]) -> str:
     out = "".join(f" {name} is not in it: {why}." for name, why in data.get("left_out", {}).items())
     return (
         f"Measured on {device['name']} (driver {device['driver']}; {versions}) on {data.get('begun', '?')}.{left}{out}"
+        + (f" {data['note']}" if "note" in data else "")
     )
 
 
@@ -145,31 +148,91 @@ TABLE3_NOTE = (
 
 
 def gpu_kernel_table(data: Mapping[str, Any]) -> ResultTable:
-    """Kernels that move memory: against CuPy, torch, and the device's own copy."""
-    rates = data.get("ceilings", {}).get("all", {}).get("rates", {})
-    copy = rates.get("memory_bandwidth")
+    """Kernels against CuPy, torch, and the device's own copy: element-wise, reductions, attention in a band.
+
+    Cases of which only torch's precision differs are in ``compiled`` alone, with our kernel next to torch's.
+    """
+    copy = _rates(data).get("memory_bandwidth")
     rows: list[tuple[Cell, ...]] = []
-    for name, one in data["cases"].items():
-        if name.startswith("Table 3") or "failure" in one or one["ours"] is None:
-            continue
-        found = {**data["compiled"].get(name, {}).get("ratios", {}), **one["ratios"]}
-        rate = one["bytes_per_second"][one["ours"]]
-        best = min(found, key=lambda n: found[n], default=None)
+    compiled = data["compiled"]
+    alone = {n: one for n, one in compiled.items() if n not in data["cases"] and n not in data["models"]}
+    entries = {
+        n: one
+        for n, one in (data["cases"] | alone).items()
+        if not n.startswith("Table 3") and "failure" not in one and one["ours"] is not None
+    }
+    ratios = {n: {**compiled.get(n, {}).get("ratios", {}), **one["ratios"]} for n, one in entries.items()}
+    rivals = [rival for rival in KERNEL_RIVALS if any(rival in found for found in ratios.values())]
+    for name, one in entries.items():
+        found, ours = ratios[name], one["ours"]
+        rate, flops = one["bytes_per_second"][ours], one.get("flops_per_second", {}).get(ours)
+        best = min((n for n in rivals if n in found), key=lambda n: found[n], default=None)
         rows.append(
             (
-                name, _ms(one["times"][one["ours"]]["seconds"]), rate / 1e9, rate / copy if copy else None,
-                *(found.get(n) for n in KERNEL_RIVALS), best, not one["wrong"],
+                name, _ms(one["times"][ours]["seconds"]), rate / 1e9, rate / copy if copy and not flops else None,
+                flops / 1e12 if flops else None, *(found.get(n) for n in rivals), best, not one["wrong"],
             )
         )  # fmt: skip
-    short = [n.replace(" ", "_").replace(".", "_").replace(",", "") for n in KERNEL_RIVALS]
+    short = [n.replace(" ", "_").replace(".", "_").replace(",", "") for n in rivals]
     head = (
-        "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", *(f"{n}_times_ours" for n in short),
-        "nearest_rival", "right",
+        "case", "ours_ms", "gigabytes_per_second", "of_copy_bandwidth", "teraflops_per_second",
+        *(f"{n}_times_ours" for n in short), "nearest_rival", "right",
     )  # fmt: skip
     return ResultTable("e2_kernels", f"Kernels on {data['device']['name']}", head, tuple(rows), measurement_note(data))
 
 
-KERNEL_RIVALS = ("cupy", "cupy.fuse", "torch", "torch.compile", "tvm", "unfused", "one element a thread")
+KERNEL_RIVALS = (
+    "cupy", "cupy.fuse", "torch", "torch.compile", "flex attention", "flex attention by residue", "tvm", "unfused",
+    "one element a thread",
+)  # fmt: skip
+
+RATE_UNITS = {
+    "memory_bandwidth": ("GB/s", 1e9),
+    "cache_bandwidth": ("GB/s", 1e9),
+    "cache_bytes": ("MB", 1e6),
+    "peak_flops": ("TFLOP/s", 1e12),
+    "peak_flops_tf32": ("TFLOP/s", 1e12),
+    "call_seconds": ("µs", 1e-6),
+    "host_call_seconds": ("µs", 1e-6),
+}
+"""Unit of each rate of a device, and its size."""
+
+
+def gpu_rate_table(data: Mapping[str, Any]) -> Iterable[ResultTable]:
+    """Rates of the device as measured; none where they were not."""
+    rates = _rates(data)
+    rows = tuple((n.replace("_", " "), rates[n] / size, unit) for n, (unit, size) in RATE_UNITS.items() if n in rates)
+    if rows:
+        yield ResultTable("e2_rates", f"Rates of {data['device']['name']}", ("rate", "value", "unit"), rows, RATE_NOTE)
+
+
+RATE_NOTE = "Products of 4096 rows and columns by cuBLAS; calls: a kernel of one element in a graph, and by CuPy alone."
+
+
+def gpu_failure_table(experiment: str, data: Mapping[str, Any], kinds: Iterable[str]) -> Iterable[ResultTable]:
+    """Entries of *kinds* that failed, and failed or omitted ways of others, with their reasons; none without any.
+
+    What torch compiled is in the table of models or of the other cases.
+    """
+    entries = [(kind, name, one) for kind in kinds for name, one in data.get(kind, {}).items()]
+    compiled = data["compiled"].items()
+    entries += [("compiled", n, one) for n, one in compiled if (n in data["models"]) == (experiment == "e1")]
+    rows = []
+    for kind, name, one in entries:
+        found = {"all": one["failure"]} if "failure" in one else one.get("failures", {})
+        rows += [(kind, name, way, why[:_MAX_REASON]) for way, why in found.items()]
+    if rows:
+        head = ("kind", "entry", "way", "reason")
+        yield ResultTable(f"{experiment}_failures", "Failures", head, tuple(rows), measurement_note(data))
+
+
+_MAX_REASON = 120
+"""Characters of a reason in a table; the results file has all."""
+
+
+def _rates(data: Mapping[str, Any]) -> Mapping[str, float]:
+    rates: Mapping[str, float] = data.get("ceilings", {}).get("all", {}).get("rates", {})
+    return rates
 
 
 def gpu_implementation_table(data: Mapping[str, Any]) -> ResultTable:

@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.gpu import models, torch_side, whole
 from benchmarks.gpu import run as runner
 from benchmarks.gpu.budget import Budget, TimeOver
+from einnet_evaluation.gpu_results import gpu_tables, load_gpu_results
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
 from einnet_explore.codegen.language import printer
@@ -229,14 +230,16 @@ def results(tmp_path: Path) -> Path:
             "Table 3 Conv3x3": entry({"before, library": 4.0, "before, generated": 8, "after": 2.0}, "after", **table),
             "Table 3 Conv3x3 [tf32]": entry({"before, library": 3.0, "after": 2.0}, "after", **table),
             "Table 3 G2BMM": entry({"before, generated": 9.0, "after": 3.0}, "after", **table),
-            "cast": entry({"template": 1.0, "cupy": 3.0}, "template"),
+            "cast": entry({"template": 1.0, "cupy": 3.0}, "template", failures={"torch": "no memory"}),
+            "band": entry({"ours": 1.0}, "ours", flops_per_second={"ours": 4e12}),
         },
         "models": {
             "fsrcnn, batch 1": entry({"ours": 1.0, "library": 2.0, "torch": 3.0}, "ours", **parts),
             "fsrcnn, batch 16 [tf32]": entry({"ours": 1.0, "library": 0.5}, "ours", **parts),
             "gcn, batch 1": {"failure": "x"},
         },
-        "compiled": {"fsrcnn, batch 1": entry({"ours": 1.0, "torch.compile": 1.5}, "ours")},
+        "compiled": {"fsrcnn, batch 1": entry({"ours": 1.0, "torch.compile": 1.5}, "ours"),
+            "band [tf32]": entry({"ours": 1.0, "flex attention": 2.5}, "ours", flops_per_second={"ours": 4e12})},
     }  # fmt: skip
     path = tmp_path / "gpu.json"
     path.write_text(json.dumps(told))
@@ -253,7 +256,12 @@ def test_figures_are_drawn_from_results(results: Path, tmp_path: Path, capsys: p
     assert "torch.compile,1.5,1,3" in rows["fsrcnn", "1", "float32"]
     assert "library,0.5,1,3" in rows["fsrcnn", "16", "tf32"]
     assert 'Conv3x3,Fig. 3,float32,"before, library",4000.0,after,2000.0,2.0' in (out / "e2_cuda.csv").read_text()
-    assert "cast,1000.0,1.0,0.5" in (out / "e2_kernels_cuda.csv").read_text()  # half of the copy's bandwidth
+    measured = (out / "e2_kernels_cuda.csv").read_text()
+    assert "cast,1000.0,1.0,0.5,," in measured  # half of the copy's bandwidth
+    assert "band,1000.0,1.0,,4.0," in measured and "band [tf32],1000.0,1.0,,4.0,,2.5,flex attention" in measured
+    assert "memory bandwidth,2.0,GB/s" in (out / "e2_rates_cuda.csv").read_text()
+    assert "cases,cast,torch,no memory" in (out / "e2_failures_cuda.csv").read_text()
+    assert '"gcn, batch 1",all,x' in (out / "e1_failures_cuda.csv").read_text()
     assert "Geometric mean over 1 models at batch 1, float32: 1.50" in said
     assert "1 entries were left out" in said and "m is not in it: why" in said and "Synthetic" in said
     pytest.importorskip("matplotlib")
@@ -263,6 +271,12 @@ def test_figures_are_drawn_from_results(results: Path, tmp_path: Path, capsys: p
     results.write_text(json.dumps(told))
     assert main(command) == 1
     assert "wrong results: fsrcnn, batch 1" in capsys.readouterr().err
+
+
+def test_the_first_run_is_read() -> None:
+    data = load_gpu_results(Path(__file__).parents[1] / "benchmarks/history/gpu-h200-first.json")
+    names = [sheet.name for n in (1, 2, 3) for sheet in gpu_tables(f"e{n}", data)]
+    assert names == ["e1", "e1_failures", "e2", "e2_kernels", "e2_rates", "e2_failures", "e3"]
 
 
 def test_missing_results_name_the_command_that_measures_them(

@@ -339,6 +339,18 @@ def test_cast_plans_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(texts) == 2
 
 
+@pytest.mark.parametrize("name", cases.HALF)
+def test_plans_in_half_precision_agree_with_numpy(name: str, kernels: dict[Any, Kernel]) -> None:
+    (plan,) = cases.pointwise_half(name, 1003).plans.values()
+    assert set(plan.dtypes.values()) == {"float16"} and "__half2" in plan.steps[0].text
+    random = np.random.default_rng(0)
+    feeds = {key: random.standard_normal(1003).astype(np.float16) for key in plan.inputs}
+    (got,) = on_cpu(plan, feeds, kernels).values()
+    a, b = (x.astype(np.float32) for x in (feeds["A"], feeds.get("B", feeds["A"])))
+    want = a * np.clip(a / 6 + 0.5, 0, 1) if name == "hard swish" else np.maximum(a + b, 0)
+    assert got.dtype == np.float16 and runner.error_of(want, got) <= plan.agreement
+
+
 def test_malformed_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="step 'dance': expected launch, product or convolution"):
         cuda_plan_from_json({**CudaPlan({}, (), (), (), ()).to_json(), "steps": [{"op": "dance"}]})
@@ -389,6 +401,7 @@ def test_calls_match_the_signatures_of_cupy() -> None:
     inspect.signature(cp.cuda.ExternalStream).bind(1)
     inspect.signature(cp.random.standard_normal).bind((2, 3), dtype=cp.float32)
     inspect.signature(cp.lib.stride_tricks.as_strided).bind(1, (2,), (3,))
+    inspect.signature(cp.random.RandomState.standard_normal).bind(1, (2, 3), dtype=cp.float32)
     inspect.signature(cp.cuda.Stream).bind(non_blocking=True)
     inspect.signature(cp.cuda.Stream.begin_capture).bind(1)
     inspect.signature(cp.cuda.Stream.end_capture).bind(1)
@@ -469,6 +482,9 @@ def test_bundle_is_complete(packed: Path) -> None:
     table = {case["name"].split()[-1]: set(case["plans"]) for case in manifest["cases"] if case["kind"] == "table 3"}
     assert {name for name, plans in table.items() if "before, library" in plans} == set(table) - {"G2BMM"}
     assert len(table) == 4 and all({"before, generated", "after"} <= plans for plans in table.values())
+    compiled = set(runner.wanted(manifest)["compiled"])  # torch has two precisions for attention
+    assert {"band attention 512, 33", "band attention 512, 33 [tf32]", "relu, 1003"} <= compiled
+    assert "relu, 1003 [tf32]" not in compiled
 
 
 def test_the_unpacked_bundle_says_what_is_missing(packed: Path) -> None:
@@ -506,6 +522,8 @@ def test_results_of_the_same_bundle_only_are_resumed(tmp_path: Path) -> None:
     assert runner.resumed(out, head)["checks"] == {"one": {"error": 0.0}}
     with pytest.raises(ValueError, match="of another bundle, device or library version"):
         runner.resumed(out, {**head, "bundle": "c"})
+    done = {"one": {"error": 0.0}, "two": {"failure": "x"}}
+    assert runner.unfinished(("one", "two", "three"), done) == ["two", "three"]
     for held in ("{}", "[]", "{"):
         out.write_text(held)
         with pytest.raises(ValueError, match="found no results of an earlier run"):
@@ -513,11 +531,19 @@ def test_results_of_the_same_bundle_only_are_resumed(tmp_path: Path) -> None:
         assert out.read_text() == held
 
 
-def test_ratios_medians_and_errors_of_the_runner_are_correct() -> None:
+def test_unknown_kind_of_measurement_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu(["run", "--only", "checks,dances"])
+    assert "found kind 'dances', expected some of checks" in capsys.readouterr().err
+
+
+def test_ratios_medians_and_errors_of_the_runner_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"ours": [1.0, 2.0, 4.0], "other": [2.0, 5.0, 12.0]}
     assert runner.ratios(times, "ours") == {"other": 2.5}
     assert runner.summary([3.0, 1.0, 2.0])["seconds"] == 2.0
     assert runner.error_of([1.0, 4.0], [1.0, 5.0]) == 0.25
+    monkeypatch.setattr("benchmarks.gpu.measuring.CHUNK_ELEMENTS", 3)
+    assert runner.error_of([8, 0, 0, 0, 1], np.float16([8, 0, 0, 0, 3])) == 0.25
     assert runner.error_of([1.0], [np.nan]) == runner.error_of([1.0], [1.0, 1.0]) == float("inf")
 
 

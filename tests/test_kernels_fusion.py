@@ -15,9 +15,9 @@ from syrupy.assertion import SnapshotAssertion
 from einnet_evaluation import gpu_emulation
 from einnet_evaluation.gpu_emulation import run_blocks
 from einnet_explore.cli import main
+from einnet_explore.codegen.fusion import registers
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS
 from einnet_explore.codegen.fusion.frame import lay_out
-from einnet_explore.codegen.fusion import registers
 from einnet_explore.codegen.fusion.gpu import (
     A100_TARGET,
     CPU_CORE_TARGET,

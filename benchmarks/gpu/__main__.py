@@ -1,8 +1,8 @@
 """``python -m benchmarks.gpu bundle OUT.zip | run | profile RESULTS.json OUT.sqlite``; see ``docs/decisions/0026``.
 
 ``bundle`` needs this package, but no GPU.  ``run``, in the unpacked bundle, needs a GPU, CuPy and NumPy only (torch for
-comparisons with torch); it resumes after an interrupt.  ``profile`` converts its results to a profile for
-``einnet-explore derive --device profile:OUT.sqlite``.
+comparisons with torch); it resumes after an interrupt, and repeats failed measurements.  ``profile`` converts its
+results to a profile for ``einnet-explore derive --device profile:OUT.sqlite``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="check and measure, in an unpacked bundle")
     run.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="RESULTS.json")
     run.add_argument("--seconds", type=float, default=420.0, help="time limit of the whole run (default: 420)")
+    run.add_argument("--only", type=_kinds, default=(), metavar="KIND[,KIND]", help="measure these kinds only")
     run.add_argument("--data", type=Path, default=Path("data"), help="data folder of the bundle (default: data)")
     profile = commands.add_parser("profile", help="convert results to a profile for searches")
     profile.add_argument("results", type=Path, metavar="RESULTS.json")
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "run":
                 from benchmarks.gpu.run import run as measure
 
-                return measure(given.data, given.out, given.seconds)
+                return measure(given.data, given.out, given.seconds, given.only)
             case _:
                 from benchmarks.gpu.profile import convert
 
@@ -58,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    from benchmarks.gpu.budget import SHARES
+
+    found = tuple(text.split(","))
+    if unknown := [kind for kind in found if kind not in SHARES]:
+        raise argparse.ArgumentTypeError(f"found kind {unknown[0]!r}, expected some of {', '.join(SHARES)}")
+    return found
 
 
 def _note(said: str) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
+
+from benchmarks.gpu.torch_side import COMPILE_MODES
 
 Arrays = Mapping[str, Any]
 Make = Callable[[Arrays, Arrays], Callable[[], Any]]
 """Makes device arrays by name, and host arrays of weights, into a call; it gives an array of either library."""
 
 EPSILON = 1e-5
+
+COPY = "copy of as many bytes"
+"""The baseline that computes something else: its output is not compared."""
 
 
 def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None) -> Mapping[str, Make]:
@@ -27,7 +33,7 @@ def baselines(kind: str, settings: Mapping[str, Any], cp: Any, torch: Any | None
             if torch is not None:
                 found["torch"] = _in_torch(torch, _torch_call(kind, settings, torch))
         case "bandwidth":
-            found = {"copy of as many bytes": lambda a, _: _copy(cp, a)}
+            found = {COPY: lambda a, _: _copy(cp, a)}
         case "table 3" | "band":
             found = {}
         case _:
@@ -51,7 +57,7 @@ def _pointwise(what: str, cp: Any, torch: Any | None) -> dict[str, Make]:
     def of(function: Callable[..., Any], a: Arrays, _: Arrays) -> Callable[[], Any]:
         return partial(function, *(a[n] for n in names))
 
-    found: dict[str, Make] = {"cupy": partial(of, call), "cupy.fuse": partial(of, cp.fuse()(call))}
+    found: dict[str, Make] = {"cupy": partial(of, call), "cupy.fuse": partial(of, cp.fuse(kernel_name="fused")(call))}
     if torch is not None:
         found["torch"] = _in_torch(torch, _torch_call("pointwise", {"what": what}, torch))
     return found
@@ -65,8 +71,9 @@ def _batch_norm(cp: Any) -> dict[str, Make]:
         return d * (1 / cp.sqrt((d * d).mean(axes, keepdims=True) + EPSILON)) * g + b
 
     # ``cupy.fuse`` takes element-wise work and at most the reductions that it knows: parts are fused around them.
-    moved = cp.fuse()(lambda x, m: (x - m) * (x - m))
-    scaled = cp.fuse()(lambda x, m, v, g, b: (x - m) * (1 / cp.sqrt(v + EPSILON)) * g + b)
+    # Named, because the name of a lambda is none in CUDA.
+    moved = cp.fuse(kernel_name="moved")(lambda x, m: (x - m) * (x - m))
+    scaled = cp.fuse(kernel_name="scaled")(lambda x, m, v, g, b: (x - m) * (1 / cp.sqrt(v + EPSILON)) * g + b)
 
     def parts(x: Any, g: Any, b: Any) -> Any:
         m = x.mean(axes, keepdims=True)
@@ -100,21 +107,27 @@ def _in_torch(torch: Any, call: Callable[[Arrays], Any]) -> Make:
 
 
 def compiled_baselines(kind: str, settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
-    """Return the baseline for a case of *kind* that Inductor compiles and tunes, if torch is a baseline of it."""
+    """Return the baselines for a case of *kind* that Inductor compiles, if torch is a baseline of it.
+
+    They are tuned or not as ``COMPILE_MODES`` says.
+    """
+    torch.compiler.reset()  # as for models
     if kind == "band":
         return _flex_attention(settings, torch)
     if kind not in ("cast", "pointwise", "reduction"):
         return {}
     call = _torch_call(kind, settings, torch)
-    quick = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
+    quick = torch.compile(call, mode=COMPILE_MODES[kind], dynamic=False)
     return {"torch.compile": _in_torch(torch, quick)}
 
 
 def _flex_attention(settings: Mapping[str, Any], torch: Any) -> Mapping[str, Make]:
-    """FlexAttention, whose blocks cover the band: as the rows are, and a sequence for every residue of the dilation."""
-    flex = torch.nn.attention.flex_attention
+    """FlexAttention, whose blocks cover the band: as the rows are, and a sequence for every residue of the dilation.
+
+    Only the best form that the sizes have is tuned.
+    """
+    flex = import_module("torch.nn.attention.flex_attention")
     rows, half, dilation, heads, features = (settings[n] for n in ("rows", "half", "dilation", "heads", "features"))
-    attend = torch.compile(flex.flex_attention, dynamic=False)
 
     def as_it_is(_b: Any, _h: Any, q: Any, k: Any) -> Any:
         return ((q - k).abs() <= half * dilation) & ((q - k) % dilation == 0)
@@ -122,22 +135,25 @@ def _flex_attention(settings: Mapping[str, Any], torch: Any) -> Mapping[str, Mak
     def by_residue(_b: Any, _h: Any, q: Any, k: Any) -> Any:
         return (q - k).abs() <= half
 
-    def mask(seen: Any, length: int) -> Any:
-        return torch.compile(flex.create_block_mask)(seen, None, None, length, length, device="cuda")
+    def attention(seen: Any, length: int, mode: str) -> Callable[..., Any]:
+        mask = flex.create_block_mask(seen, None, None, length, length, device="cuda")
+        attend = torch.compile(flex.flex_attention, mode=mode, dynamic=False)
+        return lambda *qkv: attend(*qkv, block_mask=mask)
 
     def plain(t: Arrays) -> Any:
-        return attend(*(t[n][None] for n in "qkv"), block_mask=whole)[0]
+        return whole(*(t[n][None] for n in "qkv"))[0]
 
     def split(t: Arrays) -> Any:
         shape, length = (heads, rows // dilation, dilation, features), rows // dilation
         parts = (t[n].view(shape).transpose(1, 2).reshape(1, heads * dilation, length, features) for n in "qkv")
-        out = attend(*parts, block_mask=residue)
+        out = residue(*parts)
         return out.view(heads, dilation, length, features).transpose(1, 2).reshape(heads, rows, features)
 
-    whole = mask(as_it_is, rows)
+    divides = rows % dilation == 0
+    whole = attention(as_it_is, rows, "default" if divides else COMPILE_MODES["band"])
     found = {"flex attention": plain}
-    if rows % dilation == 0:
-        residue = mask(by_residue, rows // dilation)
+    if divides:
+        residue = attention(by_residue, rows // dilation, COMPILE_MODES["band"])
         found["flex attention by residue"] = split
     return {name: _in_torch(torch, call) for name, call in found.items()}
 

@@ -38,7 +38,8 @@ READ_ME = """Unpack on a machine with an NVIDIA GPU, Python 3.12, CuPy and NumPy
     python -m benchmarks.gpu run --out gpu.json
 
 in this directory. It needs neither a network nor anything else, takes less than eight minutes, goes on where it was
-stopped, and changes none of the device's settings. gpu.json is the result.
+stopped, and changes none of the device's settings. gpu.json is the result. To split the time over several runs, name
+kinds of measurements in order: --only checks,ceilings,cases, then --only parts, and so on.
 """
 
 
@@ -157,6 +158,8 @@ def measured(quick: bool) -> Iterable[cases.Case]:
     for name in cases.POINTWISE:
         for n in (1003,) if quick else (1 << 20, 1 << 24, 1 << 26):
             yield cases.pointwise(name, n)
+    for name in cases.HALF:
+        yield cases.pointwise_half(name, 1003 if quick else 1 << 26)
     for name, shape in cases.SMALL_REDUCTIONS.items() if quick else LARGE_REDUCTIONS:
         yield cases.reduction(name, *shape)
     yield cases.band(*(512, 16) if quick else (10000, 500))

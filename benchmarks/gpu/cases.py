@@ -12,7 +12,7 @@ from benchmarks.longformer import expression as band_attention
 from einnet_evaluation import fused_programs
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.codegen import elementwise
-from einnet_explore.codegen.elementwise import Functor, operand_read
+from einnet_explore.codegen.elementwise import Functor, build_functor, operand_read
 from einnet_explore.codegen.language.values import F16, F32, I32
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.model import work
@@ -32,6 +32,9 @@ POINTWISE = {
     "hard swish": "Y[i:{n}] = A[i] * minimum(maximum(A[i] / 6 + 0.5, 0), 1)",
     "swish": "Y[i:{n}] = A[i] * sigmoid(A[i])",
 }
+HALF = ("hard swish", "residual, relu")
+"""Those of ``POINTWISE`` that are measured in half precision too."""
+
 MOVING = {
     "transpose": "tensor A[{n}, {m}]\nY[i:{m}, j:{n}] = A[j, i]",
     "NCHW to NHWC": "tensor A[16, 64, {n}, 64]\nY[b:16, h:{n}, w:64, c:64] = A[b, c, h, w]",
@@ -78,6 +81,23 @@ def pointwise(name: str, n: int) -> Case:
     program = _pointwise_program(name, n)
     nbytes = 4 * n * (1 + len(program.inputs))
     return Case(f"{name}, {n}", "pointwise", {"ours": cuda_plan(program)}, nbytes, settings={"what": name})
+
+
+def pointwise_half(name: str, n: int) -> Case:
+    """An element-wise program of half-precision operands and result, which computes two elements at a time."""
+    program = _pointwise_program(name, n)
+    nbytes = 2 * n * (1 + len(program.inputs))
+    return Case(f"{name} half, {n}", "pointwise", {"ours": _in_half(program)}, nbytes, settings={"what": name})
+
+
+def _in_half(program: Program) -> CudaPlan:
+    (equation,) = program.equations
+    functor = build_functor(equation.scope, equation.name, F16)
+    (n,) = equation.scope.shape
+    inputs = {t.name: t.shape for t in program.inputs}
+    dtypes = dict.fromkeys((*inputs, equation.name), "float16")
+    launch = elementwise.plan_launch(n, functor.kinds, [0] * len(functor.kinds))
+    return _pointwise(functor, launch, inputs, dtypes, equation.name)
 
 
 def _pointwise_program(name: str, n: int) -> Program:
@@ -198,6 +218,9 @@ def checked(derived: Sequence[Program]) -> Mapping[str, tuple[Program, CudaPlan]
     for name in POINTWISE:
         program = _pointwise_program(name, 1003)  # packs, and some left over
         found[name] = program, cuda_plan(program)
+    for name in HALF:
+        program = _pointwise_program(name, 1003)
+        found[f"{name} half"] = program, _in_half(program)
     for name, text in MOVING.items():
         program = parse(text.format(n=33, m=47))
         found[name] = program, cuda_plan(program)
@@ -237,12 +260,13 @@ def _pointwise(
     launch: elementwise.ElementwiseLaunch,
     inputs: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, str],
+    out: str = "y",
 ) -> CudaPlan:
     (shape,) = set(inputs.values())
     step: CudaLaunch = kernel_launch(
         elementwise.grid_stride_kernel(functor, launch),
-        ["y", *inputs, launch.packs, launch.tail],
+        [out, *inputs, launch.packs, launch.tail],
         (launch.blocks, 1, 1),
     )
     assert launch.packs * launch.pack + launch.tail == prod(shape)
-    return CudaPlan({**inputs, "y": shape}, tuple(inputs), (), ("y",), (step,), dtypes=dtypes)
+    return CudaPlan({**inputs, out: shape}, tuple(inputs), (), (out,), (step,), dtypes=dtypes)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,19 +28,24 @@ SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled
 
 PRECISIONS = ("float32", "tf32")
 
+SAVE_SECONDS = 2.0
+"""Results are written so often at most: all of them are written, which takes longer than many measurements."""
 
-def run(data: Path, out: Path, limit: float = 420.0) -> int:
-    """Measure everything that is not yet in *out*, for at most *limit* seconds; return the exit code.
 
-    0: all is done and right; 1: something is wrong; 2: there is no GPU, said in one line; 3: some is left to do.
+def run(data: Path, out: Path, limit: float = 420.0, only: Collection[str] = ()) -> int:
+    """Measure what is not yet in *out*, or failed, for at most *limit* seconds; return the exit code.
+
+    Where *only* names kinds of ``SAVED``, no others are measured.  The exit code is 0 if all is done and right, 1 if
+    something is wrong, 2 if there is no GPU (said in one line), and 3 if some is left to do.
     """
     from einnet_explore.runtime.cuda import execution as layer
 
     if lacking := layer.missing_for_cuda():
         print(f"error: no GPU to measure on: missing {', and '.join(lacking)}", file=sys.stderr)
         return 2
+    kinds = tuple(kind for kind in SAVED if not only or kind in only)
     told = (data / "manifest.json").read_bytes()
-    session = Session(layer, data, whole.read(data), out, hashlib.sha256(told).hexdigest()[:16], limit)
+    session = Session(layer, data, whole.read(data), out, hashlib.sha256(told).hexdigest()[:16], limit, kinds)
     return session.run()
 
 
@@ -73,7 +78,13 @@ def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tu
     ]
     parts = {part["way"]: None for model in manifest["models"] for part in model["parts"]}
     models = [f"{m['name']}{mark(p)}" for p in PRECISIONS for m in manifest["models"]]
-    compiled = [c["name"] for c in manifest["cases"] if c["kind"] in COMPILED] + models
+    # Products of a band are torch's only; our own kernels are the same in every precision.
+    compiled = [
+        f"{c['name']}{mark(p)}"
+        for c in manifest["cases"]
+        if c["kind"] in COMPILED
+        for p in (PRECISIONS if c["kind"] == "band" else PRECISIONS[:1])
+    ] + models
     return {
         "checks": tuple(check["name"] for check in manifest["checks"]),
         "ceilings": ("all",),
@@ -88,6 +99,11 @@ def wanted(manifest: Mapping[str, Any], with_torch: bool = True) -> dict[str, tu
         "profiles": tuple(" ".join(one["key"]) for one in manifest["profiles"]),
         "compiled": tuple(compiled) if with_torch else (),
     }
+
+
+def unfinished(names: Iterable[str], done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return those of *names* that are not among *done*, or failed there."""
+    return [name for name in names if "failure" in done.get(name, {"failure": ""})]
 
 
 COMPILED = ("cast", "pointwise", "reduction", "band")
@@ -116,21 +132,29 @@ class Session:
     """One run on one device."""
 
     def __init__(
-        self, layer: ModuleType, data: Path, manifest: Mapping[str, Any], out: Path, bundle: str, limit: float
+        self,
+        layer: ModuleType,
+        data: Path,
+        manifest: Mapping[str, Any],
+        out: Path,
+        bundle: str,
+        limit: float,
+        kinds: Sequence[str] = SAVED,
     ) -> None:
-        self.layer, self.manifest, self.out = layer, manifest, out
+        self.layer, self.manifest, self.out, self.kinds = layer, manifest, out, kinds
         self.cp = layer.cupy_package()
         self.torch = self._torch()
-        self.budget = Budget(limit, SAVED)
+        self.budget = Budget(limit, kinds)
         head = {"bundle": bundle, "device": asdict(layer.cuda_device()), "versions": self._versions()}
         self.results = resumed(out, head)
         self.results.setdefault("begun", datetime.now(UTC).isoformat(timespec="seconds"))
         self.results["left_out"] = manifest["left_out"]
         self.results["skipped"] = {}
+        self.saved = perf_counter()
         self.bench = Bench(layer, data, manifest, self.torch)
 
     def run(self) -> int:
-        """Measure everything, the most valuable first; save after each measurement."""
+        """Measure everything of ``kinds``, the most valuable first; save every ``SAVE_SECONDS`` and at the end."""
         names = wanted(self.manifest, self.torch is not None)
         acts: Mapping[str, Callable[[str], dict[str, Any]]] = {
             "checks": lambda name: self.bench.check(self._named("checks", name)),
@@ -141,15 +165,15 @@ class Session:
             "profiles": lambda name: self.bench.profile(self._named("profiles", name)),
             "compiled": self._compiled,
         }
-        for kind in SAVED:
-            todo = [name for name in names[kind] if name not in self.results[kind]]
+        for kind in self.kinds:
+            todo = unfinished(names[kind], self.results[kind])
             self.budget.begin(kind, len(todo))
             for name in todo:
                 self._once(kind, name, acts[kind])
         self._save()
-        left = [f"{kind} {name}" for kind in SAVED for name in names[kind] if name not in self.results[kind]]
-        wrong = [n for kind in SAVED for n, r in self.results[kind].items() if r.get("wrong")]
-        failed = [n for kind in SAVED for n, r in self.results[kind].items() if "failure" in r]
+        left = [f"{kind} {name}" for kind in self.kinds for name in names[kind] if name not in self.results[kind]]
+        wrong = [n for kind in self.kinds for n, r in self.results[kind].items() if r.get("wrong")]
+        failed = [n for kind in self.kinds for n, r in self.results[kind].items() if "failure" in r]
         print(f"{self.out}: {len(left)} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
         return 1 if wrong or failed else 3 if left else 0
 
@@ -169,14 +193,19 @@ class Session:
             return
         except Exception as error:  # one that fails must not cost the others: it is told as what it is
             found = {"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        took = perf_counter() - began
         self.cp.get_default_memory_pool().free_all_blocks()
-        self.results[kind][name] = found | {"took": perf_counter() - began}
-        self._save()
-        print(
-            f"{kind} {name}: {found.get('failure') or found.get('error') or found.get('ratios') or 'done'}", flush=True
-        )
+        if self.torch is not None:
+            self.torch.cuda.empty_cache()
+        self.results[kind][name] = found | {"took": took}
+        if perf_counter() - self.saved > SAVE_SECONDS:
+            self._save()
+        said = found.get("failure") or found.get("error") or found.get("ratios") or "done"
+        lost = "".join(f"; {way}: {why[:100]}" for way, why in found.get("failures", {}).items())
+        print(f"{kind} {name} ({took:.1f} s): {said}{lost}", flush=True)
 
     def _save(self) -> None:
+        self.saved = perf_counter()
         aside = self.out.with_name(f"{self.out.name}.new")
         aside.write_text(json.dumps(self.results, indent=1))
         os.replace(aside, self.out)
@@ -194,9 +223,10 @@ class Session:
         return self.bench.model(self._named("models", plain), self.chosen(precision), precision, compiled)
 
     def _compiled(self, name: str) -> dict[str, Any]:
+        plain, precision = unmarked(name)
         for case in self.manifest["cases"]:
-            if case["name"] == name:
-                return self.bench.case(case, PRECISIONS[0], compiled=True)
+            if case["name"] == plain:
+                return self.bench.case(case, precision, compiled=True)
         return self._model(name, True)
 
     def chosen(self, precision: str) -> dict[str, str]:

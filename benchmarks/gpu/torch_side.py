@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 Call = Callable[[], Any]
 
+TUNED = "max-autotune-no-cudagraphs"
+"""The mode of ``torch.compile`` that times variants of products; the runner makes graphs itself."""
+
+COMPILE_MODES: Mapping[str, str] = {
+    "cast": "default", "pointwise": "default", "reduction": "default", "band": TUNED, "model": TUNED,
+}  # fmt: skip
+"""Of what is compiled: streams of memory have little to tune, and tuning takes seconds a kernel."""
+
 
 def module(torch: Any, told: Mapping[str, Any], weights: Mapping[str, Any], device: str = "cuda") -> Any:
-    """A module whose parameters are *weights* (host arrays by value), and whose ``forward`` takes the model's inputs.
+    """A module whose parameters are *weights*, and whose ``forward`` takes the model's inputs.
 
-    *told* holds the function's text and what its arguments are.  Raises ValueError for a text that is no function.
+    *weights* are arrays of NumPy or CuPy by value.  *told* holds the function's text and what its arguments are.
+    Raises ValueError for a text that is no function.
     """
     names: list[str] = list(told["arguments"])
     scope: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
@@ -25,7 +35,7 @@ def module(torch: Any, told: Mapping[str, Any], weights: Mapping[str, Any], devi
             super().__init__()
             for n, name in enumerate(names):
                 if name in weights:
-                    tensor = torch.from_numpy(weights[name].copy()).to(device)
+                    tensor = torch.from_dlpack(weights[name].copy()).to(device)
                     if tensor.is_floating_point():
                         self.register_parameter(f"w{n}", torch.nn.Parameter(tensor, requires_grad=False))
                     else:
@@ -67,8 +77,9 @@ def calls(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
 def compiled(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
     """Calls compiled by Inductor, tuned; the runner makes graphs of them, so Inductor's own are off."""
     found: dict[str, Call] = {}
+    torch.compiler.reset()  # beyond eight recompilations of a function torch runs it uncompiled, and does not say so
     for name, (made, given) in variants(torch, built, feeds).items():
-        quick = torch.compile(made, mode="max-autotune-no-cudagraphs", dynamic=False)
+        quick = torch.compile(made, mode=COMPILE_MODES["model"], dynamic=False)
 
         def run(quick: Any = quick, given: list[Any] = given) -> Any:
             with torch.no_grad():
@@ -78,8 +89,20 @@ def compiled(torch: Any, built: Any, feeds: list[Any]) -> dict[str, Call]:
     return found
 
 
+@contextmanager
+def products_in(torch: Any | None, precision: str) -> Iterable[None]:  # type: ignore[misc]
+    """Products of torch, where it is installed, are in *precision* (float32 or TF32) inside, and in float32 after."""
+    if torch is not None:
+        precise(torch, precision)
+    try:
+        yield
+    finally:
+        if torch is not None:
+            precise(torch, "float32")
+
+
 def precise(torch: Any, precision: str) -> None:
     """Set the precision of torch's products: float32 or TF32."""
-    allowed = precision != "float32"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
     torch.backends.cudnn.benchmark = True  # the library's best algorithm is what is to be beaten

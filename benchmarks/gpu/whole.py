@@ -98,16 +98,20 @@ def renamed(step: Step, names: Mapping[str, str]) -> Step:
             return replace(step, out=view(out), data=view(data), weights=view(weights))
 
 
-def weights_of(model: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of *model* by value: small ones as they are, large ones drawn like them, the same every time."""
-    return {name: _drawn(name, told, stored) for name, told in model["weights"].items()}
+def weights_of(model: Mapping[str, Any], stored: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
+    """The weights of *model* by value: small ones as they are, large ones drawn like them, the same every time.
 
+    They are arrays of *library*: NumPy's, or CuPy's, which draws them on the device.
+    """
+    random = library.random.RandomState(crc32(model["name"].encode()))
 
-def _drawn(name: str, told: Mapping[str, Any], stored: Mapping[str, Any]) -> Any:
-    if "stored" in told:
-        return stored[told["stored"]]
-    random = np.random.default_rng(crc32(name.encode()))
-    return random.standard_normal(told["shape"], np.float32) * np.float32(told["deviation"]) + np.float32(told["mean"])
+    def array(told: Mapping[str, Any]) -> Any:
+        if "stored" in told:
+            return library.asarray(stored[told["stored"]])
+        drawn = random.standard_normal(tuple(told["shape"])) * told["deviation"] + told["mean"]
+        return library.asarray(drawn, dtype=np.float32)
+
+    return {name: array(told) for name, told in model["weights"].items()}
 
 
 def inputs_of(model: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -209,13 +209,33 @@ def _cudnn_version() -> str:
 L2_MULTIPLE = 4
 """The size of all inputs in rotation, relative to the L2."""
 
+SLOW_CALL_SECONDS = 0.02
+"""Calls that take at least so long are timed once: neither events nor cold caches matter to them."""
+
 Call = Callable[[], object]
+
+
+def single_call_seconds(call: Call) -> float:
+    """Return the seconds of one call by events; a slow one is repeated once, since the first call may load code."""
+    cp = cupy_package()
+
+    def seconds() -> float:
+        start, end = cp.cuda.Event(), cp.cuda.Event()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(cp.cuda.get_elapsed_time(start, end)) * 1e-3
+
+    first = seconds()
+    return first if first < SLOW_CALL_SECONDS else min(first, seconds())
 
 
 def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3) -> list[float]:
     """Seconds of a call by events, one for each sample; *calls* do the same on different memory, in rotation.
 
-    A sample repeats them for at least *least* seconds, so that the cost of events is negligible.
+    A sample repeats them for at least *least* seconds, so that the cost of events is negligible.  There is one sample
+    only of calls that take ``SLOW_CALL_SECONDS`` or more.
     """
     cp = cupy_package()
     start, end = cp.cuda.Event(), cp.cuda.Event()
@@ -232,6 +252,8 @@ def event_seconds(calls: Sequence[Call], samples: int = 15, least: float = 1e-3)
     for call in calls:
         call()
     once = max(sample(len(calls)), 1e-7)
+    if once >= SLOW_CALL_SECONDS:
+        return [once]
     repeats = max(1, min(1000, int(least / once) + 1))
     sample(repeats)
     return [sample(repeats) for _ in range(samples)]

@@ -32,6 +32,7 @@ from einnet_explore.runtime.cuda.device import (
     rotation_copies,
     rough_seconds,
     short_call_seconds,
+    single_call_seconds,
     time_in_rounds,
 )
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Step
@@ -180,5 +181,6 @@ __all__ = [
     "missing_for_products",
     "require_cuda",
     "rotation_copies",
+    "single_call_seconds",
     "time_in_rounds",
 ]

@@ -78,6 +78,14 @@ class Convolution:
 Step: TypeAlias = CudaLaunch | CudaProduct | Convolution
 
 
+def agreement_in(precision: str) -> float:
+    """The largest error allowed in *precision*, relative to the largest output.
+
+    A rounded factor loses one part in ``2^bits``; eight such errors are a bound.
+    """
+    return MAX_FLOAT32_ERROR if precision == "float32" else max(MAX_FLOAT32_ERROR, 8 * 2.0 ** -PRECISIONS[precision])
+
+
 @dataclass(frozen=True)
 class CudaPlan:
     """Steps in order; all of them read and write *buffers* (shapes by name) with elements of *dtype*.
@@ -108,10 +116,9 @@ class CudaPlan:
 
     @property
     def agreement(self) -> float:
-        """The largest error allowed: a rounded factor loses one part in ``2^bits``; eight such errors are a bound."""
-        bits = PRECISIONS[self.precision] if self.by_library else PRECISIONS["float32"]
+        """The largest error allowed, relative to the largest output; see ``agreement_in``."""
         half = 2.0**-11 if "float16" in self.dtypes.values() else 0.0
-        return max(MAX_FLOAT32_ERROR, 8 * 2.0**-bits if bits < PRECISIONS["float32"] else 0.0, 2 * half)
+        return max(agreement_in(self.precision if self.by_library else "float32"), 2 * half)
 
     @property
     def numerics(self) -> str:
