@@ -22,6 +22,7 @@ from einnet_explore.analysis.flattening import flat_address
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.codegen.language.lowering import flat_index, lower_scalar
 from einnet_explore.codegen.language.statements import (
+    MAX_BLOCK_REGISTERS,
     Copy,
     Declare,
     For,
@@ -246,10 +247,10 @@ def _is_same_address(a: Index, b: Index) -> bool:
     return a.substitute(lambda x: alone.get(x, as_index(x))) == b.substitute(lambda x: alone.get(x, as_index(x)))
 
 
-BLOCK_REGISTERS, THREAD_REGISTERS = 64 * 1024, 255
-"""Registers of a block and of a thread, at most."""
+THREAD_REGISTERS = 255
+"""Registers of a thread, at most."""
 
-BLOCK_THREADS = 1 << (BLOCK_REGISTERS // THREAD_REGISTERS).bit_length() - 1
+BLOCK_THREADS = 1 << (MAX_BLOCK_REGISTERS // THREAD_REGISTERS).bit_length() - 1
 """Threads of a block: all have registers even if each takes the most, rounded down to a power of two (256)."""
 
 MAX_WAVES = 32

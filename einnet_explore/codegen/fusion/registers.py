@@ -14,13 +14,13 @@ from math import log2, prod
 import numpy.typing as npt
 
 from einnet_explore.analysis.regions import always_holds
-from einnet_explore.codegen.elementwise import BLOCK_REGISTERS
 from einnet_explore.codegen.fusion.frame import EmissionState, FusedLayout, LoopBody, memory_uses
 from einnet_explore.codegen.fusion.gpu import FUSED_THREADS, GpuWriter, gpu_kernel, gpu_layout, write_kernel
 from einnet_explore.codegen.fusion.operations import Shapes, read_name
 from einnet_explore.codegen.fusion.plan import FusedKernel, FusedNest
 from einnet_explore.codegen.language.lowering import add_offset
 from einnet_explore.codegen.language.statements import (
+    MAX_BLOCK_REGISTERS,
     MAX_BLOCK_THREADS,
     PACK_BYTES,
     Copy,
@@ -114,7 +114,7 @@ def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
 
 def _held_packs(threads: int, pack: int, memories: int) -> int:
     """Return the packs that each of *threads* threads can hold of *memories* arrays."""
-    registers = min(HELD_ELEMENTS, BLOCK_REGISTERS // threads - OTHER_REGISTERS)
+    registers = min(HELD_ELEMENTS, MAX_BLOCK_REGISTERS // threads - OTHER_REGISTERS)
     return registers // (pack * max(1, memories))
 
 

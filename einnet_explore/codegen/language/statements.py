@@ -252,7 +252,7 @@ def map_bodies(statement: Statement, change: Callable[[tuple[Statement, ...]], I
             return statement
 
 
-MAX_BLOCK_THREADS = 1024
+MAX_BLOCK_THREADS, MAX_BLOCK_REGISTERS = 1024, 64 * 1024
 
 
 @node
