@@ -23,7 +23,6 @@ from einnet_explore.codegen.fusion.gpu import (
     CPU_CORE_TARGET,
     address_type,
     estimate_fusion,
-    gpu_blocks,
     gpu_kernel,
     gpu_launch,
 )
@@ -432,9 +431,12 @@ def test_a_bound_call_reads_what_is_there_now() -> None:
 # GPU
 
 
-def few_threads(threads: int, held: int, packs: int, pack: int, _points: int, memories: int) -> registers.Share:
+def few_threads(
+    threads: int, held: int, draw: Any, packs: int, pack: int, points: int, memories: int
+) -> registers.Share:
     """A share by *threads* threads, so that small programs have all cases: held, missing and streamed packs."""
-    return registers.Share(min(threads, packs), pack, packs, held if memories else 0)
+    together = draw(st.sampled_from([n for n in (1, 2, 3) if points % n == 0]))
+    return registers.Share(min(threads, packs), pack, packs, held if memories else 0, together)
 
 
 @settings(max_examples=40)
@@ -446,18 +448,17 @@ def test_blocks_exactly_and_without_races(program: Program, threads: int, data: 
     if threads:
         flat, kernel = gpu_launch(made, shapes, "float64", threads)
     else:
-        sharing = partial(few_threads, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 2)))
+        sharing = partial(few_threads, data.draw(st.integers(1, 5)), data.draw(st.integers(0, 2)), data.draw)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(registers, "choose_share", sharing)
             flat, kernel = registers.held_launch(made, shapes, "float64")
-        threads = kernel.threads
     wanted = exactly(program, arrays)
     outs = {n: np.full(a.shape, np.nan).reshape(-1) for n, a in wanted.items()}
     given_arrays = {n: a.astype(np.float64).reshape(-1) for n, a in arrays.items()}
     passed = gpu_emulation.arguments(flat, kernel, given_arrays, outs)
     named = {p.name: a for p, a in zip(kernel.params, passed, strict=True)}
-    if blocks := gpu_blocks(flat, threads):
-        kernel_machine.run(kernel, named, (blocks, 1, 1))
+    if flat.points:
+        kernel_machine.run(kernel, named, kernel.grid)
     for name, a in wanted.items():
         np.testing.assert_array_equal(outs[name].reshape(a.shape), a)
 

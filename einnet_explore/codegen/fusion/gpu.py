@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import prod
 from operator import or_
@@ -106,7 +106,7 @@ def gpu_kernel(flat: FusedLayout, kind: Type, threads: int = FUSED_THREADS) -> K
 
 def write_kernel(writer: GpuWriter, kind: Type) -> Kernel:
     """Return the kernel of *writer*."""
-    flat, threads = writer.flat, writer.threads
+    flat = writer.flat
     frame = EmissionState(flat, kind, address_type(flat))
     slots = tuple(Var(f"{slot_name(n)} size", frame.wide) for n in range(flat.fused.slots))
     params: tuple[Array | Var, ...] = (
@@ -115,7 +115,8 @@ def write_kernel(writer: GpuWriter, kind: Type) -> Kernel:
         *frame.numbers,
     )
     body = writer.thread_per_point(frame, slots) if flat.lanes is not None else writer.block_per_point(frame, slots)
-    return Kernel("fused", params, tuple(body), (threads, 1, 1), (max(1, gpu_blocks(flat, threads)), 1, 1))
+    blocks = gpu_blocks(flat, writer.threads) // writer.points
+    return Kernel("fused", params, tuple(body), (writer.threads * writer.points, 1, 1), (max(1, blocks), 1, 1))
 
 
 def gpu_blocks(flat: FusedLayout, threads: int = FUSED_THREADS) -> int:
@@ -143,9 +144,15 @@ def _address_spans(flat: FusedLayout, name: str) -> Iterable[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class GpuWriter(LoopWriter):
-    """Writes a kernel whose blocks have so many *threads*."""
+    """Writes a kernel whose blocks compute *points* points, a divisor of all, by so many *threads* each."""
 
     threads: int
+    points: int = field(default=1, kw_only=True)
+
+    @property
+    def lane(self) -> Expr:
+        """This thread among those of its point."""
+        return _THREAD if self.points == 1 else Var(":lane", I32)
 
     def block_per_point(self, frame: EmissionState, slots: tuple[Var, ...]) -> Iterable[Statement]:
         """Yield the kernel with a block for each point."""
@@ -158,7 +165,7 @@ class GpuWriter(LoopWriter):
                     Array(
                         f":tree {turn} {n}{'' if kind == frame.kind else f' {kind!r}'}",
                         kind,
-                        self.threads,
+                        self.threads * self.points,
                         "shared",
                         align=16,
                     )
@@ -170,7 +177,11 @@ class GpuWriter(LoopWriter):
         )
         yield from (LocalArray(a) for turn in trees for arrays in turn.values() for a in arrays)
         point = self.var("point", frame.wide)
-        yield Declare(point, cast(frame.wide, LaunchIndex("block")))
+        block = cast(frame.wide, LaunchIndex("block"))
+        if isinstance(self.lane, Var):
+            yield Declare(self.lane, _THREAD % self.threads)
+            block = block * self.points + cast(frame.wide, _THREAD // self.threads)
+        yield Declare(point, block)
         frame, made = self.split_position(frame, self.flat.grid, point)
         yield from made
         frame = replace(frame, base={n: point * size for n, size in enumerate(slots)})
@@ -212,7 +223,7 @@ class GpuWriter(LoopWriter):
         return frame, out
 
     def _stage(self, frame: EmissionState, stage: FusedStage, trees: _Trees) -> tuple[EmissionState, list[Statement]]:
-        frame, out = self.values(frame, stage.heads, _by_first_thread)
+        frame, out = self.values(frame, stage.heads, self._by_first_thread)
         joined: list[tuple[FusedStep, Var]] = []
         for nest in stage.nests:
             if nest.traversals:
@@ -227,7 +238,7 @@ class GpuWriter(LoopWriter):
             left = {kind: list(arrays) for kind, arrays in trees.items()}
             totals, made = self._join_threads([(step, var, left[var.type].pop(0)) for step, var in joined])
             out += made
-            values, made = self.finish(frame, totals, _by_first_thread)
+            values, made = self.finish(frame, totals, self._by_first_thread)
             out += made
             frame = frame.holding(values)
         elif stage.barrier:
@@ -251,17 +262,21 @@ class GpuWriter(LoopWriter):
             here.append(For(n, literal(1), literal(rows), literal(1), (joined,), unroll=True))
             if rest:
                 over = Assign(part, join_values(step, part, tree[_THREAD + rows * team]))
-                here.append(If(_THREAD.lt(rest), (over,)))
+                here.append(If(self.lane.lt(rest), (over,)))
             here.append(Store(tree, _THREAD, part))
         if self.threads > team:
-            out += [If(_THREAD.lt(team), tuple(here)), Barrier()]
+            out += [If(self.lane.lt(team), tuple(here)), Barrier()]
         totals: list[tuple[FusedStep, Expr]] = []
         for step, part, tree in pairs:
             n, total = self.var("row", I32), self.var(f"total {step.name}", part.type)
-            joined = Assign(total, join_values(step, total, tree[n]))
-            out += [Declare(total, tree[0]), For(n, literal(1), literal(team), literal(1), (joined,), unroll=True)]
+            first = _THREAD - self.lane if self.points > 1 else literal(0)
+            joined = Assign(total, join_values(step, total, tree[first + n]))
+            out += [Declare(total, tree[first]), For(n, literal(1), literal(team), literal(1), (joined,), unroll=True)]
             totals.append((step, total))
         return totals, out
+
+    def _by_first_thread(self, statement: Statement) -> Statement:
+        return If(self.lane.eq(0), (statement,))
 
     def _declare_parts(self, frame: EmissionState, nest: FusedNest) -> list[tuple[FusedStep, Var]]:
         return [(s, self.var(f"part {s.name}", frame.total(s)[0])) for s in nest.steps if s.reduce is not None]
@@ -276,7 +291,7 @@ class GpuWriter(LoopWriter):
             total = total * frame.extent(x)
         flat = self.var("element", frame.wide)
         here, made = self.split_position(frame, left, flat)
-        start, step = cast(frame.wide, _THREAD), Literal(self.threads, frame.wide)
+        start, step = cast(frame.wide, self.lane), Literal(self.threads, frame.wide)
         return [For(flat, start, total, step, (*made, *body(here)))]
 
     def _point(self, frame: EmissionState, nest: FusedNest) -> list[Statement]:
@@ -308,10 +323,6 @@ def _team(threads: int) -> int:
 def _joined_steps(stage: FusedStage) -> Iterable[FusedStep]:
     """Yield the reductions that all threads of a block share."""
     return (s for n in stage.nests if not n.traversals for s in n.steps if s.reduce is not None)
-
-
-def _by_first_thread(statement: Statement) -> Statement:
-    return If(_THREAD.eq(0), (statement,))
 
 
 def _join_to_parts(parts: Iterable[tuple[FusedStep, Var]]) -> Callable[[FusedStep, Expr], Statement]:

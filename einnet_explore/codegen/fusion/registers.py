@@ -30,7 +30,7 @@ from einnet_explore.codegen.language.statements import (
     LocalArray,
     Statement,
 )
-from einnet_explore.codegen.language.values import Array, Expr, LaunchIndex, Literal, Type, cast, type_of
+from einnet_explore.codegen.language.values import Array, Expr, Literal, Type, cast, type_of
 from einnet_explore.ir import Bound, Iterator, accesses
 
 HELD_ELEMENTS = 40
@@ -45,7 +45,8 @@ MANY_POINTS = 1024
 LARGE_POINT_ELEMENTS = 4096
 """Elements of a point that as many threads as possible are worth if there are few points."""
 
-WARP = 32
+WARP, SMALL_BLOCK_THREADS = 32, 128
+"""Threads that run together, and threads of a block that computes several points, at most."""
 
 OTHER_REGISTERS = 36
 """Registers of a thread for everything but the elements that it holds."""
@@ -56,12 +57,16 @@ Places = Mapping[str, tuple[Iterator, ...]]
 
 @dataclass(frozen=True)
 class Share:
-    """*threads* threads share *packs* of *pack* elements; each holds its first *held* packs in registers."""
+    """*threads* threads share *packs* of *pack* elements of a point; each holds its first *held* packs in registers.
+
+    A block computes *points* points.
+    """
 
     threads: int
     pack: int
     packs: int
     held: int
+    points: int = 1
 
 
 def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "float32") -> tuple[FusedLayout, Kernel]:
@@ -89,7 +94,7 @@ def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "floa
     near = {m: own for m, own in places.items() if _is_packed(flat, own, m, inner, pack)}
     again = sum(len(_using_nests(fused, m)) > 1 and set(inner) <= set(own) for m, own in near.items())
     share = choose_share(elements // pack, pack, flat.points, again)
-    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near), kind)
+    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near, points=share.points), kind)
 
 
 def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
@@ -100,12 +105,14 @@ def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
     wanted = ELEMENTS if points >= MANY_POINTS else FEW_ELEMENTS
     found: list[tuple[float, Share]] = []
     for each in range(1, HELD_ELEMENTS // pack + 1):
-        threads, lanes = -(-packs // each), -(-packs // each // WARP) * WARP
-        if threads * each != packs:
-            threads = min(lanes, MAX_BLOCK_THREADS)
+        threads = lanes = -(-packs // each)
+        if threads > WARP:
+            lanes = -(-threads // WARP) * WARP
+            threads = min(lanes, MAX_BLOCK_THREADS) if threads * each != packs else threads
         if threads <= MAX_BLOCK_THREADS and each <= _held_packs(threads, pack, memories):
             score = packs / (lanes * each) - abs(log2(each * pack / wanted)) / 20
-            found.append((score, Share(threads, pack, packs, each)))
+            together = max(n for n in range(1, max(1, SMALL_BLOCK_THREADS // threads) + 1) if points % n == 0)
+            found.append((score, Share(threads, pack, packs, each, together)))
     if found:
         return max(found, key=lambda pair: pair[0])[1]
     most = _held_packs(MAX_BLOCK_THREADS, pack, memories) if memories else 0
@@ -186,7 +193,7 @@ class RegisterWriter(GpuWriter):
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
     ) -> list[Statement]:
         share, wide = self.share, frame.wide
-        thread = cast(wide, LaunchIndex("thread"))
+        thread = cast(wide, self.lane)
         nests = _nests(self.flat.fused)
         number = next(n for n, other in enumerate(nests) if other is nest)
         loads, stores = self._loads(nest), self._stores(nest)
@@ -264,7 +271,7 @@ class RegisterWriter(GpuWriter):
             out.append(For(k, zero, Literal(full, wide), one, tuple(make(k)), unroll=True))
         if full < share.held:
             rest = share.packs - full * share.threads
-            out.append(If(cast(wide, LaunchIndex("thread")).lt(rest), tuple(make(Literal(full, wide)))))
+            out.append(If(cast(wide, self.lane).lt(rest), tuple(make(Literal(full, wide)))))
         return out
 
     def _pack(
