@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from einnet_explore.operators.operator import Operator
     from einnet_explore.parametric.assumptions import family, load_family
     from einnet_explore.parametric.equality import equal
+    from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.rules import RULES, Refused, Rule, scope_rule
     from einnet_explore.runtime.array_functions import elementwise, fuse
     from einnet_explore.runtime.measurement import time_calls
@@ -60,6 +61,7 @@ __all__ = [
     "RULES",
     "Certificate",
     "Exercise",
+    "GpuPlan",
     "Operator",
     "Quiz",
     "Refused",
@@ -123,6 +125,7 @@ _HOMES = {
     "einnet_explore.operators.operator": ("Operator",),
     "einnet_explore.parametric.assumptions": ("family", "load_family"),
     "einnet_explore.parametric.equality": ("equal",),
+    "einnet_explore.pipeline.gpu_plan": ("GpuPlan",),
     "einnet_explore.rules": ("RULES", "Refused", "Rule", "scope_rule"),
     "einnet_explore.runtime.array_functions": ("elementwise", "fuse"),
     "einnet_explore.runtime.measurement": ("time_calls",),

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
@@ -23,13 +22,12 @@ from benchmarks.gpu.budget import Budget, TimeOver
 from einnet_evaluation.gpu_results import gpu_tables, load_gpu_results
 from einnet_evaluation.models import write
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import printer
-from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.runtime import c_kernels
-from einnet_explore.runtime.cuda import plan as cuda_plan
+from einnet_explore.pipeline.gpu_parts import data_sheet_cost
+from einnet_explore.runtime.cuda.composition import choose_plan
 from einnet_explore.runtime.cuda.convolutions import torch_output_padding, with_two_spatial_dimensions
-from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaProduct, View
+from einnet_explore.runtime.cuda.steps import Convolution
+from tests.gpu_kit import on_cpu, record_kernels
 
 RATED = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
@@ -38,50 +36,21 @@ RATED = {
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    """The kernels behind the texts of the plans that are made in this file."""
-    found: dict[Any, Kernel] = {}
-
-    def emit(kernel: Kernel, dialect: str) -> str:
-        text = printer.emit(kernel, dialect)
-        found[printer.entry_name(kernel), text] = kernel
-        return text
-
     patch = pytest.MonkeyPatch()
-    patch.setattr(cuda_plan, "emit", emit)
+    found = record_kernels(patch)
     yield found
     patch.undo()
 
 
 @pytest.fixture(scope="module")
 def held(kernels: Any) -> models.Collected:
-    return models.collected(models.by_sheet(), 0.2, quick=True)
+    return models.collected(data_sheet_cost(), 0.2, quick=True)
 
 
 def computed(plan: Any, feeds: dict[str, Any], kernels: Any) -> dict[str, Any]:
-    """Run *plan* with NumPy's products, torch's convolutions, and kernels as loops in C."""
+    """Run *plan* with torch's convolutions."""
     torch = pytest.importorskip("torch")
-    buffers = {n: np.full(shape, 77, plan.dtypes.get(n, plan.dtype)) for n, shape in plan.buffers.items()}
-
-    def shown(view: View) -> Any:
-        with_two_spatial_dimensions = buffers[view.name].reshape(-1)[view.offset :]
-        return np.lib.stride_tricks.as_strided(
-            with_two_spatial_dimensions,
-            view.shape,
-            tuple(s * with_two_spatial_dimensions.itemsize for s in view.strides),
-        )
-
-    for name in (*plan.inputs, *plan.weights):
-        buffers[name][...] = feeds[name]
-    for step in plan.steps:
-        match step:
-            case CudaLaunch():
-                given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
-                c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
-            case CudaProduct(out, left, right):
-                np.matmul(shown(left), shown(right), out=shown(out))
-            case _:
-                convolved(torch, with_two_spatial_dimensions(step), shown)
-    return {name: buffers[name] for name in plan.outputs}
+    return on_cpu(plan, feeds, kernels, lambda step, seen: convolved(torch, with_two_spatial_dimensions(step), seen))
 
 
 def convolved(torch: Any, step: Convolution, shown: Any) -> None:
@@ -159,15 +128,15 @@ def test_unsupported_node_is_named() -> None:
         [helper.make_tensor("s", 1, [4], [1.0, 1, 2, 2])],
     )
     model = load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), {})
-    found = models.Collected(models.by_sheet(), 0.1)
+    found = models.Collected(data_sheet_cost(), 0.1)
     found.add("antialias", model)
     assert not found.models and "antialias is 1" in found.left_out["antialias"]
 
 
 def test_fastest_implementation_is_chosen_if_it_gains() -> None:
-    assert whole.best({"library": 1.0, "derived 1": 0.9, "derived 2": 0.8}, "library") == "derived 2"
-    assert whole.best({"library": 1.0, "derived 1": 0.98}, "library") == "library"
-    assert whole.best({"derived 1": 2.0}, "library") == "derived 1"
+    assert choose_plan({"library": 1.0, "derived 1": 0.9, "derived 2": 0.8}, "library") == "derived 2"
+    assert choose_plan({"library": 1.0, "derived 1": 0.98}, "library") == "library"
+    assert choose_plan({"derived 1": 2.0}, "library") == "derived 1"
 
 
 # --- the budget

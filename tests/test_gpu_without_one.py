@@ -30,16 +30,13 @@ from benchmarks.gpu.__main__ import main as gpu
 from benchmarks.gpu.profile import convert
 from einnet_evaluation.operator_cases import derive, table3_cases
 from einnet_explore.cli import main
-from einnet_explore.codegen.language import printer
-from einnet_explore.codegen.language.statements import Kernel
 from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
-from einnet_explore.runtime import c_kernels
 from einnet_explore.runtime.cuda import device as cuda_device
 from einnet_explore.runtime.cuda import execution, nvrtc, products
 from einnet_explore.runtime.cuda import plan as cuda_plan
-from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, View, cuda_plan_from_json
+from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan, cuda_plan_from_json
 from einnet_explore.runtime.profile_store import (
     RATES,
     TimeStore,
@@ -52,6 +49,7 @@ from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.support.errors import BackendError
 from einnet_explore.syntax import load_text, parse
+from tests.gpu_kit import Kernels, on_cpu, record_kernels
 
 ROOT = Path(__file__).parents[1]
 RATED = {
@@ -211,48 +209,9 @@ def test_unusable_profiles_are_refused(conv: Path, tmp_path: Path, capsys: pytes
 # --- plans, run step by step on the CPU
 
 
-def shown(buffers: dict[str, Any], view: View) -> Any:
-    flat = buffers[view.name].reshape(-1)[view.offset :]
-    return np.lib.stride_tricks.as_strided(flat, view.shape, tuple(s * flat.itemsize for s in view.strides))
-
-
-def on_cpu(plan: CudaPlan, feeds: dict[str, Any], kernels: dict[Any, Kernel]) -> dict[str, Any]:
-    """Run *plan* with NumPy's products, torch's convolutions, and kernels as loops in C."""
-    buffers: dict[str, Any] = {}
-    for name, shape in plan.buffers.items():
-        # Nothing may count on fresh memory.
-        buffers[name] = np.full(shape, 77, plan.dtypes.get(name, plan.dtype))
-    for name in (*plan.inputs, *plan.weights):
-        buffers[name][...] = feeds[name]
-    for step in plan.steps:
-        match step:
-            case CudaLaunch():
-                given = [buffers[a] if isinstance(a, str) else np.dtype(a[1]).type(a[0]) for a in step.arguments]
-                c_kernels.load_c_kernel(kernels[step.entry, step.text])(*given, grid=step.grid)
-            case CudaProduct(out, left, right):
-                np.matmul(shown(buffers, left), shown(buffers, right), out=shown(buffers, out))
-            case Convolution():
-                torch = pytest.importorskip("torch")
-                x, w = (torch.from_numpy(shown(buffers, v).copy()) for v in (step.data, step.weights))
-                half = len(step.strides)
-                assert step.kind == "Conv" and step.pads[:half] == step.pads[half:]
-                got = torch.conv2d(x, w, None, step.strides, step.pads[:half], step.dilations, step.group)
-                shown(buffers, step.out)[...] = got.numpy()
-    return {name: buffers[name] for name in plan.outputs}
-
-
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Kernel]:
-    """The kernels behind the texts of the plans that are made in a test."""
-    found: dict[Any, Kernel] = {}
-
-    def emit(kernel: Kernel, dialect: str) -> str:
-        text = printer.emit(kernel, dialect)
-        found[printer.entry_name(kernel), text] = kernel
-        return text
-
-    monkeypatch.setattr(cuda_plan, "emit", emit)
-    return found
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    return record_kernels(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +242,7 @@ PROGRAMS = {
 }
 
 
-def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, Kernel]) -> None:
+def agrees(program: Program, plan: CudaPlan, kernels: Kernels) -> None:
     feeds, _ = bundle.oracle(program)
     wanted = evaluate(program, {k: a.astype(np.float64) for k, a in feeds.items()}, "float64", outputs_only=True)
     again = cuda_plan_from_json(json.loads(json.dumps(plan.to_json())))
@@ -295,7 +254,7 @@ def agrees(program: Program, plan: CudaPlan, kernels: dict[Any, Kernel]) -> None
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_plans_compute_the_program(name: str, kernels: dict[Any, Kernel]) -> None:
+def test_plans_compute_the_program(name: str, kernels: Kernels) -> None:
     program = parse(PROGRAMS[name])
     plan = cuda_plan.cuda_plan(program)
     agrees(program, plan, kernels)
@@ -305,7 +264,7 @@ def test_plans_compute_the_program(name: str, kernels: dict[Any, Kernel]) -> Non
     assert plan.weights == (("K",) if name == "weights" else ())
 
 
-def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dict[Any, Kernel]) -> None:
+def test_plans_compute_the_derived_programs(derived: list[Program], kernels: Kernels) -> None:
     ops = []
     for program in derived:
         for operators_there in ((), None):
@@ -315,7 +274,7 @@ def test_plans_compute_the_derived_programs(derived: list[Program], kernels: dic
     assert any("product" in held for held in ops) and any("convolution" in held for held in ops)
 
 
-def test_the_measured_cases_compute_the_same(kernels: dict[Any, Kernel]) -> None:
+def test_the_measured_cases_compute_the_same(kernels: Kernels) -> None:
     case = cases.reduction("batch norm", 3, 4, 5, 6)
     x = np.random.default_rng(1).standard_normal((3, 4, 5, 6)).astype(np.float32)
     feeds = {"X": x, "g": np.float32([1, 2, 3, 4]), "b": np.float32([0, 1, 0, -1])}
@@ -324,9 +283,7 @@ def test_the_measured_cases_compute_the_same(kernels: dict[Any, Kernel]) -> None
     assert len(case.plans["fused"].steps) == 1 < len(case.plans["unfused"].steps)
 
 
-def test_cast_plans_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[Any, Kernel] = {}
-    monkeypatch.setattr(cuda_plan, "emit", lambda k, d: found.setdefault((t := printer.emit(k, d)), k) and t)
+def test_cast_plans_agree_with_numpy(kernels: Kernels) -> None:
     case = cases.cast(1003)
     x = np.random.default_rng(0).standard_normal(1003).astype(np.float32)
     texts = set()
@@ -334,13 +291,13 @@ def test_cast_plans_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
         (step,) = plan.steps
         assert isinstance(step, CudaLaunch)
         texts.add(step.text)
-        got = on_cpu(plan, {"x": x}, {(step.entry, step.text): found[step.text]})["y"]
+        got = on_cpu(plan, {"x": x}, kernels)["y"]
         assert got.dtype == np.float16 and (got == x.astype(np.float16)).all()
     assert len(texts) == 2
 
 
 @pytest.mark.parametrize("name", cases.HALF)
-def test_plans_in_half_precision_agree_with_numpy(name: str, kernels: dict[Any, Kernel]) -> None:
+def test_plans_in_half_precision_agree_with_numpy(name: str, kernels: Kernels) -> None:
     (plan,) = cases.pointwise_half(name, 1003).plans.values()
     assert set(plan.dtypes.values()) == {"float16"} and "__half2" in plan.steps[0].text
     random = np.random.default_rng(0)

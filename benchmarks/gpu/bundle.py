@@ -20,6 +20,7 @@ import einnet_explore
 from benchmarks.gpu import cases, models, whole
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
+from einnet_explore.pipeline.gpu_parts import data_sheet_cost
 from einnet_explore.runtime.cuda import nvrtc
 from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan, cuda_plan_from_json
 from einnet_explore.strategies.options import Cost
@@ -123,7 +124,7 @@ def contents(
     for case, pair in small if quick else cases.table3(False, SEARCH):
         found.append(case)
         programs += pair
-    whole_models = models.collected(cost or models.by_sheet(), 0.3 if quick else seconds, quick, note, files)
+    whole_models = models.collected(cost or data_sheet_cost(), 0.3 if quick else seconds, quick, note, files)
     arrays |= whole_models.arrays
     manifest = {
         "made_with": {name: _version(name) for name in ("einnet-explore", "numpy")} | {"nvrtc": nvrtc.nvrtc_version()},

@@ -15,6 +15,8 @@ import numpy as np
 
 from benchmarks.gpu import torch_side, whole
 from benchmarks.gpu.baselines import COPY, baselines, compiled_baselines
+from einnet_explore.runtime.cuda.composition import choose_plan
+from einnet_explore.runtime.cuda.rates import measure_rates
 from einnet_explore.runtime.cuda.steps import agreement_in, cuda_plan_from_json
 
 ROUNDS = 5
@@ -103,45 +105,8 @@ class Bench:
         return {"error": max(errors.values()), "errors": errors, "wrong": wrong, "numerics": plan.numerics}
 
     def ceilings(self) -> dict[str, Any]:
-        """Measure the limits of the device: copies, a large product, a tiny kernel in a graph and by itself.
-
-        Short calls are measured as graphs of many, so that they are not rates of Python.
-        """
-        cp, layer = self.cp, self.layer
-        found: dict[str, Any] = {}
-        cache = int(layer.cuda_device().l2_bytes)
-        for label, nbytes, count in (("memory_bandwidth", 1 << 30, 8), ("cache_bandwidth", cache // 4, 64)):
-            pairs = [
-                (cp.zeros(nbytes, cp.uint8), cp.empty(nbytes, cp.uint8)) for _ in range(1 if "cache" in label else 2)
-            ]
-            turn = [lambda a=a, b=b: cp.copyto(b, a) for a, b in pairs]
-            found[label] = 2 * nbytes / self._in_graph(turn, count)
-        side = 4096
-        square = {"name": "a", "offset": 0, "shape": [side, side], "strides": [side, 1]}
-        step = {"op": "product", "out": {**square, "name": "c"}, "left": square, "right": {**square, "name": "b"}}
-        plan = {"buffers": {n: [side, side] for n in "abc"}, "inputs": ["a", "b"], "weights": [], "outputs": ["c"]}
-        made = cuda_plan_from_json(
-            {**plan, "steps": [step], "once": 0, "dtype": "float32", "dtypes": {}, "precision": "float32"}
-        )
-        for label, precision in (("peak_flops", "float32"), ("peak_flops_tf32", "tf32")):
-            program = layer.compile_plan(replace(made, precision=precision), {}, self.cubin)
-            for name in "ab":
-                program.buffers[name][...] = cp.random.standard_normal((side, side), dtype=cp.float32)
-            found[label] = 2 * side**3 / median(layer.event_seconds([program.execute]))
-        tiny = cp.zeros(1, cp.float32)
-        found["call_seconds"] = self._in_graph([lambda: cp.add(tiny, tiny, out=tiny)], 256)
-        found["host_call_seconds"] = median(layer.event_seconds([lambda: cp.add(tiny, tiny, out=tiny)]))
-        found["cache_bytes"] = cache
-        return {"rates": found}
-
-    def _in_graph(self, turn: Sequence[Call], count: int) -> float:
-        """Return the seconds of a call in a graph of *count* calls, which takes those of *turn* in turn."""
-
-        def calls() -> None:
-            for n in range(count):
-                turn[n % len(turn)]()
-
-        return median(self.layer.event_seconds([self.layer.capture_graph(calls)])) / count
+        """Measure the limits of the device."""
+        return {"rates": measure_rates()}
 
     def case(self, case: Mapping[str, Any], precision: str, compiled: bool = False) -> dict[str, Any]:
         """Every plan and every baseline of a case, on inputs in rotation past the L2.
@@ -193,7 +158,7 @@ class Bench:
             held.plan(name, plan, {k: weights[part["names"][k]] for k in plan.weights}, feeds)
         found = held.measured("library" if "library" in held.calls else None)
         good = {n: t["seconds"] for n, t in found["times"].items() if found["errors"][n] <= found["allowed"]}
-        return found | {"chosen": whole.best(good, "library") if good else "library", "precision": precision}
+        return found | {"chosen": choose_plan(good, "library") if good else "library", "precision": precision}
 
     def model(
         self, model: Mapping[str, Any], chosen: Mapping[str, str], precision: str, compiled: bool

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from einnet_explore.runtime.cuda.steps import (
-    Convolution,
-    CudaLaunch,
-    CudaPlan,
-    CudaProduct,
-    Step,
-    View,
-    cuda_plan_from_json,
-)
+from einnet_explore.runtime.cuda.composition import compose_plans
+from einnet_explore.runtime.cuda.steps import CudaPlan, cuda_plan_from_json
 
 
 def plans(manifest: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -53,49 +45,12 @@ def composed(
 ) -> CudaPlan:
     """The plan of *model*: every part done in the way that *chosen* names by the part's key, in order.
 
-    Buffers that parts share are called as the model calls them, others by the part's number.  Raises KeyError for a
-    part without a choice.
+    See ``compose_plans``.  Raises KeyError for a part without a choice.
     """
-    buffers: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    early, late = list[Step](), list[Step]()
-    weights: dict[str, None] = {}
-    for n, part in enumerate(model["parts"]):
-        plan = cuda_plan_from_json(ways[part["way"]]["plans"][chosen[part["way"]]])
-        names = {name: part["names"].get(name, f"{n}: {name}") for name in plan.buffers}
-        buffers |= {names[name]: shape for name, shape in plan.buffers.items()}
-        dtypes |= {names[name]: dtype for name, dtype in plan.dtypes.items()}
-        weights |= dict.fromkeys(names[name] for name in plan.weights)
-        steps = [renamed(step, names) for step in plan.steps]
-        early += steps[: plan.once]
-        late += steps[plan.once :]
-    outputs = tuple(model["outputs"])
-    return CudaPlan(
-        buffers,
-        tuple(model["inputs"]),
-        tuple(weights),
-        outputs,
-        (*early, *late),
-        len(early),
-        "float32",
-        dtypes,
-        precision,
+    parts = (
+        (cuda_plan_from_json(ways[part["way"]]["plans"][chosen[part["way"]]]), part["names"]) for part in model["parts"]
     )
-
-
-def renamed(step: Step, names: Mapping[str, str]) -> Step:
-    """*step* on buffers that are called otherwise."""
-
-    def view(v: View) -> View:
-        return replace(v, name=names[v.name])
-
-    match step:
-        case CudaLaunch(arguments=given):
-            return replace(step, arguments=tuple(names[a] if isinstance(a, str) else a for a in given))
-        case CudaProduct(out, left, right):
-            return CudaProduct(view(out), view(left), view(right))
-        case Convolution(out=out, data=data, weights=weights):
-            return replace(step, out=view(out), data=view(data), weights=view(weights))
+    return compose_plans(parts, {n: tuple(s) for n, s in model["inputs"].items()}, model["outputs"], precision)
 
 
 def weights_of(model: Mapping[str, Any], stored: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
@@ -118,9 +73,3 @@ def inputs_of(model: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Inputs of *model*, the same for the same *seed*."""
     random = np.random.default_rng(seed)
     return {name: random.standard_normal(shape, np.float32) for name, shape in model["inputs"].items()}
-
-
-def best(times: Mapping[str, float], first: str, margin: float = 0.97) -> str:
-    """The fastest way; *first* unless another takes less than the part *margin* of its time."""
-    found = min(times, key=lambda name: times[name])
-    return found if first not in times or times[found] < margin * times[first] else first

@@ -171,11 +171,9 @@ def _shape_option(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _model_options(command: argparse.ArgumentParser) -> None:
+def _model_options(command: argparse.ArgumentParser, devices: str, device_help: str) -> None:
     _shape_option(command)
-    command.add_argument(
-        "--device", default="cpu", metavar="cpu", help="only cpu; for a GPU see python -m benchmarks.gpu bundle"
-    )
+    command.add_argument("--device", default="cpu", metavar=devices, help=device_help)
     command.add_argument(
         "--threads",
         type=parse_count,
@@ -374,7 +372,7 @@ def _path_arguments(command: argparse.ArgumentParser) -> None:
 
 def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL.onnx")
-    command.add_argument("-o", "--output", metavar="OUT.onnx", help="write the optimised model")
+    command.add_argument("-o", "--output", metavar="OUT.onnx", help="write the optimised model, or the plan for a GPU")
     command.add_argument(
         "--bundle",
         metavar="DIR",
@@ -409,7 +407,7 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
     _states_option(command)
     _memory_option(command)
     _executor_options(command)
-    _model_options(command)
+    _model_options(command, "cpu|cuda", "cpu (the default), or cuda: the GPU of this machine")
     _json_option(command)
 
 
@@ -435,7 +433,7 @@ def _bench_arguments(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rounds of measurement; every engine runs once a round (default: %(default)s)",
     )
-    _model_options(command)
+    _model_options(command, "cpu", "only cpu: engines are compared there")
     _json_option(command)
 
 

@@ -44,6 +44,10 @@ _REASON_LINES = 8
 
 def run_optimize(arguments: argparse.Namespace) -> int:
     """Return 0 if done, 1 if the optimised model's outputs differ, 130 if interrupted (results are saved)."""
+    if arguments.device == "cuda":
+        from einnet_explore.cli.optimize_gpu import run_optimize_on_gpu
+
+        return run_optimize_on_gpu(arguments)
     settings = make_settings(
         arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics
     )

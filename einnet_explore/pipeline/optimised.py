@@ -226,7 +226,7 @@ class Optimised:
 
     def derivations(self) -> dict[str, Derivation]:
         """Return the derivations of kept subprograms, and of the post-optimisation of joined ones, by name."""
-        found = {f"{n:03d}-{_file_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
+        found = {f"{n:03d}-{file_word(p.nodes[0])}": p.derivation for n, p in enumerate(self.parts) if p.kept}
         found |= {f"joined-{n:03d}": p.derivation for n, p in enumerate(self.programs) if p.derivation.steps}
         return {name: derivation for name, derivation in found.items() if derivation is not None}
 
@@ -298,9 +298,7 @@ class Optimised:
             after = part.trial.seconds_after if part.kept else before
             rest = [count_noun(part.eoperators, "eOperator")] if part.eoperators else []
             now = " + ".join([*(via.operator for via in part.library_calls), *rest]) or "views"
-            names = ", ".join(map(_shorten, part.nodes[:2])) + (
-                f", … ({len(part.nodes)})" if len(part.nodes) > 2 else ""
-            )
+            names = name_nodes(part.nodes)
             now = now if part.kept else f"original ({part.why})"
             cells = [names, f"{before * 1e6:.0f} µs", f"{after * 1e6:.0f} µs", f"{before / after:.2f}" if after else ""]
             certificate = part.certificate if part.kept else ""
@@ -326,11 +324,12 @@ class Optimised:
         kept = [part for part in self.parts if part.kept]
         before, after = (f"{self.timings[name].median * 1e3:.3f} ms" for name in ("before", "after"))
         rival = f"your model in ONNX Runtime ({count_noun(self.threads, 'thread')})"
+        proofs = count_certificates([part.certificate for part in kept])
         lines = [f"nothing gained: keep your file. Nothing was faster than {rival}: {before}"]
         if kept:
             lines = [
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
-                f"{len(kept)} of {count_noun(len(self.parts), 'subprogram')} replaced: {_count_certificates(kept)}",
+                f"{len(kept)} of {count_noun(len(self.parts), 'subprogram')} replaced: {proofs}",
                 f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
@@ -390,33 +389,43 @@ class Optimised:
         return f"<Optimised: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        head, *rest = self.rows()
-        cells = "".join(f"<th {_LEFT_ALIGNED}>{escape(c)}</th>" for c in head)
-        body = "".join("<tr>" + "".join(_html_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
         shown = " open" if self._count_untried() else ""  # else "1 of 1 replaced" looks as if there were no more
         stays = (
             f"<details{shown}><summary>not optimised</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>" if left else ""
         )
-        first, *others = map(escape, self.conclusions())
-        lines = "".join(f"<div>{line}</div>" for line in (f"<b>{first}</b>", *others))
-        table = f"<table><tr>{cells}</tr>{body}</table>" if rest else ""
-        return f"<div {_LEFT_ALIGNED}>{lines}</div>{table}{stays}"
+        return html_report(self.conclusions(), self.rows()) + stays
 
 
-def _count_certificates(kept: Sequence[TunedSubprogram]) -> str:
-    """Say how many of *kept* have each certificate: ``all proved``, ``2 proved, 1 exact (equal on samples)``."""
+def html_report(conclusions: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return *conclusions*, the first of them bold, and *rows*, whose first one is the head, as HTML."""
+    head, *rest = rows
+    cells = "".join(f"<th {_LEFT_ALIGNED}>{escape(c)}</th>" for c in head)
+    body = "".join("<tr>" + "".join(_html_cell(n, c) for n, c in enumerate(row)) + "</tr>" for row in rest)
+    first, *others = map(escape, conclusions)
+    lines = "".join(f"<div>{line}</div>" for line in (f"<b>{first}</b>", *others))
+    table = f"<table><tr>{cells}</tr>{body}</table>" if rest else ""
+    return f"<div {_LEFT_ALIGNED}>{lines}</div>{table}"
+
+
+def count_certificates(kinds: Sequence[str]) -> str:
+    """Say how many there are of each of *kinds*: ``all proved``, ``2 proved, 1 exact (equal on samples)``."""
     words = {"exact": "exact (equal on samples, not proved)"}
-    counts = Counter(part.certificate for part in kept)
+    counts = Counter(kinds)
     if len(counts) == 1:
         (kind,) = counts
-        return f"all {words.get(kind, kind)}" if len(kept) > 1 else words.get(kind, kind)
+        return f"all {words.get(kind, kind)}" if len(kinds) > 1 else words.get(kind, kind)
     return ", ".join(f"{n} {words.get(kind, kind)}" for kind, n in counts.most_common())
 
 
-def _file_word(name: str) -> str:
+def file_word(name: str) -> str:
     """Return *name* as part of a file name, shortened."""
     return re.sub(r"[^A-Za-z0-9]+", "_", name[:80]).strip("_") or "part"
+
+
+def name_nodes(nodes: Sequence[str]) -> str:
+    """Return the names of *nodes* for a table: the first two, and how many there are."""
+    return ", ".join(map(_shorten, nodes[:2])) + (f", … ({len(nodes)})" if len(nodes) > 2 else "")
 
 
 def _shorten(name: str) -> str:

@@ -114,14 +114,8 @@ def check_device(device: str) -> None:
         try:
             execution.require_cuda()
         except BackendError as error:
-            raise ValueError(
-                f"device 'cuda': {error}; plans of whole models run on CPUs, expected cpu (for a GPU see "
-                "python -m benchmarks.gpu bundle)"
-            ) from None
-        raise ValueError(
-            "device 'cuda': found a GPU, but plans of whole models run on CPUs; expected cpu (python -m benchmarks.gpu "
-            "bundle OUT.zip --model FILE.onnx searches, and run in it measures and chooses on the GPU)"
-        )
+            raise ValueError(f"device 'cuda': {error}; expected cpu") from None
+        raise ValueError("device 'cuda': found a GPU, which only optimize uses; expected cpu")
     if device.startswith(PROFILE_PREFIX):
         raise ValueError(
             f"device {device!r}: whole models are measured where they run; a profile orders the candidates of derive, "

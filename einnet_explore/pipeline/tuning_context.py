@@ -28,7 +28,7 @@ from einnet_explore.runtime.implementation_choice import (
     peak_flops,
     stream_bandwidth,
 )
-from einnet_explore.runtime.profile_store import device_name, library_versions, package_version
+from einnet_explore.runtime.profile_store import TimeStore, device_name, library_versions, package_version
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
@@ -173,8 +173,11 @@ class Implementations:
 _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT NOT NULL, PRIMARY KEY (what, key))"
 
 
-DocumentKind: TypeAlias = Literal["attribution", "contest", "inputs", "model", "numerics", "post", "selection", "spent"]
-"""``contest`` is a trial, ``post`` a post-optimisation, ``model`` the seconds of a model, ``spent`` those of tuning."""
+DocumentKind: TypeAlias = Literal[
+    "attribution", "contest", "gpu", "inputs", "model", "numerics", "post", "selection", "spent"
+]
+"""``contest`` is a trial, ``gpu`` one on a GPU, ``post`` a post-optimisation, ``model`` the seconds of a model,
+``spent`` those of tuning."""
 
 
 class TuningHistory:
@@ -183,7 +186,7 @@ class TuningHistory:
     If that file cannot be used, documents last as long as this object; the store reports why.
     """
 
-    def __init__(self, store: ProfileStore) -> None:
+    def __init__(self, store: TimeStore) -> None:
         self.path = store.path
         self._written: dict[tuple[str, str], str] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.pipeline.optimised import Optimised
     from einnet_explore.strategies.candidate import Candidate
     from einnet_explore.support.executors import WorkExecutor
+
+Source: TypeAlias = "str | Path | Program | onnx.ModelProto | torch.nn.Module"
+"""A model to optimise."""
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
@@ -154,8 +158,43 @@ def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
 # Imports the compilers and ONNX Runtime when it is called: ``import einnet_explore`` stays quick.
 
 
+class OptimizeOptions(TypedDict, total=False):
+    """The keywords of ``optimize`` other than the device."""
+
+    shapes: Mapping[str, tuple[int, ...]] | None
+    threads: int | None
+    budget: float | None
+    numerics: str
+    target_runtime: str
+    max_depth: int
+    states: int | None
+    executor: WorkExecutor | None
+
+
+@overload
 def optimize(
-    model: str | Path | Program | onnx.ModelProto | torch.nn.Module,
+    model: Source,
+    example_inputs: Sequence[object] = (),
+    *,
+    device: Literal["cpu"] = "cpu",
+    **options: Unpack[OptimizeOptions],
+) -> Optimised: ...
+
+
+@overload
+def optimize(
+    model: Source, example_inputs: Sequence[object] = (), *, device: Literal["cuda"], **options: Unpack[OptimizeOptions]
+) -> GpuPlan: ...
+
+
+@overload
+def optimize(
+    model: Source, example_inputs: Sequence[object] = (), *, device: str, **options: Unpack[OptimizeOptions]
+) -> Optimised | GpuPlan: ...
+
+
+def optimize(
+    model: Source,
     example_inputs: Sequence[object] = (),
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -167,7 +206,7 @@ def optimize(
     max_depth: int = 7,
     states: int | None = None,
     executor: WorkExecutor | None = None,
-) -> Optimised:
+) -> Optimised | GpuPlan:
     """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
     The result is called with arrays by input name; ``save("fast.onnx")`` and ``save_bundle("DIR")`` deploy it.  Ctrl-C
@@ -180,11 +219,30 @@ def optimize(
     ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound each search;
     *executor*, one of ``concurrent.futures``, runs the searches.
 
-    Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, or a budget
-    that is not positive.
+    On the *device* ``"cuda"``, the GPU of this machine, derived plans of each part of the model are measured against
+    library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*
+    and *executor* have no meaning, and are refused.
+
+    Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, a budget that
+    is not positive, and for a GPU that is missing, cannot run the model or fails.
     """
-    from einnet_explore.pipeline.optimiser import optimize_model as run
     from einnet_explore.pipeline.torch_modules import export_if_module
+
+    if device == "cuda":
+        from einnet_explore.pipeline.gpu_optimiser import optimize_for_gpu, refuse_cpu_options
+
+        refuse_cpu_options(
+            {"threads": threads, "target_runtime": target_runtime != "plan", "executor": executor is not None}
+        )
+        return optimize_for_gpu(
+            export_if_module(model, example_inputs),
+            shapes=shapes or {},
+            max_depth=max_depth,
+            budget=budget,
+            numerics=numerics,
+            states=states,
+        )
+    from einnet_explore.pipeline.optimiser import optimize_model as run
 
     return run(
         export_if_module(model, example_inputs),

@@ -92,7 +92,7 @@ def missing_for_cuda() -> tuple[str, ...]:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return (f"an NVIDIA driver that CuPy {cupy.__version__} can use ({error})",)
+        return (f"an NVIDIA driver that CuPy {cupy.__version__} can use ({describe_device_error(error)})",)
     return () if count else ("a GPU that is visible to this process",)
 
 
@@ -206,6 +206,67 @@ def _cudnn_version() -> str:
     return "none"
 
 
+class DeviceFailure(BackendError):
+    """The device runs nothing more in this process: a kernel timed out or failed, and its context is lost."""
+
+
+_TIMEOUT = "launch timed out"
+_LOST = ("illegal memory access", "misaligned address", "launch failure", "device-side assert", "uncorrectable ECC")
+_OLD_DRIVER = (
+    "driver version is insufficient",
+    "unsupported toolchain",
+    "UNSUPPORTED_PTX_VERSION",
+    "NO_BINARY_FOR_GPU",
+)
+
+
+def describe_device_error(error: Exception, needed_bytes: int = 0) -> BackendError:
+    """Return *error*, of CuPy, torch or a library, as one line that says what to do.
+
+    *needed_bytes* are those of the plan that was to run.  An error after which the device runs nothing more becomes a
+    ``DeviceFailure``.
+    """
+    message = " ".join(str(error).split())[:400]
+    name = "" if isinstance(error, BackendError) else f"{type(error).__name__}: "
+    if isinstance(error, MemoryError) or "out of memory" in message.lower():
+        needed = f"{_gib(needed_bytes)} are needed, " if needed_bytes else ""
+        return BackendError(
+            f"the GPU has not enough memory: {needed}{_free_memory()}; expected a smaller batch, or a GPU that no "
+            f"other process uses ({message})"
+        )
+    if _TIMEOUT in message:
+        return DeviceFailure(
+            "a kernel ran longer than the driver allows, which ends kernels after some seconds on a GPU with a "
+            f"display: expected a smaller model, or a GPU without a display ({message})"
+        )
+    if any(part in message for part in _LOST):
+        return DeviceFailure(f"a kernel failed, and this process can no longer use the GPU: {name}{message}")
+    if any(part in message for part in _OLD_DRIVER):
+        return BackendError(f"{_versions()}: expected a newer driver, or a CuPy for this one ({name}{message})")
+    return error if isinstance(error, BackendError) else BackendError(f"{name}{message}")
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3g} GiB"
+
+
+def _free_memory() -> str:
+    with suppress(Exception):  # the device may be lost
+        free, total = cupy_package().cuda.runtime.memGetInfo()
+        return f"{_gib(free)} of {_gib(total)} are free"
+    return "it is not known how much is free"
+
+
+def _versions() -> str:
+    with suppress(Exception):  # an old driver answers little
+        runtime = import_module("cupy").cuda.runtime
+        driver, own = (
+            f"{v // 1000}.{v % 1000 // 10}" for v in (runtime.driverGetVersion(), runtime.runtimeGetVersion())
+        )
+        return f"the NVIDIA driver is for CUDA {driver}, the runtime is CUDA {own}"
+    return "the NVIDIA driver does not fit the CUDA runtime"
+
+
 L2_MULTIPLE = 4
 """The size of all inputs in rotation, relative to the L2."""
 
@@ -305,7 +366,13 @@ def capture_graph(call: Call) -> Call:
         call()  # handles and workspaces are made, and the pool filled
         stream.synchronize()
         stream.begin_capture()
-        call()
+        try:
+            call()
+        except BaseException:
+            # A capture that is not ended makes other calls fail: an interrupt must not cost the whole device.
+            with suppress(Exception):
+                stream.end_capture()
+            raise
         graph = stream.end_capture()
 
     def launch(_held: object = (pool, stream)) -> None:

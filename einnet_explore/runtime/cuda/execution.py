@@ -18,11 +18,13 @@ from einnet_explore.runtime.cuda.device import (
     Call,
     CudaDevice,
     DeviceArrays,
+    DeviceFailure,
     capture_graph,
     capture_graph_by_torch,
     cuda_device,
     cudnn_frontend,
     cupy_package,
+    describe_device_error,
     device_view,
     event_seconds,
     missing_for_convolutions,
@@ -114,8 +116,12 @@ class CudaProgram:
         for call in self.calls:
             call()
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for host arrays *inputs*, as host arrays; raises BackendError for a missing or unfit one."""
+    def run(self, inputs: Mapping[str, np.ndarray], launch: Call | None = None) -> dict[str, np.ndarray]:
+        """The outputs for arrays *inputs*, as host arrays; raises BackendError for a missing or unfit one.
+
+        Inputs may be on the host or, as arrays of CuPy, torch or another library, on the device.  *launch*, which
+        ``capture`` made, runs in place of the steps one by one.
+        """
         cp = cupy_package()
         for name in self.plan.inputs:
             shape = self.plan.buffers[name]
@@ -123,7 +129,7 @@ class CudaProgram:
                 found = list(inputs[name].shape) if name in inputs else "missing"
                 raise BackendError(f"input {name} is {found}, expected {list(shape)}")
             self.buffers[name][...] = cp.asarray(inputs[name], dtype=self.buffers[name].dtype)
-        self.execute()
+        (launch or self.execute)()
         return {name: cp.asnumpy(self.buffers[name]) for name in self.plan.outputs}
 
     def capture(self) -> Call:
@@ -166,6 +172,7 @@ __all__ = [
     "BackendError",
     "CudaDevice",
     "CudaProgram",
+    "DeviceFailure",
     "bind_step",
     "capture_graph",
     "capture_graph_by_torch",
@@ -173,6 +180,7 @@ __all__ = [
     "cuda_device",
     "cudnn_frontend",
     "cupy_package",
+    "describe_device_error",
     "device_view",
     "event_seconds",
     "load_cuda_kernel",
