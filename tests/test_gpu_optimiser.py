@@ -81,7 +81,7 @@ def test_faster_derived_plans_are_proved_kept_and_saved(device: Device, tmp_path
     assert fast.speedup == pytest.approx(33 / 7)
     assert len(fast.records) == 2  # of equal parts there is one
     for record in fast.records.values():
-        assert record["certificate"]["verdict"] == "proved" and record["steps"]
+        assert record["certificate"]["kind"] == "proved" and record["steps"]
     assert "4.71 times as fast as library operators on CUDA Synthetic" in repr(fast)
     assert "3 of 4 parts derived: all proved" in fast._repr_html_()
     path = tmp_path / "plan.gpu"
