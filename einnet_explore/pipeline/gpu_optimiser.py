@@ -8,6 +8,7 @@ the latter is the result.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from einnet_explore.pipeline.baseline import discriminating_seed, random_model_i
 from einnet_explore.pipeline.gpu_parts import (
     DATA_SHEET,
     LIBRARY,
+    LIBRARY_SEARCH_SECONDS,
     ModelPart,
     PartPlan,
     data_sheet_cost,
@@ -39,6 +41,7 @@ from einnet_explore.pipeline.gpu_plan import GpuPart, GpuPlan, plan_bytes
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.optimised import file_word
 from einnet_explore.pipeline.optimiser import (
+    ISOLATED_ERRORS,
     NOTHING,
     SELECTING,
     TUNING,
@@ -70,8 +73,11 @@ MAX_COPIES = 8
 PART_ROUNDS, MODEL_ROUNDS = 5, 9
 """Interleaved rounds of the plans of a part, and of the whole model's."""
 
-SLOW_RATIO = 20.0
-"""A plan whose first call takes longer than this multiple of the fastest is left out."""
+MAX_LIBRARY_SHARE = 0.2
+"""The part of a budget in which the parts' operators are matched with libraries'."""
+
+SLOW_RATIO, MIN_SLOW_SECONDS = 20.0, 1e-3
+"""A plan whose first call takes longer than this multiple of the fastest, and than so many seconds, is left out."""
 
 
 def refuse_cpu_options(given: Mapping[str, object]) -> None:
@@ -195,9 +201,10 @@ class GpuOptimiser:
     def library(self) -> dict[str, PartPlan]:
         """The plan of each different part by library operators; raises ValueError, naming the nodes, without one."""
         found = {}
+        seconds = min(LIBRARY_SEARCH_SECONDS, MAX_LIBRARY_SHARE * self.time_budget / max(1, len(self.different)))
         for key, part in self.different.items():
             try:
-                found[key] = library_plan(part.program, self.cost)
+                found[key] = library_plan(part.program, self.cost, seconds)
             except (BackendError, Refused) as error:
                 nodes = [node for node in self.model.nodes if node.name in part.nodes]
                 raise ValueError(f"{self.model.path}: {', '.join(map(str, nodes))}: {error}") from None
@@ -229,10 +236,16 @@ class GpuOptimiser:
     def _tune(self, part: ModelPart, seconds: float) -> TunedPart:
         """Search, measure and certify; a device that is lost costs the part, but the next run goes on after it."""
         first = self.library[part.key]
-        others = other_plans(part.program, first, self.cost, replace(self.settings, seconds=seconds))
-        plans = {each.name: each for each in (first, *others)}
+        why = "nothing else was found"
+        plans = {LIBRARY: first}
+        try:
+            others = other_plans(part.program, first, self.cost, replace(self.settings, seconds=seconds))
+            plans |= {each.name: each for each in others}
+        except ISOLATED_ERRORS as error:
+            why = f"its search failed: {type(error).__name__}: {error}"
+            warnings.warn(f"{', '.join(part.nodes[:2])}: {why}", RuntimeWarning, stacklevel=2)
         if len(plans) == 1:
-            made = TunedPart(first, {}, *self._certify(first), "nothing else was found")
+            made = TunedPart(first, {}, *self._certify(first), why)
         else:
             try:
                 measured, failures = self._measure(part, plans.values())
@@ -285,11 +298,11 @@ class GpuOptimiser:
                 program = execution.compile_plan(plan, weights)
                 got = program.run(feeds)
                 want = want or got
-                if (error := largest_error(want, got)) > plan.agreement:
+                if not (error := largest_error(want, got)) <= plan.agreement:  # NaN is no agreement
                     failures[each.name] = f"it differs by {error:.1e} of the largest output"
                     continue
                 seconds = execution.single_call_seconds(program.execute)
-                if seconds > SLOW_RATIO * fastest:
+                if seconds > max(MIN_SLOW_SECONDS, SLOW_RATIO * fastest):
                     failures[each.name] = f"it takes {seconds / fastest:.0f} times as long as the fastest"
                     continue
                 fastest = min(fastest, seconds)
@@ -303,14 +316,17 @@ class GpuOptimiser:
                 if isinstance(described, execution.DeviceFailure):
                     raise described from None
                 failures[each.name] = str(described)
-        times = execution.time_in_rounds(calls, rounds=PART_ROUNDS)
+        try:
+            times = execution.time_in_rounds(calls, rounds=PART_ROUNDS)
+        except Exception as error:  # each ran before
+            raise execution.DeviceFailure(str(execution.describe_device_error(error))) from None
         return {name: median(samples) for name, samples in times.items()}, failures
 
     def _report(self, part: ModelPart) -> GpuPart:
         """Return the entry of *part* in the report."""
         found = self.tuned.get(part.key)
         if found is None:
-            return GpuPart(part.nodes, LIBRARY, {}, "none", "the time budget ended before it was tuned")
+            return GpuPart(part.nodes, LIBRARY, {}, "none", "there was no time to tune it")
         return GpuPart(part.nodes, found.chosen.name, found.seconds, found.certificate, found.why, found.failures)
 
     def _history_key(self, part: ModelPart) -> tuple[object, ...]:
@@ -363,6 +379,8 @@ class GpuOptimiser:
             seconds = {name: median(samples) for name, samples in times.items()}
         except KeyboardInterrupt:
             self.interrupted = True
+        except Exception as error:  # each ran before
+            raise ValueError(f"{self.model.path}: {execution.describe_device_error(error)}") from None
         best = choose_plan(seconds, "library") if seconds else next(iter(calls))
         why = whys.get("plan", "the plan of derived parts is not faster as a whole") if "plan" in plans else ""
         parts = [self._report(part) for part in self.parts]
@@ -413,7 +431,7 @@ class GpuOptimiser:
                 program = execution.compile_plan(plan, {w: self.model.weights[w] for w in plan.weights})
                 call = program.capture()
                 errors[name] = largest_error(want, program.run(feeds, call))
-                if errors[name] > allowed and name != "library":
+                if not errors[name] <= allowed and name != "library":
                     whys[name] = f"the plan of derived parts differs by {errors[name]:.1e} of the largest output"
                     continue
                 calls[name] = call

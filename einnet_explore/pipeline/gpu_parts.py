@@ -125,9 +125,12 @@ class PartPlan:
     plan: CudaPlan
 
 
-def library_plan(program: Program, cost: Cost) -> PartPlan:
-    """Return the plan of *program* with as many library operators as it has; raises BackendError if there is none."""
-    settings = Settings(max_depth=0, seconds=LIBRARY_SEARCH_SECONDS)
+def library_plan(program: Program, cost: Cost, seconds: float = LIBRARY_SEARCH_SECONDS) -> PartPlan:
+    """Return the plan of *program* with as many library operators as are found in *seconds*.
+
+    Raises BackendError if there is none.
+    """
+    settings = Settings(max_depth=0, seconds=seconds)
     found, made = search_subprogram(program, cost, settings, MemoryWatch())
     ranked = [(-len(library_calls(made.states[s].program)), seconds, s) for seconds, s in found]
     derivation = fuse_eoperators(made.derivation(min(ranked)[2]) if ranked else Derivation(program))
