@@ -274,6 +274,15 @@ PROGRAMS = {
         E[i:6, j:9] = exp((A[i, j] - M[i]) / 8)
         S[i:6] = sum[j:9] E[i, j]
         Y[i:6, j:9] = E[i, j] / S[i]""",
+    "attention": """
+        tensor Q[9, 4]
+        tensor K[11, 4]
+        S[i:9, j:11] = sum[c:4] Q[i, c] * K[j, c]
+        M[i:9] = max[j:11] S[i, j]
+        E[i:9, j:11] = exp(S[i, j] - M[i])
+        T[i:9] = sum[j:11] E[i, j]
+        Y[i:9, c:4] = sum[j:11] E[i, j] / T[i] * K[j, c]
+        output Y""",
     "weights": """
         tensor A[4, 5]
         tensor K[5, 3] weight
@@ -301,6 +310,8 @@ def test_plans_compute_the_program(name: str, kernels: dict[Any, Kernel]) -> Non
     agrees(program, plan, kernels)
     if "product" in name or name == "batched":
         assert [s.op for s in plan.steps] == ["product"]
+    if name == "attention":
+        assert len(plan.steps) == 1  # in one pass
     assert (plan.once > 0) == (name == "weights")
     assert plan.weights == (("K",) if name == "weights" else ())
 
@@ -470,6 +481,7 @@ def test_bundle_is_complete(packed: Path) -> None:
             if step.entry == "main_kernel":
                 continue  # TVM's, which spills
             full = took["blocks"] * prod(step.block) >= 512 or took["blocks"] == 32  # the most there can be
+            full = full or took["shared"] > 32 << 10  # tiles that fill shared memory leave fewer threads
             assert took["spills"] == took["stack"] == 0 and full, step.entry
     with np.load(packed / "data/arrays.npz") as arrays:
         for check in manifest["checks"]:

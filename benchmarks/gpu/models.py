@@ -30,7 +30,7 @@ from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
+from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, with_softmax_sums
 from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
@@ -126,6 +126,8 @@ class Collected:
         for n, made in enumerate(derived(program, first, self.cost, self.seconds), 1):
             with_plan(found, f"derived {n}", lambda made=made: cuda_plan(made))  # type: ignore[misc]
         with_plan(found, "one kernel", lambda: fused(first))
+        if (summed := with_softmax_sums(program)) != program:
+            with_plan(found, "one pass", lambda: cuda_plan(fuse_eoperators(Derivation(summed)).end))
         return {
             "flops": sum(work(e.scope).flops for e in program.equations),
             "plans": {name: plan.to_json() for name, plan in found.items()},

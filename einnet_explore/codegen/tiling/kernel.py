@@ -225,7 +225,7 @@ class TileLoader(TileFrame):
         start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
         if half is None:
             return For(number, start, end, step, (Store(self.tile(i), place, value),))
-        return For(number, start, end, step, _async_copy(self.tile(i), place + half * i.layout.size, value))
+        return For(number, start, end, step, copy_async(self.tile(i), place + half * i.layout.size, value))
 
     def source(self, access: Access) -> Array:
         """Return the array in memory that *access* reads."""
@@ -233,14 +233,17 @@ class TileLoader(TileFrame):
         return self.memory[access.source.name]
 
 
-def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
-    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these."""
+def copy_async(tile: Array, place: Expr, value: Expr, size: int = 1) -> tuple[Statement, ...]:
+    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these.
+
+    *size*: the same for as many neighbours, where both ends are multiples of it.
+    """
     match value:
         case Load(array, index) if array.space == "global" and array.kind == tile.kind:
-            return (Copy(tile, place, array, index, 1, asynchronous=True),)
+            return (Copy(tile, place, array, index, size, asynchronous=True),)
         case Select(condition, yes, no):
-            return (If(condition, _async_copy(tile, place, yes), _async_copy(tile, place, no)),)
-    return (Store(tile, place, value),)
+            return (If(condition, copy_async(tile, place, yes, size), copy_async(tile, place, no, size)),)
+    return tuple(Store(tile, place + n, value) for n in range(size))
 
 
 MAX_UNROLLED_SUMS = 64

@@ -1,7 +1,9 @@
 """GPU plans, made without a device: cuBLAS for matrix products, cuDNN for convolutions, generated kernels.
 
-A view costs nothing: its readers read its source.  Every other equation that no library runs is one kernel: packed
-element-wise, a copy along the result or through transpose tiles, a tiled contraction, else a fused reduction.
+A view costs nothing: its readers read its source.  Softmax-weighted sums (attention to all keys or to a window) become
+one equation each, where no library runs a part of them.  Every other equation that no library runs is one kernel:
+packed element-wise, a copy along the result or through transpose tiles, a softmax-weighted sum in one pass, a tiled
+contraction, else a fused reduction.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from einnet_explore.analysis.equations import require_float32, weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.online_softmax import match_online_softmax
 from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
@@ -26,14 +29,17 @@ from einnet_explore.codegen.fusion.registers import held_launch
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
 from einnet_explore.codegen.language.values import Array, Expr, Literal, Var, type_of
+from einnet_explore.codegen.rows.online_gpu import online_kernel
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
 from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
+from einnet_explore.rules import ONE_PASS_GENERATION, ROW_GENERATION, VARIABLE_SUBSTITUTION
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.matrix_products import matrices
+from einnet_explore.strategies.vertical_fusion import vertical_fusions
 from einnet_explore.support.errors import BackendError, Refused
 
 DTYPE = "float32"
@@ -41,6 +47,9 @@ DTYPE = "float32"
 GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, stages=2)
 """The hardware for which tiles are chosen: each multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
 of shared memory, the default of a block, hold two tiles of every input."""
+
+ONE_PASS_RULES = (ROW_GENERATION, ONE_PASS_GENERATION, VARIABLE_SUBSTITUTION)
+"""The rules that make softmax-weighted sums one equation: of a band, of all columns, and of a dilated band."""
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
@@ -54,6 +63,7 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
         require_float32(program, "a program on the GPU")
     except Refused as error:
         raise BackendError(str(error)) from None
+    program = with_softmax_sums(program)
     maker = _Planner(program, operators)
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
@@ -71,6 +81,26 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
         (*early, *late),
         len(early),
     )
+
+
+def with_softmax_sums(program: Program) -> Program:
+    """Return *program* with each softmax-weighted sum of open equations as one equation, if there are any."""
+    if not any(e.via is None and e.scope.reduce == "max" for e in program.equations):
+        return program
+    found = (program, *(derivation.end for derivation in vertical_fusions(program, ONE_PASS_RULES)))
+    return max(found, key=lambda p: (sum(_online_launch(e) is not None for e in p.equations), -len(p.equations)))
+
+
+def _online_launch(equation: Equation) -> CudaLaunch | None:
+    """Return the launch of *equation* as a softmax-weighted sum in one pass; None for others, and if no tile fits."""
+    scope, name = equation.scope, equation.name
+    if not scope.summations or not any(isinstance(a.source, Scope) for a in accesses(scope.body)):
+        return None
+    try:
+        inputs, kernel = online_kernel(match_online_softmax(scope), name, GPU.groups)
+    except Refused:
+        return None
+    return kernel_launch(kernel, [*(t.name for t in inputs), name], kernel.grid)
 
 
 class _Planner:
@@ -200,6 +230,8 @@ class _Planner:
 
     def _kernel(self, equation: Equation) -> tuple[Step, ...]:
         seen = self._seen(equation).scope
+        if (launch_ := _online_launch(Equation(equation.name, seen))) is not None:
+            return (launch_,)
         whys: list[str] = []
         try:
             functor = build_functor(seen, equation.name, type_of(DTYPE))
