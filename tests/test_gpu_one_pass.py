@@ -31,12 +31,12 @@ BIASED = """
     tensor k[2, 17, 6]
     tensor v[2, 17, 5]
     tensor bias[2, 13, 17]
-    S[b:2, m:13, w:17] = sum[c:6] q[b, m, c] * k[b, w, c]
-    Z[b:2, m:13, w:17] = relu(S[b, m, w]) * 0.5 + bias[b, m, w]
-    M[b:2, m:13] = max[w:17] Z[b, m, w]
-    E[b:2, m:13, w:17] = exp(Z[b, m, w] - M[b, m])
-    T[b:2, m:13] = sum[w:17] E[b, m, w]
-    y[m:13, b:2, n:5] = sum[w:17] E[b, m, w] / T[b, m] * v[b, w, n]
+    S[term:2, m:13, w:17] = sum[c:6] q[term, m, c] * k[term, w, c]
+    Z[term:2, m:13, w:17] = relu(S[term, m, w]) * 0.5 + bias[term, m, w]
+    M[term:2, m:13] = max[w:17] Z[term, m, w]
+    E[term:2, m:13, w:17] = exp(Z[term, m, w] - M[term, m])
+    T[term:2, m:13] = sum[w:17] E[term, m, w]
+    y[m:13, term:2, n:5] = sum[w:17] E[term, m, w] / T[term, m] * v[term, w, n]
 """
 PROGRAMS = {
     **{f"band, dilation {d}": longformer.expression(Sizes(13 * d, 8, 2, 4, d)) for d in (1, 3, 4)},

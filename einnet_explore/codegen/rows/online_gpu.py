@@ -306,14 +306,14 @@ class OnlineWriter:
         yield Declare(_BASE, LaunchIndex("block") % self.blocks * self.tile.rows)
         rest = LaunchIndex("block") // self.blocks
         for x in reversed(self.nest.batch):
-            yield Declare(Var(f":{x.name}"), rest % x.extent)
+            yield Declare(self._batch[x], rest % x.extent)
             rest = rest // x.extent
         yield Declare(_LANE, _THREAD % LANES)
         yield Declare(_GROUP, _THREAD // LANES)
 
     @cached_property
-    def _batch(self) -> dict[Iterator, Expr]:
-        return {x: Var(f":{x.name}") for x in self.nest.batch}
+    def _batch(self) -> dict[Iterator, Var]:
+        return {x: Var(f":batch {x.name}") for x in self.nest.batch}
 
     def _begin(self, along: Iterator) -> Expr:
         """Return the first of the rows, or of the columns of this step."""

@@ -98,9 +98,9 @@ def _online_launch(equation: Equation) -> CudaLaunch | None:
         return None
     try:
         inputs, kernel = online_kernel(match_online_softmax(scope), name, GPU.groups)
+        return kernel_launch(kernel, [*(t.name for t in inputs), name], kernel.grid)
     except Refused:
         return None
-    return kernel_launch(kernel, [*(t.name for t in inputs), name], kernel.grid)
 
 
 class _Planner:
