@@ -288,6 +288,20 @@ PROGRAMS = {
         tensor K[5, 3] weight
         W[j:3, k:5] = K[k, j] * 2
         Y[i:4, j:3] = sum[k:5] A[i, k] * W[j, k]""",
+    "elsewhere": """
+        tensor A[300, 8]
+        Y[i:300, j:3] = {[a:300] sum[k:8] A[a, k] * A[a, k]}[i//2] + A[i, j]""",
+    "half precision": """
+        tensor A[5, 7] float16
+        tensor B[7, 6] float16
+        T[i:5, j:6] = sum[k:7] A[i, k] * B[k, j]
+        Y[i:5, j:6] = float16(relu(T[i, j]))""",
+    "half chain": """
+        tensor A[6, 64] float16
+        M[i:6] = max[j:64] A[i, j]
+        E[i:6, j:64] = exp(A[i, j] - M[i])
+        S[i:6] = sum[j:64] E[i, j]
+        Y[i:6, j:64] = float16(E[i, j] / S[i])""",
     "two outputs": "tensor A[4, 5]\nX[i:4, j:5] = relu(A[i, j])\nY[i:5] = sum[j:4] X[j, i]\noutput X, Y",
 }
 
