@@ -151,18 +151,26 @@ class TileFrame:
     def within(self) -> tuple[Expr, ...]:
         """The position of a product in the tile.
 
-        A thread's sums are neighbours, whose reads overlap in windows; along the smallest step threads are neighbours.
+        Along windows a thread's sums are neighbours, whose reads overlap; elsewhere, and along the smallest step,
+        threads are neighbours.
         """
         out: list[Expr] = []
         for n, t in enumerate(self.cost.tile):
             if self.output(n):
                 step = Var(self.name(n, "step")) if self.steps[n] > 1 else Literal(0, I32)
-                strided = n == self.threads.order[0]
+                strided = n == self.threads.order[0] or n not in self.windows
                 steps = 1 if strided else self.steps[n]
                 out.append(self.place[n] * steps + step * (self.threads.counts[n] if strided else 1))
             else:
                 out.append(Var(self.name(n, "in")) if t > 1 else Literal(0, I32))
         return tuple(out)
+
+    @cached_property
+    def windows(self) -> frozenset[int]:
+        """The rows that move along a window: rows of the result and summations that move together through an input."""
+        groups = (g for i in self.inputs for g in i.layout.groups)
+        rows = [[m.row for m in g.members] for g in groups]
+        return frozenset(n for group in rows if len({self.output(n) for n in group}) == 2 for n in group)
 
     @cached_property
     def at(self) -> tuple[Expr, ...]:
@@ -363,7 +371,8 @@ class TiledKernelWriter(TileLoader):
             if extent % t:  # the last tile is a smaller one
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
             trips = -(-t // count)
-            unroll = staged and extent % t == 0 and isinstance(self.place[n], Literal) and trips <= left
+            whole = extent % t == 0 and isinstance(self.place[n], Literal)
+            unroll = staged and whole and n in self.windows and trips <= left
             left = left // trips if unroll else 0
             body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
         return body
