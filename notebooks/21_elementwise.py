@@ -166,7 +166,7 @@ else:
 table("PTX instructions", ("kernel", "loads", "stores", "conversions"), rows)
 
 # %% [markdown]
-# The kernel compiles to machine code for the A100 (sm_80) and the H100 (sm_90):
+# The kernel compiles to machine code for the A100 (sm_80), the H100 (sm_90) and the B200 (sm_100):
 
 # %%
 [

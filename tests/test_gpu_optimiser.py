@@ -27,7 +27,7 @@ from tests.gpu_kit import CpuProgram, Device
 RATES = {
     "peak_flops": 5e13, "memory_bandwidth": 2e12, "cache_bandwidth": 4e12, "cache_bytes": 5e7, "call_seconds": 3e-6,
 }  # fmt: skip
-SHORT = Settings(1, 3, 0.1)
+SHORT = Settings(1, 3, states=60)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def convolutions_are_fast(device: Device) -> None:
 
 
 def optimised(proto: onnx.ModelProto) -> GpuPlan:
-    work = GpuOptimiser(load_model(proto), SHORT, 2.0)
+    work = GpuOptimiser(load_model(proto), SHORT, 60.0)
     for _ in work.run():
         pass
     return work.result()
@@ -154,7 +154,7 @@ def test_unproved_plan_is_not_kept(device: Device, monkeypatch: pytest.MonkeyPat
 
 def test_interrupt_keeps_what_was_chosen(device: Device) -> None:
     convolutions_are_fast(device)
-    work = GpuOptimiser(load_model(layers()), SHORT, 2.0)
+    work = GpuOptimiser(load_model(layers()), SHORT, 60.0)
     for _ in work.run():
         work.interrupted = True
         break
@@ -234,7 +234,7 @@ def test_command_writes_the_plan(device: Device, tmp_path: Path, capsys: pytest.
         ee.optimize(str(model), device="cuda", threads=2, target_runtime="onnxruntime")
     with pytest.raises(ValueError, match="found no plan for a GPU"):
         GpuPlan.load(report)
-    fast = ee.optimize(str(model), device="cuda", max_depth=3, states=60, budget=5)
+    fast = ee.optimize(str(model), device="cuda", max_depth=3, states=60, budget=60)
     with pytest.raises(ValueError, match="input x is missing"):
         fast()
     with pytest.raises(ValueError, match=r"shape \(1,\), expected \(4, 8\)"):

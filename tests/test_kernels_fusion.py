@@ -490,7 +490,7 @@ def test_kernels_with_one_thread_for_each_point_are_correct_by_opencl() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 def test_cuda_text_of_fused_kernels_compiles(name: str, architecture: str) -> None:
     make, sizes = NORMS[name]
     made = make(*sizes)

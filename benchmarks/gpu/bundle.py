@@ -40,7 +40,7 @@ READ_ME = """Unpack on a machine with an NVIDIA GPU, Python 3.12, CuPy and NumPy
 
 in this directory. It needs neither a network nor anything else, takes less than eight minutes, goes on where it was
 stopped, and changes none of the device's settings. gpu.json is the result. To split the time over several runs, name
-kinds of measurements in order: --only checks,ceilings,cases, then --only parts, and so on.
+kinds of measurements in order: --only checks,ceilings,cases, then --only models,compiled, and so on.
 """
 
 

@@ -51,7 +51,8 @@ class Collected:
         except (ValueError, BackendError) as error:
             self.left_out[label] = " ".join(str(error).split())[:300]
             return
-        used = {value for part in told for value in part["names"].values()}
+        by_torch = in_torch(model)
+        used = {value for part in told for value in part["names"].values()} | set((by_torch or {}).get("arguments", ()))
         weights = {}
         for value, array in model.weights.items():
             if value in used and value not in weights:
@@ -64,7 +65,7 @@ class Collected:
                 "weights": weights,
                 "parts": told,
                 "flops": sum(self.ways[part["way"]]["flops"] for part in told),
-                "torch": in_torch(model),
+                "torch": by_torch,
             }
         )
 

@@ -23,8 +23,8 @@ from benchmarks.gpu.measuring import Bench, error_of, ratios, summary
 
 __all__ = ["SAVED", "Session", "error_of", "ratios", "resumed", "run", "summary", "wanted"]
 
-SAVED = ("checks", "ceilings", "cases", "parts", "models", "profiles", "compiled")
-"""Kinds of measurements, the most valuable first."""
+SAVED = ("checks", "ceilings", "cases", "models", "compiled", "profiles", "parts")
+"""Kinds of measurements, the most valuable first; the parts of a model are measured before it."""
 
 PRECISIONS = ("float32", "tf32")
 
@@ -167,8 +167,12 @@ class Session:
         }
         for kind in self.kinds:
             todo = unfinished(names[kind], self.results[kind])
-            self.budget.begin(kind, len(todo))
+            before = {name: self._unmeasured_parts(name) if kind == "models" else [] for name in todo}
+            self.budget.begin(kind, len(todo) + sum(map(len, before.values())))
             for name in todo:
+                for part in before[name]:
+                    if part not in self.results["parts"]:
+                        self._once("parts", part, acts["parts"], kind)
                 self._once(kind, name, acts[kind])
         self._save()
         left = [f"{kind} {name}" for kind in self.kinds for name in names[kind] if name not in self.results[kind]]
@@ -177,8 +181,16 @@ class Session:
         print(f"{self.out}: {len(left)} left, {len(wrong)} wrong ({', '.join(wrong)}), {len(failed)} failed")
         return 1 if wrong or failed else 3 if left else 0
 
-    def _once(self, kind: str, name: str, act: Callable[[str], dict[str, Any]]) -> None:
-        if (why := self.budget.refused(kind)) is not None:
+    def _unmeasured_parts(self, model: str) -> list[str]:
+        """The parts of *model* that are not measured yet, by the names of their entries."""
+        plain, precision = unmarked(model)
+        keys = dict.fromkeys(part["way"] for part in self._named("models", plain)["parts"])
+        exact = (f"{k}{mark(precision)}" if by_library(self.manifest["ways"][k]["plans"]) else k for k in keys)
+        return [name for name in exact if name not in self.results["parts"]]
+
+    def _once(self, kind: str, name: str, act: Callable[[str], dict[str, Any]], share: str = "") -> None:
+        """Measure the entry *name* of *kind* in the time of the kind *share* (default: its own)."""
+        if (why := self.budget.refused(share or kind)) is not None:
             self.results["skipped"][f"{kind} {name}"] = why
             return
         began = perf_counter()

@@ -48,6 +48,9 @@ from einnet_explore.analysis.row_nest import (
 from einnet_explore.ir import Access, Apply, Scalar, Scope, Tensor, map_accesses
 from einnet_explore.support.errors import Refused
 
+LOWEST_SCORE = -3.4028234663852886e38
+"""Lower than every score but −∞, and finite: the difference of two such is 0."""
+
 M = TypeVar("M")
 E = TypeVar("E")
 

@@ -401,7 +401,7 @@ class GpuOptimiser:
             allowed=allowed,
             why=why if best == "library" else "",
             interrupted=self.interrupted,
-            records=self._records() if best == "plan" else {},
+            records=self._records() if any(part.is_derived for part in parts) else {},
         )
 
     def _compose(self, choices: Mapping[str, PartPlan]) -> CudaPlan:

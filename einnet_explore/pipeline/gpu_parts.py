@@ -22,15 +22,15 @@ from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch
+from einnet_explore.runtime.cuda.plan import cuda_plan, derive_softmax_sums, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.limits import MemoryWatch
 from einnet_explore.syntax import text
 
-LIBRARY, ONE_KERNEL = "library", "one kernel"
-"""Names of the plan of a part's own operators, one call each, and of a plan that is a single kernel."""
+LIBRARY, ONE_KERNEL, ONE_PASS = "library", "one kernel", "one pass"
+"""Names of plans: of a part's own operators, one call each, of a single kernel, and of softmax-weighted sums."""
 
 MAX_DERIVED_PLANS = 3
 """Derived plans of a part that are measured."""
@@ -171,6 +171,8 @@ def _candidates(program: Program, first: PartPlan, cost: Cost, settings: Setting
             yield f"derived {n}", fuse_eoperators(variant.derivation())
     elif len(first.derivation.end.equations) > 1:
         yield ONE_KERNEL, first.derivation
+    if (one_pass := derive_softmax_sums(program)).steps:
+        yield ONE_PASS, fuse_eoperators(one_pass)
 
 
 def _one_kernel(program: Program) -> CudaPlan:

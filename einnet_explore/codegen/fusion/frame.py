@@ -330,7 +330,7 @@ class EmissionState:
         axes = self.flat.fused.known[step.name].scope.traversals
         where = tuple(add_offset(self._places[x], -x.lo) for x in axes)
         array, place = self.element(step.name, where)
-        return Store(array, place, cast(array.kind, value))
+        return Store(array, place, cast(array.kind.computed, value))
 
     def total(self, step: FusedStep) -> tuple[Type, Expr]:
         """Return (the type of a partial reduction of *step*, its neutral element); integers wrap as unsigned ones."""

@@ -320,6 +320,9 @@ MIN_RESIDENT_THREADS = 512
 MAX_RESIDENT_BLOCKS = 16
 """Blocks that any such multiprocessor holds at a time."""
 
+RESIDENT_SHARED_BYTES, BLOCK_SHARED_BYTES = 228 << 10, 1 << 10
+"""Shared memory of a multiprocessor from sm_90 on, and what a block takes of it in addition to its arrays."""
+
 
 def emit(kernel: Kernel, dialect: str) -> str:
     """Return the text of *kernel* in *dialect*: ``cuda``, ``opencl`` or ``c``.
@@ -355,7 +358,8 @@ class _Printer(MemoryPrinter):
             body = [f"    {line}" for line in self._lines(kernel.body)]
             x, y, z = kernel.block
             # Without a number of blocks the assembler saves registers for more of them than are of use, and spills.
-            blocks = min(max(1, MIN_RESIDENT_THREADS // kernel.threads), MAX_RESIDENT_BLOCKS)
+            shared = max(1, RESIDENT_SHARED_BYTES // (kernel.shared_bytes + BLOCK_SHARED_BYTES))
+            blocks = min(max(1, MIN_RESIDENT_THREADS // kernel.threads), MAX_RESIDENT_BLOCKS, shared)
             bounds = f"__launch_bounds__({kernel.threads}, {blocks})"
             size = f"__attribute__((reqd_work_group_size({x}, {y}, {z})))"
             first = f'extern "C" __global__ void {bounds}' if self.dialect is CUDA else f"__kernel {size}\nvoid"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from einnet_explore.analysis.online_softmax import OnlineSoftmax
+from einnet_explore.analysis.online_softmax import LOWEST_SCORE, OnlineSoftmax
 from einnet_explore.analysis.row_nest import BandNode, ColumnNode, node_name
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.codegen.rows.kernel import MAX_BLOCK_ROWS, NodeReader, RowKernel, rows_function
@@ -130,10 +130,6 @@ class OnlineBlocks(RowKernel):
         if self.blocks * self.columns <= column.extent:
             return value
         return tirx.if_then_else(u < column.extent, value, tirx.const(0.0, "float32"))
-
-
-LOWEST_SCORE = -3.4028234663852886e38
-"""Lower than every score but −∞, and finite: the difference of two such is 0."""
 
 
 def online_function(

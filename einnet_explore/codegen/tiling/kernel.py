@@ -151,18 +151,26 @@ class TileFrame:
     def within(self) -> tuple[Expr, ...]:
         """The position of a product in the tile.
 
-        A thread's sums are neighbours, whose reads overlap in windows; along the smallest step threads are neighbours.
+        Along windows a thread's sums are neighbours, whose reads overlap; elsewhere, and along the smallest step,
+        threads are neighbours.
         """
         out: list[Expr] = []
         for n, t in enumerate(self.cost.tile):
             if self.output(n):
                 step = Var(self.name(n, "step")) if self.steps[n] > 1 else Literal(0, I32)
-                strided = n == self.threads.order[0]
+                strided = n == self.threads.order[0] or n not in self.windows
                 steps = 1 if strided else self.steps[n]
                 out.append(self.place[n] * steps + step * (self.threads.counts[n] if strided else 1))
             else:
                 out.append(Var(self.name(n, "in")) if t > 1 else Literal(0, I32))
         return tuple(out)
+
+    @cached_property
+    def windows(self) -> frozenset[int]:
+        """The rows that move along a window: rows of the result and summations that move together through an input."""
+        groups = (g for i in self.inputs for g in i.layout.groups)
+        rows = [[m.row for m in g.members] for g in groups]
+        return frozenset(n for group in rows if len({self.output(n) for n in group}) == 2 for n in group)
 
     @cached_property
     def at(self) -> tuple[Expr, ...]:
@@ -225,7 +233,7 @@ class TileLoader(TileFrame):
         start: Expr = THREAD_INDEX if self.threads.threads > 1 else Literal(0, I32)
         if half is None:
             return For(number, start, end, step, (Store(self.tile(i), place, value),))
-        return For(number, start, end, step, _async_copy(self.tile(i), place + half * i.layout.size, value))
+        return For(number, start, end, step, copy_async(self.tile(i), place + half * i.layout.size, value))
 
     def source(self, access: Access) -> Array:
         """Return the array in memory that *access* reads."""
@@ -233,14 +241,17 @@ class TileLoader(TileFrame):
         return self.memory[access.source.name]
 
 
-def _async_copy(tile: Array, place: Expr, value: Expr) -> tuple[Statement, ...]:
-    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these."""
+def copy_async(tile: Array, place: Expr, value: Expr, size: int = 1) -> tuple[Statement, ...]:
+    """Store *value* at *place*: an element of memory asynchronously, a constant, or a choice between these.
+
+    *size*: the same for as many neighbours, where both ends are multiples of it.
+    """
     match value:
         case Load(array, index) if array.space == "global" and array.kind == tile.kind:
-            return (Copy(tile, place, array, index, 1, asynchronous=True),)
+            return (Copy(tile, place, array, index, size, asynchronous=True),)
         case Select(condition, yes, no):
-            return (If(condition, _async_copy(tile, place, yes), _async_copy(tile, place, no)),)
-    return (Store(tile, place, value),)
+            return (If(condition, copy_async(tile, place, yes, size), copy_async(tile, place, no, size)),)
+    return tuple(Store(tile, place + n, value) for n in range(size))
 
 
 MAX_UNROLLED_SUMS = 64
@@ -360,7 +371,8 @@ class TiledKernelWriter(TileLoader):
             if extent % t:  # the last tile is a smaller one
                 stop = call("minimum", stop, Literal(extent, I32) - self.base[n])
             trips = -(-t // count)
-            unroll = staged and extent % t == 0 and isinstance(self.place[n], Literal) and trips <= left
+            whole = extent % t == 0 and isinstance(self.place[n], Literal)
+            unroll = staged and whole and n in self.windows and trips <= left
             left = left // trips if unroll else 0
             body = (For(Var(self.name(n, "in")), self.place[n], stop, Literal(count, I32), body, unroll),)
         return body

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import import_module
+from time import perf_counter
 from types import ModuleType
 from typing import Protocol
 
@@ -34,6 +35,9 @@ MAX_WORKSPACE_BYTES = 256 << 20
 
 MAX_TIMED_PLANS = 12
 """cuDNN's own ranking is by heuristics: so many of its first plans are timed."""
+
+MAX_BUILD_SECONDS = 3.0
+"""Seconds after which no further plan is built: some are compiled, which took over a minute for one convolution."""
 
 X, W, Y = 1, 2, 3
 """The frontend's numbers of data, weights and result."""
@@ -187,8 +191,9 @@ def _fastest(
         raise BackendError(f"cuDNN has no plan for {step.kind}: {' '.join(str(error).split())[:300]}") from None
     best: tuple[float, BuiltConvolution] | None = None
     count, built, places = made.get_execution_plan_count(), 0, device_addresses(step, buffers)
+    begun = perf_counter()
     for index in range(count):
-        if built == MAX_TIMED_PLANS:
+        if built == MAX_TIMED_PLANS or (built and perf_counter() - begun > MAX_BUILD_SECONDS):
             break
         with suppress(Exception):  # one that is barred, or is not supported after all, says so here
             made.build_plan_at_index(index)

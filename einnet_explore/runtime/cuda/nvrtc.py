@@ -17,8 +17,8 @@ from einnet_explore.runtime.cuda.device import wheel_libraries
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.storage import cache_directory
 
-ARCHITECTURES = ("sm_80", "sm_90")
-"""A100 and H100; a name ``compute_NN`` gives PTX instead."""
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+"""A100, H100 and H200, B200; a name ``compute_NN`` gives PTX instead."""
 
 _FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu13/bin/x86_64")
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")

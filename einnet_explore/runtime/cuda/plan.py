@@ -1,7 +1,9 @@
 """GPU plans, made without a device: cuBLAS for matrix products, cuDNN for convolutions, generated kernels.
 
-A view costs nothing: its readers read its source.  Every other equation that no library runs is one kernel: packed
-element-wise, a copy along the result or through transpose tiles, a tiled contraction, else a fused reduction.
+A view costs nothing: its readers read its source.  Softmax-weighted sums (attention to all keys or to a window) become
+one equation each, where no library runs a part of them.  Every other equation that no library runs is one kernel:
+packed element-wise, a copy along the result or through transpose tiles, a softmax-weighted sum in one pass, a tiled
+contraction, else a fused reduction.
 """
 
 from __future__ import annotations
@@ -13,27 +15,32 @@ from math import prod
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einnet_explore.analysis.equations import require_float32, weight_only
+from einnet_explore.analysis.equations import weight_only
 from einnet_explore.analysis.flattening import row_major_strides, view_strides
+from einnet_explore.analysis.online_softmax import match_online_softmax
 from einnet_explore.analysis.products import match_matrix_product
 from einnet_explore.codegen import elementwise
 from einnet_explore.codegen.copies import copy_kernel
 from einnet_explore.codegen.elementwise import build_functor
 from einnet_explore.codegen.fusion.frame import slot_name, slot_sizes
 from einnet_explore.codegen.fusion.gpu import A100_TARGET, estimate_fusion, gpu_layout
-from einnet_explore.codegen.fusion.plan import fuse_program
+from einnet_explore.codegen.fusion.operations import ValueType, typed_program
+from einnet_explore.codegen.fusion.plan import FusedKernel, fuse_program
 from einnet_explore.codegen.fusion.registers import held_launch
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Kernel, rewrite_statement
-from einnet_explore.codegen.language.values import Array, Expr, Literal, Var, type_of
+from einnet_explore.codegen.language.values import F16, F32, Array, Expr, Literal, Var, type_of
+from einnet_explore.codegen.rows.online_gpu import online_kernel
 from einnet_explore.codegen.tiling.cost import Hardware
 from einnet_explore.codegen.tiling.kernel import tile_contraction
-from einnet_explore.ir import EOPERATOR, VIEW, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
+from einnet_explore.ir import EOPERATOR, VIEW, Apply, Equation, Program, Scope, Tensor, accesses, map_tensors, tensors
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator, onnx_node
+from einnet_explore.rules import ONE_PASS_GENERATION, ROW_GENERATION, VARIABLE_SUBSTITUTION, Derivation
 from einnet_explore.runtime.cuda.steps import Convolution, CudaLaunch, CudaPlan, CudaProduct, Shape, Step, View
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.matrix_products import matrices
+from einnet_explore.strategies.vertical_fusion import vertical_fusions
 from einnet_explore.support.errors import BackendError, Refused
 
 DTYPE = "float32"
@@ -42,18 +49,22 @@ GPU = Hardware(memory=22 << 10, registers=32 << 10, groups=132, square=True, sta
 """The hardware for which tiles are chosen: each multiprocessor runs four blocks of 256 threads and 32 sums each; 48 KiB
 of shared memory, the default of a block, hold two tiles of every input."""
 
+ONE_PASS_RULES = (ROW_GENERATION, ONE_PASS_GENERATION, VARIABLE_SUBSTITUTION)
+"""The rules that make softmax-weighted sums one equation: of a band, of all columns, and of a dilated band."""
+
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> CudaPlan:
-    """The steps of *program* in float32: text only, made without a device.
+    """The steps of *program*: text only, made without a device.
 
-    Raises BackendError, which names the equation, where no kernel can be made of it.
+    Tensors are stored in their types; arithmetic, and sums of products in half precision, are in float32.  Raises
+    BackendError, which names the equation or tensor, where no kernel can be made of it, and for bfloat16.
     """
-    try:
-        require_float32(program, "a program on the GPU")
-    except Refused as error:
-        raise BackendError(str(error)) from None
+    every = (*program.inputs, *(e.tensor for e in program.equations))
+    if (unknown := next((t for t in every if t.dtype == "bfloat16"), None)) is not None:
+        raise BackendError(f"{unknown.name} is bfloat16: NumPy has no such type; expected float16 or float32")
+    program = with_softmax_sums(program)
     maker = _Planner(program, operators)
     once = weight_only(program)
     early, late = list[Step](), list[Step]()
@@ -70,7 +81,41 @@ def cuda_plan(program: Program, operators: Sequence[Operator] = OPERATORS) -> Cu
         program.outputs,
         (*early, *late),
         len(early),
+        dtypes=maker.dtypes,
     )
+
+
+def with_softmax_sums(program: Program) -> Program:
+    """Return the end of ``derive_softmax_sums``."""
+    return derive_softmax_sums(program).end
+
+
+def derive_softmax_sums(program: Program) -> Derivation:
+    """Derive each softmax-weighted sum of open equations of *program* as one equation, if there are any."""
+    start = Derivation(program)
+    if not any(e.via is None and e.scope.reduce == "max" for e in program.equations):
+        return start
+
+    def one_pass(p: Program) -> int:
+        return sum(_online_launch(e) is not None for e in p.equations)
+
+    found = vertical_fusions(program, ONE_PASS_RULES)
+    best = max(found, key=lambda d: (one_pass(d.end), -len(d.end.equations)), default=start)
+    return best if one_pass(best.end) > one_pass(program) else start
+
+
+def _online_launch(equation: Equation) -> CudaLaunch | None:
+    """Return the launch of *equation* as a softmax-weighted sum in one pass; None for others, and if no tile fits."""
+    scope, name = equation.scope, equation.name
+    if any(t.dtype != DTYPE for t in tensors(scope)):
+        return None
+    if not scope.summations or not any(isinstance(a.source, Scope) for a in accesses(scope.body)):
+        return None
+    try:
+        inputs, kernel = online_kernel(match_online_softmax(scope), name, GPU.groups)
+        return kernel_launch(kernel, [*(t.name for t in inputs), name], kernel.grid)
+    except Refused:
+        return None
 
 
 class _Planner:
@@ -80,6 +125,7 @@ class _Planner:
         self.operators, self.outputs = operators, program.outputs
         self.buffers: dict[str, Shape] = {t.name: t.shape for t in program.inputs}
         self.views: dict[str, Scope] = {}
+        self.dtypes = {t.name: t.dtype for t in program.inputs if t.dtype != DTYPE}
         self.places: dict[str, View] = {name: _whole_view(name, shape) for name, shape in self.buffers.items()}
         self.readers: dict[str, set[str]] = {}
         for equation in program.equations:
@@ -94,7 +140,8 @@ class _Planner:
         seen = self._seen(equation)
         if (equation.via is not None and equation.via.operator != EOPERATOR) or _is_contraction(seen.scope):
             return (*(self.close_group() if waits else ()), *self.steps(equation))
-        if waits and self._is_one_kernel((*self.group, seen)):
+        rounded = any(e.name in reads and _unrounded(e) != e.scope for e in self.group)
+        if waits and not rounded and self._is_one_kernel((*self.group, seen)):
             self.group = (*self.group, seen)
             return ()
         done = self.close_group()
@@ -109,9 +156,15 @@ class _Planner:
         program = self._program(group)
         for equation in group:
             if equation.name in program.outputs:
-                self.buffers[equation.name] = equation.scope.shape
-                self.places[equation.name] = _whole_view(equation.name, equation.scope.shape)
-        return (fused_launch(program, self.buffers),)
+                self._allocate(equation)
+        return (fused_launch(program, self.buffers, self.dtypes),)
+
+    def _allocate(self, equation: Equation) -> None:
+        shape, dtype = equation.scope.shape, equation.tensor.dtype
+        self.buffers[equation.name] = shape
+        self.places[equation.name] = _whole_view(equation.name, shape)
+        if dtype != DTYPE:
+            self.dtypes[equation.name] = dtype
 
     def _seen(self, equation: Equation) -> Equation:
         """*equation* with the sources of views in their places."""
@@ -129,7 +182,7 @@ class _Planner:
         """Whether *group* is faster as one kernel."""
         try:
             program = self._program(group)
-            flat = gpu_layout(fuse_program(program), {t.name: t.shape for t in program.inputs})
+            flat = gpu_layout(_fused(program), {t.name: t.shape for t in program.inputs})
         except Refused:
             return False
         return estimate_fusion(flat, A100_TARGET).pays
@@ -146,8 +199,7 @@ class _Planner:
                 self.places[equation.name] = View(place.name, offset, scope.shape, strides)
                 self.views[equation.name] = scope
                 return ()
-        self.buffers[equation.name] = scope.shape
-        self.places[equation.name] = _whole_view(equation.name, scope.shape)
+        self._allocate(equation)
         if not prod(scope.shape):
             return ()
         step = self._convolution(equation) or self._product(equation)
@@ -156,6 +208,9 @@ class _Planner:
     def _product(self, equation: Equation) -> CudaProduct | None:
         found = match_matrix_product(equation.scope)
         if found is None:
+            return None
+        factors = {self.dtypes.get(t.name, DTYPE) for t in tensors(equation.scope)}
+        if len(factors) > 1 or not factors <= {DTYPE, "float16"} or equation.tensor.dtype not in (*factors, DTYPE):
             return None
         held = [self.places[a.source.name] for a in (found.left, found.right) if isinstance(a.source, Tensor)]
         out = self.places[equation.name]
@@ -174,6 +229,8 @@ class _Planner:
         if node is None or node.op_type not in CONVOLUTIONS or any(node.permutations) or len(reads) != 2:
             return None
         places = [self.places[name] for name in reads]
+        if any(name in self.dtypes for name in (equation.name, *reads)):
+            return None
         if any(p.strides != row_major_strides(p.shape) for p in places):
             return None
         data, weights = (
@@ -200,9 +257,13 @@ class _Planner:
 
     def _kernel(self, equation: Equation) -> tuple[Step, ...]:
         seen = self._seen(equation).scope
+        if (launch_ := _online_launch(Equation(equation.name, seen))) is not None:
+            return (launch_,)
         whys: list[str] = []
+        kinds = {t.name: type_of(t.dtype) for t in (*tensors(seen), equation.tensor)}
+        typed = set(kinds.values()) != {type_of(DTYPE)}
         try:
-            functor = build_functor(seen, equation.name, type_of(DTYPE))
+            functor = build_functor(_unrounded(equation, seen), equation.name, type_of(DTYPE), kinds)
             launch = elementwise.plan_launch(prod(seen.shape), functor.kinds, [0] * len(functor.kinds))
             made = elementwise.grid_stride_kernel(functor, launch)
             names = (equation.name, *(n for n, _ in (*functor.operands, *functor.scalars)))
@@ -211,11 +272,13 @@ class _Planner:
         except Refused as error:
             whys.append(str(error))
         try:
-            moved = copy_kernel(seen, equation.name, type_of(DTYPE))
+            if len(set(kinds.values())) > 1:
+                raise Refused("a copy does not convert")
+            moved = copy_kernel(seen, equation.name, kinds[equation.name])
             return (kernel_launch(moved.kernel, [*moved.inputs, equation.name], moved.kernel.grid),)
         except Refused as error:
             whys.append(str(error))
-        if seen.summations:
+        if seen.summations and not typed:
             try:
                 tiles = tile_contraction(seen, GPU, name=equation.name)
                 return (
@@ -226,10 +289,10 @@ class _Planner:
         try:
             inputs = tuple(dict.fromkeys(tensors(seen)))
             single = Program(inputs, (Equation(equation.name, seen),), (equation.name,))
-            flat = gpu_layout(fuse_program(single), {t.name: t.shape for t in inputs})
+            flat = gpu_layout(_fused(single), {t.name: t.shape for t in inputs})
             if len(flat.fused.operations) > 1 and not estimate_fusion(flat, A100_TARGET).pays:
                 return self._unfused(single)
-            return (fused_launch(single, self.buffers),)
+            return (fused_launch(single, self.buffers, self.dtypes),)
         except Refused as error:
             raise BackendError(f"equation {equation.name}: {'; '.join((*whys, str(error)))}") from None
 
@@ -250,9 +313,9 @@ class _Planner:
         return tuple(steps)
 
 
-def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
-    """A launch of all of *program* as one kernel; adds its temporaries to *buffers*.  Raises Refused."""
-    flat, kernel = held_launch(fuse_program(program), {t.name: t.shape for t in program.inputs}, DTYPE)
+def fused_launch(program: Program, buffers: dict[str, Shape], dtypes: dict[str, str] | None = None) -> CudaLaunch:
+    """A launch of all of *program* as one kernel; adds its temporaries to *buffers* and *dtypes*.  Raises Refused."""
+    flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE)
     integers = [p.name for p in kernel.params if isinstance(p, Var) and p.kind.integer]
     kernel = specialise(kernel, {name: int(flat.numbers[name]) for name in integers})
     label = program.outputs[0]
@@ -260,14 +323,35 @@ def fused_launch(program: Program, buffers: dict[str, Shape]) -> CudaLaunch:
     given: list[str | float] = []
     for p in kernel.params:
         match p:
-            case Array(name) if name in slots:
+            case Array(name, kind) if name in slots:
                 buffers[f"{label}: {name}"] = (slots[name],)
+                if dtypes is not None and kind.dtype.name != DTYPE:
+                    dtypes[f"{label}: {name}"] = kind.dtype.name
                 given.append(f"{label}: {name}")
             case Array(name):
                 given.append(name)
             case Var(name):
                 given.append(float(flat.numbers[name]) if not p.kind.integer else int(flat.numbers[name]))
     return kernel_launch(kernel, given, kernel.grid)
+
+
+def _unrounded(equation: Equation, scope: Scope | None = None) -> Scope:
+    """The scope of *equation*, or *scope* in its place, without a last cast to half precision: the store rounds."""
+    scope = scope or equation.scope
+    match scope.body:
+        case Apply("float16", (value,)) if not scope.summations:
+            return replace(scope, body=value)
+    return scope
+
+
+def _fused(program: Program) -> FusedKernel:
+    """*program* as one kernel; results that it does not read itself are rounded by their stores."""
+    rounded = {e.name: ValueType(F32, F16) for e in program.equations if _unrounded(e) != e.scope}
+    if not rounded:
+        return fuse_program(program)
+    equations = tuple(replace(e, scope=_unrounded(e)) for e in program.equations)
+    typed = typed_program(replace(program, equations=equations))
+    return fuse_program(replace(typed, types={**typed.types, **rounded}))
 
 
 def specialise(kernel: Kernel, known: Mapping[str, int]) -> Kernel:

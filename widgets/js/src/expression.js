@@ -27,7 +27,7 @@ export function expressionPanel({ act, bus }) {
     selected = name;
     at = path;
     frames();
-    said.textContent = name ? `${path}: ${told(name).join("; ")}` : "nothing selected";
+    said.textContent = (name && [path, told(name).join("; ")].filter(Boolean).join(": ")) || "nothing selected";
     main.dataset.at = path;
     main.dataset.token = name;
   }
