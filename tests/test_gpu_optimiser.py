@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import onnx
@@ -203,6 +205,30 @@ def test_errors_of_devices_say_what_to_do(error: Exception, says: str) -> None:
     found = cuda_device.describe_device_error(error)
     assert re.search(says, str(found)) and "\n" not in str(found)
     assert isinstance(found, cuda_device.DeviceFailure) == ("illegal" in str(error))
+
+
+class Buffers:
+    def call(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_graph_keeps_its_buffers_and_ends_every_capture(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = MagicMock()
+    monkeypatch.setattr(cuda_device, "cupy_package", lambda: cupy)
+    stream = cupy.cuda.Stream.return_value
+    buffers = Buffers()
+    kept = weakref.ref(buffers)
+    if interrupted:
+        calls = MagicMock(side_effect=[None, KeyboardInterrupt])
+        with pytest.raises(KeyboardInterrupt):
+            cuda_device.capture_graph(calls)
+    else:
+        launch = cuda_device.capture_graph(buffers.call)
+        del buffers
+        launch()
+        assert kept() is not None
+    assert stream.begin_capture.call_count == stream.end_capture.call_count == 1
 
 
 def test_node_without_a_plan_is_named(device: Device) -> None:

@@ -375,7 +375,8 @@ def capture_graph(call: Call) -> Call:
             raise
         graph = stream.end_capture()
 
-    def launch(_held: object = (pool, stream)) -> None:
+    # The graph has the addresses of buffers that only *call* may refer to.
+    def launch(_held: object = (pool, stream, call)) -> None:
         graph.launch(cp.cuda.get_current_stream())
 
     return launch
@@ -405,7 +406,7 @@ def capture_graph_by_torch(call: Call) -> Call:
         held = call()
     torch.cuda.synchronize()
 
-    def replay(_held: object = (held, pool, side)) -> None:
+    def replay(_held: object = (held, pool, side, call)) -> None:
         # Torch replays in its current stream: CuPy's, if it has one of its own now.
         stream = cp.cuda.get_current_stream()
         if stream.ptr in (0, 1, 2):
