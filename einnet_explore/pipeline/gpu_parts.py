@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from einnet_explore.cost import CostModel, Device
@@ -20,7 +20,7 @@ from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
-from einnet_explore.pipeline.tuning_task import find_variants, search_subprogram, select_finalists
+from einnet_explore.pipeline.tuning_task import Variant, find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.cuda.plan import cuda_plan, derive_softmax_sums, fused_launch
 from einnet_explore.runtime.cuda.steps import CudaPlan
@@ -32,7 +32,7 @@ from einnet_explore.syntax import text
 LIBRARY, ONE_KERNEL, ONE_PASS = "library", "one kernel", "one pass"
 """Names of plans: of a part's own operators, one call each, of a single kernel, and of softmax-weighted sums."""
 
-MAX_DERIVED_PLANS = 3
+MAX_DERIVED_PLANS = 5
 """Derived plans of a part that are measured."""
 
 MAX_ESTIMATE_RATIO = 4.0
@@ -165,7 +165,7 @@ def plan_part(name: str, derivation: Derivation) -> PartPlan:
 
 def _candidates(program: Program, first: PartPlan, cost: Cost, settings: Settings) -> Iterable[tuple[str, Derivation]]:
     if library_calls(first.derivation.end):
-        ranked = find_variants(program, cost, settings).variants
+        ranked = [replace(v, kind=_libraries(v)) for v in find_variants(program, cost, settings).variants]
         finalists = select_finalists(ranked, MAX_DERIVED_PLANS, MAX_ESTIMATE_RATIO * cost(first.derivation.end)[0])
         for n, variant in enumerate(finalists, 1):
             yield f"derived {n}", fuse_eoperators(variant.derivation())
@@ -173,6 +173,15 @@ def _candidates(program: Program, first: PartPlan, cost: Cost, settings: Setting
         yield ONE_KERNEL, first.derivation
     if (one_pass := derive_softmax_sums(program)).steps:
         yield ONE_PASS, fuse_eoperators(one_pass)
+
+
+def _libraries(variant: Variant) -> frozenset[bool]:
+    """Return of whether cuDNN and cuBLAS are called: no estimate knows for which sizes one of them is slow.
+
+    On an H200, cuDNN took 60 times the estimate for convolutions of 11 rows in float32.
+    """
+    kind = variant.kind if isinstance(variant.kind, tuple) else ()
+    return frozenset(name.startswith("Conv") for name in kind if isinstance(name, str))
 
 
 def _one_kernel(program: Program) -> CudaPlan:
