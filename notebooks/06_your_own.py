@@ -25,8 +25,13 @@
 #
 # A rule consists of a name, a law for readers, a **rewrite** function that refuses illegal input, and a **propose**
 # function that lists where to try it. (This rule has no parameters. Parameters are a dataclass, whose fields make up
-# their JSON form.) In `ee.ir.Apply(function, arguments)`, the functions are called as in the text form: `+`, `-`, `*`,
-# `/`, `exp`, `maximum`, …; a minus sign in front is `neg`. The `repr` of a scope shows them.
+# their JSON form.)
+#
+# Patterns match the classes of `ee.ir`; `help(ee.ir)` lists them. In `ee.ir.Apply(function, arguments)`, the functions
+# are called as in the text form: `+`, `-`, `*`, `/`, `exp`, `maximum`, …; a minus sign in front is `neg`. Numbers are
+# `Const(2)`, elements of tensors `Access(tensor, index)`. Sums and products are flat, so `2*A[i]*A[i]` has three
+# arguments; `ee.ir.mul` and `ee.ir.add` make such products and sums. `print(scope.body)` shows a body in this form:
+# `*(2, A[i], A[i])`.
 
 # %%
 from dataclasses import replace

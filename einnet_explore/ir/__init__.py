@@ -2,8 +2,9 @@
 
 Rules match these classes and make new values, as in ``case Scope(reduce="max", body=Apply(function, (inside,)))``.
 Equal values are equal expressions, in normal form where there is one: ``add`` and ``mul`` make sums and products, the
-arithmetic of iterators makes indices, ``tensor[i, j]`` and ``scope[i, j]`` read.  ``repr`` shows how a value is made,
-``ee.text`` the text form.  The package depends on the standard library only.
+arithmetic of iterators makes indices, ``tensor[i, j]`` and ``scope[i, j]`` read.  Sums and products are flat, numbers
+are ``Const``.  ``repr`` shows functions before their arguments, as in ``*(2, A[i], A[i])``; ``ee.text`` returns the
+text form of a program.  The package depends on the standard library only.
 """
 
 from einnet_explore.ir.element_types import (
