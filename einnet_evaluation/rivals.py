@@ -34,7 +34,7 @@ class Rival:
     @property
     def install(self) -> str:
         """The command that installs the runtime."""
-        return f"pip install 'einnet-explore[{self.extra}]'"
+        return f"pip install '.[{self.extra}]'"
 
     def why_missing(self) -> str | None:
         """Return why the runtime cannot be used here, None if it is installed."""

@@ -226,9 +226,9 @@ def test_missing_rivals_are_reported_and_the_others_measured(case: str, monkeypa
     said = bench.run_benchmark(case, against=("all",), threads=1, rounds=1, max_depth=1, budget=1.0)
     assert list(said["engines"]) == [OURS, DIRECT, ORT, NUMPY] and list(said["refused"]) == [*RIVALS][1:]
     assert said["refused"]["ncnn"] == (
-        "found no Python package ncnn and pnnx, expected it for the engine ncnn: pip install 'einnet-explore[rivals]'"
+        "found no Python package ncnn and pnnx, expected it for the engine ncnn: pip install '.[rivals]'"
     )
-    assert said["refused"]["torch"].endswith("pip install 'einnet-explore[torch]'")
+    assert said["refused"]["torch"].endswith("pip install '.[torch]'")
 
 
 @pytest.mark.usefixtures("here")

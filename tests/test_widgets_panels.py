@@ -141,7 +141,7 @@ def test_candidates_are_measured_with_the_original_and_in_other_engines(monkeypa
     assert [row["key"] for row in face.bench["rows"]] == ["start", "#7"]
     until(lambda: len(face.bench["rows"]) > 2)
     *_, last = face.bench["rows"]
-    assert last["missing"] == "not installed: pip install 'einnet-explore[rivals]'" and not last["suggested"]
+    assert last["missing"] == "not installed: pip install '.[rivals]'" and not last["suggested"]
     face.receive({"do": "bench", "keys": ["#7", "onnxruntime"], "rounds": 4})
     assert face.bench["running"]
     face.receive({"do": "bench", "keys": [], "rounds": 4})

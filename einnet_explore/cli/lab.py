@@ -13,7 +13,7 @@ from pathlib import Path
 def run_lab(arguments: argparse.Namespace) -> int:
     """Open JupyterLab on a notebook; a percent script is paired with an ``.ipynb`` first."""
     if importlib.util.find_spec("jupyterlab") is None:
-        raise ValueError("JupyterLab is not installed; expected the extra: pip install 'einnet-explore[notebook]'")
+        raise ValueError("JupyterLab is not installed; expected the extra: pip install '.[notebook]'")
     chosen = Path(arguments.notebook) if arguments.notebook else _tour()
     if not chosen.exists():
         raise ValueError(f"{chosen}: no such notebook")

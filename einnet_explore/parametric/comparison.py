@@ -547,5 +547,5 @@ def load_z3() -> ModuleType:
     try:
         return import_module("z3")
     except ImportError:
-        why = "products are beyond integer sets, and z3 is not installed (pip install 'einnet-explore[proofs]')"
+        why = "products are beyond integer sets, and z3 is not installed (pip install '.[proofs]')"
         raise Undecided(why) from None

@@ -31,6 +31,7 @@ from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_object
+from einnet_explore.support.wording import count_noun
 
 FORMAT, VERSION = "einnet-explore bundle", 2
 
@@ -239,13 +240,18 @@ def _file_entry(file: Path) -> JsonObject:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+FIRST_RUNTIMES = {21: 18}
+"""The minor version of ONNX Runtime 1 that first has an operator set, where it is newer than ``API_VERSION``."""
+
 _README = Template("""\
 # An optimised model for ONNX Runtime
 
 $content Both need ONNX Runtime 1.$api or newer with operator set $opset,
 on $platform, and nothing else. `manifest.json` lists inputs, outputs, instruction sets, hashes of the files, and the
 largest error; `certificates` has the derivations. Paths are relative to this folder; a path without `/` would not find
-the library. Sessions map `weights.bin`, if there is one, into memory: open `model.onnx` by its path.
+the library. Sessions map `weights.bin`, if there is one, into memory: open `model.onnx` by its path. Kernels divide
+their work by $threads: give sessions as many (`intra_op_num_threads`). Open the first session of a process before
+others are opened in parallel.
 
 $sizes## Python
 ```python
@@ -293,7 +299,8 @@ def _readme(plans: Sequence[BundledPlan], proto: onnx.ModelProto) -> str:
         if needs_library
         else "No kernel is faster than the original: `model.onnx` runs without `kernels.so`, which is empty.",
         sizes=_describe_sizes(plans) if needs_library and _is_dynamic(proto) else "",
-        api=API_VERSION,
+        api=max(API_VERSION, FIRST_RUNTIMES.get(_opsets(proto)["ai.onnx"], API_VERSION)),
+        threads=count_noun(max(each.plan.threads for each in plans), "thread"),
         opset=_opsets(proto)["ai.onnx"],
         platform=_platform(),
         feeds=", ".join(f"{name}: {shape}" for name, shape in zip(names, shapes, strict=True)),

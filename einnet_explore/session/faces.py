@@ -31,9 +31,7 @@ def face() -> Face:
     """Return the face registered last; raises ValueError if none is installed."""
     load_faces()
     if not _faces:
-        raise ValueError(
-            "no front end is installed, expected one such as einnet_widgets: pip install 'einnet-explore[notebook]'"
-        )
+        raise ValueError("no front end is installed, expected one such as einnet_widgets: pip install '.[notebook]'")
     return _faces[-1]
 
 

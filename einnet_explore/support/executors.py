@@ -186,9 +186,7 @@ def connect_cluster(address: str, wait: float = CONNECT_TIMEOUT_SECONDS) -> Gene
     try:
         import distributed
     except ImportError:
-        raise ValueError(
-            "a cluster: found no dask.distributed, expected pip install 'einnet-explore[cluster]'"
-        ) from None
+        raise ValueError("a cluster: found no dask.distributed, expected pip install '.[cluster]'") from None
     try:
         client = distributed.Client(address, timeout=wait, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, TimeoutError, ValueError) as error:

@@ -418,7 +418,7 @@ def _with_standard_fonts(svg: str) -> str:
 def _converter() -> ModuleType:
     """Return the library that converts SVG, with Matplotlib's fonts registered."""
     if importlib.util.find_spec("vl_convert") is None or importlib.util.find_spec("matplotlib") is None:
-        raise Refused("PDF and PNG need vl-convert-python and matplotlib: pip install 'einnet-explore[notebook]'")
+        raise Refused("PDF and PNG need vl-convert-python and matplotlib: pip install '.[notebook]'")
     import matplotlib as mpl
     import vl_convert
 

@@ -165,7 +165,7 @@ def outline(mathtext: str, fonts: FontSet) -> Outline:
         from matplotlib.font_manager import FontProperties
         from matplotlib.textpath import text_to_path
     except ImportError:
-        raise Refused("formulas as pictures need matplotlib: pip install 'einnet-explore[notebook]'") from None
+        raise Refused("formulas as pictures need matplotlib: pip install '.[notebook]'") from None
     shown = f"${mathtext}$"
     with mpl.rc_context({"mathtext.fontset": fonts}):
         font = FontProperties(size=_UNITS)
