@@ -45,11 +45,11 @@ def main(arguments: list[str]) -> int:
     for path in records:
         if len(records) > 1:
             print(shown(f"{path}:"))
-        codes.append(check_file(path, program, {*RULES, *given.rule}))
+        codes.append(print_verdicts(path, program, {*RULES, *given.rule}))
     return min(codes, key=(2, 1, 3, 0).index)
 
 
-def check_file(path: str, program: str | None, rules: set[str]) -> int:
+def print_verdicts(path: str, program: str | None, rules: set[str]) -> int:
     """Print one line for each step of the record at *path* and one for the whole; return its exit code."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique)

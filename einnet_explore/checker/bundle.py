@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from einnet_explore.checker.record import RecordError, json_field, json_object, load_json
+from einnet_explore.checker.record import RecordError, load_json, require_field, require_object
 
 FORMAT, VERSION = "einnet-explore bundle", 2
 MANIFEST = "manifest.json"
@@ -35,26 +35,26 @@ class FileReport:
 def check_files(folder: str) -> tuple[FileReport, ...]:
     """Compare the files of the bundle in *folder* with the hashes in its manifest, in the manifest's order.
 
-    Raises OSError if there is no manifest, RecordError if it is malformed or of another version.
+    Raises RecordError if there is no manifest, or if it is malformed or of another version.
     """
     source = str(Path(folder) / MANIFEST)
     if not Path(source).is_file():
         raise RecordError(f"{folder}: found a folder without {MANIFEST}, expected a bundle or a record")
-    manifest = json_object(load_json(source), source, "$")
+    manifest = require_object(load_json(source), source, "$")
     for key, expected in (("format", FORMAT), ("version", VERSION)):
-        if (found := json_field(manifest, key, type(expected), source, "$")) != expected:
+        if (found := require_field(manifest, key, type(expected), source, "$")) != expected:
             raise RecordError(f"{source}: $.{key}: found {found!r}, expected {expected!r}")
-    plans = json_field(manifest, "plans", list, source, "$")
+    plans = require_field(manifest, "plans", list, source, "$")
     places = {
-        json_field(json_object(plan, source, f"$.plans[{n}]"), "certificates", str, source, f"$.plans[{n}]")
+        require_field(require_object(plan, source, f"$.plans[{n}]"), "certificates", str, source, f"$.plans[{n}]")
         for n, plan in enumerate(plans)
     }
     reports = []
-    for name, entry in json_field(manifest, "files", dict, source, "$").items():
+    for name, entry in require_field(manifest, "files", dict, source, "$").items():
         at, path = f"$.files[{name!r}]", PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise RecordError(f"{source}: {at}: found a path outside the bundle, expected one inside")
-        want = json_field(json_object(entry, source, at), "sha256", str, source, at)
+        want = require_field(require_object(entry, source, at), "sha256", str, source, at)
         file = Path(folder) / path
         reports.append(FileReport(str(file), _difference(file, want), str(path.parent) in places))
     return tuple(reports)

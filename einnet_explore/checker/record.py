@@ -85,15 +85,15 @@ class Record:
 
 def read_record(record: object, source: str = "<record>") -> Record:
     """Read the programs and steps of *record*; raises RecordError for a malformed record."""
-    data = json_object(record, source, "$")
-    found = json_field(data, "format", str, source, "$")
+    data = require_object(record, source, "$")
+    found = require_field(data, "format", str, source, "$")
     if found != FORMAT:
         raise _mismatch(source, "$.format", repr(found), repr(FORMAT))
-    version = json_field(data, "version", int, source, "$")
+    version = require_field(data, "version", int, source, "$")
     if version != VERSION:
         raise _mismatch(source, "$.version", str(version), str(VERSION))
-    start = _program(json_field(data, "start", str, source, "$"), source, "$.start")
-    steps = json_field(data, "steps", list, source, "$")
+    start = _program(require_field(data, "start", str, source, "$"), source, "$.start")
+    steps = require_field(data, "steps", list, source, "$")
     return Record(start, tuple(_step(step, source, f"$.steps[{n}]") for n, step in enumerate(steps)))
 
 
@@ -128,9 +128,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _step(step: object, source: str, at: str) -> RecordedStep:
-    data = json_object(step, source, at)
-    path = json_field(data, "at", str, source, at)
-    rule = json_field(data, "rule", str, source, at)
+    data = require_object(step, source, at)
+    path = require_field(data, "at", str, source, at)
+    rule = require_field(data, "rule", str, source, at)
     if not re.fullmatch(r"\w+", rule, re.ASCII):
         raise _mismatch(source, f"{at}.rule", ascii(rule), "the name of a rule")
     try:
@@ -139,7 +139,7 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
         raise RecordError(f"{source}: {at}.at: {error}") from None
     certificate = data.get("certificate")
     try:
-        claim = None if certificate is None else json_object(certificate, source, f"{at}.certificate")
+        claim = None if certificate is None else require_object(certificate, source, f"{at}.certificate")
         held = None if claim is None else Certificate.from_json(claim)
     except ValueError as error:
         if isinstance(error, RecordError):
@@ -148,8 +148,8 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
     return RecordedStep(
         rule,
         path,
-        json_object(json_field(data, "params", dict, source, at), source, f"{at}.params"),
-        _program(json_field(data, "after", str, source, at), source, f"{at}.after"),
+        require_object(require_field(data, "params", dict, source, at), source, f"{at}.params"),
+        _program(require_field(data, "after", str, source, at), source, f"{at}.after"),
         held,
     )
 
@@ -161,14 +161,14 @@ def _program(text: str, source: str, at: str) -> Program:
         raise RecordError(str(error)) from None
 
 
-def json_object(value: object, source: str, at: str) -> dict[str, Any]:
+def require_object(value: object, source: str, at: str) -> dict[str, Any]:
     """Return the JSON object *value*, found *at* a JSON path of the file *source*; raises RecordError."""
     if not isinstance(value, dict):
         raise _mismatch(source, at, _kind(value), "an object")
     return value
 
 
-def json_field(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
+def require_field(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
     """Return the value of *key*, which has the type *expected*; raises RecordError otherwise."""
     if key not in data:
         raise _mismatch(source, f"{at}.{key}", "nothing", _KINDS[expected])

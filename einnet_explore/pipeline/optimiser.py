@@ -538,6 +538,9 @@ class Optimiser:
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
         self.stage = SELECTING
+        untuned, end = self._untuned(), f"the budget of {self.time_budget:g} s ended"
+        if self.interrupted:
+            end = "the run was interrupted"
         found = self.selector().optimised()
         self.original.rest()
         parts = list(found.parts)
@@ -547,15 +550,15 @@ class Optimiser:
         except KeyboardInterrupt:
             self.interrupted = True
         self.stage = "done"
-        untuned, why = self._untuned(), f"the budget of {self.time_budget:g} s ended before it was tuned"
-        if self.interrupted:
-            why = "the run was interrupted before it was tuned"
         return replace(
             found,
             parts=tuple(parts),
             untuned=untuned,
             budget=self.time_budget,
-            skipped=(*self.split.skipped, *(Skipped(node, why) for nodes in untuned for node in nodes)),
+            skipped=(
+                *self.split.skipped,
+                *(Skipped(node, f"{end} before it was tuned") for nodes in untuned for node in nodes),
+            ),
             search_seconds=sum(trial.search_seconds for trial in self.tuner.trials.values()),
             interrupted=self.interrupted or found.interrupted,
         )
