@@ -19,7 +19,7 @@ from einnet_check.text import Parser, Program, Read, Scope, reads, walk
 
 RULES = frozenset([
     "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
-    "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression",
+    "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression", "comparison",
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
     "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse", "known_quotient",
     "monotone_exchange", "one_pass_generation", "operator_matching", "padding_exchange", "part_extraction",
@@ -27,7 +27,8 @@ RULES = frozenset([
     "reduction_generation", "row_generation", "sibling_merging", "storage_layout", "summation_exchange",
     "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 ])  # fmt: skip
-"""Names of rules; others are steps of a rule that the record's reader has to know of."""
+"""Names of rules, and ``comparison``, the step that ``equal`` writes; others are steps of a rule that the record's
+reader has to know of.  A step is proved from its programs, whatever its name."""
 
 
 class Verdict(NamedTuple):
@@ -61,7 +62,10 @@ def check(record: Any, program: str | None = None, rules: Collection[str] = RULE
         if not re.fullmatch(r"[0-9]+\. \w+ at [0-9]+(\.[0-9]+)*", name, re.ASCII):
             raise ValueError(f"{at}: expected a rule's name and a path")
         if step["rule"] not in rules:
-            raise ValueError(f"{at}.rule: found {step['rule']!r}, expected one of {', '.join(sorted(rules))}")
+            raise ValueError(
+                f"{at}.rule: found {step['rule']!r}, expected one of {len(rules)} known rules; another one is allowed "
+                f"by rules=, or --rule {step['rule']}"
+            )
         before, here = here, _program(step, "after", at)
         found = _verdict(name, before, here)
         yield found if found.why else found._replace(why=_wrong_match(step, before, here, at))

@@ -23,7 +23,7 @@ from einnet_check.__main__ import main
 from einnet_check.record import RULES
 from einnet_check.terms import ROUNDED
 from einnet_check.text import ROW
-from einnet_explore.checker.record import RULE_NAMES, RecordError, check_file, check_record
+from einnet_explore.checker.record import COMPARISON, RULE_NAMES, RecordError, check_file, check_record
 from einnet_explore.cli import main as cli
 from einnet_explore.equivalence.assumptions import ROUNDING as FOLDED
 from einnet_explore.equivalence.certificate import certify, program_hash
@@ -293,7 +293,7 @@ def test_certificate_is_rounded_if_the_proof_rounds_constants() -> None:
 
 
 def test_both_checkers_know_the_names_of_all_rules() -> None:
-    assert RULES == set(RULE_NAMES) == known_rules().keys()
+    assert RULES == set(RULE_NAMES) == known_rules().keys() | {COMPARISON}
 
 
 def test_a_step_of_an_unknown_rule_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

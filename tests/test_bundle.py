@@ -20,9 +20,11 @@ from onnx import numpy_helper
 from onnx_building import build, node
 from onnx_building import run as infer
 
+from einnet_explore.checker.record import FORMAT as RECORD_FORMAT
+from einnet_explore.cli import main
 from einnet_explore.codegen.register_tiles import cpu_flags
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.onnx_import.model import Model, walk_graphs
+from einnet_explore.onnx_import.model import Model, ModelError, walk_graphs
 from einnet_explore.pipeline import size_dispatch
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.bundle import BundledPlan, check_bundle_folder, write_bundle
@@ -56,7 +58,10 @@ RECORD = "certificates/000-relu.json"
 
 
 def bundled(model: Model, plan: ExecutionPlan) -> BundledPlan:
-    records: dict[str, Any] = {"000-relu": {"format": "a record"}}
+    steps = [{"rule": "dead_equation", "at": "0", "params": {}, "after": PROGRAMS["c"]}]
+    records: dict[str, Any] = {
+        "000-relu": {"format": RECORD_FORMAT, "version": 1, "start": PROGRAMS["c"], "steps": steps}
+    }
     return BundledPlan(model=model, plan=plan, numerics="reassociate", error=1e-6, records=records)
 
 
@@ -168,6 +173,43 @@ def test_manifest_describes_every_file_kernel_and_value(bundle: Path) -> None:
     assert found["inputs"] == [{"name": "x", "type": "float32", "shape": [64, 4500]}]
     assert found["opsets"] == {"ai.onnx": 21, "einnet": 1}
     assert found["plans"][0]["original_nodes"] == [] and found["instruction_sets"] == list(INSTRUCTION_SETS)
+
+
+def test_check_compares_files_with_the_manifest_and_proves_the_certificates(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = json.loads((bundle / "manifest.json").read_text())["files"]
+    assert main(["check", str(bundle)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"{bundle / name}: as in the manifest" for name in files),
+        f"{bundle / RECORD}: proved",
+    ]
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "README.md").write_text("changed")
+    (copy / RECORD).unlink()
+    assert main(["check", str(copy), "--json", "-"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    wrong = {each["file"]: each["why"][:16] for each in found["files"] if not each["ok"]}
+    assert wrong == {str(copy / "README.md"): "changed: found t", str(copy / RECORD): "cannot be read: "}
+    manifest = (copy / "manifest.json").read_text()
+    for old, new, why in (
+        ('"README.md"', '"../README.md"', "$.files['../README.md']: found a path outside the bundle"),
+        ('"version": 2', '"version": 1', "$.version: found 1, expected 2"),
+    ):
+        (copy / "manifest.json").write_text(manifest.replace(old, new))
+        assert main(["check", str(copy)]) == 2 and why in capsys.readouterr().err
+    (copy / "manifest.json").unlink()
+    assert main(["check", str(copy)]) == 2 and "without manifest.json, expected a bundle" in capsys.readouterr().err
+
+
+def test_models_of_a_bundle_are_not_compared(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (bundle, bundle / "model.onnx"):
+        assert main(["equal", str(bundle / "model.onnx"), str(path)]) == 2
+        with pytest.raises(
+            ModelError, match=r"found kernels of a bundle, .*; einnet-explore check .* checks the bundle"
+        ):
+            load_model(path)
 
 
 def model_alone(bundle: Path, folder: Path) -> None:

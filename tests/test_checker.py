@@ -253,7 +253,9 @@ def test_replaying_says_what_no_longer_holds(record: dict[str, Any]) -> None:
             records.from_record({**record, "steps": [step]}, source="R.json")
         return str(caught.value)
 
-    assert why(rule="Rule9").startswith("R.json: $.steps[0].rule: found 'Rule9', expected one of summation_splitting, ")
+    assert why(rule="Rule9").startswith(
+        "R.json: $.steps[0].rule: found 'Rule9', expected one of 37 known rules; a rule of "
+    )
     assert why(at="7").startswith("R.json: $.steps[0]: summation_splitting at 7: ")
     assert "now results in another program" in why(after=record["start"])
     assert why(params={}).startswith("R.json: $.steps[0]: summation_splitting at 0: ")

@@ -719,10 +719,20 @@ def test_command_has_an_exit_code_for_each_verdict(tmp_path: Path) -> None:
     done = run(record, program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["start: proved", "1. expression_fusion at 0: proved"]
+    good = tmp_path / "good.json"
+    good.write_text(record.read_text())
     record.write_text(json.dumps(record_of(start, split.replace("2*p", "p"))))
+    done = run(good, record, good, "--program", program)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stdout.count(f"{good}: proved, ") == 2
+    assert [line for line in done.stdout.splitlines() if line.endswith(".json:")] == [
+        f"{path}:" for path in (good, record, good)
+    ]
     done = run(record, program)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"{record}: 1. expression_fusion at 0: NOT PROVED: Y: ")
+    record.write_text(json.dumps(record_of(start, split, rule="mine")))
+    done = run(record)
+    assert done.returncode == 2 and done.stderr.endswith("another one is allowed by rules=, or --rule mine\n")
     record.write_text("{")
     assert run(record).returncode == run(tmp_path / "none.json").returncode == run().returncode == 2
     record.write_text("[" * 100_000)
@@ -786,4 +796,4 @@ def test_families_that_are_equal_are_proved_by_both_checkers(tmp_path: Path) -> 
     found = ee.equal(one, two)
     assert found.kind == "proved" and found.save_certificates(tmp_path) == 1
     (record,) = (json.loads(path.read_text()) for path in tmp_path.iterdir())
-    assert {v.why for v in check(record, rules={"comparison"})} == {None}
+    assert {v.why for v in check(record)} == {None}

@@ -151,7 +151,7 @@ def replayed(found: Equality, folder: Path) -> set[str]:
     found.save_certificates(folder)
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     assert len(records) == sum(len(case.pairs) for case in found.cases) or len(found.pairs)
-    return {v.kind for record in records for v in check_independently(record, rules={"comparison"})}
+    return {v.kind for record in records for v in check_independently(record)}
 
 
 def test_two_spellings_of_a_block_are_equal_and_the_certificates_are_replayed(

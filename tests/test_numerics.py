@@ -300,11 +300,11 @@ def test_badges_of_matrix_products() -> None:
     start = Derivation(ee.parse("tensor A[8,32]\ntensor B[32,8]\nY[m:8,n:8] = sum[k:32] A[m,k]*B[k,n]"))
     same = badged(start)
     assert same.level == "exact" and same.rules == () and same.before == same.after and same.after is not None
-    assert str(same).startswith("exact: error ")
+    assert str(same).startswith("sums unchanged: error ")
     chain = Derivation(ee.parse(CHAIN))
     other = badged(chain.then(next(iter(CONTRACTION_ORDER.matches(chain.end, (0,))))))
     assert other.level == "reassociate" and other.rules == ("contraction order",)
-    assert str(other).startswith("re-association only: error ") and other.before and other.after
+    assert str(other).startswith("reassociate: error ") and other.before and other.after
     assert other.before.bound and other.after.bound and other.after.error <= other.after.bound < 2 * other.before.bound
     products = [m for m in BILINEAR_PRODUCT.matches(start.end, (0,)) if m.params.algorithm.name == "Strassen"]
     fewer = badged(start.then(products[0]))

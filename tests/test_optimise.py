@@ -159,8 +159,9 @@ def test_an_interrupted_search_keeps_what_it_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tuner, "run_task", once)
     fast = optimize_model(model(transposed()), threads=1, states=40)
     assert fast.interrupted and fast.report()["interrupted"] is True and len(fast.parts) == 1
+    assert [s.why for s in fast.skipped] == ["the run was interrupted before it was tuned"] * 2
     assert fast.conclusions()[-1].startswith(
-        "interrupted: this is the best of what was found by then; 2 nodes not tuned"
+        "interrupted: this is the best of what was found by then; 1 subprogram not tuned (convtranspose_c). "
     )
 
 
@@ -188,10 +189,17 @@ def test_budget_ends_the_search() -> None:
     work = Optimiser(model(transposed()), Settings(1, 7, 4.0), budget=1e-9)
     assert list(work.run()) == []
     fast = work.result()
-    assert fast.speedup == 1.0 and "the time budget ended" in fast.untouched()[-1]
-    (said,) = fast.conclusions()
-    assert said.startswith(
+    why = "the budget of 1e-09 s ended before it was tuned"
+    assert fast.speedup == 1.0 and fast.untouched() == [f"2 ConvTranspose: {why}", f"2 Relu: {why}"]
+    assert {s.node for s in fast.skipped} == {node.name for node in fast.model.nodes}
+    assert fast.report()["skipped"][0] == {"node": "convtranspose_a", "why": why}
+    assert fast.summary().startswith("0 of 2 subprograms replaced; ")
+    gain, late = fast.conclusions(budget="--budget ")
+    assert gain.startswith(
         "nothing gained: keep your file. Nothing was faster than your model in ONNX Runtime (1 thread)"
+    )
+    assert late == (
+        "2 subprograms not tuned (convtranspose_a, convtranspose_c): repeat with --budget 2e-09, which continues"
     )
     assert "<details open>" in fast._repr_html_()  # seen without a click: nothing else says that there is more to do
 

@@ -97,6 +97,8 @@ def test_width_of_a_figure_is_kept(picture: Figure) -> None:
 def test_a_width_that_is_none_is_refused(picture: Figure, width: str) -> None:
     with pytest.raises(Refused, match="expected a number above 0 and one of px, pt"):
         picture.scaled(width)
+    with pytest.raises(Refused, match=r"^width 3: expected a text such as '3\.3in'$"):
+        picture.scaled(3)  # type: ignore[arg-type]
 
 
 def test_unsupported_figure_format_is_refused(picture: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,13 @@ def test_programs_are_measured_in_turn() -> None:
     assert sheet.column("flops_per_second")[1] == at.flops and last.library.startswith("apache-tvm ")
     assert "5 interleaved rounds, 1 thread" in repr(last.table()) and last.plot().svg.count("<rect") == 3
     assert set(last._repr_mimebundle_()) == {"text/html", "text/plain", "image/svg+xml"}
+    run = ee.search(CONV, max_depth=1, budget=20)
+    measured = run.benchmark(limit=1, rounds=1)
+    assert list(measured.samples) == ["original", "candidate 1"] and measured.programs["original"] == CONV
+    assert measured.programs["candidate 1"] == min(run.candidates, key=lambda c: c.rank).program
+    assert measured.to_latex().count("candidate 1 & ") == 1 and repr(measured) == repr(measured.table())
+    with pytest.raises(ValueError, match="limit 0: expected at least 1"):
+        run.benchmark(limit=0)
 
 
 def test_a_program_that_does_not_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,8 @@ def test_the_checker_knows_no_rules_and_sees_a_false_step(tmp_path: Path) -> Non
     session.save(path)
     with pytest.raises(RecordError, match=r"steps\[0\].rule: found 'max_outside', expected one of"):
         check_file(path)
+    with pytest.raises(RecordError, match=r"a rule of your own needs ee\.Session\.load\(FILE, rules="):
+        ee.load(path)
     assert main(["check", str(path)]) == 2 and main(["check", str(path), "--rule", "max_outside"]) in (0, 3)
     assert check_file(path, rules=("max_outside",)).ok
     held = json.loads(path.read_text())

@@ -44,9 +44,12 @@ from einnet_explore.syntax import TextError, parse
 FORMAT = "einnet-explore record"
 VERSION = 1
 
+COMPARISON = "comparison"
+"""The step of the records of ``equal``: no rule made it."""
+
 RULE_NAMES = (
     "batch_merging", "bilinear_product", "bilinear_substitution", "blocked_generation",
-    "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression",
+    "boundary_relaxing", "boundary_tightening", "cancellation", "common_factor", "common_subexpression", COMPARISON,
     "contraction_order", "dead_equation", "distributivity", "eoperator_generation", "expression_extraction",
     "expression_fusion", "expression_inlining", "expression_splitting", "homomorphism", "inverse", "known_quotient",
     "monotone_exchange", "one_pass_generation", "operator_matching", "padding_exchange", "part_extraction",
@@ -54,7 +57,7 @@ RULE_NAMES = (
     "reduction_generation", "row_generation", "sibling_merging", "storage_layout", "summation_exchange",
     "summation_splitting", "traversal_factoring", "traversal_merging", "variable_substitution",
 )  # fmt: skip
-"""The rules that a step may name, without their definitions."""
+"""The names that a step may have, without the rules' definitions: it is proved from its programs, whatever its name."""
 
 
 class RecordError(ValueError):
@@ -82,15 +85,15 @@ class Record:
 
 def read_record(record: object, source: str = "<record>") -> Record:
     """Read the programs and steps of *record*; raises RecordError for a malformed record."""
-    data = _object(record, source, "$")
-    found = _get(data, "format", str, source, "$")
+    data = require_object(record, source, "$")
+    found = require_field(data, "format", str, source, "$")
     if found != FORMAT:
         raise _mismatch(source, "$.format", repr(found), repr(FORMAT))
-    version = _get(data, "version", int, source, "$")
+    version = require_field(data, "version", int, source, "$")
     if version != VERSION:
         raise _mismatch(source, "$.version", str(version), str(VERSION))
-    start = _program(_get(data, "start", str, source, "$"), source, "$.start")
-    steps = _get(data, "steps", list, source, "$")
+    start = _program(require_field(data, "start", str, source, "$"), source, "$.start")
+    steps = require_field(data, "steps", list, source, "$")
     return Record(start, tuple(_step(step, source, f"$.steps[{n}]") for n, step in enumerate(steps)))
 
 
@@ -125,9 +128,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _step(step: object, source: str, at: str) -> RecordedStep:
-    data = _object(step, source, at)
-    path = _get(data, "at", str, source, at)
-    rule = _get(data, "rule", str, source, at)
+    data = require_object(step, source, at)
+    path = require_field(data, "at", str, source, at)
+    rule = require_field(data, "rule", str, source, at)
     if not re.fullmatch(r"\w+", rule, re.ASCII):
         raise _mismatch(source, f"{at}.rule", ascii(rule), "the name of a rule")
     try:
@@ -136,7 +139,8 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
         raise RecordError(f"{source}: {at}.at: {error}") from None
     certificate = data.get("certificate")
     try:
-        held = None if certificate is None else Certificate.from_json(_object(certificate, source, f"{at}.certificate"))
+        claim = None if certificate is None else require_object(certificate, source, f"{at}.certificate")
+        held = None if claim is None else Certificate.from_json(claim)
     except ValueError as error:
         if isinstance(error, RecordError):
             raise
@@ -144,8 +148,8 @@ def _step(step: object, source: str, at: str) -> RecordedStep:
     return RecordedStep(
         rule,
         path,
-        _object(_get(data, "params", dict, source, at), source, f"{at}.params"),
-        _program(_get(data, "after", str, source, at), source, f"{at}.after"),
+        require_object(require_field(data, "params", dict, source, at), source, f"{at}.params"),
+        _program(require_field(data, "after", str, source, at), source, f"{at}.after"),
         held,
     )
 
@@ -157,13 +161,15 @@ def _program(text: str, source: str, at: str) -> Program:
         raise RecordError(str(error)) from None
 
 
-def _object(value: object, source: str, at: str) -> dict[str, Any]:
+def require_object(value: object, source: str, at: str) -> dict[str, Any]:
+    """Return the JSON object *value*, found *at* a JSON path of the file *source*; raises RecordError."""
     if not isinstance(value, dict):
         raise _mismatch(source, at, _kind(value), "an object")
     return value
 
 
-def _get(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
+def require_field(data: Mapping[str, Any], key: str, expected: type, source: str, at: str) -> Any:
+    """Return the value of *key*, which has the type *expected*; raises RecordError otherwise."""
     if key not in data:
         raise _mismatch(source, f"{at}.{key}", "nothing", _KINDS[expected])
     value = data[key]
@@ -374,13 +380,17 @@ class Report:
             "whole": self.whole.to_json(),
         }
 
+    @property
+    def verdict(self) -> str:
+        """One line: the file, the record's certificate, and its first fault."""
+        return f"{self.source}: {self.kind}" + (f": {self.counterexample}" if self.kind == "false" else "")
+
     def __str__(self) -> str:
         lines = [f"{n}. {step.rule} at {step.at}: {_result_text(step)}" for n, step in enumerate(self.steps, 1)]
         needed = self.whole.detail if self.whole.programs else join_axioms([self.whole.detail])
         how = ", ".join(filter(None, (self.whole.method, needed, _error_text(self.whole))))
         lines.append(f"start to end: {self.whole.kind} ({how})")
-        verdict = self.kind + (f": {self.counterexample}" if self.kind == "false" else "")
-        return "\n".join([*lines, f"{self.source}: {verdict}"])
+        return "\n".join([*lines, self.verdict])
 
 
 def _result_text(step: StepReport) -> str:

@@ -12,7 +12,8 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from einnet_explore.cli.output import BAD_INPUT, INTERRUPTED, OK, one_line
-from einnet_explore.cli.values import parse_count, parse_memory, parse_natural, parse_seconds
+from einnet_explore.cli.values import parse_call, parse_count, parse_memory, parse_natural, parse_seconds
+from einnet_explore.support.version import PACKAGE_VERSION
 
 __all__ = ["command_parser", "main"]
 
@@ -65,12 +66,7 @@ class _Version(argparse.Action):
     """Print the version and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-        try:
-            print(f"einnet-explore {version('einnet-explore')}")
-        except PackageNotFoundError:
-            parser.error("--version: found no installed einnet-explore, expected one (pip install -e .)")
+        print(f"einnet-explore {PACKAGE_VERSION}")
         parser.exit()
 
 
@@ -235,6 +231,13 @@ def _derive_arguments(command: argparse.ArgumentParser) -> None:
     )
     _states_option(command)
     _memory_option(command)
+    command.add_argument(
+        "--pick",
+        type=parse_call,
+        metavar="m=196,n=288",
+        help="print and save the best candidate that calls an operator with these attributes, instead of the best one; "
+        "the operator is that of --target, or the first word: Matmul,m=196",
+    )
     command.add_argument("--save", metavar="RECORD.json", help="write the best derivation with its certificates")
     command.add_argument(
         "--device",
@@ -307,7 +310,7 @@ def _grad_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _check_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("records", nargs="+", metavar="RECORD.json")
+    command.add_argument("records", nargs="+", metavar="RECORD.json|BUNDLE", help="records, or folders of bundles")
     command.add_argument("--rule", metavar="NAME", action="append", default=[], help="also allow steps of this rule")
     command.add_argument(
         "--operator",
@@ -392,7 +395,8 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "--target-runtime",
         default="plan",
         metavar="plan|onnxruntime",
-        help="the runtime that OUT.onnx must be fast in: this project's plan (the default), or plain ONNX Runtime",
+        help="what to make fast: the plan, which --bundle writes (the default; OUT.onnx has those of its rewrites that "
+        "are also faster in plain ONNX Runtime), or OUT.onnx in plain ONNX Runtime",
     )
     command.add_argument(
         "--numerics",

@@ -19,7 +19,7 @@ from einnet_explore.cli.output import (
 from einnet_explore.cost import program_seconds
 from einnet_explore.session.run import Run
 from einnet_explore.session.running_search import SEARCH_SUFFIX
-from einnet_explore.strategies.candidate import Candidate
+from einnet_explore.strategies.candidate import Candidate, save_record
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.support.limits import format_bytes, limit_memory
 from einnet_explore.support.wording import count_noun, format_seconds
@@ -37,6 +37,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
         fingerprint=not arguments.no_fingerprint,
         converging=not arguments.no_converging,
     )
+    _check_pick(arguments)
     program = load_text(arguments.case)
     cost = _cost(arguments.device, arguments.threads)
     search = Run(
@@ -52,17 +53,21 @@ def run_derive(arguments: argparse.Namespace) -> int:
         interrupted = _search(search)
     if search.full:
         say(f"stopped near {format_bytes(arguments.memory)} of memory: {_found(search)} found and reported")
-    wanted = [c for c in search.candidates if c.operators or not arguments.target]
+    picked = _pick(search, arguments)
+    wanted = [c for c in search.candidates if c.operators or not arguments.target] if picked else []
     # The record is written first, so that a second Ctrl-C cannot lose it.
-    if arguments.save and (search.candidates or arguments.save.endswith(SEARCH_SUFFIX)):
+    if arguments.save and arguments.save.endswith(SEARCH_SUFFIX):
         search.save(arguments.save, arguments.case)
         say(f"saved {arguments.save}")
+    elif arguments.save and picked is not None:
+        save_record(arguments.save, search.record(picked, arguments.case))
+        say(f"saved {arguments.save}")
     elif arguments.save:
-        say(f"{arguments.save}: not written, no candidate was found")
+        say(f"{arguments.save}: not written, no such candidate was found")
     if arguments.json:
         write_json(arguments.json, search.report(arguments.case))
     if arguments.json != STDOUT:
-        print(_summary(search))
+        print(_summary(search, picked))
     if interrupted:
         say(f"interrupted: {_found(search)} found and reported")
         return INTERRUPTED
@@ -96,7 +101,27 @@ def _search(search: Run) -> bool:
     return False
 
 
-def _summary(search: Run) -> str:
+def _check_pick(arguments: argparse.Namespace) -> None:
+    """Add the one operator of ``--target`` to a call of ``--pick`` without one; raises ValueError if there is none."""
+    if arguments.pick and not arguments.pick[0]:
+        if len(arguments.target) != 1:
+            raise ValueError("--pick: found no operator and no single --target, expected an operator: Matmul,m=196")
+        arguments.pick = (arguments.target[0], arguments.pick[1])
+
+
+def _pick(search: Run, arguments: argparse.Namespace) -> Candidate | None:
+    """Return the candidate of ``--pick``, by default the best one; None if there is none."""
+    if arguments.pick is None:
+        return search.best
+    operator, attributes = arguments.pick
+    try:
+        return search.find(operator, **attributes)
+    except LookupError as error:
+        say(f"--pick: {error}")
+        return None
+
+
+def _summary(search: Run, picked: Candidate | None) -> str:
     best = search.best
     counts = f"{search.search.counted}, {search.search.pruned} pruned"
     head = f"{counts}, {search.seconds:.2f} s ({search.ending}); {_found(search)}"
@@ -115,10 +140,9 @@ def _summary(search: Run) -> str:
             *more,
             *search.remarks(),
             "",
-            "the best:",
-            text(best.program).rstrip(),
+            *([] if picked is None else ["the best:" if picked == best else "picked:", text(picked.program).rstrip()]),
         ]
-    )
+    ).rstrip()
 
 
 def _found(search: Run) -> str:

@@ -26,7 +26,8 @@ def run_equal(arguments: argparse.Namespace) -> int:
     )
     if arguments.certificates:
         saved = found.save_certificates(arguments.certificates)
-        say(f"saved {count_noun(saved, 'record')} in {arguments.certificates}")
+        again = f": python -m einnet_check {arguments.certificates}/*.json proves them again" if saved else ""
+        say(f"saved {count_noun(saved, 'record')} in {arguments.certificates}{again}")
     if arguments.inputs and found.difference is not None:
         found.difference.save_inputs(arguments.inputs)
         say(f"saved {arguments.inputs}")

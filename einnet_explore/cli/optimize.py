@@ -72,7 +72,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     if arguments.json != STDOUT:
         print(format_table(fast.rows()))
         bundle, file = arguments.bundle or "--bundle DIR", arguments.output or "-o OUT.onnx"
-        print("", *fast.conclusions(bundle, file), "", sep="\n")
+        print("", *fast.conclusions(bundle, file, "--budget "), "", sep="\n")
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"not optimised: {line}")
     if work.interrupted:

@@ -19,6 +19,16 @@ def parse_shapes(arguments: list[str]) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def parse_call(text: str) -> tuple[str, dict[str, int]]:
+    """Parse a call such as ``Matmul,m=196,n=288`` to the operator, empty if none is named, and its attributes."""
+    first, *rest = words = [word.strip() for word in text.split(",")]
+    operator = "" if "=" in first else first
+    found = [word.partition("=") for word in (rest if operator else words)]
+    if not all(name.isidentifier() and value.isdecimal() for name, _, value in found):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a call such as m=196,n=288 or Matmul,m=196")
+    return operator, {name: int(value) for name, _, value in found}
+
+
 def parse_natural(text: str) -> int:
     """Parse a whole number of at least 0."""
     return _parse_integer(text, 0)

@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import external_data_helper, helper, inliner, numpy_helper, version_converter
 from onnx.reference import ReferenceEvaluator
 
+from einnet_explore.checker.bundle import MANIFEST
 from einnet_explore.onnx_import.model import (
     Array,
     Model,
@@ -45,7 +46,7 @@ from einnet_explore.onnx_import.model import (
 from einnet_explore.onnx_import.resizing import with_interpolation_matrices
 from einnet_explore.onnx_import.shapes import graph_values, infer_static_shapes, set_input_shapes
 from einnet_explore.onnx_import.widening import narrow_types, widen
-from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
+from einnet_explore.runtime.onnx_fragment import DOMAIN, ONNXRUNTIME_ERRORS
 
 FunctionKey: TypeAlias = "tuple[str, str, str]"
 """Domain, name and overload of an operator or function."""
@@ -234,6 +235,8 @@ def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple
             return "<bytes>", _require_no_external_data("<bytes>", _parse("<bytes>", model))
         case _:
             path = Path(model)
+            if (path / MANIFEST).is_file():
+                raise ModelError(_describe_bundle(path, path))
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
@@ -241,11 +244,20 @@ def read_proto(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple
             except OSError as error:
                 raise ModelError(f"{path}: found {error.strerror}, expected a readable ONNX file") from None
             proto = _parse(str(path), data)
+            if any(node.domain == DOMAIN for node in walk_nodes(proto)):
+                raise ModelError(_describe_bundle(path, path.parent))
             try:
                 onnx.load_external_data_for_model(proto, str(path.parent))
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
                 raise ModelError(f"{path}: external data: found {_line(error)}, expected the weights' file") from None
             return str(path), proto
+
+
+def _describe_bundle(path: Path, folder: Path) -> str:
+    return (
+        f"{path}: found kernels of a bundle, which are not compared or optimised, expected the original model; "
+        f"einnet-explore check {folder} checks the bundle"
+    )
 
 
 def _require_no_external_data(file: str, proto: onnx.ModelProto) -> onnx.ModelProto:

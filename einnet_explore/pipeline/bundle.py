@@ -22,6 +22,7 @@ from string import Template
 import onnx
 from onnx import external_data_helper, numpy_helper
 
+from einnet_explore.checker.bundle import FORMAT, MANIFEST, VERSION
 from einnet_explore.onnx_import.model import Model, ModelValue, Shape, copy_message, walk_graphs
 from einnet_explore.pipeline.plan import ExecutionPlan, PlanModel
 from einnet_explore.pipeline.size_dispatch import dispatch_sizes, with_declared_sizes
@@ -31,6 +32,7 @@ from einnet_explore.runtime.profile_store import package_version
 from einnet_explore.strategies.candidate import save_record
 from einnet_explore.support.errors import BackendError, Refused
 from einnet_explore.support.json_values import JsonObject, as_object
+from einnet_explore.support.version import PACKAGE_VERSION
 from einnet_explore.support.wording import count_noun
 
 FORMAT, VERSION = "einnet-explore bundle", 2
@@ -38,8 +40,8 @@ FORMAT, VERSION = "einnet-explore bundle", 2
 PLATFORM = "linux-x86_64"
 """The platform of the instruction sets and of the library's form."""
 
-MODEL, WEIGHTS, LIBRARY, MANIFEST, README, CERTIFICATES = (
-    "model.onnx", "weights.bin", "kernels.so", "manifest.json", "README.md", "certificates",
+MODEL, WEIGHTS, LIBRARY, README, CERTIFICATES = (
+    "model.onnx", "weights.bin", "kernels.so", "README.md", "certificates",
 )  # fmt: skip
 
 MIN_MOVED_BYTES = 1 << 16
@@ -198,7 +200,7 @@ def _manifest(
         "format": FORMAT,
         "version": VERSION,
         "made_by": {
-            "einnet-explore": package_version("einnet-explore"),
+            "einnet-explore": PACKAGE_VERSION,
             "apache-tvm": package_version("apache-tvm"),
             "c_compiler": c_compiler(),
         },

@@ -25,7 +25,14 @@ from einnet_explore.pipeline.tuning_context import (
 )
 from einnet_explore.rules import Derivation, Match
 from einnet_explore.runtime.arrays import Array, Arrays
-from einnet_explore.strategies.rounding_levels import LEVELS, Level, derivation_level, parse_level, rule_level
+from einnet_explore.strategies.rounding_levels import (
+    LEVEL_WORDS,
+    LEVELS,
+    Level,
+    derivation_level,
+    parse_level,
+    rule_level,
+)
 from einnet_explore.support.errors import BackendError
 from einnet_explore.support.json_values import JsonObject, as_integer, as_number, as_object, as_texts
 
@@ -66,7 +73,7 @@ class ErrorReport:
     memory_short: bool = False
 
     def __str__(self) -> str:
-        kind = {"exact": "exact", "reassociate": "re-association only", "approximate": "approximate"}[self.level]
+        kind = LEVEL_WORDS[self.level]
         by = f" ({', '.join(self.rules)})" if self.level == "approximate" else ""
         if self.after is None:
             return f"{kind}{by}: not measured, {self.why}" if self.why else f"{kind}{by}"

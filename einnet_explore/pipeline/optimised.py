@@ -146,6 +146,10 @@ class Optimised:
     feeds: Mapping[str, Array] = field(default_factory=dict, repr=False)
     without: LeaveOneOut | None = field(default=None, repr=False)
     stored: StoredModel | None = None
+    untuned: tuple[tuple[str, ...], ...] = ()
+    """The nodes of each subprogram that was not tuned in time; ``skipped`` has them too."""
+    budget: float = inf
+    """The seconds within which tuning tasks could begin, earlier runs counted."""
 
     def __call__(self, **inputs: npt.ArrayLike) -> dict[str, Array]:
         """The outputs by name; raises ValueError on a missing or misshapen input."""
@@ -307,19 +311,20 @@ class Optimised:
 
     def summary(self) -> str:
         """Return one sentence with the gain and the error."""
-        kept = sum(part.kept for part in self.parts)
         return (
-            f"{kept} of {count_noun(len(self.parts), 'subprogram')} replaced; "
+            f"{self._count_replaced()}; "
             f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
             f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}"
             + (f"; {self.stored}" if self.stored else "")
         )
 
-    def conclusions(self, bundle: str = 'save_bundle("DIR")', file: str = 'save("OUT.onnx")') -> list[str]:
-        """Return lines for the head of the report: gain, proofs, error, what to deploy, and whether it was interrupted.
+    def conclusions(
+        self, bundle: str = 'save_bundle("DIR")', file: str = 'save("OUT.onnx")', budget: str = "budget="
+    ) -> list[str]:
+        """Return lines for the head of the report: gain, proofs, error, what to deploy, what was not tuned in time.
 
-        *bundle* and *file* say how each is written.
+        *bundle* and *file* say how each is written, *budget* what is written before the seconds of a larger budget.
         """
         kept = [part for part in self.parts if part.kept]
         before, after = (f"{self.timings[name].median * 1e3:.3f} ms" for name in ("before", "after"))
@@ -329,16 +334,28 @@ class Optimised:
         if kept:
             lines = [
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
-                f"{len(kept)} of {count_noun(len(self.parts), 'subprogram')} replaced: {proofs}",
+                f"{self._count_replaced()}: {_count_certificates(kept)}",
                 f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
             ]
+        late = f"{count_noun(len(self.untuned), 'subprogram')} not tuned ({self._name_untuned()})"
         if self.interrupted:
-            late = self._count_untried()
-            untried = f"; {count_noun(late, 'node')} not tuned" if late else ""
-            lines.append(f"interrupted: this is the best of what was found by then{untried}. A second run continues")
+            untuned = f"; {late}" if self.untuned else ""
+            lines.append(f"interrupted: this is the best of what was found by then{untuned}. A second run continues")
+        elif self.untuned:
+            lines.append(f"{late}: repeat with {budget}{2 * self.budget:g}, which continues")
         return lines
+
+    def _count_replaced(self) -> str:
+        """Say how many of all subprograms are replaced, those that were not tuned counted."""
+        kept, every = sum(part.kept for part in self.parts), len(self.parts) + len(self.untuned)
+        return f"{kept} of {count_noun(every, 'subprogram')} replaced"
+
+    def _name_untuned(self) -> str:
+        """Name the subprograms that were not tuned by their first nodes, the first three of them."""
+        first = [_shorten(nodes[0]) for nodes in self.untuned]
+        return ", ".join(first[:3]) + (f" and {len(first) - 3} more" if len(first) > 3 else "")
 
     def _advice(self, bundle: str, file: str) -> list[str]:
         """Say what to deploy, if something was gained."""
@@ -351,6 +368,8 @@ class Optimised:
         if self.replacements and (inside or 0.0) >= self.speedup:
             return [f"deploy this: {file}: one ONNX file, {known}"]
         speed = f"{self.speedup:.2f} times as fast"
+        if outside := sum(len(segment.nodes) for segment in self.plan.segments if segment.replaced):
+            speed = f"slower than this plan: no session runs the kernels of {count_noun(outside, 'node')}, which stay"
         return [
             f"deploy this: {bundle}: a folder that ONNX Runtime runs from any language, {speed}",
             f"as one ONNX file ({file}): {known if self.replacements else f'your original: {ORIGINAL_FILE}'}",
@@ -360,14 +379,7 @@ class Optimised:
         """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
         operators = {node.name: node.op for node in self.model.nodes}
         counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
-        lines = [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
-        if late := self._count_untried():
-            lines.append(f"{late} more nodes: the time budget ended before they were tuned")
-        return lines
-
-    def _count_untried(self) -> int:
-        seen = {s.node for s in self.skipped} | {name for part in self.parts for name in part.nodes}
-        return sum(node.name not in seen for node in self.model.nodes)
+        return [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
 
     def _describe_rounding(self) -> str:
         """Describe the kept derivation with the largest rounding error; empty if nothing is kept."""
@@ -390,7 +402,7 @@ class Optimised:
 
     def _repr_html_(self) -> str:
         left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
-        shown = " open" if self._count_untried() else ""  # else "1 of 1 replaced" looks as if there were no more
+        shown = " open" if self.untuned else ""
         stays = (
             f"<details{shown}><summary>not optimised</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>" if left else ""
         )

@@ -29,7 +29,7 @@ from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimised import Optimised
-from einnet_explore.pipeline.partition import Split, partition
+from einnet_explore.pipeline.partition import Skipped, Split, partition
 from einnet_explore.pipeline.plan import ExecutionPlan, build_plan
 from einnet_explore.pipeline.selection import Selector
 from einnet_explore.pipeline.subprogram import (
@@ -532,6 +532,9 @@ class Optimiser:
     def result(self) -> Optimised:
         """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
         self.stage = SELECTING
+        untuned, end = self._untuned(), f"the budget of {self.time_budget:g} s ended"
+        if self.interrupted:
+            end = "the run was interrupted"
         found = self.selector().optimised()
         self.original.rest()
         parts = list(found.parts)
@@ -544,10 +547,24 @@ class Optimiser:
         return replace(
             found,
             parts=tuple(parts),
-            skipped=self.split.skipped,
+            untuned=untuned,
+            budget=self.time_budget,
+            skipped=(
+                *self.split.skipped,
+                *(Skipped(node, f"{end} before it was tuned") for nodes in untuned for node in nodes),
+            ),
             search_seconds=sum(trial.search_seconds for trial in self.tuner.trials.values()),
             interrupted=self.interrupted or found.interrupted,
         )
+
+    def _untuned(self) -> tuple[tuple[str, ...], ...]:
+        """Return the nodes of each subprogram that was not tuned: of a joined one, or of those of its parts."""
+        tuned = {node for part in self.parts for node in part.nodes}
+        late: list[tuple[str, ...]] = []
+        for whole in self.split.subprograms:
+            parts = whole.parts if whole.parts and not tuned.isdisjoint(whole.nodes) else (whole,)
+            late += [part.nodes for part in parts if tuned.isdisjoint(part.nodes)]
+        return tuple(late)
 
     def selector(self) -> Selector:
         """Return the selector of the trials so far, in the order of the model."""

@@ -28,12 +28,13 @@ from einnet_explore.runtime.implementation_choice import (
     peak_flops,
     stream_bandwidth,
 )
-from einnet_explore.runtime.profile_store import TimeStore, device_name, library_versions, package_version
+from einnet_explore.runtime.profile_store import TimeStore, device_name, library_versions
 from einnet_explore.strategies.engine import Search
 from einnet_explore.strategies.events import Found
 from einnet_explore.strategies.options import Cost, Options
 from einnet_explore.strategies.rounding_levels import Level
 from einnet_explore.support.errors import BackendError
+from einnet_explore.support.version import PACKAGE_VERSION
 
 ProgramCompiler: TypeAlias = "Callable[[Program, Arrays], Callable[[Arrays], Arrays]]"
 """Compiles a program with the arrays of its weights to a function from inputs to outputs, both by name."""
@@ -219,6 +220,6 @@ class TuningHistory:
 
 
 def _key(parts: tuple[object, ...]) -> str:
-    versions = (package_version("einnet-explore"), all_versions())
+    versions = (PACKAGE_VERSION, all_versions())
     text = "\n".join((*map(str, parts), device_name(), library_versions(), *versions))
     return hashlib.sha256(text.encode()).hexdigest()

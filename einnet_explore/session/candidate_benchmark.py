@@ -32,7 +32,7 @@ from einnet_explore.viz.figure import (
     figure_from_picture,
     text_width,
 )
-from einnet_explore.viz.tables import ResultTable, TextTable
+from einnet_explore.viz.tables import DisplayedAsTable, ResultTable, TextTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,8 +118,8 @@ ROUNDS_PER_UPDATE = 3
 BAR, ROW, TEXT = 320.0, 24.0, 12.0
 
 
-@dataclass(frozen=True)
-class CandidateMeasurements:
+@dataclass(frozen=True, repr=False)
+class CandidateMeasurements(DisplayedAsTable):
     """Measurements so far of *programs* by name; the first one is the baseline of the others.
 
     *samples* are seconds a call, one a round; *errors* the largest difference of the outputs from the first program's,

@@ -23,6 +23,7 @@ from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.matching import match_operator
 from einnet_explore.operators.operator import Operator
 from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.strategies.rounding_levels import LEVEL_WORDS
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.wording import format_seconds
 from einnet_explore.syntax import text
@@ -212,11 +213,10 @@ class Comparison(DisplayedAsTable):
 
     def table(self) -> TextTable:
         """Return one row for each program."""
+        words = (LEVEL_WORDS.get(level, level) for level in self.levels)
         rows = tuple(
             (name, "?" if d is None else str(d), format_seconds(s), level, str(len(p.equations)), text(p).rstrip("\n"))
-            for name, d, s, level, p in zip(
-                self.names, self.distances, self.seconds, self.levels, self.programs, strict=True
-            )
+            for name, d, s, level, p in zip(self.names, self.distances, self.seconds, words, self.programs, strict=True)
         )
         verdict = "the same program" if self.same else "different programs"
         caption = f"{verdict}; {self.certificate.kind}"

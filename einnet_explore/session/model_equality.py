@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.format import write_array
 
 from einnet_explore.analysis.equations import rename_tensors
-from einnet_explore.checker.record import FORMAT, VERSION
+from einnet_explore.checker.record import COMPARISON, FORMAT, VERSION
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.program_diff import require_same_interface
 from einnet_explore.equivalence.sample_inputs import within_type
@@ -42,9 +42,6 @@ from einnet_explore.viz.views import html_page
 
 EqualityKind: TypeAlias = Literal["proved", "rounded", "different", "unknown"]
 """``rounded``: proved, with weights or constants that are equal up to rounding."""
-
-COMPARISON = "comparison"
-"""The name of the step of a certificate: no rule made it."""
 
 NOISE_FACTOR = 32
 """A difference counts if it is this many times the difference between two orders of computation of one model."""
@@ -167,7 +164,7 @@ class Equality(DisplayedAsTable):
     def save_certificates(self, folder: str | PathLike[str]) -> int:
         """Write one record for each proved pair to *folder*, and return their number.
 
-        ``python -m einnet_check RECORD.json --rule comparison`` proves each again.
+        ``python -m einnet_check RECORD.json …`` proves them again.
         """
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword
 from os import PathLike
 
-from einnet_explore.checker.record import RecordError, load_json, read_record
+from einnet_explore.checker.record import COMPARISON, RecordError, load_json, read_record
 from einnet_explore.operators.library import OPERATORS
 from einnet_explore.operators.operator import Operator
 from einnet_explore.rules import INTER_RULES, RULES, Derivation, Match, Rule
@@ -34,7 +34,10 @@ def from_record(record: object, rules: tuple[Rule[object], ...] | None = None, s
     for n, step in enumerate(found.steps):
         where, what = f"{source}: $.steps[{n}]", f"{step.rule} at {step.at}"
         if step.rule not in known:
-            raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {', '.join(known)}")
+            hint = "a rule of your own needs ee.Session.load(FILE, rules=[...])"
+            if step.rule == COMPARISON:
+                hint = "records of equal have no rules, einnet-explore check reads them"
+            raise RecordError(f"{where}.rule: found {step.rule!r}, expected one of {len(known)} known rules; {hint}")
         written = {"rule": step.rule, "at": step.at, "params": step.params}
         try:
             derivation = derivation.then(match_from_json(known, derivation.end, written))

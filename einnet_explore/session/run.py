@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -16,6 +16,7 @@ from einnet_explore.equivalence.certificate import Certificate, certify
 from einnet_explore.ir import Program
 from einnet_explore.rules import FEWER_PRODUCTS, Derivation
 from einnet_explore.session import explanations
+from einnet_explore.session.candidate_benchmark import CandidateMeasurements, bench
 from einnet_explore.session.explanations import Blocker
 from einnet_explore.session.faces import face
 from einnet_explore.session.running_search import SEARCH_SUFFIX, RunningSearch, load_search, save_search
@@ -97,6 +98,23 @@ class Run(RunningSearch):
         others = list(dict.fromkeys(str(via) for found in calls.values() for via in found))
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         raise LookupError(f"no candidate calls {wanted}, found {shown or 'no calls'}")
+
+    def benchmark(
+        self, limit: int = 4, device: str = "cpu", threads: int = 1, rounds: int = 15
+    ) -> CandidateMeasurements:
+        """Measure the program and its *limit* best candidates by estimate, in *rounds* of interleaved calls.
+
+        Programs are compiled for *threads*; *device* is ``cpu``, ``cuda``, or ``profile:FILE.sqlite``, which gives
+        recorded times without a run.  The result is displayed as a table; ``samples`` are its times in seconds, by
+        ``original`` and ``candidate 1``, ….  Candidates with the same program are measured once.  Raises ValueError for
+        a device that is missing, and for *limit* or *rounds* below 1.
+        """
+        if limit < 1:
+            raise ValueError(f"limit {limit}: expected at least 1")
+        programs = dict.fromkeys(c.program for c in sorted(self.candidates, key=lambda c: c.rank))
+        named = {f"candidate {n}": program for n, program in enumerate(islice(programs, limit), 1)}
+        *_, last = bench({"original": self.search.start, **named}, rounds, threads, device=device)
+        return last
 
     def derivation(self, to: Candidate | int | None = None) -> Steps:
         """Return the steps *to* a candidate or the state of that number (None: the best candidate), for display.

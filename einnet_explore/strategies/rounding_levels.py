@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from einnet_explore.rules import (
@@ -39,6 +40,9 @@ Level: TypeAlias = Literal["exact", "reassociate", "approximate"]
 """
 
 LEVELS: tuple[Level, ...] = ("exact", "reassociate", "approximate")
+
+LEVEL_WORDS: Mapping[str, str] = MappingProxyType(dict(zip(LEVELS, ("sums unchanged", *LEVELS[1:]), strict=True)))
+"""The levels in reports, where ``exact`` would be read as the verdict of a certificate."""
 
 REASSOCIATING = frozenset(
     rule.name

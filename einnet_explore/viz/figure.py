@@ -386,7 +386,9 @@ def _scale_svg(svg: str, wide: float) -> str:
 
 
 def pixels(width: str) -> float:
-    """Return a width such as ``"3.3in"`` in pixels; raise Refused unless it is a positive length."""
+    """Return a width such as ``"3.3in"`` in pixels; raise Refused unless it is a positive length, as a text."""
+    if not isinstance(width, str):
+        raise Refused(f"width {width!r}: expected a text such as '3.3in'")
     found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", width)
     try:
         wide = float(found[1]) * PIXELS_PER_UNIT[found[2]] if found else 0.0

@@ -84,6 +84,10 @@ class DisplayedAsTable:
         """Return the table as a data frame of texts; raises ImportError without pandas."""
         return self.table().to_pandas()
 
+    def to_latex(self) -> str:
+        """Return the table in LaTeX."""
+        return self.table().to_latex()
+
     def __repr__(self) -> str:
         return repr(self.table())
 

@@ -6,6 +6,7 @@ from einnet_explore.ir import VIEW, Program
 from einnet_explore.session.candidate_benchmark import CandidateMeasurements
 from einnet_explore.session.comparison import compared_graphs
 from einnet_explore.session.session import Session
+from einnet_explore.strategies.rounding_levels import LEVEL_WORDS
 from einnet_explore.support.errors import Refused
 from einnet_widgets.graphs import DRAWN
 from einnet_widgets.look import Look, Shown, certified, formula, library_calls, measured_name
@@ -36,7 +37,7 @@ def compare(session: Session, look: Look, measured: CandidateMeasurements | None
                 "distance": pair.distances[k],
                 "seconds": pair.seconds[k],
                 "measured": held and held.median(key),
-                "numerics": pair.levels[k],
+                "numerics": LEVEL_WORDS.get(pair.levels[k], ""),
                 "calls": library_calls(program),
                 "same": n > 0 and pair.same,
                 "certificate": {"kind": pair.certificate.kind, "says": certified(pair.certificate)} if n else None,

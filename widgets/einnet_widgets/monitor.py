@@ -15,7 +15,7 @@ from typing import Any
 
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.candidate import Candidate
-from einnet_explore.strategies.rounding_levels import derivation_level
+from einnet_explore.strategies.rounding_levels import LEVEL_WORDS, derivation_level
 from einnet_explore.strategies.strategy import STRATEGIES
 from einnet_explore.viz.tables import format_parameters
 from einnet_widgets.look import Shown, formula, library_calls
@@ -102,7 +102,7 @@ class Columns:
             "steps": len(candidate.derivation.steps),
             "seconds": candidate.seconds,
             "found": self.run.found_seconds.get(candidate.state),
-            "numerics": derivation_level(candidate.derivation),
+            "numerics": LEVEL_WORDS[derivation_level(candidate.derivation)],
         }
 
 
