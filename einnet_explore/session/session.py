@@ -372,7 +372,7 @@ class Session(DerivationTree):
         operators: Iterable[Operator | str] = OPERATORS,
     ) -> None:
         self.operators = find_operators(operators)
-        super().__init__(start, (*find_rules(rules), matching_rule(self.operators)))
+        super().__init__(start, find_rules((*find_rules(rules), matching_rule(self.operators))))
         self.runs: list[Run] = []
         self.view: JsonObject = {}
 
