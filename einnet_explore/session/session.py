@@ -64,6 +64,15 @@ Place: TypeAlias = int | str | Candidate | Derivation
 """A node of a tree: its number, its label (``#8``, ``E2``) or the name of a pin, or a derivation to it."""
 
 
+MAX_NOTED = 24
+"""Scopes up to which the table of matches names the further rules that apply: some take 10 ms for each."""
+
+
+def _note_of_further(matches: Iterable[Match[object]]) -> str:
+    names = ", ".join(dict.fromkeys(match.rule.name for match in matches))
+    return f"further rules of the library apply, see rules(further=True): {names}" if names else ""
+
+
 class DerivationTree:
     """Derivations from one program as a tree: node *n* is ``nodes[n]``, one step more than node ``parents[n]``.
 
@@ -296,24 +305,45 @@ class DerivationTree:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]
 
-    def rules(self, at: str | Path | None = None, about: Iterable[str] = ()) -> Matches:
+    @property
+    def further_rules(self) -> tuple[Rule[object], ...]:
+        """The rules of the library that are none of the session's, such as ``contraction_order``; it applies them, too.
+
+        A search of one expression does not try them.
+        """
+        known = {rule.name for rule in self.known}
+        return tuple(rule for rule in ALL_RULES if rule.name not in known)
+
+    def rules(self, at: str | Path | None = None, about: Iterable[str] = (), further: bool = False) -> Matches:
         """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none.
 
-        *about* are names of iterators or tensors: only matches whose parameters name one of them.
+        *about* are names of iterators or tensors: only matches whose parameters name one of them.  *further*: also
+        those of ``further_rules``, last.
         """
-        program, names = self.program, {about} if isinstance(about, str) else set(about)
-        found = (m for path in self._paths(at) for rule in self.known for m in rule.matches(program, path))
-        return Matches(m for m in found if not names or m.mentions(names))
+        program, paths, names = self.program, self._paths(at), {about} if isinstance(about, str) else set(about)
 
-    def refusals(self, at: str | Path | None = None) -> Refusals:
-        """Return the reason for every rule without a legal match at the scope *at* (None: at every scope)."""
-        return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path))
+        def legal(rules: Iterable[Rule[object]]) -> list[Match[object]]:
+            found = (m for path in paths for rule in rules for m in rule.matches(program, path))
+            return [m for m in found if not names or m.mentions(names)]
+
+        others = self.further_rules
+        if further:
+            return Matches((*legal(self.known), *legal(others)))
+        return Matches(legal(self.known), lambda: _note_of_further(legal(others)) if len(paths) <= MAX_NOTED else "")
+
+    def refusals(self, at: str | Path | None = None, further: bool = False) -> Refusals:
+        """Return the reason for every rule without a legal match at the scope *at* (None: at every scope).
+
+        *further*: also those of ``further_rules``, last.
+        """
+        rules = (*self.known, *self.further_rules) if further else self.known
+        return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path, rules))
 
     def _paths(self, at: str | Path | None) -> list[Path]:
         return [path for path, _ in places(self.program)] if at is None else [self.path(at)]
 
-    def _refusals(self, at: Path) -> Iterable[Refusal]:
-        for rule in self.known:
+    def _refusals(self, at: Path, rules: Iterable[Rule[object]]) -> Iterable[Refusal]:
+        for rule in rules:
             if not any(True for _ in rule.matches(self.program, at)):
                 yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
 

@@ -109,7 +109,10 @@ def proof(session: Session) -> Shown | None:
 
 
 def rules(session: Session, look: Look) -> Shown:
-    """Return the legal matches at the selection with their gains, and the refusals of the other rules."""
+    """Return the legal matches at the selection with their gains, and the refusals of the other rules.
+
+    Matches of the library's further rules come last, if they are asked for: computing them takes time.
+    """
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
     token = describe_tokens(program).get(selected_token(session, look))
@@ -119,10 +122,9 @@ def rules(session: Session, look: Look) -> Shown:
         return about if token and show_path(match.at) == at and match.mentions(token.names) else group_of(match.rule)
 
     groups = (about, *GROUPS)
-    found = [
-        m for m in _matches(session, at, look.reach) if not about or look.reach != "selection" or group(m) == about
-    ]
-    matches = sorted(found, key=lambda match: groups.index(group(match)))
+    found = [m for m in _matches(session, at, look) if not about or look.reach != "selection" or group(m) == about]
+    known = frozenset(session.known)
+    matches = sorted(found, key=lambda match: (match.rule not in known, groups.index(group(match))))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
     rows, spent = list[Shown](), 0
     run = session.runs[-1] if session.runs else None
@@ -133,6 +135,7 @@ def rules(session: Session, look: Look) -> Shown:
             **match.to_json(),
             "says": format_parameters(match),
             "group": group(match),
+            "further": match.rule not in known,
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
             "best": None if run is None else run.reachable_seconds(after),
@@ -153,6 +156,8 @@ def rules(session: Session, look: Look) -> Shown:
         "reach": look.reach,
         "matches": rows,
         "more": max(0, len(matches) - LISTED),
+        "further": len(session.further_rules),
+        "open": look.further,
         "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
         "laws": {
             name: session.rule(name).law for name in (*(r.rule for r in refusals), *(m.rule.name for m in matches))
@@ -207,18 +212,18 @@ def table(session: Session, look: Look) -> Shown:
     }  # fmt: skip
 
 
-def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[object], ...]:
+def _matches(session: Session, at: str, look: Look) -> tuple[Match[object], ...]:
     program = session.program
     active = [path for path, _ in places(program)]
     here = read_path(at)
-    match reach:
+    match look.reach:
         case "selection":
             chosen = [path for path in active if path == here]
         case "scope":
             chosen = [path for path in active if path[: len(here)] == here]
         case "everywhere":
             chosen = sorted(active, key=lambda path: path != here)
-    return tuple(m for path in chosen for m in session.rules(path))
+    return tuple(m for path in chosen for m in session.rules(path, further=look.further))
 
 
 def _previewed(before: Program, after: Program) -> Shown:
