@@ -339,6 +339,9 @@ def test_rules_name_the_further_rules_that_apply_and_list_them_on_request() -> N
     assert every[: len(usual)] == usual and {"contraction_order", "expression_extraction"} <= names
     assert not names & {rule.name for rule in session.known} and "contraction_order" in repr(usual).split("\n")[-1]
     assert "further" not in repr(every)
+    node, *lines, matching = str(session).split("\n")
+    assert node == repr(session) and "\n".join(lines) == str(session.program) == str(session.formula())
+    assert matching == "rules() lists the matches of traversal_merging, operator_matching"
     assert "dead_equation" in {r.rule for r in session.refusals(further=True)} - {r.rule for r in session.refusals()}
     session.apply(next(m for m in every if m.rule.name == "contraction_order"))
     assert session.check().kind == "proved"

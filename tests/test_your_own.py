@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import einnet_explore as ee
+import einnet_widgets
 from einnet_explore.analysis.indices import substitute
 from einnet_explore.checker.record import RecordError, check_file
 from einnet_explore.cli import main
@@ -292,6 +293,8 @@ def test_an_ill_formed_result_of_a_rule_is_an_error_with_its_name_and_place(
     with pytest.raises(RuleError, match=f"^rule bad at 0: .*{why}"):
         session.apply("bad", at="Y")
     assert session.here == 0
+    shown = einnet_widgets.Explorer(session).rules
+    assert "bad" not in {row["rule"] for row in shown["matches"]} and shown["refusals"][0]["why"].startswith("rule bad")
     with pytest.raises(RuleError, match=f"^rule renamed at 0: .*{why}"):
         ee.search(session.program, rules=(*RULES, replace(bad, name="renamed")), max_depth=1)
 

@@ -50,6 +50,7 @@ from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import SearchOptions, SteeringOptions, options_by_name
 from einnet_explore.strategies.rounding_levels import derivation_level
 from einnet_explore.support.deprecation import renamed_argument
+from einnet_explore.support.errors import RuleError
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
@@ -65,7 +66,7 @@ Place: TypeAlias = int | str | Candidate | Derivation
 
 
 MAX_NOTED = 24
-"""Scopes up to which the table of matches names the further rules that apply: some take 10 ms for each."""
+"""Scopes up to which displays name the rules that apply, also further ones: some take 10 ms for each scope."""
 
 
 def _note_of_further(matches: Iterable[Match[object]]) -> str:
@@ -344,8 +345,11 @@ class DerivationTree:
 
     def _refusals(self, at: Path, rules: Iterable[Rule[object]]) -> Iterable[Refusal]:
         for rule in rules:
-            if not any(True for _ in rule.matches(self.program, at)):
-                yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
+            try:
+                if not any(True for _ in rule.matches(self.program, at)):
+                    yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
+            except RuleError as error:
+                yield Refusal(rule.name, at, str(error))
 
     def why_refused(self, rule: str, at: str | Path = "0") -> str:
         """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
@@ -657,6 +661,15 @@ class Session(DerivationTree):
     def __repr__(self) -> str:
         steps = count_noun(len(self.derivation.steps), "step")
         return f"<Session at node {self.here} of {len(self.nodes)}, {steps} from the start>"
+
+    def __str__(self) -> str:
+        lines = [repr(self), str(self.program)]
+        if len(self._paths(None)) <= MAX_NOTED:
+            names = ", ".join(dict.fromkeys(match.rule.name for match in self.rules()))
+            lines.append(
+                f"rules() lists the matches of {names}" if names else "no rule of the session has a legal match"
+            )
+        return "\n".join(lines)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from einnet_explore.cost import program_seconds
@@ -12,6 +14,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.support.errors import RuleError
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.tokens import changed_tokens
 from einnet_explore.viz.tables import format_parameters
@@ -126,10 +129,14 @@ def rules(session: Session, look: Look) -> Shown:
     known = frozenset(session.known)
     matches = sorted(found, key=lambda match: (match.rule not in known, groups.index(group(match))))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
-    rows, spent = list[Shown](), 0
+    rows, faults, spent = list[Shown](), list[Shown](), 0
     run = session.runs[-1] if session.runs else None
     for match in matches[:LISTED]:
-        after = match.apply(program).after
+        try:
+            after = match.apply(program).after
+        except RuleError as error:
+            faults.append({"rule": match.rule.name, "at": show_path(match.at), "why": str(error)})
+            continue
         now = nearest_distance(after, targets)
         row = {
             **match.to_json(),
@@ -158,7 +165,7 @@ def rules(session: Session, look: Look) -> Shown:
         "more": max(0, len(matches) - LISTED),
         "further": len(session.further_rules),
         "open": look.further,
-        "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
+        "refusals": [*faults, *({"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals)],
         "laws": {
             name: session.rule(name).law for name in (*(r.rule for r in refusals), *(m.rule.name for m in matches))
         },
@@ -223,7 +230,11 @@ def _matches(session: Session, at: str, look: Look) -> tuple[Match[object], ...]
             chosen = [path for path in active if path[: len(here)] == here]
         case "everywhere":
             chosen = sorted(active, key=lambda path: path != here)
-    return tuple(m for path in chosen for m in session.rules(path, further=look.further))
+    rules, found = (*session.known, *(session.further_rules if look.further else ())), list[Match[object]]()
+    for path, rule in product(chosen, rules):
+        with suppress(RuleError):  # it is among the refusals
+            found += rule.matches(program, path)
+    return tuple(found)
 
 
 def _previewed(before: Program, after: Program) -> Shown:
