@@ -343,7 +343,7 @@ def _require_arguments(what: str, law: Callable[..., object], *names: str) -> No
 
 
 @contextmanager
-def _blaming(name: str, at: Path) -> Generator[None, None, None]:
+def _naming_rule(name: str, at: Path) -> Generator[None, None, None]:
     """Raise every exception but ``Refused`` as a ``RuleError`` of the rule *name* at the path *at*."""
     try:
         yield
@@ -361,7 +361,7 @@ def _checked_proposals(
 
     @wraps(propose)
     def proposals(program: Program, at: Path) -> Iterable[P]:
-        with _blaming(name, at):
+        with _naming_rule(name, at):
             yield from propose(program, at)
 
     proposals.unchecked = propose  # type: ignore[attr-defined]
@@ -375,7 +375,7 @@ def _checked_rewrite(
 
     @wraps(rewrite)
     def law(program: Program, at: Path, params: P) -> Program:
-        with _blaming(name, at):
+        with _naming_rule(name, at):
             after = rewrite(program, at, params)
             require_well_formed(program, after)
         return after

@@ -264,7 +264,10 @@ class Run(RunningSearch):
             for step in candidate.derivation.steps:
                 rule, proof = step.match.forwards.rule, self._proofs.get((step.before, step.after))
                 if not rule.is_library and proof is not None and proof.kind == "false" and rule.name not in found:
-                    found[rule.name] = f"rule {rule.name} makes a false step at {show_path(step.match.at)}: {proof}"
+                    found[rule.name] = (
+                        f"rule {rule.name} makes a false step at {show_path(step.match.at)}: "
+                        f"{proof.counterexample or proof}"
+                    )
         return tuple(f"{says}; candidates with such a step are not among the best" for says in found.values())
 
     def why_not(self, derivation: Derivation) -> str:
