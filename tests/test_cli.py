@@ -240,7 +240,13 @@ def test_rules_prints_matches_and_refusals(at: list[str], case: Path, capsys: py
     assert "compute-bound" in refused["eoperator_generation"]
     assert not any("is missing" in why for why in refused.values())
     assert main(["rules", str(case), *at]) == 0
-    assert "refused because" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "refused because" in printed and "of further rules: bilinear_substitution" in printed
+    assert main(["rules", str(case), *at, "--further", "--json", "-"]) == 0
+    more = json.loads(capsys.readouterr().out)
+    assert more["matches"][: len(said["matches"])] == said["matches"]
+    assert "bilinear_substitution" in {m["rule"] for m in more["matches"]}
+    assert "dead_equation" in {r["rule"] for r in more["refused"]} - refused.keys()
 
 
 def test_show_prints_what_parses(case: Path, record: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_only_whole_equations_merge() -> None:
         R[m:6] = sum[k:4] X[m, k]
         output Q, R
     """)
-    message = "path (0, 0) is a scope inside an equation, expected an equation"
+    message = "0.0 is a scope inside an equation, expected an equation"
     refuses(BATCH_MERGING, nested, (0, 0), message, others=["R"])
     assert not list(BATCH_MERGING.matches(nested, (0, 0)))
     assert BATCH_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]

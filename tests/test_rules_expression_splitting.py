@@ -137,7 +137,7 @@ def test_terms_under_a_maximum_and_instances_are_not_split() -> None:
         output P, Q, R
     """)
     refuses(EXPRESSION_SPLITTING, program, (0,), "a sum's terms are independent, the scope reduces by max", terms=[0])
-    message = "path (1, 0) is a scope inside an equation, expected an equation"
+    message = "1.0 is a scope inside an equation, expected an equation"
     refuses(EXPRESSION_SPLITTING, program, (1, 0), message, iterator="m", cuts=[1])
     refuses(EXPRESSION_SPLITTING, program, (2,), "R is run as eOperator: there is nothing to split", terms=[0])
     explain = EXPRESSION_SPLITTING.explain

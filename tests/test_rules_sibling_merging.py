@@ -307,7 +307,7 @@ def test_only_whole_equations_merge() -> None:
         R[m:6, n:5] = sum[k:4] X[m, k] * A[k, n]
         output Q, R
     """)
-    message = "path (0, 0) is a scope inside an equation, expected an equation"
+    message = "0.0 is a scope inside an equation, expected an equation"
     refuses(SIBLING_MERGING, nested, (0, 0), message, others=["R"], tensor="X")
     assert not list(SIBLING_MERGING.matches(nested, (0, 0)))
     assert SIBLING_MERGING.explain(nested, (0, 0)) == message  # type: ignore[misc]

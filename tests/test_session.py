@@ -327,6 +327,26 @@ output Y
     assert (session.check().kind, session.check().method) == ("proved", "composition")
 
 
+def test_rules_name_the_further_rules_that_apply_and_list_them_on_request() -> None:
+    program = ee.parse(
+        "tensor Q[6, 4]\ntensor K[6, 4]\ntensor V[6, 4]\nS[i:6, j:6] = sum[d:4] Q[i, d] * K[j, d]\n"
+        "Y[i:6, e:4] = sum[j:6] S[i, j] * V[j, e]\noutput Y"
+    )
+    session = ee.explore(program)
+    session.apply("expression_fusion", at="Y")
+    usual, every = session.rules(), session.rules(further=True)
+    names = {m.rule.name for m in every[len(usual) :]}
+    assert every[: len(usual)] == usual and {"contraction_order", "expression_extraction"} <= names
+    assert not names & {rule.name for rule in session.known} and "contraction_order" in repr(usual).split("\n")[-1]
+    assert "further" not in repr(every)
+    node, *lines, matching = str(session).split("\n")
+    assert node == repr(session) and "\n".join(lines) == str(session.program) == str(session.formula())
+    assert matching == "rules() lists the matches of traversal_merging, operator_matching"
+    assert "dead_equation" in {r.rule for r in session.refusals(further=True)} - {r.rule for r in session.refusals()}
+    session.apply(next(m for m in every if m.rule.name == "contraction_order"))
+    assert session.check().kind == "proved"
+
+
 def test_find_returns_the_best_candidate_with_a_call() -> None:
     run = ee.search(ee.ops.matmul(4, 6, 8), operators=["matmul"], rules=["summation_splitting"])
     found = run.find("Matmul", m=4, n=6)

@@ -106,6 +106,18 @@ def test_states_are_shown_taken_pinned_and_searched_from() -> None:
     assert "state 9999: expected" in face.notice["text"]
 
 
+def test_matches_of_further_rules_are_listed_when_they_are_unfolded() -> None:
+    face = einnet_widgets.Explorer(ee.explore(CONV))
+    usual = face.rules["matches"]
+    assert face.rules["further"] and not face.rules["open"] and not any(row["further"] for row in usual)
+    face.receive({"do": "further", "open": True})
+    rows = face.rules["matches"]
+    assert rows[: len(usual)] == usual and all(row["further"] for row in rows[len(usual) :])
+    assert "bilinear_substitution" in {row["rule"] for row in rows} and face.rules["laws"]["bilinear_substitution"]
+    face.receive({"do": "further", "open": False})
+    assert face.rules["matches"] == usual
+
+
 def test_a_search_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ee.explore(CONV)
     face = einnet_widgets.Explorer(session)

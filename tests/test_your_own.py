@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 import einnet_explore as ee
+import einnet_widgets
+from einnet_explore.analysis.indices import substitute
 from einnet_explore.checker.record import RecordError, check_file
 from einnet_explore.cli import main
-from einnet_explore.ir import Apply, Program, Scope
+from einnet_explore.ir import Access, Apply, Const, Program, Scope, Tensor
 from einnet_explore.rules import INTER_RULES, RULES, Rule
 from einnet_explore.session.records import importable_name
 from einnet_explore.session.session import Session
+from einnet_explore.support.errors import RuleError
 from tests.rules_kit import check_rule, refuses
 
 DEPTHWISE = ee.Operator(
@@ -226,6 +229,91 @@ def test_wrong_rule_has_a_false_certificate() -> None:
     assert program != POOLED
     certificate = session.check()
     assert certificate.kind == "false" and certificate.counterexample
+
+
+def _halved(scope: Scope, substituted: bool) -> Scope:
+    first, *others = scope.summations
+    if first.extent < 8:
+        raise ee.Refused(f"{first.name} has {first.extent} values, expected 8 or more")
+    half = replace(first, hi=first.hi // 2)
+    body = substitute(scope.body, {first: half + 0}) if substituted else scope.body
+    return replace(scope, summations=(half, *others), body=body)
+
+
+def test_best_of_a_search_has_no_false_step_and_remarks_name_the_wrong_rule(tmp_path: Path) -> None:
+    def halve(scope: Scope, params: None = None) -> Scope:
+        return _halved(scope, True)
+
+    half: Rule[None] = ee.scope_rule("half", "", lambda _: [None], halve)
+    program = ee.ops.matmul(4, 5, 8)
+    run = ee.search(program, rules=(*RULES, half), max_depth=3)
+    cheapest = min(run.candidates, key=lambda c: c.rank)
+    assert run.best and run.best.rank > cheapest.rank and run.verdict(cheapest) == "false"
+    assert ee.certify(program, run.best.program).kind == "proved" and run.find("Matmul", k=8)
+    with pytest.raises(LookupError, match="rule half makes a false step"):
+        run.find("Matmul", k=4)
+    assert any(
+        "rule half makes a false step at 0: element [0, 0]" in line and "A[0, 4]" in line for line in run.remarks()
+    )
+    assert run.report()["best"] == run.candidates.index(run.best)
+    only = ee.search(program, rules=(*RULES, half), max_depth=3, must_use=["half"])
+    assert only.candidates and only.best is None and "rule half" in only.remarks()[-1]
+    with pytest.raises(ValueError, match="no candidate, so there is nothing to save; rule half makes a false step"):
+        only.save(tmp_path / "record.json")
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (
+            lambda scope: _halved(scope, False),
+            r"iterator k is not bound: found k in \[0, 8\), expected one of m in \[0",
+        ),
+        (lambda _: None, "expected a Scope, found None"),
+        (lambda scope: scope.nonsense, "AttributeError: 'Scope' object has no attribute 'nonsense'"),
+        (lambda scope: replace(scope, body=3), "the body has 3, expected an Access, an Apply, a Const or a Compare"),
+        (lambda scope: replace(scope, traversals=scope.traversals[:1]), "iterator n is not bound"),
+        (lambda scope: replace(scope, body=Const(1), traversals=()), r"output Y has the shape \(\), expected \(4, 5\)"),
+        (lambda scope: replace(scope, body=Tensor("Q", (4,))[scope.traversals[:1]]), "tensor Q is no input"),
+        (
+            lambda scope: replace(scope, body=Tensor("A", (4,))[scope.traversals[:1]]),
+            r"A has the shape \(4, 8\), found",
+        ),
+        (
+            lambda scope: replace(scope, body=Tensor("A", (4, 8))[scope.traversals[:1]]),
+            "A has 2 dimensions, found 1 ind",
+        ),
+        (lambda scope: replace(scope, body=Access(3, ())), "an Access reads 3, expected a Tensor"),
+    ],
+)
+def test_an_ill_formed_result_of_a_rule_is_an_error_with_its_name_and_place(
+    made: Callable[[Scope], Any], why: str
+) -> None:
+    def law(scope: Scope, params: None = None) -> Scope:
+        return made(scope)  # type: ignore[no-any-return]
+
+    bad: Rule[None] = ee.scope_rule("bad", "", lambda _: [None], law, explain=lambda _: "")
+    session = ee.explore(ee.ops.matmul(4, 5, 8), rules=(bad,))
+    with pytest.raises(RuleError, match=f"^rule bad at 0: .*{why}"):
+        session.apply("bad", at="Y")
+    assert session.here == 0
+    shown = einnet_widgets.Explorer(session).rules
+    assert "bad" not in {row["rule"] for row in shown["matches"]} and shown["refusals"][0]["why"].startswith("rule bad")
+    with pytest.raises(RuleError, match=f"^rule renamed at 0: .*{why}"):
+        ee.search(session.program, rules=(*RULES, replace(bad, name="renamed")), max_depth=1)
+
+
+def test_a_rule_with_other_arguments_no_rule_and_two_of_one_name_are_errors() -> None:
+    with pytest.raises(TypeError, match=r"^bad: rewrite takes \(scope\), expected \(scope, parameters\)$"):
+        ee.scope_rule("bad", "", lambda _: [None], lambda scope: scope)  # type: ignore[misc,arg-type]
+    with pytest.raises(TypeError, match=r"^bad: propose takes \(\), expected \(scope\)$"):
+        ee.scope_rule("bad", "", lambda: [None], rewrite)  # type: ignore[misc,arg-type]
+    twin = replace(MAX_OUTSIDE)
+    for use in (ee.explore, ee.search):
+        with pytest.raises(TypeError, match=r"rules: found <function rewrite at .*>, expected rules, such as"):
+            use(POOLED, rules=(*RULES, rewrite))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="two rules are called 'max_outside', expected different names"):
+            use(POOLED, rules=(*RULES, MAX_OUTSIDE, twin))
 
 
 def test_a_record_of_ones_own_operator_is_checked_with_its_expression(

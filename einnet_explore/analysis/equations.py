@@ -28,6 +28,7 @@ from einnet_explore.ir import (
     element_type,
     map_accesses,
     map_tensors,
+    show_path,
     tensors,
 )
 from einnet_explore.support.errors import Refused
@@ -287,7 +288,7 @@ def remove_equation(program: Program, n: int) -> Program:
 def whole_equation(program: Program, at: tuple[int, ...]) -> Equation:
     """Return the equation at *at*; raises ValueError for a scope inside one."""
     if len(at) != 1:
-        raise ValueError(f"path {at} is a scope inside an equation, expected an equation")
+        raise ValueError(f"{show_path(at)} is a scope inside an equation, expected an equation")
     program.scope_at(at)
     return program.equations[at[0]]
 

@@ -210,6 +210,9 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
 def _rules_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("case", metavar="CASE.ein")
     command.add_argument("--at", metavar="PATH", help="path of one scope, such as 0.1 or Y.1 (default: all scopes)")
+    command.add_argument(
+        "--further", action="store_true", help="also the rules that a search of one expression does not try"
+    )
     _json_option(command)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from einnet_explore.cli.output import OK, STDOUT, check_writable, format_table, write_json
 from einnet_explore.ir import show_path
-from einnet_explore.rules.base import places
+from einnet_explore.rules.base import MatchJson, places
 from einnet_explore.session.session import Session
+from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax import load_text
 
 
@@ -16,8 +18,10 @@ def run_rules(arguments: argparse.Namespace) -> int:
     check_writable(json=arguments.json, reads=[arguments.case])
     session = Session(load_text(arguments.case))
     paths = [session.path(arguments.at)] if arguments.at is not None else [path for path, _ in places(session.program)]
-    matches = [m.to_json() for path in paths for m in session.rules(path)]
-    refusals = [r for path in paths for r in session.refusals(path)]
+    legal = [m for path in paths for m in session.rules(path, further=True)]
+    own, further = [[m.to_json() for m in legal if (m.rule in session.known) is known] for known in (True, False)]
+    matches = [*own, *further] if arguments.further else own
+    refusals = [r for path in paths for r in session.refusals(path, further=arguments.further)]
     refused = [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals]
     if arguments.json:
         write_json(arguments.json, {"case": arguments.case, "matches": matches, "refused": refused})
@@ -27,7 +31,15 @@ def run_rules(arguments: argparse.Namespace) -> int:
         if refused:
             print()
             print(format_table([["at", "rule", "refused because"], *([r["at"], r["rule"], r["why"]] for r in refused)]))
+        if further and not arguments.further:
+            print(
+                f"\n--further lists {count_noun(len(further), 'match', 'matches')} of further rules: {_names(further)}"
+            )
     return OK
+
+
+def _names(matches: Iterable[MatchJson]) -> str:
+    return ", ".join(dict.fromkeys(m["rule"] for m in matches))
 
 
 def _shorten(params: object, limit: int = 100) -> str:

@@ -113,7 +113,7 @@ def group_of(rule: Rule[object]) -> str:
         return "layout"
     if rule in (*FEWER_PRODUCTS, *IDENTITIES) and rule is not PREFIX_SPLITTING:
         return "algebra"
-    return "structure" if rule in ALL_RULES or rule is INVERSE else "your own"
+    return "structure" if rule.is_library else "your own"
 
 
 INVERSE = inverse_rule(lambda: {rule.name: rule for rule in ALL_RULES})
@@ -128,8 +128,25 @@ def rule(name: str) -> Rule[object]:
 
 
 def find_rules(given: Iterable[Rule[object] | str]) -> tuple[Rule[object], ...]:
-    """Return rules that are *given* as values or by name; raises LookupError for an unknown name."""
-    return tuple(rule(each) if isinstance(each, str) else each for each in given)
+    """Return rules that are *given* as values or by name; raises LookupError for an unknown name.
+
+    Raises TypeError for anything else, and ValueError for different rules of one name.
+    """
+    return require_rules("rules", (rule(each) if isinstance(each, str) else each for each in given))
+
+
+def require_rules(what: str, given: Iterable[Rule[object]]) -> tuple[Rule[object], ...]:
+    """Return *given*, called *what* in errors; raises TypeError for a value that is no rule.
+
+    Raises ValueError if two of them have one name, by which steps, scripts and records know them.
+    """
+    found, named = tuple(given), dict[str, Rule[object]]()
+    for each in found:
+        if not isinstance(each, Rule):
+            raise TypeError(f"{what}: found {each!r}, expected rules, such as those of ee.RULES or of ee.scope_rule")
+        if named.setdefault(each.name, each) is not each:
+            raise ValueError(f"{what}: two rules are called {each.name!r}, expected different names")
+    return found
 
 
 __all__ = [

@@ -26,13 +26,14 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import signature
 from types import NoneType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from einnet_explore.analysis.equations import require_ranges, whole_equation
 from einnet_explore.analysis.indices import iterator_by_name, parse_index_over, replace_part
+from einnet_explore.analysis.well_formedness import require_type, require_well_formed
 from einnet_explore.ir import (
     FLOAT32,
     Access,
@@ -51,7 +52,7 @@ from einnet_explore.ir import (
     show_path,
     walk_scalar,
 )
-from einnet_explore.support.errors import Refused
+from einnet_explore.support.errors import Refused, RuleError
 from einnet_explore.support.json_values import as_boolean, as_integer, as_items, as_object
 from einnet_explore.support.wording import count_noun
 
@@ -277,6 +278,9 @@ class Rule(Generic[P_co]):
     the reason why nothing is proposed, or an empty text.
 
     ``Rule[object]`` is a rule of any parameter type.  Its ``rewrite`` accepts only what it proposed or decoded.
+
+    The results of a rule that is not the library's are checked: ``matches`` and ``rewrite`` raise ``RuleError`` with
+    its name and the path if one of its functions fails, or the new program is ill-formed.
     """
 
     name: str
@@ -292,7 +296,17 @@ class Rule(Generic[P_co]):
     """The inverse of ``encode``."""
 
     def __post_init__(self) -> None:
+        _require_arguments(f"{self.name}: rewrite", self.rewrite, "program", "path", "parameters")
         object.__setattr__(self, "_read", self.decode or _at_path(parameters_decoder(self.name, self.rewrite, 2)))
+        if not self.is_library:
+            for name, check in (("propose", _checked_proposals), ("rewrite", _checked_rewrite)):
+                law = getattr(self, name)
+                object.__setattr__(self, name, check(self.name, getattr(law, "unchecked", law)))
+
+    @property
+    def is_library(self) -> bool:
+        """Whether its law is defined in this package, whose tests prove it; the results of others are checked."""
+        return _module(self.rewrite).startswith(_PACKAGE)
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
         """Yield the legal matches at one path."""
@@ -305,6 +319,69 @@ class Rule(Generic[P_co]):
 
     def __repr__(self) -> str:
         return f"<Rule {self.name}>"
+
+
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+def _module(law: Callable[..., object]) -> str:
+    return str(getattr(law, "__module__", ""))
+
+
+def _require_arguments(what: str, law: Callable[..., object], *names: str) -> None:
+    """Raise TypeError if *law* cannot be called with as many arguments as *names*."""
+    if not callable(law):
+        raise TypeError(f"{what} is {law!r}, expected a function of ({', '.join(names)})")
+    try:
+        found = signature(law)
+    except ValueError:  # a function of C has none
+        return
+    try:
+        found.bind(*names)
+    except TypeError:
+        raise TypeError(f"{what} takes {found}, expected ({', '.join(names)})") from None
+
+
+@contextmanager
+def _naming_rule(name: str, at: Path) -> Generator[None, None, None]:
+    """Raise every exception but ``Refused`` as a ``RuleError`` of the rule *name* at the path *at*."""
+    try:
+        yield
+    except (Refused, RuleError):
+        raise
+    except Exception as error:
+        kind = "" if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: "
+        raise RuleError(f"rule {name} at {show_path(at)}: {kind}{error}") from error
+
+
+def _checked_proposals(
+    name: str, propose: Callable[[Program, Path], Iterable[P]]
+) -> Callable[[Program, Path], Iterable[P]]:
+    """Return *propose* of the rule *name*, whose exceptions name rule and path."""
+
+    @wraps(propose)
+    def proposals(program: Program, at: Path) -> Iterable[P]:
+        with _naming_rule(name, at):
+            yield from propose(program, at)
+
+    proposals.unchecked = propose  # type: ignore[attr-defined]
+    return proposals
+
+
+def _checked_rewrite(
+    name: str, rewrite: Callable[[Program, Path, P], Program]
+) -> Callable[[Program, Path, P], Program]:
+    """Return *rewrite* of the rule *name*: its exceptions name rule and path, and its results are well-formed."""
+
+    @wraps(rewrite)
+    def law(program: Program, at: Path, params: P) -> Program:
+        with _naming_rule(name, at):
+            after = rewrite(program, at, params)
+            require_well_formed(program, after)
+        return after
+
+    law.unchecked = rewrite  # type: ignore[attr-defined]
+    return law
 
 
 class MatchJson(TypedDict):
@@ -447,8 +524,15 @@ def scope_rule(
     """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1).
 
     Without *explain*, *propose* may yield parameters that *rewrite* refuses: they are not proposed, and their refusals
-    explain why the rule does not apply.
+    explain why the rule does not apply.  Raises TypeError if *propose* or *rewrite* takes other arguments.
     """
+    _require_arguments(f"{name}: propose", propose, "scope")
+    _require_arguments(f"{name}: rewrite", rewrite, "scope", "parameters")
+
+    def law_at(program: Program, at: Path, params: P) -> Program:
+        return program.replace_at(at, require_type(rewrite(program.scope_at(at), params), Scope))
+
+    law_at.__module__ = _module(rewrite)  # the rule is that of the module of its law
 
     def proposed(program: Program, at: Path) -> Iterable[P]:
         scope = program.scope_at(at)
@@ -464,7 +548,7 @@ def scope_rule(
         name,
         law,
         proposed,
-        lambda program, at, params: program.replace_at(at, rewrite(program.scope_at(at), params)),
+        law_at,
         encode,
         _at_path(decode or parameters_decoder(name, rewrite, 1)),
         local=True,
@@ -487,7 +571,7 @@ def place_rule(
     def law_at(program: Program, at: Path, _: None) -> Program:
         return rewrite(program, at)
 
-    law_at.__doc__ = rewrite.__doc__
+    law_at.__doc__, law_at.__module__ = rewrite.__doc__, _module(rewrite)
 
     def propose(program: Program, at: Path) -> Iterable[None]:
         if is_proposed(at) and accepted(rewrite, program, at):
@@ -527,4 +611,5 @@ def function_rule(
         change = apart if params.direction == "apart" else together
         return replace(scope, body=replace_part(scope.body, params.part, change(part)))
 
+    rewrite.__module__ = _module(apart)
     return scope_rule(name, law, propose, rewrite)

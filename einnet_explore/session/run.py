@@ -13,8 +13,8 @@ import networkx
 
 from einnet_explore.cost import program_seconds
 from einnet_explore.equivalence.certificate import Certificate, certify
-from einnet_explore.ir import Program
-from einnet_explore.rules import FEWER_PRODUCTS, Derivation
+from einnet_explore.ir import Program, show_path
+from einnet_explore.rules import FEWER_PRODUCTS, Derivation, Step
 from einnet_explore.session import explanations
 from einnet_explore.session.candidate_benchmark import CandidateMeasurements, bench
 from einnet_explore.session.explanations import Blocker
@@ -85,19 +85,42 @@ class Run(RunningSearch):
         kinds = combined_verdict(tuple(self._prove(a, b) for a, b in pairwise(programs)))
         return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
 
+    def _false_step(self, derivation: Derivation) -> Step | None:
+        """Return the first step of a rule of one's own whose certificate is ``false``; None if there is none.
+
+        Tests prove the rules of the library, so their steps are not certified here.
+        """
+        own = (step for step in derivation.steps if not step.match.forwards.rule.is_library)
+        return next((step for step in own if self._prove(step.before, step.after).kind == "false"), None)
+
+    def ranked(self) -> Iterable[Candidate]:
+        """Yield the candidates without a false step, those of the lowest estimated cost and of few steps first."""
+        ordered = sorted(self.candidates, key=lambda c: c.rank)
+        return (c for c in ordered if self._false_step(c.derivation) is None)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate with the lowest estimated cost; the one with fewer steps among equals.
+
+        Candidates with a false step, which only a rule of one's own makes, are left out.
+        """
+        return next(iter(self.ranked()), None)
+
     def find(self, operator: str, **attributes: int) -> Candidate:
         """Return the best candidate that calls the library *operator* with these *attributes*.
 
         Raises LookupError with the calls of the candidates that the run has found.
         """
-        calls = {c: [e.via for e in c.operators if e.via] for c in sorted(self.candidates, key=lambda c: c.rank)}
+        calls = {c: [e.via for e in c.operators if e.via] for c in self.ranked()}
         for candidate, found in calls.items():
             if any(via.operator == operator and attributes.items() <= dict(via.attributes).items() for via in found):
                 return candidate
         wanted = f"{operator}({', '.join(f'{name}={value}' for name, value in attributes.items())})"
         others = list(dict.fromkeys(str(via) for found in calls.values() for via in found))
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        raise LookupError(f"no candidate calls {wanted}, found {shown or 'no calls'}")
+        raise LookupError(
+            "; ".join((f"no candidate calls {wanted}, found {shown or 'no calls'}", *self._false_rules()))
+        )
 
     def benchmark(
         self, limit: int = 4, device: str = "cpu", threads: int = 1, rounds: int = 15
@@ -181,7 +204,8 @@ class Run(RunningSearch):
             return
         best = self.best
         if best is None:
-            raise ValueError("the search found no candidate, so there is nothing to save")
+            why = "the search found no candidate, so there is nothing to save"
+            raise ValueError("; ".join((why, *self._false_rules())))
         save_record(path, self.record(best, case))
 
     def to_html(self, path: str | FilePath, title: str = "") -> None:
@@ -236,15 +260,33 @@ class Run(RunningSearch):
         return () if self.candidates else tuple(explanations.blockers(self.search, self.refused))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return what a reader of the results must know: why there are none, or that the best is slower."""
+        """Return what a reader of the results must know.
+
+        Why there are none, that the best is slower, or that a rule of one's own makes false steps.
+        """
         best = self.best
         if best is None:
-            return tuple(map(str, self.blockers())) if self.events and not self.running else ()
+            blocked = tuple(map(str, self.blockers())) if self.events and not self.running else ()
+            return (*blocked, *self._false_rules())
         start = self.search.cost(self.search.start)[0]
         if best.seconds <= start * SLOWER:
-            return ()
+            return self._false_rules()
         times = f"{format_seconds(best.seconds)} against {format_seconds(start)}"
-        return (f"the best is estimated slower than the start: {times} with a kernel for each equation of the start",)
+        slower = f"the best is estimated slower than the start: {times} with a kernel for each equation of the start"
+        return (slower, *self._false_rules())
+
+    def _false_rules(self) -> tuple[str, ...]:
+        """Name each rule of one's own of which a step is known to be false, with one counterexample."""
+        found = dict[str, str]()
+        for candidate in self.candidates:
+            for step in candidate.derivation.steps:
+                rule, proof = step.match.forwards.rule, self._proofs.get((step.before, step.after))
+                if not rule.is_library and proof is not None and proof.kind == "false" and rule.name not in found:
+                    found[rule.name] = (
+                        f"rule {rule.name} makes a false step at {show_path(step.match.at)}: "
+                        f"{proof.counterexample or proof}"
+                    )
+        return tuple(f"{says}; candidates with such a step are not among the best" for says in found.values())
 
     def why_not(self, derivation: Derivation) -> str:
         """Return how far the search followed *derivation*, and why no further; raises ValueError for another start."""

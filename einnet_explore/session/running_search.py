@@ -326,11 +326,6 @@ class RunningSearch:
         self._observers.append(observer)
         return lambda: self._observers.remove(observer)
 
-    @property
-    def best(self) -> Candidate | None:
-        """The candidate with the lowest estimated cost; the one with fewer steps among equals."""
-        return min(self.candidates, key=lambda c: c.rank, default=None)
-
 
 SEARCH_FORMAT, SAVED_VERSION = "einnet-explore search", 1
 SEARCH_SUFFIX = ".einx"

@@ -50,6 +50,7 @@ from einnet_explore.strategies.moves import clean
 from einnet_explore.strategies.options import SearchOptions, SteeringOptions, options_by_name
 from einnet_explore.strategies.rounding_levels import derivation_level
 from einnet_explore.support.deprecation import renamed_argument
+from einnet_explore.support.errors import RuleError
 from einnet_explore.support.json_values import JsonObject
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.support.wording import count_noun, format_seconds
@@ -62,6 +63,15 @@ from einnet_explore.viz.views import Formula
 Observer: TypeAlias = "Callable[[DerivationTree], None]"
 Place: TypeAlias = int | str | Candidate | Derivation
 """A node of a tree: its number, its label (``#8``, ``E2``) or the name of a pin, or a derivation to it."""
+
+
+MAX_NOTED = 24
+"""Scopes up to which displays name the rules that apply, also further ones: some take 10 ms for each scope."""
+
+
+def _note_of_further(matches: Iterable[Match[object]]) -> str:
+    names = ", ".join(dict.fromkeys(match.rule.name for match in matches))
+    return f"further rules of the library apply, see rules(further=True): {names}" if names else ""
 
 
 class DerivationTree:
@@ -296,26 +306,50 @@ class DerivationTree:
             raise LookupError(f"no rule is called {name!r}: there are {', '.join(found)}")
         return found[name]
 
-    def rules(self, at: str | Path | None = None, about: Iterable[str] = ()) -> Matches:
+    @property
+    def further_rules(self) -> tuple[Rule[object], ...]:
+        """The rules of the library that are none of the session's, such as ``contraction_order``; it applies them, too.
+
+        A search of one expression does not try them.
+        """
+        known = {rule.name for rule in self.known}
+        return tuple(rule for rule in ALL_RULES if rule.name not in known)
+
+    def rules(self, at: str | Path | None = None, about: Iterable[str] = (), further: bool = False) -> Matches:
         """Return the legal matches at the scope *at* (None: at every scope); raises LookupError if *at* is none.
 
-        *about* are names of iterators or tensors: only matches whose parameters name one of them.
+        *about* are names of iterators or tensors: only matches whose parameters name one of them.  *further*: also
+        those of ``further_rules``, last.
         """
-        program, names = self.program, {about} if isinstance(about, str) else set(about)
-        found = (m for path in self._paths(at) for rule in self.known for m in rule.matches(program, path))
-        return Matches(m for m in found if not names or m.mentions(names))
+        program, paths, names = self.program, self._paths(at), {about} if isinstance(about, str) else set(about)
 
-    def refusals(self, at: str | Path | None = None) -> Refusals:
-        """Return the reason for every rule without a legal match at the scope *at* (None: at every scope)."""
-        return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path))
+        def legal(rules: Iterable[Rule[object]]) -> list[Match[object]]:
+            found = (m for path in paths for rule in rules for m in rule.matches(program, path))
+            return [m for m in found if not names or m.mentions(names)]
+
+        others = self.further_rules
+        if further:
+            return Matches((*legal(self.known), *legal(others)))
+        return Matches(legal(self.known), lambda: _note_of_further(legal(others)) if len(paths) <= MAX_NOTED else "")
+
+    def refusals(self, at: str | Path | None = None, further: bool = False) -> Refusals:
+        """Return the reason for every rule without a legal match at the scope *at* (None: at every scope).
+
+        *further*: also those of ``further_rules``, last.
+        """
+        rules = (*self.known, *self.further_rules) if further else self.known
+        return Refusals(refusal for path in self._paths(at) for refusal in self._refusals(path, rules))
 
     def _paths(self, at: str | Path | None) -> list[Path]:
         return [path for path, _ in places(self.program)] if at is None else [self.path(at)]
 
-    def _refusals(self, at: Path) -> Iterable[Refusal]:
-        for rule in self.known:
-            if not any(True for _ in rule.matches(self.program, at)):
-                yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
+    def _refusals(self, at: Path, rules: Iterable[Rule[object]]) -> Iterable[Refusal]:
+        for rule in rules:
+            try:
+                if not any(True for _ in rule.matches(self.program, at)):
+                    yield Refusal(rule.name, at, refusal_reason(rule, self.program, at))
+            except RuleError as error:
+                yield Refusal(rule.name, at, str(error))
 
     def why_refused(self, rule: str, at: str | Path = "0") -> str:
         """Return why *rule* has no legal match at *at*, with numbers, or in how many ways it applies."""
@@ -372,7 +406,7 @@ class Session(DerivationTree):
         operators: Iterable[Operator | str] = OPERATORS,
     ) -> None:
         self.operators = find_operators(operators)
-        super().__init__(start, (*find_rules(rules), matching_rule(self.operators)))
+        super().__init__(start, find_rules((*find_rules(rules), matching_rule(self.operators))))
         self.runs: list[Run] = []
         self.view: JsonObject = {}
 
@@ -627,6 +661,15 @@ class Session(DerivationTree):
     def __repr__(self) -> str:
         steps = count_noun(len(self.derivation.steps), "step")
         return f"<Session at node {self.here} of {len(self.nodes)}, {steps} from the start>"
+
+    def __str__(self) -> str:
+        lines = [repr(self), str(self.program)]
+        if len(self._paths(None)) <= MAX_NOTED:
+            names = ", ".join(dict.fromkeys(match.rule.name for match in self.rules()))
+            lines.append(
+                f"rules() lists the matches of {names}" if names else "no rule of the session has a legal match"
+            )
+        return "\n".join(lines)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.formula()._repr_mimebundle_()

@@ -22,6 +22,7 @@ from einnet_explore.rules import (
     Rule,
     Step,
     find_rules,
+    require_rules,
 )
 from einnet_explore.strategies.instantiation import matching_rule
 from einnet_explore.strategies.simplification import FUNCTION_RULES
@@ -88,9 +89,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("rules", "between"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-            if strange := [rule for rule in getattr(self, name) if not isinstance(rule, Rule)]:
-                raise ValueError(f"{name}: found {strange[0]!r}, expected rules themselves, such as those of ee.RULES")
+            object.__setattr__(self, name, require_rules(name, getattr(self, name)))
+        require_rules("rules and between", (*self.rules, *self.between))
         used = tuple(each if isinstance(each, str) else each.name for each in self.must_use)
         known = (*self.rules, *self.between, *ALL_RULES, matching_rule(self.targets))
         usable = dict.fromkeys(rule.name for rule in known)

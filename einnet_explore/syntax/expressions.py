@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import chain, product
+from itertools import chain, product, zip_longest
 from math import prod
 
 from lark import Token, Tree
@@ -106,14 +106,15 @@ def bound_from_tree(tree: Tree[Token], names: Names) -> Bound:
     return Bound(index_from_tree(index, names), signed_integer(lo), signed_integer(hi))
 
 
-def _iterator(node: Token, names: Names) -> Iterator:
+def _iterator(node: Token, names: Names, size: int = 8) -> Iterator:
+    """Return the iterator called *node*; *size* is the range that the error for an unknown one suggests."""
     name = str(node)
     if name in names.iterators:
         return names.iterators[name]
     own = ", ".join(names.iterators) or "no iterator, for there are none"
     if name in names.outer:
         raise error_at(node, f"found {name}, an iterator of an outer scope, expected the scope's own: {own}")
-    raise error_at(node, f"found unknown iterator {name}, expected {own}, or sum[{name}:8] in front")
+    raise error_at(node, f"found unknown iterator {name}, expected {own}, or sum[{name}:{size}] in front")
 
 
 def _divisor(tree: SyntaxNode, names: Names) -> int:
@@ -291,7 +292,8 @@ def parse_clauses(clauses: Iterable[Tree[Token]], rank: int, of: str) -> tuple[P
 
 
 def _access_from_tree(source: Tensor | Table | Scope, tree: Tree[Token], names: Names) -> Access:
-    given = [(node, index_from_tree(node, names)) for node in child_trees(tree)[-1].children]
+    sizes = zip_longest(child_trees(tree)[-1].children, source.shape)
+    given = [(node, _index_along(node, names, size or 8)) for node, size in sizes if node is not None]
     what = _describe_source(source)
     if len(given) != len(source.box):
         indices = count_noun(len(given), "index", "indices")
@@ -300,6 +302,14 @@ def _access_from_tree(source: Tensor | Table | Scope, tree: Tree[Token], names: 
         if names.checked and (found := find_read_outside(index, lo, hi, names.domain)) is not None:
             raise error_at(node, f"index {index!r} of {what} reaches {list(found)}, expected within [{lo}, {hi})")
     return Access(source, tuple(index for _, index in given))
+
+
+def _index_along(tree: SyntaxNode, names: Names, size: int) -> Index:
+    """Return the index along a dimension of *size* elements, which the error for an unknown iterator suggests."""
+    match tree:
+        case Tree(data="iterator", children=[Token() as name]):
+            return as_index(_iterator(name, names, size))
+    return index_from_tree(tree, names)
 
 
 def _describe_source(source: Tensor | Table | Scope) -> str:

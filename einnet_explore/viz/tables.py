@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from einnet_explore.ir import EOPERATOR, VIEW, Program, show_path
 from einnet_explore.rules import Derivation, Match
@@ -96,16 +96,22 @@ class DisplayedAsTable:
 
 
 class Matches(DisplayedAsTable, tuple[Match[object], ...]):
-    """Matches, displayed as a table."""
+    """Matches, displayed as a table; *note* returns a line below it."""
 
-    __slots__ = ()
+    note: Callable[[], str]
+
+    def __new__(cls, matches: Iterable[Match[object]] = (), note: Callable[[], str] = str) -> Self:
+        """Return *matches* as a tuple."""
+        made = super().__new__(cls, matches)
+        made.note = note
+        return made
 
     def table(self) -> TextTable:
         """Return a table with the number, rule, path and parameters of each match."""
         return TextTable(
             ("", "rule", "at", "parameters"),
             tuple((str(n), m.title, show_path(m.at), format_parameters(m)) for n, m in enumerate(self)),
-            "" if self else "no legal match",
+            "; ".join(filter(None, ("" if self else "no legal match", self.note()))),
         )
 
 

@@ -97,6 +97,9 @@ class Formula:
             lines[0] = rf"{self.title}:\ \ {lines[0]}"
         return formula_figure(lines, text(self.program))
 
+    def __str__(self) -> str:
+        return text(self.program).rstrip("\n")
+
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {self.latex()}$"
 
@@ -104,11 +107,7 @@ class Formula:
         return self.figure().svg
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {
-            "text/latex": self._repr_latex_(),
-            "image/svg+xml": self._repr_svg_(),
-            "text/plain": text(self.program).rstrip("\n"),
-        }
+        return {"text/latex": self._repr_latex_(), "image/svg+xml": self._repr_svg_(), "text/plain": str(self)}
 
 
 def mathtext_lines(shown: str) -> list[str]:
@@ -154,14 +153,13 @@ class Steps:
                     latex(replace(step.after, equations=new or step.after.equations), "mathtext")
                 )
             ]
-        return formula_figure(lines, repr(step_table(self.derivation)))
+        return formula_figure(lines, str(self))
+
+    def __str__(self) -> str:
+        return repr(step_table(self.derivation))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {
-            "text/latex": self.latex(),
-            "image/svg+xml": self.figure().svg,
-            "text/plain": repr(step_table(self.derivation)),
-        }
+        return {"text/latex": self.latex(), "image/svg+xml": self.figure().svg, "text/plain": str(self)}
 
 
 _Displayable = TypeVar("_Displayable")

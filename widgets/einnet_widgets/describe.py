@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from einnet_explore.cost import program_seconds
@@ -12,6 +14,7 @@ from einnet_explore.rules.base import places
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import combined_verdict
 from einnet_explore.strategies.instantiation import nearest_distance
+from einnet_explore.support.errors import RuleError
 from einnet_explore.support.wording import count_noun
 from einnet_explore.syntax.tokens import changed_tokens
 from einnet_explore.viz.tables import format_parameters
@@ -109,7 +112,10 @@ def proof(session: Session) -> Shown | None:
 
 
 def rules(session: Session, look: Look) -> Shown:
-    """Return the legal matches at the selection with their gains, and the refusals of the other rules."""
+    """Return the legal matches at the selection with their gains, and the refusals of the other rules.
+
+    Matches of the library's further rules come last, if they are asked for: computing them takes time.
+    """
     at = settled(session, look)
     program, targets = session.program, look.operators(session)
     token = describe_tokens(program).get(selected_token(session, look))
@@ -119,20 +125,24 @@ def rules(session: Session, look: Look) -> Shown:
         return about if token and show_path(match.at) == at and match.mentions(token.names) else group_of(match.rule)
 
     groups = (about, *GROUPS)
-    found = [
-        m for m in _matches(session, at, look.reach) if not about or look.reach != "selection" or group(m) == about
-    ]
-    matches = sorted(found, key=lambda match: groups.index(group(match)))
+    found = [m for m in _matches(session, at, look) if not about or look.reach != "selection" or group(m) == about]
+    known = frozenset(session.known)
+    matches = sorted(found, key=lambda match: (match.rule not in known, groups.index(group(match))))
     far, cost = nearest_distance(program, targets), program_seconds(program)[0]
-    rows, spent = list[Shown](), 0
+    rows, faults, spent = list[Shown](), list[Shown](), 0
     run = session.runs[-1] if session.runs else None
     for match in matches[:LISTED]:
-        after = match.apply(program).after
+        try:
+            after = match.apply(program).after
+        except RuleError as error:
+            faults.append({"rule": match.rule.name, "at": show_path(match.at), "why": str(error)})
+            continue
         now = nearest_distance(after, targets)
         row = {
             **match.to_json(),
             "says": format_parameters(match),
             "group": group(match),
+            "further": match.rule not in known,
             "distance": None if now is None or far is None else now - far,
             "seconds": program_seconds(after)[0] - cost,
             "best": None if run is None else run.reachable_seconds(after),
@@ -153,7 +163,9 @@ def rules(session: Session, look: Look) -> Shown:
         "reach": look.reach,
         "matches": rows,
         "more": max(0, len(matches) - LISTED),
-        "refusals": [{"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals],
+        "further": len(session.further_rules),
+        "open": look.further,
+        "refusals": [*faults, *({"rule": r.rule, "at": show_path(r.at), "why": r.why} for r in refusals)],
         "laws": {
             name: session.rule(name).law for name in (*(r.rule for r in refusals), *(m.rule.name for m in matches))
         },
@@ -207,18 +219,22 @@ def table(session: Session, look: Look) -> Shown:
     }  # fmt: skip
 
 
-def _matches(session: Session, at: str, reach: Reach) -> tuple[Match[object], ...]:
+def _matches(session: Session, at: str, look: Look) -> tuple[Match[object], ...]:
     program = session.program
     active = [path for path, _ in places(program)]
     here = read_path(at)
-    match reach:
+    match look.reach:
         case "selection":
             chosen = [path for path in active if path == here]
         case "scope":
             chosen = [path for path in active if path[: len(here)] == here]
         case "everywhere":
             chosen = sorted(active, key=lambda path: path != here)
-    return tuple(m for path in chosen for m in session.rules(path))
+    rules, found = (*session.known, *(session.further_rules if look.further else ())), list[Match[object]]()
+    for path, rule in product(chosen, rules):
+        with suppress(RuleError):  # it is among the refusals
+            found += rule.matches(program, path)
+    return tuple(found)
 
 
 def _previewed(before: Program, after: Program) -> Shown:

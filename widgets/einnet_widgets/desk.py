@@ -218,6 +218,10 @@ class Desk(Board):
         self.look = replace(self.look, reach=asked["reach"])
         self.refresh("rules")
 
+    def _further(self, _: Face, asked: Shown) -> None:
+        self.look = replace(self.look, further=bool(asked["open"]))
+        self.refresh("rules")
+
     def _fold(self, _: Face, asked: Shown) -> None:
         program, folds = self.session.program, self.look.folds
         if "layer" in asked:
@@ -360,6 +364,7 @@ _CALLS: dict[str, Callable[[Desk, Face, Shown], None]] = {
             "goto",
             "select",
             "reach",
+            "further",
             "fold",
             "target",
             "compare",

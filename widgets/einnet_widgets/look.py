@@ -39,7 +39,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The reader's selection: a scope, the reach of listed rules, the target, nodes to compare, a token, layers."""
+    """The reader's selection: a scope, the reach of listed rules, the target, nodes to compare, a token, layers.
+
+    *further*: whether matches of the library's further rules are listed, too.
+    """
 
     at: str = ""
     reach: Reach = "scope"
@@ -48,6 +51,7 @@ class Look:
     operator: str = ""
     token: str = ""
     folds: tuple[str, ...] = ()
+    further: bool = False
 
     @staticmethod
     def of(session: Session) -> Look:
@@ -61,6 +65,7 @@ class Look:
             "operator": lambda value: value in names,
             "compare": lambda value: value is None or (len(value) > 1 and all(n in nodes for n in value)),
             "token": lambda value: isinstance(value, str),
+            "further": lambda value: isinstance(value, bool),
             "folds": lambda value: isinstance(value, list | tuple) and all(isinstance(title, str) for title in value),
         }
         look = Look(**{name: value for name, value in kept.items() if fits[name](value)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from einnet_explore.cost import program_seconds
@@ -60,7 +61,7 @@ class Measuring:
                 program = session.nodes[node].end
                 found[measured_name(node)] = (f"{session.name(node)}: {_calls(program)}", program)
         if run is not None:
-            for c in sorted(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))[:CANDIDATES]:
+            for c in islice(run.ranked(), CANDIDATES):
                 found[f"state {c.state}"] = (f"state {c.state}: {_calls(c.program)}", c.program)
         return found
 

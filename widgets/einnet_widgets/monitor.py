@@ -175,17 +175,16 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
     }
     if run is None:
         return shown
-    candidates = sorted(run.candidates, key=lambda c: (c.seconds, len(c.derivation.steps)))
-    spent = run.seconds
+    best, spent = run.best, run.seconds
     shown |= {
         "states": len(run.search.states),
         "inside": run.search.size - len(run.search.states),
         "pruned": run.search.pruned,
-        "candidates": len(candidates),
+        "candidates": len(run.candidates),
         "spent": spent,
         "progress": 1.0 if how == "done" else min(1.0, spent / run.budget) if run.budget else 0.0,
-        "best": candidates[0].seconds if candidates else None,
-        "top": candidates[0].state if candidates else None,
+        "best": None if best is None else best.seconds,
+        "top": None if best is None else best.state,
         "ending": run.ending,
         "remarks": [] if run.running else _remarks(run),
         "error": "" if run.error is None else f"{type(run.error).__name__}: {run.error}",

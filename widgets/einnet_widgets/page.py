@@ -125,7 +125,7 @@ def _views(session: Session, look: Look) -> Shown:
     program = session.program
     at = settled(session, look)
     scopes = [show_path(path) for path, _ in places(program)]
-    everything = describe.rules(session, replace(look, at=at, reach="everywhere"))
+    everything = describe.rules(session, replace(look, at=at, reach="everywhere", further=True))
     children = [
         {"node": n, **session.nodes[n].steps[-1].match.to_json()}
         for n, parent in enumerate(session.parents)

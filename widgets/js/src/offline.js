@@ -9,6 +9,7 @@ export class Offline {
     this.node = data.here;
     this.undone = [];
     this.reach = "scope";
+    this.further = false;
     this.at = data.nodes[data.here].expression.at;
     this.token = "";
     this.state = { panels: data.panels, label: "einnet explorer, recorded", notice: {}, search: data.search };
@@ -53,7 +54,7 @@ export class Offline {
       head: { ...head, redo: this.undone.length > 0 },
       history,
       expression: { ...expression, at, token: this.token },
-      rules: { ...rules, at, reach: this.reach, matches: rules.matches.filter(inside), ...(refusals[at] ?? { refusals: [], laws: {} }) },
+      rules: { ...rules, at, reach: this.reach, open: this.further, matches: rules.matches.filter(inside), refusals: refusals[at]?.refusals ?? [], laws: { ...rules.laws, ...refusals[at]?.laws } },
       graph: { ...graph, at: Object.keys(graph.paths).find((name) => graph.paths[name] === at.split(".")[0]) ?? "" },
     });
   }
@@ -91,6 +92,11 @@ export class Offline {
 
   do_reach({ reach }) {
     this.reach = reach;
+    this.show();
+  }
+
+  do_further({ open }) {
+    this.further = open;
     this.show();
   }
 

@@ -14,13 +14,20 @@ export function rulesPanel({ act, bus }) {
   const advise = h("button", { type: "button", title: "take the first step to the cheapest candidate of a search of 5 s (n)", onclick: () => act({ do: "advise" }) }, "Next good step");
   const clean = h("button", { type: "button", title: "merge scopes, relax and tighten boundaries (t)", onclick: () => act({ do: "clean" }) }, "Tidy up");
   const list = h("ul.ein-matches", { ariaLabel: "legal matches" });
+  const others = h("ul.ein-matches", { ariaLabel: "legal matches of further rules" });
+  const further = h(
+    "details.ein-further",
+    { ontoggle: () => further.open !== state.open && act({ do: "further", open: further.open }) },
+    h("summary", { title: "rules of the library that a search of one expression does not try" }, "further rules"),
+    others,
+  );
   const why = h("details.ein-refusals", { ontoggle: () => why.open && (body.scrollTop = why.offsetTop) });
-  const body = h("div.ein-rules", {}, reach, h("div.ein-reach", {}, advise, clean), list, why);
+  const body = h("div.ein-rules", {}, reach, h("div.ein-reach", {}, advise, clean), list, further, why);
   const heading = h("span.ein-count");
   let state = { matches: [], refusals: [], laws: {} };
   let current = -1;
 
-  const buttons = () => [...list.querySelectorAll("button.ein-match")];
+  const buttons = () => [...list.querySelectorAll("button.ein-match"), ...(further.open ? others.querySelectorAll("button.ein-match") : [])];
 
   function focus(n) {
     const all = buttons();
@@ -78,16 +85,22 @@ export function rulesPanel({ act, bus }) {
     if (other) current = -1;
     state = next;
     current = Math.min(current, next.matches.length - 1);
-    heading.textContent = `${counted(next.matches.length + (next.more ?? 0), "legal match").replace("matchs", "matches")}`;
+    const usual = next.matches.filter((match) => !match.further);
+    heading.textContent = `${counted(usual.length + (next.more ?? 0), "legal match").replace("matchs", "matches")}`;
     reach.replaceChildren(
       ...REACHES.map(([value, label]) =>
         h("button", { type: "button", ariaPressed: String(next.reach === value), onclick: () => act({ do: "reach", reach: value }) }, label),
       ),
     );
-    list.replaceChildren(...next.matches.flatMap((match, n) => (match.group === next.matches[n - 1]?.group ? [row(match, n)] : [h("li.ein-group", {}, match.group), row(match, n)])));
+    const grouped = (match, n) => (match.group === next.matches[n - 1]?.group && match.further === next.matches[n - 1]?.further ? [row(match, n)] : [h("li.ein-group", {}, match.group), row(match, n)]);
+    list.replaceChildren(...usual.flatMap(grouped));
+    others.replaceChildren(...next.matches.slice(usual.length).flatMap((match, n) => grouped(match, n + usual.length)));
+    if (next.open && usual.length === next.matches.length) others.append(h("li.ein-faint", {}, "no legal match of a further rule here"));
+    further.hidden = !next.further;
+    further.open = next.open;
     if (next.more) list.append(h("li.ein-faint", {}, `and ${next.more} more: choose a scope, or “at selection”`));
     if (next.unsaid) list.append(h("li.ein-faint", {}, next.unsaid));
-    if (!next.matches.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
+    if (!usual.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
     why.hidden = !next.refusals.length;
     why.replaceChildren(
       h("summary", {}, `${counted(next.refusals.length, "rule")} refused: why?`),

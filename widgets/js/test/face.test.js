@@ -230,6 +230,23 @@ describe("the face", () => {
     expect(model.send).toHaveBeenCalledTimes(3);
   });
 
+  it("asks for the matches of further rules when they are unfolded", async () => {
+    const { model, el, key } = shown({ rules: { ...structuredClone(STATE.rules), further: 5, open: false } });
+    const fold = el.querySelector(".ein-further");
+    fold.open = true;
+    for (let n = 0; n < 5; n++) await new Promise(requestAnimationFrame);
+    expect(model.send).toHaveBeenLastCalledWith({ do: "further", open: true });
+    const other = { ...MATCH, rule: "contraction_order", further: true };
+    model.set("rules", { ...structuredClone(STATE.rules), further: 5, open: true, matches: [MATCH, other] });
+    expect(fold.textContent).toContain("contraction order");
+    expect(el.querySelector(".ein-rules > ul").textContent.includes("contraction")).toBe(false);
+    key("j");
+    key("j", document.activeElement);
+    expect(document.activeElement).toBe(fold.querySelector(".ein-match"));
+    for (let n = 0; n < 5; n++) await new Promise(requestAnimationFrame);
+    expect(model.send).toHaveBeenCalledTimes(1);
+  });
+
   it("works by keys, and keeps those from the notebook", () => {
     const { model, el, key } = shown();
     let leaked = 0;
