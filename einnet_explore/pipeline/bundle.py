@@ -35,8 +35,6 @@ from einnet_explore.support.json_values import JsonObject, as_object
 from einnet_explore.support.version import PACKAGE_VERSION
 from einnet_explore.support.wording import count_noun
 
-FORMAT, VERSION = "einnet-explore bundle", 2
-
 PLATFORM = "linux-x86_64"
 """The platform of the instruction sets and of the library's form."""
 

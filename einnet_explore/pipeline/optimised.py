@@ -334,7 +334,7 @@ class Optimised:
         if kept:
             lines = [
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
-                f"{self._count_replaced()}: {_count_certificates(kept)}",
+                f"{self._count_replaced()}: {proofs}",
                 f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
