@@ -15,8 +15,8 @@ from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import inline_functions, load_model
 from einnet_explore.onnx_import.model import ModelError
 from einnet_explore.onnx_import.node_call import NotUnderstood
-from einnet_explore.pipeline.optimised import _file_word as file_word
 from einnet_explore.pipeline.optimised import _shorten as in_table
+from einnet_explore.pipeline.optimised import file_word
 from einnet_explore.support.storage import write_atomically
 
 X = (1, 4, 6, 6)

@@ -89,5 +89,5 @@ def test_runtimes_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     model = load_model(build([node("Relu", ["x"], ["y"])], {"x": [2]}, ["y"]))
     for name in CONVERTED:
-        with pytest.raises(ValueError, match=rf"for the engine {name}: pip install 'einnet-explore\[rivals\]'"):
+        with pytest.raises(ValueError, match=rf"for the engine {name}: pip install '.\[rivals\]'"):
             RIVALS[name].start(model, {}, 1)
