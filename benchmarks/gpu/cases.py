@@ -19,7 +19,7 @@ from einnet_explore.codegen.rows.online_gpu import online_kernel, online_tile
 from einnet_explore.cost import program_seconds
 from einnet_explore.cost.model import work
 from einnet_explore.ir import VIEW, Equation, Program, tensors
-from einnet_explore.runtime.cuda.plan import cuda_plan, fused_launch, kernel_launch, with_softmax_sums
+from einnet_explore.runtime.cuda.plan import cuda_plan, kernel_launch, one_kernel_plan, with_softmax_sums
 from einnet_explore.runtime.cuda.steps import CudaLaunch, CudaPlan
 from einnet_explore.runtime.fused import split_operations
 from einnet_explore.runtime.profile_store import profile_key
@@ -118,7 +118,7 @@ REDUCTIONS: Mapping[str, Callable[..., Program]] = {
 def reduction(name: str, *shape: int) -> Case:
     """Softmax or a normalisation: one kernel, a kernel an operation; at least, elements are read and written once."""
     program = REDUCTIONS[name](*shape)
-    plans = {"fused": fused(program), "unfused": unfused(program)}
+    plans = {"fused": one_kernel_plan(program), "unfused": unfused(program)}
     label = f"{name} {'x'.join(map(str, shape))}"
     return Case(label, "reduction", plans, 8 * prod(shape), settings={"what": name, "shape": list(shape)})
 
@@ -197,15 +197,6 @@ def _library(program: Program) -> CudaPlan | None:
     return next((p for p in plans if any(s.op == "convolution" for s in p.steps)), None)
 
 
-def fused(program: Program) -> CudaPlan:
-    """All of *program* as one kernel."""
-    buffers = {t.name: t.shape for t in program.inputs} | {
-        e.name: e.scope.shape for e in program.equations if e.name in program.outputs
-    }
-    step = fused_launch(program, buffers)
-    return CudaPlan(buffers, tuple(t.name for t in program.inputs), (), program.outputs, (step,))
-
-
 def unfused(program: Program) -> CudaPlan:
     """A kernel an operation, each the best one for it alone."""
     buffers: dict[str, tuple[int, ...]] = {t.name: t.shape for t in program.inputs}
@@ -239,7 +230,7 @@ def checked(derived: Sequence[Program]) -> Mapping[str, tuple[Program, CudaPlan]
         found[name] = program, cuda_plan(program)
     for name, shape in SMALL_REDUCTIONS.items():
         program = REDUCTIONS[name](*shape)
-        found[name] = program, fused(program)
+        found[name] = program, one_kernel_plan(program)
         found[f"{name}, unfused"] = program, unfused(program)
     program = band_attention(Sizes(rows=64, features=8, heads=2, half=5))
     found["band attention"] = program, cuda_plan(program)

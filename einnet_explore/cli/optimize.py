@@ -17,11 +17,11 @@ from einnet_explore.cli.output import (
     STDOUT,
     check_writable,
     format_table,
-    one_line,
     progress_bar,
     save_file,
     say,
     write_json,
+    write_outputs,
 )
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.bundle import README, check_bundle_folder
@@ -109,16 +109,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: Optimised, report: JsonO
         (arguments.certificates, lambda path: _write_records(path, fast)),
         (arguments.json, lambda path: _write_report(path, fast, report, selection_seconds(arguments.budget))),
     ]
-    failures: list[Exception] = []
-    for path, write in outputs:
-        if path is None:
-            continue
-        try:
-            write(path)
-        except (BackendError, EncodeError, MemoryError, OSError, ValueError) as error:
-            say(f"{path} was not written: {one_line(error)}")
-            failures.append(error)
-    return failures
+    return write_outputs(outputs, BackendError, EncodeError)
 
 
 def _write_model(path: str, fast: Optimised) -> None:

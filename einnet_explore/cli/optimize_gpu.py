@@ -14,11 +14,11 @@ from einnet_explore.cli.output import (
     STDOUT,
     check_writable,
     format_table,
-    one_line,
     progress_bar,
     save_file,
     say,
     write_json,
+    write_outputs,
 )
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser, refuse_cpu_options, require_gpu
@@ -87,16 +87,7 @@ def _write_outputs(arguments: argparse.Namespace, fast: GpuPlan) -> list[Excepti
         (arguments.certificates, lambda path: _save_records(path, fast)),
         (arguments.json, lambda path: write_json(path, fast.report())),
     ]
-    failures: list[Exception] = []
-    for path, write in outputs:
-        if path is None:
-            continue
-        try:
-            write(path)
-        except (MemoryError, OSError, ValueError) as error:
-            say(f"{path} was not written: {one_line(error)}")
-            failures.append(error)
-    return failures
+    return write_outputs(outputs)
 
 
 def _save_plan(path: str, fast: GpuPlan) -> None:

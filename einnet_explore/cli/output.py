@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -78,6 +78,23 @@ def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[
 
 def _os_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
+
+
+def write_outputs(
+    outputs: Iterable[tuple[str | None, Callable[[str], None]]], *refusals: type[Exception]
+) -> list[Exception]:
+    """Write every requested one of *outputs*; return the errors, of *refusals* too, of those that were not written."""
+    caught: tuple[type[Exception], ...] = (*refusals, MemoryError, OSError, ValueError)
+    failures: list[Exception] = []
+    for path, write in outputs:
+        if path is None:
+            continue
+        try:
+            write(path)
+        except caught as error:
+            say(f"{path} was not written: {one_line(error)}")
+            failures.append(error)
+    return failures
 
 
 def save_file(path: str, content: str | bytes) -> None:

@@ -22,7 +22,7 @@ from einnet_explore.pipeline.subprogram import anonymize
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import Variant, find_variants, search_subprogram, select_finalists
 from einnet_explore.rules import Derivation
-from einnet_explore.runtime.cuda.plan import cuda_plan, derive_softmax_sums, fused_launch
+from einnet_explore.runtime.cuda.plan import cuda_plan, derive_softmax_sums, one_kernel_plan
 from einnet_explore.runtime.cuda.steps import CudaPlan
 from einnet_explore.strategies.options import Cost
 from einnet_explore.support.errors import BackendError, Refused
@@ -160,7 +160,7 @@ def other_plans(program: Program, first: PartPlan, cost: Cost, settings: Setting
 
 def plan_part(name: str, derivation: Derivation) -> PartPlan:
     """Return the plan called *name* of the end of *derivation*; raises BackendError or Refused if there is none."""
-    return PartPlan(name, derivation, (_one_kernel if name == ONE_KERNEL else cuda_plan)(derivation.end))
+    return PartPlan(name, derivation, (one_kernel_plan if name == ONE_KERNEL else cuda_plan)(derivation.end))
 
 
 def _candidates(program: Program, first: PartPlan, cost: Cost, settings: Settings) -> Iterable[tuple[str, Derivation]]:
@@ -182,12 +182,3 @@ def _libraries(variant: Variant) -> frozenset[bool]:
     """
     kind = variant.kind if isinstance(variant.kind, tuple) else ()
     return frozenset(name.startswith("Conv") for name in kind if isinstance(name, str))
-
-
-def _one_kernel(program: Program) -> CudaPlan:
-    """Return *program*, which calls no library, as one kernel; raises Refused."""
-    buffers = {t.name: t.shape for t in program.inputs}
-    buffers |= {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
-    step = fused_launch(program, buffers)
-    inputs, weights = (tuple(t.name for t in program.inputs if t.weight == is_one) for is_one in (False, True))
-    return CudaPlan(buffers, inputs, weights, program.outputs, (step,))

@@ -92,9 +92,9 @@ def held_launch(fused: FusedKernel, shapes: Shapes, dtype: npt.DTypeLike = "floa
     places = own_places(fused)
     pack = _pack_size(flat, kind, inner, places)
     near = {m: own for m, own in places.items() if _is_packed(flat, own, m, inner, pack)}
-    again = sum(len(_using_nests(fused, m)) > 1 and set(inner) <= set(own) for m, own in near.items())
-    share = choose_share(elements // pack, pack, flat.points, again)
-    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near, points=share.points), kind)
+    held = tuple(m for m, own in near.items() if len(_using_nests(fused, m)) > 1 and set(inner) <= set(own))
+    share = choose_share(elements // pack, pack, flat.points, len(held))
+    return flat, write_kernel(RegisterWriter(flat, share.threads, share, inner, near, held, points=share.points), kind)
 
 
 def choose_share(packs: int, pack: int, points: int, memories: int) -> Share:
@@ -182,12 +182,14 @@ def _using_nests(fused: FusedKernel, memory: str) -> tuple[int, ...]:
 class RegisterWriter(GpuWriter):
     """Writes a kernel in which threads share the points of the axes *inner* as *share* says.
 
-    Accesses to the memories *near* go through registers: a pack at a time, or for all that a thread holds.
+    Accesses to the memories *near* go through registers: a pack at a time, or, for those *held*, which more than one
+    nest uses at all its points, for all packs that a thread holds.
     """
 
     share: Share
     inner: tuple[Iterator, ...]
     near: Places
+    held: tuple[str, ...]
 
     def share_points(
         self, frame: EmissionState, nest: FusedNest, axes: tuple[Iterator, ...], body: LoopBody
@@ -198,7 +200,7 @@ class RegisterWriter(GpuWriter):
         number = next(n for n, other in enumerate(nests) if other is nest)
         loads, stores = self._loads(nest), self._stores(nest)
         out: list[Statement] = []
-        held = {m: self._array(frame, m, share.held * share.pack) for m in self._held if share.held}
+        held = {m: self._array(frame, m, share.held * share.pack) for m in self.held if share.held}
         out += [LocalArray(a) for m, a in held.items() if _using_nests(self.flat.fused, m)[0] == number]
         first = [m for m in loads if m in held and _using_nests(self.flat.fused, m)[0] == number]
         last = [m for m in stores if m in held and self._last_store(m) == number and self._is_output(m)]
@@ -224,14 +226,6 @@ class RegisterWriter(GpuWriter):
             streamed = tuple(self._pack(frame, q, loads, stores, {}, body))
             out.append(For(q, start, Literal(share.packs, wide), Literal(share.threads, wide), streamed))
         return out
-
-    @property
-    def _held(self) -> tuple[str, ...]:
-        """The memories that more than one nest uses at all its points."""
-        fused = self.flat.fused
-        return tuple(
-            m for m, own in self.near.items() if len(_using_nests(fused, m)) > 1 and set(self.inner) <= set(own)
-        )
 
     def _loads(self, nest: FusedNest) -> list[str]:
         """Return the memories that *nest* reads, not from its own values."""

@@ -313,6 +313,15 @@ class _Planner:
         return tuple(steps)
 
 
+def one_kernel_plan(program: Program) -> CudaPlan:
+    """Return *program*, which calls no library, as one kernel; raises Refused."""
+    buffers = {t.name: t.shape for t in program.inputs}
+    buffers |= {e.name: e.scope.shape for e in program.equations if e.name in program.outputs}
+    step = fused_launch(program, buffers)
+    inputs, weights = (tuple(t.name for t in program.inputs if t.weight == is_one) for is_one in (False, True))
+    return CudaPlan(buffers, inputs, weights, program.outputs, (step,))
+
+
 def fused_launch(program: Program, buffers: dict[str, Shape], dtypes: dict[str, str] | None = None) -> CudaLaunch:
     """A launch of all of *program* as one kernel; adds its temporaries to *buffers* and *dtypes*.  Raises Refused."""
     flat, kernel = held_launch(_fused(program), {t.name: t.shape for t in program.inputs}, DTYPE)
