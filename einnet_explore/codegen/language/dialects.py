@@ -225,20 +225,16 @@ EXP_SOURCE = """T exp_N(T a) {
     const union { float f; int i; } given = {a};
     const unsigned below = (unsigned)(given.i < 0x42b20000 ? given.i : 0x42b20000);
     const union { unsigned i; float f; } x = {below < 0xc2d00000u ? below : 0xc2d00000u};
-    const union { float f; unsigned i; } t = {x.f * 1.44269504f + 12582912.0f};
-    const float n = t.f - 12582912.0f;
+    const union { float f; unsigned i; } t = {x.f * 1.44269504f + 12583166.0f};
+    const float n = t.f - 12583166.0f;
     const float r = x.f - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r + 1.0f;
-    const union { float f; unsigned i; } q = {p * r + 1.0f};
+    const float s = r * r;
+    const float low = 1.666652038e-1f * r + 4.999999343e-1f;
+    const float high = 1.381454735e-3f * s + (8.368747212e-3f * r + 4.166839084e-2f);
+    const float q = ((high * s + low) * s + r) + 1.0f;
     const unsigned h = t.i >> 1;
-    const union { unsigned i; float f; } one = {(h << 23) + 0x3f800000u}, other = {((t.i - h) << 23) + q.i};
-    return a == a ? other.f * one.f : a;
+    const union { unsigned i; float f; } one = {h << 23}, other = {(t.i - h) << 23};
+    return a == a ? q * one.f * other.f : a;
 }"""
 r"""The C dialect's exponential of float32, without a branch or a call, so that compilers vectorise it.
 
@@ -246,9 +242,10 @@ r"""The C dialect's exponential of float32, without a branch or a call, so that 
 
 :math:`c_1 = 355/512` has few enough digits for an exact product (Cody and Waite).  `x` is clamped to [-104, 89] as an
 integer: floats are ordered like integers, and an integer comparison takes one instruction where a float one takes two.
-Adding :math:`1.5 \cdot 2^{23}` rounds to `n` and leaves it in the last bits.  :math:`2^n` is computed as two factors,
-neither of which overflows or underflows alone; one is added to the exponent of :math:`e^r`.
-Coefficients: S. Moshier's Cephes library (``expf``).
+Adding :math:`1.5 \cdot 2^{23} + 254` rounds to `n` and leaves `n + 254` in the last bits, the sum of the exponents of
+two factors of :math:`2^n`, neither of which overflows or underflows.  The polynomial of degree 6 has a relative error
+below :math:`4 \cdot 10^{-9}`; it is in Estrin's order, since a processor otherwise waits for one multiplication after
+the other.  In all, the error is at most 1.1 units in the last place.
 """
 
 
