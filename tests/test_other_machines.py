@@ -1,11 +1,25 @@
 """Machines that lack something: TVM, a compiler, Graphviz, and what only Linux has."""
 
 import os
+import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from einnet_explore.codegen.register_tiles import Machine
+from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.runtime import c_kernels
+from einnet_explore.syntax import parse
+from tests.strategies import inputs_for
+
+AARCH64 = ("aarch64-linux-gnu-gcc", "qemu-aarch64")
+"""A compiler for AArch64 and an emulator (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)."""
+
+needs_aarch64 = pytest.mark.skipif(not all(map(shutil.which, AARCH64)), reason=f"needs {' and '.join(AARCH64)}")
 
 WITHOUT_TVM = """
 import sys
@@ -71,3 +85,63 @@ def test_what_only_linux_has_is_not_needed(absent: str, tmp_path: Path) -> None:
     done = run(absent + EXPLORE + OPTIMIZE, tmp_path, PATH=str(tmp_path), HOME=str(tmp_path / "none"))
     assert done.returncode == 0, done.stderr
     assert ("no C compiler was found" in done.stdout) == (absent != WITHOUT_LINUX)
+
+
+AARCH64_MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+static void *allocate(int device, int number, uint64_t size, int type, int bits) { return aligned_alloc(64, size); }
+static int release(int device, int number, void *space) { free(space); return 0; }
+void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = allocate;
+int (*__TVMBackendFreeWorkspace)(int, int, void *) = release;
+int main(int count, char **sizes)
+{
+    Tensor tensors[8];
+    Any arguments[8];
+    size_t size = 0;
+    for (int n = 0; n < count - 1; n++) {
+        size = (size_t)atoll(sizes[n + 1]);
+        tensors[n].data = aligned_alloc(64, (size + 63) / 64 * 64);
+        arguments[n] = (Any){PLAIN, 0, {.pointer = (char *)&tensors[n]}};
+        if (n < count - 2 && fread(tensors[n].data, 1, size, stdin) != size) return 1;
+    }
+    if (__tvm_ffi_main(NULL, arguments, count - 1, NULL)) return 2;
+    return fwrite(tensors[count - 2].data, 1, size, stdout) != size;
+}
+"""
+
+KERNELS = {
+    "functions": "tensor A[9, 37]\nY[i:9, j:37] = exp(A[i, j]) + tanh(A[i, j]) * erf(A[i, j]) + log(abs(A[i, j]) + 1)",
+    "softmax": "tensor A[5, 70]\nY[i:5, k:70] = exp(A[i, k]) / {[p:5] sum[n:70] exp(A[p, n])}[i]",
+    "sums of columns": "tensor A[65, 300]\nY[j:300] = sum[i:65] A[i, j] * A[i, j]",
+    "transposition": "tensor A[3, 40, 33]\nY[n:3, i:33, j:40] = relu(A[n, j, i])",
+    "padding": "tensor A[6, 20] pad [1, 2]\nY[i:8, j:24] = A[i - 1, j - 2] * 3",
+}
+
+
+@needs_aarch64
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize("text", KERNELS.values(), ids=KERNELS)
+def test_kernels_run_on_aarch64(text: str, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_kernels, "this_machine", lambda: Machine(lanes=lanes, l3=1 << 20))
+    program = parse(text)
+    source = c_kernels.NativeSource(program.equations[-1].scope)
+    (tmp_path / "kernel.c").write_text(source.text + AARCH64_MAIN)
+    compiler, emulator = AARCH64
+    flags = (flag for flag in c_kernels.EOPERATOR_FLAGS if flag != c_kernels.NATIVE)
+    subprocess.run([compiler, *flags, "-static", "kernel.c", "-o", "kernel", "-lm"], cwd=tmp_path, check=True)
+    arrays = {name: a.astype(np.float32) for name, a in inputs_for(program).items()}
+    given = b"".join(arrays[name].tobytes() for name in source.inputs)
+    sizes = [str(4 * int(np.prod(shape))) for shape in source.shapes]
+    done = subprocess.run([emulator, "./kernel", *sizes], cwd=tmp_path, input=given, capture_output=True, check=True)
+    want = np.asarray(evaluate(program, arrays)["Y"], np.float64)
+    got = np.frombuffer(done.stdout, np.float32).reshape(want.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@needs_aarch64
+def test_products_of_bytes_compile_for_aarch64(tmp_path: Path) -> None:
+    text = files("einnet_explore.runtime").joinpath("integer_products.c").read_text(encoding="utf-8")
+    (tmp_path / "products.c").write_text(text)
+    command = [AARCH64[0], "-O3", "-Wall", "-Werror", "-fPIC", "-shared", "products.c", "-o", "products.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
