@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from einnet_explore.analysis.indices import read_indices
 from einnet_explore.codegen import copies
 from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
 from einnet_explore.codegen.language.printer import emit, fission_at_barriers
@@ -28,6 +31,7 @@ from einnet_explore.codegen.language.statements import (
     counted_loop,
 )
 from einnet_explore.codegen.language.values import F16, F32, F64, I32, Array, LaunchIndex, Type, Var, literal
+from einnet_explore.codegen.preparation import collapse_dimensions, prepare
 from einnet_explore.codegen.register_tiles import Machine
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Equation, Program, Scope, tensors
@@ -71,6 +75,7 @@ TURNED = [
     "tensor A[8, 4, 3]\nY[j:4, u:3, i:8] = A[i, j, u] + A[i, j, 2]",  # along j: 3 apart; u does not fill a tile
     "tensor A[5, 11]\nY[i:4, j:5] = A[j, i+6]",
     "tensor A[10, 8]\nY[i:8, n:2, j:5] = A[2*j + n, i]",
+    "tensor A[3, 6, 7] pad [1, 2, 0]\nY[n:5, i:7, j:9] = A[n-1, j-2, i] + 1",
 ]
 
 
@@ -82,6 +87,28 @@ def test_transpose_kernels_are_exact(text: str, machine: Machine) -> None:
             transpose_kernel(scope, "Y'", machine)
         return
     by_machine(scope, *transpose_kernel(scope, "Y'", machine))
+
+
+DIVIDED = [
+    "tensor A[3, 32, 20]\nY[i:20, m:96] = A[m // 32, m % 32, i]",
+    "tensor A[5, 4, 16] pad [1, 1, 0]\nY[m:12, k:96] = A[m // 4+k // 32-1, (k // 16) % 2+m % 4-1, k % 16]",
+    "tensor A[2, 3, 9]\nY[m:6, i:9, j:5] = A[m // 3, m % 3, i] * A[m // 3, 1, j+1]",
+    "tensor A[6, 7, 9]\nY[h:6, i:9, j:7] = sum[p:2] table[2, 2] (1, 2, 3, -1)[h % 2, p] * A[h // 2 + 2*p, j, i]",
+    "tensor A[6, 4, 20]\nY[h:6, j:4, i:20] = sum[p:2] table[2, 2] (1, 2, 3, -1)[h % 2, p] * A[h // 2 + 2*p, j, i]",
+]
+
+
+@pytest.mark.parametrize("text", DIVIDED)
+def test_divided_traversals_are_split(text: str) -> None:
+    scope = scope_of(text)
+    ready = collapse_dimensions(prepare(scope))
+    assert not any(tuple(i.divisions) for i in read_indices(ready.body))
+    arrays = inputs_for(scope)
+    flat = {t.name: arrays[t.name].reshape(t.shape) for t in tensors(ready)}
+    assert (exact(ready, flat).reshape(scope.shape) == exact(scope, arrays)).all()
+    for generate in (partial(transpose_kernel, machine=SMALL), regions_kernel):
+        with suppress(Refused):
+            by_machine(ready, *generate(ready, "Y'"))
 
 
 TURNS = st.permutations(range(3)).filter(lambda order: order[-1] != 2)
@@ -115,7 +142,7 @@ def test_results_beyond_the_caches_are_streamed_in_whole_lines() -> None:
     [
         ("tensor A[8, 8]\nY[i:8] = sum[j:8] A[i, j]", "the scope reduces"),
         ("tensor A[8, 8]\nY[i:8, j:8] = A[i, j] + 1", "written as it is read"),
-        ("tensor A[8, 8] pad [0, 1]\nY[i:8, j:8] = A[j, i-1]", "reads outside"),
+        ("tensor A[8, 8] pad [0, 1]\nY[i:8, j:8] = A[j, i-1]", "conditions depend on i"),
         ("tensor A[8, 8]\nY[i:8, j:8] = A[j, i//2]", "not affine"),
         ("tensor A[8, 8]\ntensor B[8, 8]\nY[i:8, j:8] = A[j, i] + B[i, j]", "steps along i"),
         ("tensor A[8, 3]\nY[i:3, j:8] = A[j, i]", "3 x 8 elements: expected 4 x 4"),

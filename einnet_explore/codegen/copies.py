@@ -17,13 +17,13 @@ reads that remain are vectorised by compilers.  Each element is gathered, so eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product
 from math import prod
 
 from einnet_explore.analysis.flattening import flat_address, row_major_strides
-from einnet_explore.analysis.indices import guard, is_inside_box, substitute
+from einnet_explore.analysis.indices import compared_iterators, guard, is_inside_box, substitute
 from einnet_explore.codegen.language.lowering import (
     FIRST_BLOCK,
     add_offset,
@@ -72,6 +72,7 @@ from einnet_explore.codegen.language.values import (
 from einnet_explore.codegen.preparation import (
     VECTOR_LANES,
     PolyphaseCut,
+    case_traversals,
     conditions_in,
     cut_traversal,
     fold_decided,
@@ -387,25 +388,31 @@ def transpose_kernel(scope: Scope, result: str, machine: Machine) -> tuple[Kerne
     """Return (the kernel that computes *scope* into *result*, its blocks): tensors, the result, ``FIRST_BLOCK``.
 
     A result of more than half of the last cache bypasses it. Raises Refused for reductions, for reads of scopes and
-    tables or outside of a tensor, if no tile fits, and if there is nothing to transpose.
+    tables, if no tile fits, if there is nothing to transpose, and if neighbours in memory need conditions.
     """
     reads = _tensor_reads(scope)
     if not reads:
         raise Refused("the scope reads nothing: expected reads of tensors")
     for access in reads:
-        if not is_inside_box(access.index, access.source.box) or not flat_address(access).affine:
-            raise Refused(f"{access!r} is not affine, or reads outside of its tensor")
+        if not flat_address(access).affine:
+            raise Refused(f"{access!r} is not affine")
+    scope = replace(scope, body=map_accesses(scope.body, _guard_read))
     largest = max(reads, key=lambda a: prod(a.source.shape))
     place, last = flat_address(largest), scope.traversals[-1] if scope.traversals else None
     along = next((x for x in scope.traversals[:-1] if x.extent > 1 and place.coefficient(x) == 1), None)
     if last is None or along is None or abs(place.coefficient(last)) <= 1:
         raise Refused("the result is written as it is read, or nothing runs along memory: expected another dimension")
+    cases = case_traversals(scope)
+    if along in compared_iterators(scope.body):
+        raise Refused(f"conditions depend on {along.name}, along which memory is read")
+    if (pieces := prod(x.extent for x in cases) * len(reads)) > MAX_PIECE_READS:
+        raise Refused(f"{pieces} reads for all cases: expected {MAX_PIECE_READS} at most")
     if any(flat_address(a).coefficient(along) not in (0, 1) for a in reads):
         raise Refused(f"a read takes steps along {along.name} that are longer than 1")
     side = next((n for n in TILE_SIDES if n <= min(along.extent, last.extent, machine.lanes)), None)
     if side is None:
         raise Refused(f"{along.extent} x {last.extent} elements: expected {TILE_SIDES[-1]} x {TILE_SIDES[-1]} and more")
-    return _TransposeWriter(scope, result, largest, along, side, machine).kernel()
+    return _TransposeWriter(scope, result, largest, along, side, machine, cases).kernel()
 
 
 def _tensor_reads(scope: Scope) -> tuple[Access, ...]:
@@ -432,6 +439,8 @@ class _TransposeWriter:
     along: Iterator
     side: int
     machine: Machine
+    cases: tuple[Iterator, ...]
+    """Traversals that are unrolled for each tile."""
 
     @cached_property
     def last(self) -> Iterator:
@@ -476,7 +485,7 @@ class _TransposeWriter:
         band, run = self.bands
         steps = -(-run.extent // self.wide(run))
         each = max(1, (STREAMED_BLOCK_TILES if self.streamed else BLOCK_TILES) * self.side // self.across)
-        rest = [x for x in self.scope.traversals if x not in (band, run) and x.extent > 1]
+        rest = [x for x in self.scope.traversals if x not in (band, run, *self.cases) and x.extent > 1]
         counts = {**{x: x.extent for x in rest}, band: -(-band.extent // self.wide(band)), run: -(-steps // each)}
         first, block = Var(FIRST_BLOCK, I64), Var(":block", I64)
         body: list[Statement] = [Declare(block, cast(I64, LaunchIndex("block")) + first)]
@@ -495,8 +504,12 @@ class _TransposeWriter:
         body.append(Declare(start, digits[run] * each))
         body.append(Declare(stop, minimum(start + each, steps)))
         inner: list[Statement] = [Declare(here[run], self._begin(run, step))]
-        for more in range(0, self.across, self.side):
-            inner += self._tile({**at, self.last: at[self.last] + more}, more)
+        cases = tuple(product(*(range(x.lo, x.hi) for x in self.cases)))
+        for n, (more, values) in enumerate(product(range(0, self.across, self.side), cases)):
+            case = dict(zip(self.cases, values, strict=True))
+            scalar = fold_decided(substitute(self.scope.body, {x: as_index(value) for x, value in case.items()}))
+            fixed = {x: Literal(value, I64) for x, value in case.items()}
+            inner += self._tile(scalar, {**at, self.last: at[self.last] + more, **fixed}, f":tile {n}")
         body.append(For(step, start, stop, Literal(1, I64), tuple(inner)))
         return Kernel("turned", (*self.memory.values(), self.out, first), tuple(body)), prod(counts.values())
 
@@ -505,26 +518,26 @@ class _TransposeWriter:
         at = number * self.wide(x)
         return at if x.extent % self.wide(x) == 0 else minimum(at, x.extent - self.wide(x))
 
-    def _tile(self, at: Mapping[Iterator, Expr], number: int) -> Iterable[Statement]:
+    def _tile(self, body: Scalar, at: Mapping[Iterator, Expr], name: str) -> Iterable[Statement]:
         """Yield one tile: rows along the source, transposed into the result, and a prefetch of the next one."""
         side, run = self.side, self.bands[1]
-        tile = Array(f":tile {number}", F32, side * side, "private", align=F32.size * side)
+        tile = Array(name, F32, side * side, "private", align=F32.size * side)
         i, j = Var(":i", I64), Var(":j", I64)
         row, column = {**at, self.last: at[self.last] + i}, {**at, self.along: at[self.along] + i}
         yield LocalArray(tile)
         if run == self.last and not self.streamed:
             ahead = _result_address(self.scope, {**column, run: column[run] + self.across}, I64)
             yield counted_loop(i, side, Prefetch(self.out, ahead, True), hint="unroll")
-            yield counted_loop(i, side, *self._row(tile, row, i, j), hint="unroll")
+            yield counted_loop(i, side, *self._row(body, tile, row, i, j), hint="unroll")
         else:
             there = {**row, run: row[run] + self.wide(run)}
             hint = Prefetch(self.memory[tensor_name(self.largest.source)], self._read(self.largest, there))
-            yield counted_loop(i, side, hint, *self._row(tile, row, i, j), hint="unroll")
+            yield counted_loop(i, side, hint, *self._row(body, tile, row, i, j), hint="unroll")
         yield StoreTransposed(self.out, _result_address(self.scope, at, I64), self.step, tile, side, self.streamed)
 
-    def _row(self, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
+    def _row(self, body: Scalar, tile: Array, at: Mapping[Iterator, Expr], i: Var, j: Var) -> Iterable[Statement]:
         """Yield row *i* of the tile: copied, or computed."""
-        if self.scope.body == self.largest:
+        if body == self.largest:
             yield Copy(
                 tile,
                 i * self.side,
@@ -535,7 +548,7 @@ class _TransposeWriter:
             return
         along = {**at, self.along: at[self.along] + j}
 
-        value = lower_flat(self.scope.body, along, self.memory)
+        value = lower_flat(body, along, self.memory)
         yield counted_loop(j, self.side, Store(tile, i * self.side + j, value), hint="vector")
 
     def _read(self, access: Access, at: Mapping[Iterator, Expr]) -> Expr:

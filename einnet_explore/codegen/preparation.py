@@ -242,12 +242,12 @@ def _cheap(body: Scalar) -> bool:
 def collapse_dimensions(scope: Scope) -> Scope:
     """Collapse the iterators of *scope* that every access reads as neighbouring dimensions.
 
-    Iterators and dimensions of one element are dropped.  Its tensors keep the order of their elements and lose
-    dimensions.  Scopes that read scopes are unchanged.
+    Iterators and dimensions of one element are dropped, and traversals are split where divisors end.  Its tensors keep
+    the order of their elements and lose dimensions.  Scopes that read scopes are unchanged.
     """
     if scope.domain or any(isinstance(a.source, Scope) for a in accesses(scope.body)):
         return scope
-    scope = _drop_unit_iterators(scope)
+    scope = _drop_unit_iterators(_split_traversals(scope))
     reads = tuple(accesses(scope.body))
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
@@ -255,6 +255,35 @@ def collapse_dimensions(scope: Scope) -> Scope:
         if places is not None and not {x, y} & {*compared_iterators(scope.body)}:
             return collapse_dimensions(_merge(scope, x, y, places))
     return scope
+
+
+def _split_traversals(scope: Scope) -> Scope:
+    r"""Substitute :math:`x = d u + v` for a traversal that is divided by `d`, so that its reads are affine.
+
+    The result's elements keep their order.  The innermost traversal is only split into whole vectors.
+    """
+    for n, x in enumerate(scope.traversals):
+        d = _common_divisor(x, scope.body)
+        if d > 1 and (x != scope.traversals[-1] or d % VECTOR_LANES == 0):
+            u = Iterator(fresh_name(x.name, {y.name for y in (*scope.traversals, *scope.summations)}), 0, x.extent // d)
+            v = Iterator(x.name, 0, d)
+            body = substitute(scope.body, {x: as_index(u) * d + v})
+            split = (*scope.traversals[:n], u, v, *scope.traversals[n + 1 :])
+            return _split_traversals(replace(scope, traversals=split, body=body, padding=()))
+    return scope
+
+
+def _common_divisor(x: Iterator, body: Scalar) -> int:
+    """Return the least number by which *x* is divided, if it divides the others and the extent; else 1."""
+    divisors: set[int] = set()
+    for atom in (atom for index in read_indices(body) for atom in index.divisions if x in atom.numerator.iterators):
+        if atom.numerator.single == x:
+            divisors.add(atom.divisor)
+        elif not any(within.numerator.single == x for within in atom.numerator.divisions):
+            return 1
+    least = min(divisors, default=1)
+    exact = not x.lo and least < x.extent and not any(n % least for n in (x.extent, *divisors))
+    return least if exact else 1
 
 
 def _drop_unit_iterators(scope: Scope) -> Scope:
@@ -366,15 +395,24 @@ class PolyphaseCut:
                 yield u, value
 
 
+def case_traversals(scope: Scope) -> tuple[Iterator, ...]:
+    """Return the traversals, not the innermost, whose few values select between constants."""
+    selecting = {x for t in conditions_in(scope.body) if t.op == "==" for x in (t.left - t.right).iterators}
+    return tuple(x for x in scope.traversals[:-1] if x in selecting and x.extent <= MAX_POLYPHASE)
+
+
 def order_traversals(scope: Scope) -> tuple[tuple[Iterator, ...], tuple[Iterator, ...]]:
     """Return the traversals with loops, outermost first, and those whose few values are unrolled innermost.
 
+    Values that select between constants are unrolled if reads are contiguous: all results share their operands' loads.
     If the result's neighbours are k elements apart in the source, and a traversal of k values fills the gaps, that
     traversal goes innermost: each cache line is then read once.
     """
     reads = [flat for a in accesses(scope.body) if (flat := flat_address(a)).terms]
     *outer, last = scope.traversals
     apart = {abs(flat.coefficient(last)) for flat in reads}
+    if apart <= {0, 1} and (cases := case_traversals(scope)):
+        return tuple(x for x in scope.traversals if x not in cases), cases
     if len(reads) != 1 or len(apart) != 1 or not 1 < (k := apart.pop()) <= MAX_POLYPHASE or last.extent < VECTOR_LANES:
         return scope.traversals, ()
     between = tuple(x for x in outer if x.extent == k and reads[0].coefficient(x) == 1)

@@ -274,7 +274,8 @@ def _simplify(scope: Scope) -> Scope:
 def _fused_kernel(scope: Scope) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
-    ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
+    nested = any(inner.summations for path, inner in scopes(scope) if path)
+    ready = scope if nested else prepare(scope) if scope.summations else _simplify(scope)
     reads = {t.name: t for t in tensors(ready)}
     result = fresh_name("Y", set(reads))
     fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
