@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence import certificate
+from einnet_explore.equivalence.verdict import Certificate
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
@@ -136,7 +138,14 @@ def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
     """Return a certificate for every step of *derivation*; ``check_file`` checks one that was saved."""
-    return tuple(certify(step.before, step.after) for step in derivation.steps)
+    return tuple(certificate.certify(step.before, step.after) for step in derivation.steps)
+
+
+def certify(before: Program, after: Program, **options: Any) -> Certificate:
+    """Return the certificate of two programs; deprecated: ``ee.equal(before, after)`` has it as ``certificate``."""
+    message = "ee.certify(a, b) is deprecated: write ee.equal(a, b), whose certificate is what certify returned"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return certificate.certify(before, after, **options)
 
 
 def post_optimize(found: Candidate | Derivation) -> Derivation:
