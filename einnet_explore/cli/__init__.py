@@ -386,6 +386,11 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "certificates, and a page on their use; it needs a C compiler",
     )
     command.add_argument("--html", metavar="FILE", help="write the report as one page")
+    command.add_argument(
+        "--inputs",
+        metavar="FILE.npz",
+        help="arrays by input name, on which the original and the plan are compared and timed (default: random ones)",
+    )
     _depth_option(command)
     command.add_argument(
         "--budget",

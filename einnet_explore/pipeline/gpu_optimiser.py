@@ -19,12 +19,14 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_seed, random_model_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs, given_inputs
 from einnet_explore.pipeline.gpu_parts import (
     DATA_SHEET,
     LIBRARY,
@@ -49,6 +51,7 @@ from einnet_explore.pipeline.optimiser import (
     make_settings,
     parse_budget,
     read_model,
+    run_on,
 )
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
@@ -149,6 +152,8 @@ class GpuOptimiser:
     budget: float | None = None
     store: TimeStore = field(default_factory=TimeStore)
     interrupted: bool = False
+    inputs: GivenInputs | None = None
+    """Inputs on which the plan is compared with ONNX Runtime, in place of random ones."""
     stage: str = "reading the model"
     tuned: dict[str, TunedPart] = field(default_factory=dict)
     _began: float = field(default_factory=perf_counter, init=False)
@@ -401,6 +406,7 @@ class GpuOptimiser:
             allowed=allowed,
             why=why if best == "library" else "",
             interrupted=self.interrupted,
+            inputs=self.inputs.source if self.inputs else "",
             records=self._records() if any(part.is_derived for part in parts) else {},
         )
 
@@ -420,7 +426,10 @@ class GpuOptimiser:
         The library's plan is kept if its error exceeds *allowed*: no other one is better.
         """
         original = build_plan(self.model, {}, self.settings.threads)
-        feeds = random_model_inputs(self.model, discriminating_seed(self.model, original))
+        if self.inputs is None:
+            feeds = random_model_inputs(self.model, discriminating_seed(self.model, original))
+        else:
+            feeds = run_on(self.inputs, self.model, original)
         want = original.run(feeds)
         original.rest()
         errors: dict[str, float] = {}
@@ -458,6 +467,7 @@ def optimize_for_gpu(
     budget: float | str | None = None,
     numerics: str = "approximate",
     states: int | None = None,
+    inputs: Mapping[str, npt.ArrayLike] | str | Path | None = None,
 ) -> GpuPlan:
     """Optimise an ONNX model, or a program, whose weights are inputs then, for the GPU of this machine.
 
@@ -466,7 +476,8 @@ def optimize_for_gpu(
     """
     require_gpu()
     settings = replace(make_settings("cpu", None, max_depth, "plan", numerics), states=states)
-    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget))
+    given = None if inputs is None else given_inputs(inputs)
+    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given)
     with status_line(work.status):
         work.prepare()
         try:

@@ -54,6 +54,7 @@ class GpuPlan:
 
     *seconds* are those of one run on the *device*: ``library`` by library operators alone, and ``plan``.  *error* is
     the largest difference from ONNX Runtime's outputs, relative to the largest; *allowed* is the plan's bound.
+    *inputs* is the source of given inputs on which it was compared, empty for random ones.
     *outputs* are the element types of the outputs by name, *records* the derivations with a certificate for each step.
     """
 
@@ -69,6 +70,7 @@ class GpuPlan:
     allowed: float
     why: str = ""
     interrupted: bool = False
+    inputs: str = ""
     records: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -139,6 +141,7 @@ class GpuPlan:
             "numerics": self.plan.numerics,
             "why": self.why,
             "interrupted": self.interrupted,
+            "inputs": self.inputs or "random",
             "parts": [
                 {**asdict(part), "nodes": list(part.nodes), "seconds": dict(part.seconds)} for part in self.parts
             ],
@@ -168,6 +171,8 @@ class GpuPlan:
                 lines = [f"{self.speedup:.2f} times as fast as {rival}: {', '.join(times)}", *lines]
         agrees = "" if self.is_correct else f": that is wrong, {self.allowed:.1e} is allowed"
         lines.append(f"largest error {self.error:.1e} of the largest output{agrees}")
+        if self.inputs:
+            lines.append(f"compared on the inputs of {self.inputs}")
         if self.interrupted:
             lines.append("interrupted: this is the best of what was found by then. A second run continues")
         return lines
@@ -201,7 +206,7 @@ class GpuPlan:
                 if (head.get("format"), head.get("version")) != (FORMAT, VERSION):
                     raise ValueError(f"found format {head.get('format')} {head.get('version')}")
                 weights = {name: held[f"weight{n}"] for n, name in enumerate(as_texts(head["weights"]))}
-            plain = {name: head[name] for name in _PLAIN}
+            plain = {name: head[name] for name in _PLAIN if name in head}
             plan, parts = cuda_plan_from_json(as_object(head["plan"])), map(_part_from_json, as_items(head["parts"]))
             return GpuPlan(plan=plan, weights=weights, parts=tuple(parts), **plain)  # type: ignore[arg-type]
         except OSError:
@@ -220,7 +225,7 @@ class GpuPlan:
 
 _PLAIN = (
     *("model", "device", "libraries", "outputs", "seconds"),
-    *("error", "allowed", "why", "interrupted", "records"),
+    *("error", "allowed", "why", "interrupted", "inputs", "records"),
 )
 """The fields that JSON holds as they are."""
 

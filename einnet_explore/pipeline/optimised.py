@@ -148,6 +148,8 @@ class Optimised:
     stored: StoredModel | None = None
     untuned: tuple[tuple[str, ...], ...] = ()
     """The nodes of each subprogram that was not tuned in time; ``skipped`` has them too."""
+    inputs: str = ""
+    """The source of given inputs on which the model was compared and timed, empty for random ones."""
     budget: float = inf
     """The seconds within which tuning tasks could begin, earlier runs counted."""
 
@@ -199,6 +201,7 @@ class Optimised:
                 "why": self.exported.why,
                 "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
             },
+            "inputs": self.inputs or "random",
             "stored": self.stored and {**asdict(self.stored), "types": list(self.stored.types)},
         }
 
@@ -243,8 +246,8 @@ class Optimised:
         }
 
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
-        """Time the plan and the original again, in *repeat* interleaved rounds."""
-        feeds = self.random_inputs()
+        """Time the plan and the original again, in *repeat* interleaved rounds, on the same inputs."""
+        feeds = self.feeds or self.random_inputs()
         calls: dict[str, Callable[[], object]] = {
             "before": lambda: self.original.run(feeds),
             "after": lambda: self.plan.run(feeds),
@@ -339,6 +342,8 @@ class Optimised:
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
             ]
+        if self.inputs:
+            lines.append(f"compared and timed on the inputs of {self.inputs}")
         late = f"{count_noun(len(self.untuned), 'subprogram')} not tuned ({self._name_untuned()})"
         if self.interrupted:
             untuned = f"; {late}" if self.untuned else ""

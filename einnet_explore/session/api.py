@@ -30,6 +30,7 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import graph_figure
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import onnx
     import torch
 
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | Path | Program | onnx.ModelProto | torch.nn.Module"
 """A model to optimise."""
+
+Inputs: TypeAlias = "Mapping[str, npt.ArrayLike] | str | Path"
+"""Arrays by input name, or the path of an archive of them."""
 
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
@@ -178,6 +182,7 @@ class OptimizeOptions(TypedDict, total=False):
     max_depth: int
     states: int | None
     executor: WorkExecutor | None
+    inputs: Inputs | None
 
 
 @overload
@@ -215,6 +220,7 @@ def optimize(
     max_depth: int = 7,
     states: int | None = None,
     executor: WorkExecutor | None = None,
+    inputs: Inputs | None = None,
 ) -> Optimised | GpuPlan:
     """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
@@ -226,14 +232,16 @@ def optimize(
     most 480); final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
     ``"reassociate"`` or ``"approximate"`` (outputs may differ by 1e-4 of the largest).  *target_runtime*
     ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound each search;
-    *executor*, one of ``concurrent.futures``, runs the searches.
+    *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the path of an
+    ``.npz`` archive of them, are those on which the original and the result are compared and timed (None: random ones).
 
     On the *device* ``"cuda"``, the GPU of this machine, derived plans of each part of the model are measured against
     library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*
     and *executor* have no meaning, and are refused.
 
     Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, a budget that
-    is not positive, and for a GPU that is missing, cannot run the model or fails.
+    is not positive, *inputs* whose names, shapes or types are not the model's, and for a GPU that is missing, cannot
+    run the model or fails; OSError if the archive of *inputs* cannot be read.
     """
     from einnet_explore.pipeline.torch_modules import export_if_module
 
@@ -250,6 +258,7 @@ def optimize(
             budget=budget,
             numerics=numerics,
             states=states,
+            inputs=inputs,
         )
     from einnet_explore.pipeline.optimiser import optimize_model as run
 
@@ -264,4 +273,5 @@ def optimize(
         numerics=numerics,
         states=states,
         executor=executor,
+        inputs=inputs,
     )
