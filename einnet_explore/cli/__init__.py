@@ -204,6 +204,9 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
         help="print every equation flattened to loops: ranges, coefficients and offsets",
     )
     form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="print the generated kernels")
+    command.add_argument(
+        "--width", metavar="LENGTH", help="with --latex: break its lines to this width, such as 3.3in, at 10 points"
+    )
     _element_type_option(command)
 
 

@@ -451,6 +451,12 @@ class Step:
     match: Match[object]
     after: Program
 
+    @property
+    def new_equations(self) -> tuple[Equation, ...]:
+        """The equations that the step made or changed; all of them if it only removed some or changed their order."""
+        known = set(self.before.equations)
+        return tuple(e for e in self.after.equations if e not in known) or self.after.equations
+
     def __repr__(self) -> str:
         return f"<Step {self.match!r}>"
 

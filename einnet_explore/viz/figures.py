@@ -166,8 +166,7 @@ def derivation(it: Derivation | Candidate, style: StyleName | Style = "acm", wid
         column.gap()
         column.note(f"{n}. {step.match.title.replace('_', ' ')} at {show_path(step.match.at)}")
         column.gap(0.15)
-        known = set(step.before.equations)
-        for equation in [e for e in step.after.equations if e not in known] or step.after.equations:
+        for equation in step.new_equations:
             column.formula(equation, left)
     says = f"derivation of {count_noun(len(steps.steps), 'step')}"
     return _figure(look, wide, column.y, column.shapes, says)
