@@ -262,7 +262,7 @@ class Run(RunningSearch):
     def remarks(self) -> tuple[str, ...]:
         """Return what a reader of the results must know.
 
-        Why there are none, that the best is slower, or that a rule of one's own makes false steps.
+        Why there are no candidates, that none is faster than the original, or that a rule of one's own makes false steps.
         """
         best = self.best
         if best is None:
@@ -271,8 +271,11 @@ class Run(RunningSearch):
         start = self.search.cost(self.search.start)[0]
         if best.seconds <= start * SLOWER:
             return self._false_rules()
-        times = f"{format_seconds(best.seconds)} against {format_seconds(start)}"
-        slower = f"the best is estimated slower than the start: {times} with a kernel for each equation of the start"
+        slower = (
+            f"no candidate is faster than the original program, by estimate: the best takes "
+            f"{format_seconds(best.seconds)}, the original {format_seconds(start)} (a generated kernel for each "
+            "equation); run.benchmark() measures both"
+        )
         return (slower, *self._false_rules())
 
     def _false_rules(self) -> tuple[str, ...]:
