@@ -262,7 +262,8 @@ class Run(RunningSearch):
     def remarks(self) -> tuple[str, ...]:
         """Return what a reader of the results must know.
 
-        Why there are no candidates, that none is faster than the original, or that a rule of one's own makes false steps.
+        Why there are no candidates, that none is faster than the original, or which rule of one's own makes false
+        steps.
         """
         best = self.best
         if best is None:
