@@ -70,12 +70,13 @@ def equal(
     shapes: Mapping[str, Shape] = NO_SHAPES,
     all_sizes: bool = False,
 ) -> Verdict:
-    """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules), two programs, or two families.
+    """Compare *first* with *second*: two ONNX models, two programs, or two families.
 
-    A path that ends in ``.ein`` is that of a program, or of a family if it has ``param`` lines.
-    It takes at most *budget* seconds, and returns what is known then.  Modules are exported with the shapes of their
-    *example_inputs*.  Inputs and outputs correspond by name, or by position if no name is common.  Operators of ONNX
-    Runtime's optimiser are understood.  *parts*: prove which values are equal even if the models differ.
+    Models are paths, bytes, protocol buffers or PyTorch modules.  A path that ends in ``.ein`` is that of a program, or
+    of a family if it has ``param`` lines.  It takes at most *budget* seconds, and returns what is known then.  Modules
+    are exported with the shapes of their *example_inputs*.  Inputs and outputs correspond by name, or by position if no
+    name is common.  Operators of ONNX Runtime's optimiser are understood.  *parts*: prove which values are equal even
+    if the models differ.
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
     of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all

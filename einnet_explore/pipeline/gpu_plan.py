@@ -113,7 +113,7 @@ class GpuPlan:
         return self.run(inputs)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Return inputs of the right names and shapes from N(0, 1)."""
+        """Return inputs of the right names and shapes from N(0, 1), equal for equal *seed*."""
         random = np.random.default_rng(seed)
         return {n: random.standard_normal(self.plan.buffers[n], dtype="float32") for n in self.plan.inputs}
 
@@ -178,7 +178,7 @@ class GpuPlan:
         return lines
 
     def save(self, path: str | Path) -> None:
-        """Write plan, weights, report and records to one file, which ``load`` reads; raises OSError."""
+        """Write plan, weights, report and records to one file at *path*, which ``load`` reads; raises OSError."""
         names = list(self.weights)
         head = {
             "format": FORMAT,
@@ -196,7 +196,7 @@ class GpuPlan:
 
     @staticmethod
     def load(path: str | Path) -> GpuPlan:
-        """Read the plan that ``save`` wrote; it is compiled when it is first run, without a search.
+        """Read the plan that ``save`` wrote to *path*; it is compiled when it is first run, without a search.
 
         Raises OSError if the file cannot be read, ValueError if it is no such plan.
         """

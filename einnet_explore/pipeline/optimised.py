@@ -164,7 +164,7 @@ class Optimised:
         return self.plan.run({n: np.asarray(inputs[n], dtype=v.dtype) for n, v in expected.items()})
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Inputs of the right names, shapes and types."""
+        """Return random inputs of the right names, shapes and types, equal for equal *seed*."""
         return random_model_inputs(self.model, seed)
 
     @property

@@ -67,8 +67,8 @@ def explore(
 def load(path: str | Path) -> Program | Derivation | Run | Session:
     """Load a program (``.ein``), a derivation (a record, ``.json``), a search (``.einx``) or a session (``.eins``).
 
-    JSON files name their format, so the last three may have other suffixes.  Raises OSError if the file cannot be read,
-    TextError with line and column for a wrong text, RecordError for other wrong files.
+    JSON files name their format, so the last three may have other suffixes in *path*.  Raises OSError if the file
+    cannot be read, TextError with line and column for a wrong text, RecordError for other wrong files.
     """
     kind = KINDS.get(Path(path).suffix)
     if kind is None and not (text := text_of(path)).lstrip().startswith("{"):
@@ -122,9 +122,9 @@ def live_search(
     device: str = "cpu",
     **options: Unpack[SearchOptions],
 ) -> Run:
-    """Return a search that has not begun, with the arguments of ``search``.
+    """Return a search that has not begun; iterate it for its events, ``start`` it in a thread, or ``finish`` it.
 
-    Iterate it for its events, ``start`` it in a thread, or ``finish`` it.
+    The arguments are those of ``search``: *program*, *target*, *budget*, *operators*, *device* and *options*.
     """
     cost: Cost = program_seconds
     if device != "cpu":
@@ -136,7 +136,10 @@ def live_search(
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
-    """Search *programs* over any executor; see ``session.run.run_searches`` for the options."""
+    """Search *programs* over any executor; *args* and *options* are those of ``session.run.run_searches``.
+
+    Return their reports in order: the JSON of ``einnet-explore derive``.
+    """
     return run_searches(programs, *args, **options)
 
 
@@ -146,7 +149,10 @@ def check(derivation: Derivation) -> tuple[Certificate, ...]:
 
 
 def certify(before: Program, after: Program, **options: Any) -> Certificate:
-    """Return the certificate of two programs; deprecated: ``ee.equal(before, after)`` has it as ``certificate``."""
+    """Return the certificate of two programs; deprecated: ``ee.equal(before, after)`` has it as ``certificate``.
+
+    *options* are *exact_elements* and *seed* of ``equivalence.certificate.certify``.
+    """
     message = "ee.certify(a, b) is deprecated: write ee.equal(a, b), whose certificate is what certify returned"
     warnings.warn(message, DeprecationWarning, stacklevel=2)
     return certificate.certify(before, after, **options)
@@ -164,7 +170,7 @@ def post_optimize(found: Candidate | Derivation) -> Derivation:
 
 
 def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
-    """Return the computation graph of *program* as a figure; *folded*: with one node for each of its layers."""
+    """Return the computation graph of *program* with a *title*; *folded*: with one node for each of its layers."""
     return graph_figure(program, title, folded)
 
 

@@ -168,7 +168,7 @@ class Verdict(DisplayedAsTable):
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
     def page(self, title: str) -> str:
-        """Return an HTML page: the verdict, the graphs of both models side by side, and the table."""
+        """Return an HTML page with a *title*: the verdict, the graphs of both models side by side, and the table."""
         lines = [f"<p>{escape(line)}</p>" for line in self.lines()]
         equal_values = [(pair.first, pair.second) for pair in self.pairs]
         graphs = self.models and side_by_side(self.models, equal_values, self.nodes)
