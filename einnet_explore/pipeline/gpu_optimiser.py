@@ -161,6 +161,8 @@ class GpuOptimiser:
     def __post_init__(self) -> None:
         require_gpu()
         self.model = with_normal_spelling(self.model)
+        if self.inputs is not None:
+            self.inputs.for_model(self.model)  # inputs that do not fit are refused before parts are tuned
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, and the effect of an *interrupt*."""
