@@ -390,8 +390,8 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "x is missing, expected x"),
-        ({"x": np.zeros((1, 24, 3, 5)), "w": np.zeros(2)}, "w is no input of .*, expected x"),
+        ({}, "found no array, expected the inputs of .*: x"),
+        ({"x": np.zeros((1, 24, 3, 5)), "w": np.zeros(2)}, "found x, w, expected the inputs of .*: x"),
         ({"x": np.zeros((24, 3, 5))}, r"input x has shape \(24, 3, 5\), expected \(1, 24, 3, 5\)"),
         ({"x": np.zeros((1, 24, 3, 5), complex)}, "input x has type complex128, expected float32"),
     ],

@@ -27,10 +27,11 @@ class GivenInputs:
         the input cannot have (real numbers where integers are expected, an integer that is out of range).
         """
         expected = {value.name: value for value in model.inputs}
-        for name in (*expected, *self.arrays):
-            if name not in self.arrays or name not in expected:
-                why = "is missing" if name in expected else f"is no input of {model.path}"
-                raise ValueError(f"{self.source}: {name} {why}, expected {', '.join(expected) or 'none'}")
+        if self.arrays.keys() != expected.keys():
+            names = ", ".join(self.arrays) or "no array"
+            raise ValueError(
+                f"{self.source}: found {names}, expected the inputs of {model.path}: {', '.join(expected)}"
+            )
         found = {}
         for name, value in expected.items():
             array = self.arrays[name]
@@ -57,8 +58,6 @@ def given_inputs(given: Mapping[str, npt.ArrayLike] | str | Path) -> GivenInputs
             arrays = {name: archive[name] for name in archive}
     except OSError:
         raise
-    except Exception as error:  # NumPy and zipfile say in many ways that a file is none of theirs
-        raise ValueError(
-            f"{given}: found no archive of arrays, expected one that numpy.savez wrote, by input name ({error})"
-        ) from None
+    except Exception:  # NumPy and zipfile say in many ways that a file is none of theirs
+        raise ValueError(f"{given}: found no archive of arrays, expected one that numpy.savez wrote") from None
     return GivenInputs(arrays, str(given))
