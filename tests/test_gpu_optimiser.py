@@ -247,7 +247,7 @@ def test_command_writes_the_plan(device: Device, tmp_path: Path, capsys: pytest.
     given = ["--inputs", str(tmp_path / "x.npz")]
     assert main([*command, *given, "-o", str(out), "--json", str(report), *records]) == 0
     said = capsys.readouterr()
-    assert f"compared on the inputs of {given[1]}" in said.out and GpuPlan.load(out).inputs == given[1]
+    assert f"compared on your inputs, {given[1]}" in said.out and GpuPlan.load(out).inputs == given[1]
     assert "times as fast as library operators" in said.out and "saved" in said.err
     assert json.loads(report.read_text())["speedup"] > 1
     agrees(ee.GpuPlan.load(out), layers())

@@ -54,7 +54,7 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     )
     model = read_model(arguments.model, parse_shapes(arguments.shape))
     check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
-    inputs = None if arguments.inputs is None else given_inputs(arguments.inputs)
+    inputs = given_inputs(arguments.inputs)
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         check_writable(str(Path(arguments.certificates) / "RECORD.json"))

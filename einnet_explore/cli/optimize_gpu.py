@@ -49,7 +49,7 @@ def run_optimize_on_gpu(arguments: argparse.Namespace) -> int:
     require_gpu()
     model = read_model(arguments.model, parse_shapes(arguments.shape))
     check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
-    inputs = None if arguments.inputs is None else given_inputs(arguments.inputs)
+    inputs = given_inputs(arguments.inputs)
     settings = make_settings("cpu", None, arguments.max_depth, numerics=arguments.numerics)
     with limit_memory(arguments.memory) as memory:
         work = GpuOptimiser(model, replace(settings, states=arguments.limit_states), arguments.budget, inputs=inputs)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.runtime.arrays import Array
+
+Inputs: TypeAlias = "Mapping[str, npt.ArrayLike] | str | Path"
+"""Arrays by input name, or the path of an archive of them."""
+
+ARGUMENT = "inputs"
+"""The source of inputs that no file has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +53,20 @@ class GivenInputs:
         return found
 
 
-def given_inputs(given: Mapping[str, npt.ArrayLike] | str | Path) -> GivenInputs:
-    """Return the inputs in a NumPy archive (``.npz``), or in a mapping from names to arrays.
+def describe_inputs(source: str) -> str:
+    """Name given inputs in a report by their *source*."""
+    return "your inputs" if source == ARGUMENT else f"your inputs, {source}"
+
+
+def given_inputs(given: Inputs | None) -> GivenInputs | None:
+    """Return the inputs in a NumPy archive (``.npz``), or in a mapping from names to arrays; None for None.
 
     Raises OSError for a file that cannot be read, ValueError for one that is no archive of arrays of numbers.
     """
+    if given is None:
+        return None
     if isinstance(given, Mapping):
-        return GivenInputs({name: np.asarray(value) for name, value in given.items()}, "inputs")
+        return GivenInputs({name: np.asarray(value) for name, value in given.items()}, ARGUMENT)
     try:
         with np.load(given) as archive:
             arrays = {name: archive[name] for name in archive}

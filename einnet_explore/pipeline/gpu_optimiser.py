@@ -19,14 +19,13 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_seed, random_model_inputs
-from einnet_explore.pipeline.given_inputs import GivenInputs, given_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
 from einnet_explore.pipeline.gpu_parts import (
     DATA_SHEET,
     LIBRARY,
@@ -469,7 +468,7 @@ def optimize_for_gpu(
     budget: float | str | None = None,
     numerics: str = "approximate",
     states: int | None = None,
-    inputs: Mapping[str, npt.ArrayLike] | str | Path | None = None,
+    inputs: Inputs | None = None,
 ) -> GpuPlan:
     """Optimise an ONNX model, or a program, whose weights are inputs then, for the GPU of this machine.
 
@@ -478,8 +477,7 @@ def optimize_for_gpu(
     """
     require_gpu()
     settings = replace(make_settings("cpu", None, max_depth, "plan", numerics), states=states)
-    given = None if inputs is None else given_inputs(inputs)
-    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given)
+    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given_inputs(inputs))
     with status_line(work.status):
         work.prepare()
         try:

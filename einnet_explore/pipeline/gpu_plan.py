@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.pipeline.given_inputs import describe_inputs
 from einnet_explore.pipeline.gpu_parts import LIBRARY
 from einnet_explore.pipeline.optimised import count_certificates, html_report, name_nodes
 from einnet_explore.runtime.arrays import Array, Arrays
@@ -172,7 +173,7 @@ class GpuPlan:
         agrees = "" if self.is_correct else f": that is wrong, {self.allowed:.1e} is allowed"
         lines.append(f"largest error {self.error:.1e} of the largest output{agrees}")
         if self.inputs:
-            lines.append(f"compared on the inputs of {self.inputs}")
+            lines.append(f"compared on {describe_inputs(self.inputs)}")
         if self.interrupted:
             lines.append("interrupted: this is the best of what was found by then. A second run continues")
         return lines

@@ -25,6 +25,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
 from einnet_explore.pipeline.baseline import StoredModel, conservative_speedup, plan_speedup, random_model_inputs
 from einnet_explore.pipeline.bundle import BundledPlan, write_bundle
+from einnet_explore.pipeline.given_inputs import describe_inputs
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
@@ -343,7 +344,7 @@ class Optimised:
                 *self._advice(bundle, file),
             ]
         if self.inputs:
-            lines.append(f"compared and timed on the inputs of {self.inputs}")
+            lines.append(f"compared and timed on {describe_inputs(self.inputs)}")
         late = f"{count_noun(len(self.untuned), 'subprogram')} not tuned ({self._name_untuned()})"
         if self.interrupted:
             untuned = f"; {late}" if self.untuned else ""

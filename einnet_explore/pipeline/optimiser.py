@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
-import numpy.typing as npt
 import onnx
 
 from einnet_explore.cost import CostModel
@@ -26,7 +25,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed, random_model_inputs
-from einnet_explore.pipeline.given_inputs import GivenInputs, given_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
@@ -625,7 +624,7 @@ def optimize_model(
     numerics: str = "approximate",
     states: int | None = None,
     executor: WorkExecutor | None = None,
-    inputs: Mapping[str, npt.ArrayLike] | str | Path | None = None,
+    inputs: Inputs | None = None,
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
@@ -639,8 +638,9 @@ def optimize_model(
     ValueError for an unknown device or runtime, and for inputs that are not those of the model.
     """
     settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
-    given = None if inputs is None else given_inputs(inputs)
-    work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given)
+    work = Optimiser(
+        read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given_inputs(inputs)
+    )
     with status_line(work.status):
         work.prepare()
         try:

@@ -30,10 +30,10 @@ from einnet_explore.viz.figure import Figure
 from einnet_explore.viz.graph_figures import graph_figure
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import onnx
     import torch
 
+    from einnet_explore.pipeline.given_inputs import Inputs
     from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.pipeline.optimised import Optimised
     from einnet_explore.strategies.candidate import Candidate
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | Path | Program | onnx.ModelProto | torch.nn.Module"
 """A model to optimise."""
-
-Inputs: TypeAlias = "Mapping[str, npt.ArrayLike] | str | Path"
-"""Arrays by input name, or the path of an archive of them."""
-
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
 
