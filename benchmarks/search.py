@@ -24,6 +24,7 @@ from benchmarks.bars import BARS, Bar, median, unsure
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.cli.output import format_table
 from einnet_explore.cost import program_seconds
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program
 from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
@@ -139,7 +140,7 @@ def whole(chosen: Sequence[Case] = CASES) -> int:
         states = len(run.search.states) + run.search.pruned
         keys = [_microseconds(partial(program_key, s.program)) for s in run.search.states[:50]]
         times = [
-            _microseconds(partial(ee.certify, st.before, st.after))
+            _microseconds(partial(certify, st.before, st.after))
             for c in run.candidates[:5]
             for st in c.derivation.steps
         ]

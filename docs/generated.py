@@ -208,7 +208,7 @@ def rule_page(rule: Rule[Any]) -> str:
     """Return the page of *rule*: its law and words, a step of an example with its certificate, a refusal."""
     text = str(RulePage(rule)._repr_mimebundle_()["text/markdown"])
     step = example_steps()[rule.name]
-    certificate = ee.certify(step.before, step.after)
+    verdict = ee.equal(step.before, step.after)
     parts = [
         f"# {rule.name}",
         text,
@@ -218,7 +218,7 @@ def rule_page(rule: Rule[Any]) -> str:
         "Before:",
         _math(step.before),
     ]
-    parts += ["After:", _math(step.after), f"Certificate: **{certificate.kind}** {certificate.detail}"]
+    parts += ["After:", _math(step.after), f"Certificate: **{verdict.kind}**: {verdict.why}"]
     if (refusal := _refusal(rule.name)) is not None:
         parts += ["## A refusal", _source(refusal[0]), f"Refused: {refusal[1]}"]
     parts += ["See the [text form](/text-form.md), [glossary](/glossary.md) and [certificates](/certificates.md)."]

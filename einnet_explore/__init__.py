@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from einnet_explore.autodiff.stash import cse
     from einnet_explore.checker.record import check_file
     from einnet_explore.cost import program_seconds
-    from einnet_explore.equivalence.certificate import Certificate, certify
+    from einnet_explore.equivalence.verdict import Certificate
     from einnet_explore.interpreter.evaluation import evaluate
     from einnet_explore.operators import expressions as ops
     from einnet_explore.operators.library import OPERATORS
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from einnet_explore.runtime.program import compile_program
     from einnet_explore.session import bilinear, kernels
     from einnet_explore.session.api import (
+        certify,
         check,
         explore,
         graph,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     )
     from einnet_explore.session.exercises import Exercise
     from einnet_explore.session.explanations import Quiz
+    from einnet_explore.session.model_equality import Verdict
     from einnet_explore.session.program_paths import path
     from einnet_explore.session.session import Session
     from einnet_explore.strategies.factoring import factorings, products_at_run_time
@@ -68,6 +70,7 @@ __all__ = [
     "Rule",
     "Session",
     "TextTable",
+    "Verdict",
     "benchmark",
     "bilinear",
     "certify",
@@ -118,7 +121,7 @@ _HOMES = {
     "einnet_explore.autodiff.differentiation": ("grad",),
     "einnet_explore.checker.record": ("check_file",),
     "einnet_explore.cost": ("program_seconds",),
-    "einnet_explore.equivalence.certificate": ("Certificate", "certify"),
+    "einnet_explore.equivalence.verdict": ("Certificate",),
     "einnet_explore.interpreter.evaluation": ("evaluate",),
     "einnet_explore.analysis.canonical_keys": ("program_key",),
     "einnet_explore.operators.library": ("OPERATORS",),
@@ -131,6 +134,7 @@ _HOMES = {
     "einnet_explore.runtime.measurement": ("time_calls",),
     "einnet_explore.runtime.program": ("compile_program",),
     "einnet_explore.session.api": (
+        "certify",
         "check",
         "explore",
         "graph",
@@ -143,6 +147,7 @@ _HOMES = {
     ),
     "einnet_explore.session.exercises": ("Exercise",),
     "einnet_explore.session.explanations": ("Quiz",),
+    "einnet_explore.session.model_equality": ("Verdict",),
     "einnet_explore.session.program_paths": ("path",),
     "einnet_explore.session.session": ("Session",),
     "einnet_explore.strategies.factoring": ("factorings", "products_at_run_time"),

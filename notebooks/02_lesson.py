@@ -244,7 +244,7 @@ print(f"{same.mean():.0%} of the elements agree, with symmetric weights")
 # of the result and a product that is missing there.
 
 # %%
-ee.certify(conv, wrong)
+ee.equal(conv, wrong)
 
 # %% [markdown]
 # ## Now you

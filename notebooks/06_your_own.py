@@ -135,9 +135,9 @@ ee.show(found)
 # %%
 falling = ee.parse(ee.text(pooled).replace("relu(", "-("))
 wrong = falling.replace_at((0,), rewrite(falling.scope_at((0,)), functions=(*GROWING, "neg")))
-certificate = ee.certify(falling, wrong)
-assert not certificate.ok
-certificate
+verdict = ee.equal(falling, wrong)
+assert not verdict.ok
+verdict
 
 # %% [markdown]
 # With the original list, the rule refuses this expression:
@@ -179,7 +179,7 @@ run
 found = next(c for c in run.candidates if c.operators)
 (call,) = found.operators
 print({name: value for name, value in call.via.attributes if name in ("sh", "sw", "dh", "dw", "ph", "pw")})
-ee.certify(mobile, found.program)
+ee.equal(mobile, found.program)
 
 # %% [markdown]
 # ## And it runs

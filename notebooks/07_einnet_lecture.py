@@ -301,7 +301,7 @@ session.check()
 
 # %%
 wrong = ee.parse(ee.text(line).replace("h+r-1", "h-r+1"))
-ee.certify(line, wrong)
+ee.equal(line, wrong)
 
 # %% [markdown] slideshow={"slide_type": "fragment"}
 # With symmetric filters, a test by numbers does not find this mistake. The same is possible

@@ -49,7 +49,7 @@ ee.show(offset_reduce)
 ee.graph(offset_reduce.program, "Matmul + OffsetReduce")
 
 # %%
-ee.certify(conv, offset_reduce.program)
+ee.equal(conv, offset_reduce.program)
 
 # %% [markdown]
 # ## im2col (Figure 7 i)

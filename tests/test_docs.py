@@ -1,13 +1,17 @@
-"""Commands and examples on the pages of the documentation work as written."""
+"""Commands and examples on the pages of the documentation work as written, and docstrings are complete."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,10 @@ from onnx_building import build, node
 import einnet_explore as ee
 from einnet_evaluation import end_to_end, operator_cases, searches
 from einnet_explore.cli import command_parser, main
+from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import MAX_BUDGET_SECONDS, MIN_BUDGET_SECONDS, TASK_BUDGET_SECONDS
 from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.session.run import Run
 from einnet_explore.strategies.options import Options
 from einnet_explore.syntax import RESERVED, TextError, parse, text
 from tests.lab_kit import ROOT, kernel_environment
@@ -80,6 +86,49 @@ def test_the_example_of_the_readme_prints_its_output() -> None:
 EXAMPLES = [
     path for path in sorted((ROOT / "einnet_explore").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
 ]
+
+
+def public_functions() -> Iterable[tuple[str, Callable[..., object]]]:
+    """The functions of ``ee``, its operators and figures, and the methods and properties of its main classes."""
+    for name in ee.__all__:
+        yield name, getattr(ee, name)
+    for module in (ee.ops, ee.figures):
+        for name, value in vars(module).items():
+            if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__:
+                yield f"{module.__name__}.{name}", value
+    for kind in (
+        ee.Session,
+        Run,
+        Optimised,
+        ee.GpuPlan,
+        ee.Verdict,
+        ee.Certificate,
+        ee.Exercise,
+        ee.Quiz,
+        ee.TextTable,
+    ):
+        for name, value in inspect.getmembers(kind):
+            if not name.startswith("_"):
+                yield f"{kind.__name__}.{name}", value.fget if isinstance(value, property) else value
+
+
+def test_public_docstrings_name_every_argument_and_error() -> None:
+    missing = []
+    for name, value in public_functions():
+        function = inspect.unwrap(value)
+        if not inspect.isfunction(function):
+            continue
+        words = set(re.findall(r"\w+", inspect.getdoc(function) or ""))
+        raised = {
+            node.exc.func.id
+            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+        }
+        arguments = inspect.signature(function).parameters.keys() - {"self"}
+        errors = {error for error in raised if error[0].isupper()}
+        missing += [f"{name}: {word}" for word in sorted((arguments | errors) - words)]
+        missing += [] if words else [name]
+    assert not missing
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -24,7 +24,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline import value_proofs, value_samples
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.session import model_equality
-from einnet_explore.session.model_equality import Difference, Equality
+from einnet_explore.session.model_equality import Difference, Verdict
 from einnet_explore.support.errors import Refused
 from einnet_explore.viz.graph_figures import DIFFERENT_COLOUR
 
@@ -146,7 +146,7 @@ def optimised(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto
     return onnx.load(path)
 
 
-def replayed(found: Equality, folder: Path) -> set[str]:
+def replayed(found: Verdict, folder: Path) -> set[str]:
     """The verdicts of the independent checker on the certificates of *found*."""
     found.save_certificates(folder)
     records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -12,6 +12,7 @@ import pytest
 
 import einnet_explore as ee
 from einnet_explore.cli import main
+from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.linear_space import Undecided
 from einnet_explore.parametric.assumptions import family, find_sizes, load_family
 from einnet_explore.parametric.conjecture import Replay, default_sizes, record_steps
@@ -72,7 +73,7 @@ def test_an_instance_is_an_ordinary_program_that_is_equal(convolution: FamilyDer
     assert instance.start == convolution.family.at(**sizes)
     assert instance.certificate.kind == "proved"
     assert "for all sizes with H >= 3, C >= 1, F >= 1" in instance.certificate.detail
-    assert ee.certify(instance.start, instance.program).kind == "proved"
+    assert certify(instance.start, instance.program).kind == "proved"
     assert ee.parse(ee.text(instance.program)) == instance.program
 
 
@@ -143,7 +144,7 @@ def test_derivations_of_every_kind_are_proved_for_all_sizes(kind: str) -> None:
     assert f"via {target}(" in derived.text() or f"via Batch{target}(" in derived.text()
     sizes = {p.name: p.modulus * (p.first + 2) + p.residue for p in derived.ground.parameters}
     instance = derived.instantiate(**sizes)
-    assert ee.certify(instance.start, instance.program).kind == "proved"
+    assert certify(instance.start, instance.program).kind == "proved"
 
 
 def test_default_sizes_satisfy_assumptions_and_are_well_separated() -> None:
@@ -177,7 +178,7 @@ def test_products_of_sizes_and_iterators_are_solved_digit_by_digit(monkeypatch: 
     assert derived.proof.kind == "proved"
     assert derived.proof.means == ("digits",)
     assert "sum[m:H*W] A[m // W, m % W] * B[m // W, m % W]" in derived.text()
-    assert ee.certify(derived.family.at(H=1, W=3), derived.instantiate(H=1, W=3).program).ok
+    assert certify(derived.family.at(H=1, W=3), derived.instantiate(H=1, W=3).program).ok
 
 
 FLAT = "param H, W\ntensor A[H*W]\nY[] = sum[h:H, w:W] A[W*h+w]"
@@ -218,7 +219,7 @@ def test_an_image_convolution_as_one_product_is_proved_for_all_sizes() -> None:
     assert derived.proof.kind == "proved" and "z3" in derived.proof.means
     assert "m=H*W" in derived.text()
     instance = derived.instantiate(H=3, W=5, C=2, F=2)
-    assert ee.certify(instance.start, instance.program).ok
+    assert certify(instance.start, instance.program).ok
 
 
 def test_a_wrong_step_is_refuted_at_a_size() -> None:
@@ -351,7 +352,7 @@ def test_an_inequality_between_parameters_is_enough_for_windows() -> None:
     found = split(made)
     assert (found.proof.kind, found.inferred) == ("proved", ())
     instance = found.instantiate(W=4, K=4, C=2)
-    assert ee.certify(instance.start, instance.program).kind == "proved"
+    assert certify(instance.start, instance.program).kind == "proved"
     with pytest.raises(Refused, match=r"^W = 3, K = 4, C = 1 breaks the guard W >= K$"):
         found.instantiate(W=3, K=4, C=1)
     assert prove_legal(family(WINDOWS).ground, family(WINDOWS).schema).kind == "unproved"
@@ -507,7 +508,7 @@ def test_proofs_with_several_parameters_hold_at_small_sizes(guard: str) -> None:
                     one, two = made.at(**sizes), other.at(**sizes)
                 except (Refused, TextError):
                     continue
-                if not ee.certify(one, two).ok:
+                if not certify(one, two).ok:
                     refuted += 1
                     assert verdict.kind != "proved", (new, found, sizes)
             proved += verdict.kind == "proved"

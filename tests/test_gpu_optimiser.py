@@ -243,8 +243,11 @@ def test_command_writes_the_plan(device: Device, tmp_path: Path, capsys: pytest.
     model.write_bytes(layers().SerializeToString())
     command = ["optimize", str(model), "--device", "cuda", "--limit-states", "60", "--max-depth", "3"]
     records = ["--certificates", str(tmp_path / "records"), "--html", str(tmp_path / "r.html")]
-    assert main([*command, "-o", str(out), "--json", str(report), *records]) == 0
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 8)))
+    given = ["--inputs", str(tmp_path / "x.npz")]
+    assert main([*command, *given, "-o", str(out), "--json", str(report), *records]) == 0
     said = capsys.readouterr()
+    assert f"compared on your inputs, {given[1]}" in said.out and GpuPlan.load(out).inputs == given[1]
     assert "times as fast as library operators" in said.out and "saved" in said.err
     assert json.loads(report.read_text())["speedup"] > 1
     agrees(ee.GpuPlan.load(out), layers())
@@ -252,12 +255,15 @@ def test_command_writes_the_plan(device: Device, tmp_path: Path, capsys: pytest.
     for more, says in (
         (["-o", str(tmp_path / "out.onnx")], "no ONNX model, expected another suffix"),
         (["--threads", "2", "--bundle", "b"], "found --threads, --bundle, expected none"),
+        (["--inputs", str(tmp_path / "none.npz")], "none.npz"),
     ):
         capsys.readouterr()
         assert main([*command, *more]) == 2
         assert says in capsys.readouterr().err
     with pytest.raises(ValueError, match="found threads, target_runtime, expected none"):
         ee.optimize(str(model), device="cuda", threads=2, target_runtime="onnxruntime")
+    with pytest.raises(ValueError, match=r"inputs: input x has shape \(8,\), expected \(4, 8\)"):
+        ee.optimize(str(model), device="cuda", inputs={"x": np.ones(8)})
     with pytest.raises(ValueError, match="found no plan for a GPU"):
         GpuPlan.load(report)
     fast = ee.optimize(str(model), device="cuda", max_depth=3, states=60, budget=60)

@@ -28,6 +28,7 @@ from einnet_explore.pipeline import optimiser as contests_module
 from einnet_explore.pipeline import selection as result_module
 from einnet_explore.pipeline import tuning_task as contest_module
 from einnet_explore.pipeline.baseline import discriminating_inputs
+from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimiser import (
     Optimiser,
     Tuner,
@@ -41,7 +42,7 @@ from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, cert
 from einnet_explore.pipeline.tuning_context import Settings
 from einnet_explore.pipeline.tuning_task import PortableCost, Trial, TuningTask, answer_request
 from einnet_explore.rules import EOPERATOR_GENERATION, Derivation, Match, Step
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, Array, largest_error
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import Timing, time_calls, times_faster
 from einnet_explore.strategies.rounding_levels import LEVELS
@@ -386,6 +387,29 @@ def test_a_winner_with_a_false_step_is_not_kept() -> None:
     assert not part.kept and part.certificate == "false" and "a step that is false" in part.why
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "found no array, expected the inputs of .*: x"),
+        ({"x": np.zeros((1, 24, 3, 5)), "w": np.zeros(2)}, "found x, w, expected the inputs of .*: x"),
+        ({"x": np.zeros((24, 3, 5))}, r"input x has shape \(24, 3, 5\), expected \(1, 24, 3, 5\)"),
+        ({"x": np.zeros((1, 24, 3, 5), complex)}, "input x has type complex128, expected float32"),
+    ],
+)
+def test_given_inputs_that_do_not_fit_are_refused_by_name(
+    given: dict[str, Array], message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", **given)  # type: ignore[arg-type]
+    model = load_model(transposed())
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'x.npz'}: {message}"):
+        given_inputs(tmp_path / "x.npz").for_model(model)
+    with pytest.raises(ValueError, match=f"^inputs: {message}"):
+        ee.optimize(transposed(), inputs=given)
+    (tmp_path / "x.npz").write_text("no archive")
+    with pytest.raises(ValueError, match=r"x\.npz: found no archive of arrays"):
+        given_inputs(tmp_path / "x.npz")
+
+
 def test_the_command_writes_records_that_check_and_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything(monkeypatch)
     monkeypatch.setattr(result_module, "FORMS", {"plan": plan_forms("joined")})
@@ -394,8 +418,10 @@ def test_the_command_writes_records_that_check_and_a_bundle(tmp_path: Path, monk
     onnx.save(transposed(), path)
     bundle = tmp_path / "bundle"
     options = ["--json", str(said), "--certificates", str(records), "--bundle", str(bundle)]
-    assert main(["optimize", str(path), *options]) == 0
+    np.savez(tmp_path / "x.npz", x=np.linspace(-1, 1, 24 * 15).reshape(1, 24, 3, 5))
+    assert main(["optimize", str(path), *options, "--inputs", str(tmp_path / "x.npz")]) == 0
     report = json.loads(said.read_text())
+    assert report["inputs"] == str(tmp_path / "x.npz")
     assert [len(part["nodes"]) for part in report["attribution"]] == [1, 1]
     assert report["form"] == "joined" and len(report["programs"]) == 1 and "speedup" in report["export"]
     written = sorted(records.iterdir())

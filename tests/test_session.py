@@ -214,7 +214,7 @@ def test_every_rule_either_matches_or_says_why_not() -> None:
     for node in range(len(session.nodes)):
         session.goto(node)
         for match in session.rules():
-            assert ee.certify(session.program, match.apply(session.program).after).ok
+            assert certify(session.program, match.apply(session.program).after).ok
         if any(e.via is None for e in session.program.equations):
             legal = {m.rule.name for m in session.rules("Y")}
             refused = {r.rule: r.why for r in session.refusals("Y")}
@@ -274,12 +274,17 @@ def test_parameters_are_separated_by_semicolons_and_values_by_commas() -> None:
     assert tables.format_parameters(cut) == "iterator = m; cuts = 1, 2"
 
 
-def test_a_certificate_shows_its_verdict() -> None:
+def test_verdicts_and_their_certificates_show_the_same() -> None:
     conv = ee.parse(CONV)
-    shown = ee.certify(conv, ee.parse(CONV.replace("h+r-1", "r+h-1")))._repr_html_()
-    assert "✓ proved" in shown and "equal for every input" in shown
-    wrong = ee.certify(conv, ee.parse(CONV.replace("h+r-1", "h+1-r")))
-    assert "✗ false" in wrong._repr_html_() and str(wrong.counterexample) in str(wrong)
+    for changed, kind in (("r+h-1", "proved"), ("h+1-r", "different")):
+        verdict = ee.equal(conv, ee.parse(CONV.replace("h+r-1", changed)))
+        with pytest.warns(DeprecationWarning, match="write ee.equal"):
+            certificate = ee.certify(conv, ee.parse(CONV.replace("h+r-1", changed)))
+        assert isinstance(verdict, ee.Verdict) and verdict.certificate == certificate
+        assert verdict.kind == kind and certificate.kind in (kind, "false") and verdict.why == certificate.why
+        assert bool(verdict) == bool(certificate) == verdict.ok == certificate.ok == (kind == "proved")
+        for shown in (verdict._repr_mimebundle_()["text/html"], certificate._repr_html_()):
+            assert ("✓ proved" if verdict else "✗ ") in shown and certificate.why in shown
 
 
 def test_matches_and_refusals_are_displayed_as_tables() -> None:

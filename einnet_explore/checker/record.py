@@ -443,9 +443,10 @@ def check_file(
 ) -> Report:
     """Check the record in the file at *path*, as ``einnet-explore check`` does: every step is certified again.
 
-    *rules* are the names that steps may have, and *operators* those that equations may call: pass those of your own
-    in addition.  The claims of the file are not trusted.  The report's ``ok`` and ``kind`` are the verdict.  Raises
-    OSError if the file cannot be read, RecordError if it is malformed or has another rule.
+    *rules* are the names that steps may have, and *operators* those that equations may call: pass those of your own in
+    addition.  The claims of the file are not trusted.  *seed* determines random inputs.  The report's ``ok`` and
+    ``kind`` are the verdict.  Raises OSError if the file cannot be read, RecordError if it is malformed or has another
+    rule.
     """
     return check_record(load_json(path), source=str(path), operators=operators, rules=rules, seed=seed)
 

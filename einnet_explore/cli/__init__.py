@@ -204,6 +204,9 @@ def _show_arguments(command: argparse.ArgumentParser) -> None:
         help="print every equation flattened to loops: ranges, coefficients and offsets",
     )
     form.add_argument("--kernel", choices=("cuda", "opencl", "c"), help="print the generated kernels")
+    command.add_argument(
+        "--width", metavar="LENGTH", help="with --latex: break its lines to this width, such as 3.3in, at 10 points"
+    )
     _element_type_option(command)
 
 
@@ -386,6 +389,11 @@ def _optimize_arguments(command: argparse.ArgumentParser) -> None:
         "certificates, and a page on their use; it needs a C compiler",
     )
     command.add_argument("--html", metavar="FILE", help="write the report as one page")
+    command.add_argument(
+        "--inputs",
+        metavar="FILE.npz",
+        help="arrays by input name, on which the original and the plan are compared and timed (default: random ones)",
+    )
     _depth_option(command)
     command.add_argument(
         "--budget",

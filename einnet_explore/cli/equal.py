@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from einnet_explore.cli.output import NO, NOT_PROVED, OK, STDOUT, check_writable, save_file, say, write_json
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.parametric.equality import equal
-from einnet_explore.session.model_equality import Equality
+from einnet_explore.session.model_equality import Verdict
 from einnet_explore.support.wording import count_noun
 
 
@@ -47,7 +47,7 @@ def run_equal(arguments: argparse.Namespace) -> int:
     return OK if accepted else NO if found.kind == "different" else NOT_PROVED
 
 
-def _junit(found: Equality, name: str, accepted: bool) -> str:
+def _junit(found: Verdict, name: str, accepted: bool) -> str:
     """Return a JUnit report of one test case, which fails unless the verdict is *accepted*."""
     counts = {"tests": "1", "failures": str(int(not accepted)), "time": f"{found.seconds:.3f}"}
     suite = Element("testsuite", {"name": "einnet-explore equal", **counts})

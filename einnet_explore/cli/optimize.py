@@ -25,6 +25,7 @@ from einnet_explore.cli.output import (
 )
 from einnet_explore.cli.values import parse_shapes
 from einnet_explore.pipeline.bundle import README, check_bundle_folder
+from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.optimised import ORIGINAL_FILE, Optimised
 from einnet_explore.pipeline.optimiser import Optimiser, make_settings, read_model
 from einnet_explore.pipeline.selection import selection_seconds
@@ -52,7 +53,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         arguments.device, arguments.threads, arguments.max_depth, arguments.target_runtime, arguments.numerics
     )
     model = read_model(arguments.model, parse_shapes(arguments.shape))
-    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
+    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
+    inputs = given_inputs(arguments.inputs)
     if arguments.certificates:
         Path(arguments.certificates).mkdir(parents=True, exist_ok=True)
         check_writable(str(Path(arguments.certificates) / "RECORD.json"))
@@ -61,7 +63,11 @@ def run_optimize(arguments: argparse.Namespace) -> int:
     settings = replace(settings, states=arguments.limit_states)
     with limit_memory(arguments.memory) as memory, executor(arguments.jobs, arguments.cluster) as where:
         work = Optimiser(
-            model, settings, arguments.budget, executor=None if isinstance(where, SerialExecutor) else where
+            model,
+            settings,
+            arguments.budget,
+            executor=None if isinstance(where, SerialExecutor) else where,
+            inputs=inputs,
         )
         work.prepare()
         fast = _result(work)

@@ -21,6 +21,7 @@ from einnet_explore.cli.output import (
     write_outputs,
 )
 from einnet_explore.cli.values import parse_shapes
+from einnet_explore.pipeline.given_inputs import given_inputs
 from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser, refuse_cpu_options, require_gpu
 from einnet_explore.pipeline.gpu_plan import GpuPlan
 from einnet_explore.pipeline.optimiser import make_settings, read_model
@@ -47,10 +48,11 @@ def run_optimize_on_gpu(arguments: argparse.Namespace) -> int:
         )
     require_gpu()
     model = read_model(arguments.model, parse_shapes(arguments.shape))
-    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model])
+    check_writable(arguments.output, arguments.html, json=arguments.json, reads=[arguments.model, arguments.inputs])
+    inputs = given_inputs(arguments.inputs)
     settings = make_settings("cpu", None, arguments.max_depth, numerics=arguments.numerics)
     with limit_memory(arguments.memory) as memory:
-        work = GpuOptimiser(model, replace(settings, states=arguments.limit_states), arguments.budget)
+        work = GpuOptimiser(model, replace(settings, states=arguments.limit_states), arguments.budget, inputs=inputs)
         work.prepare()
         fast = _result(work)
     if memory.reached:

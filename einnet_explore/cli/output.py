@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
-def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[str] = ()) -> None:
+def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[str | None] = ()) -> None:
     """Raise OSError for the first of *paths* and *json* that cannot be written; commands call this before they work.
 
     Raises ValueError for two equal paths, for a path that the command *reads*, and for standard output as any path
@@ -60,7 +60,7 @@ def check_writable(*paths: str | None, json: str | None = None, reads: Iterable[
     """
     if STDOUT in paths:
         raise ValueError(f"found {STDOUT} as a file to write, expected a name: standard output takes only --json")
-    taken = {os.path.realpath(path): "is read here" for path in reads}
+    taken = {os.path.realpath(path): "is read here" for path in reads if path is not None}
     for path in (*paths, json if json != STDOUT else None):
         if path is None:
             continue

@@ -14,17 +14,18 @@ from einnet_explore.session.run import Run
 from einnet_explore.session.session import Session
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.support.wording import printable
-from einnet_explore.syntax import latex, text
-from einnet_explore.syntax.latex_printer import align
+from einnet_explore.syntax import text
 from einnet_explore.viz.figure import join_svgs
 from einnet_explore.viz.graph_figures import graph_figure
-from einnet_explore.viz.views import derivation_page
+from einnet_explore.viz.views import Formula, Steps, derivation_page
 
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print or draw a case; a record with all its steps."""
     check_writable(arguments.svg, arguments.html, reads=[arguments.case])
     derivation = _derivation_of(load(arguments.case))
+    if arguments.width and not arguments.latex:
+        raise ValueError("--width: expected --latex, whose lines it breaks")
     title = printable(Path(arguments.case).stem)
     if arguments.svg:
         save_file(arguments.svg, _graphs(derivation, title))
@@ -35,7 +36,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     elif arguments.kernel:
         _kernels(derivation.end, arguments.kernel, arguments.dtype)
     elif arguments.latex:
-        print(align(_programs(derivation), _reasons(derivation)) if derivation.steps else latex(derivation.end))
+        print((Steps(derivation) if derivation.steps else Formula(derivation.end)).latex(arguments.width))
     else:
         print(*map(_with_reason, [None, *_reasons(derivation)], map(text, _programs(derivation))), sep="\n", end="")
     return OK

@@ -145,7 +145,7 @@ def _compare_equations(before: Program, after: Program, both: _AlignedPrograms) 
                     continue
                 if found.kind == "false":
                     return found
-            results += [found] if found else []
+            results += [] if found is None else [found]
         known.add(name)
         changed.discard(name)
     return weakest_certificate(results)

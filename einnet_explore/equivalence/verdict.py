@@ -59,6 +59,15 @@ class Certificate:
         """Whether the programs agree, by proof or on random inputs without a gap."""
         return self.kind not in UNSOUND_KINDS
 
+    def __bool__(self) -> bool:
+        """Whether equality is proved, up to rounding of constants."""
+        return self.kind in PROOF_KINDS
+
+    @property
+    def why(self) -> str:
+        """The reason, such as the counterexample."""
+        return str(self).partition(": ")[2]
+
     def __str__(self) -> str:
         match self.kind:
             case "proved" if self.programs:
@@ -85,15 +94,7 @@ class Certificate:
         return f"outputs differ by at most {self.error:.2g} for inputs in [-1, 1]"
 
     def _repr_html_(self) -> str:
-        sign, colour = {
-            "proved": ("✓", GREEN),
-            "rounded": ("≈", GREEN),
-            "exact": ("≈", AMBER),
-            "unknown": ("?", AMBER),
-            "false": ("✗", RED),
-        }[self.kind]
-        kind, _, rest = str(self).partition(" ")
-        return f"<b style='{hue_style(colour)}'>{sign} {kind}</b> {escape(rest)}"
+        return kind_html(self.kind) + escape(str(self).removeprefix(self.kind))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; *error* only of a ``rounded`` certificate."""
@@ -120,6 +121,17 @@ class Certificate:
             raise ValueError(f"certificate: programs is {programs!r}, expected a list of strings")
         given = {name: data[name] for name in fields if name in data}  # the counterexample is optional
         return Certificate(**given, programs=tuple(programs), error=float(error))
+
+
+def kind_html(kind: str) -> str:
+    """Return the *kind* of a certificate or of a ``Verdict`` with its sign and colour."""
+    sign, colour = {
+        "proved": ("✓", GREEN),
+        "rounded": ("≈", GREEN),
+        "exact": ("≈", AMBER),
+        "unknown": ("?", AMBER),
+    }.get(kind, ("✗", RED))
+    return f"<b style='{hue_style(colour)}'>{sign} {kind}</b>"
 
 
 def weakest_kind(kinds: Iterable[CertificateKind]) -> CertificateKind:

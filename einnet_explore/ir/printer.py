@@ -82,10 +82,14 @@ def scope_text(scope: Scope) -> str:
 
 
 def value_text(scope: Scope) -> str:
-    """Print what *scope* computes at a point: the reduction and the body."""
-    plain = not scope.summations and scope.reduce == "sum"
-    reduction = "" if plain else f"{scope.reduce}[{ranges_text(scope.summations)}] "
-    return f"{reduction}{scalar_text(scope.body)}"
+    """Print what *scope* computes at a point: the reduction and the body.
+
+    A sum that is reduced has parentheses, which the grammar does not need: ``sum[k:4] A[k] + B[]`` is one reduction
+    over all of it, and reads as a sum of two values.
+    """
+    if not scope.summations and scope.reduce == "sum":
+        return scalar_text(scope.body)
+    return f"{scope.reduce}[{ranges_text(scope.summations)}] {scalar_text(scope.body, PRODUCT)}"
 
 
 def call_text(operator: str, attributes: Iterable[tuple[str, int | str | tuple[int, ...]]]) -> str:

@@ -203,7 +203,7 @@ class Program(Node):
     outputs: tuple[str, ...]
 
     def scope_at(self, path: Path) -> Scope:
-        """Return the scope at *path* (equation number first)."""
+        """Return the scope at *path* (equation number first); raises LookupError if it leads to none."""
         if not path or not 0 <= path[0] < len(self.equations):
             raise LookupError(
                 f"path {show_path(path)!r}: expected an equation number below {len(self.equations)} first"

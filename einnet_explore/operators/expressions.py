@@ -2,7 +2,8 @@ r"""Canonical expressions of the usual operators as programs: ``ee.ops``.
 
 Inputs are called ``A`` and ``K`` (weights) or ``A`` and ``B``, results ``Y``.  Convolutions and pools are in the
 paper's layout ``NHWC`` with kernel ``RSFC`` unless ``layout="NCHW"`` (kernel ``FCRS``, as in ONNX).  Defaults are those
-of ONNX: stride 1, dilation 1, no padding.  (In torch, the stride of a pool is its window.)
+of ONNX: stride 1, dilation 1, no padding.  (In torch, the stride of a pool is its window.)  Elements are float32.
+Every function raises ValueError, with the numbers, for an extent below 1, an output without points, and another layout.
 Source: EinNet §3 and Table 3.
 """
 
@@ -41,10 +42,11 @@ def conv2d(
 ) -> Program:  # fmt: skip
     """Y[n,h,w,f] = Σ_crs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,f,c]; H and W are the input's.
 
-    C, or *in_channels*, and F, or *out_channels*, are all channels, also with *groups*.  *padding* is, as in torch, one
-    number, (height, width), ``"valid"`` (0, the default) or ``"same"`` (the output of stride 1 is as large as the
-    input), or as in ONNX (top, left, bottom, right).  Raises ValueError where sizes do not fit, TypeError for missing
-    channels.
+    A has the shape [N, H, W, C], K [R, S, F, C / groups]; with the *layout* ``"NCHW"`` [N, C, H, W] and [F, C / groups,
+    R, S].  *stride* s and *dilation* d are one number or (height, width).  C, or *in_channels*, and F, or
+    *out_channels*, are all channels, also with *groups*.  *padding* is, as in torch, one number, (height, width),
+    ``"valid"`` (0, the default) or ``"same"`` (the output of stride 1 is as large as the input), or as in ONNX (top,
+    left, bottom, right).  Raises ValueError where sizes do not fit, TypeError for missing channels.
     """
     C, F = _one_of(C=C, in_channels=in_channels), _one_of(F=F, out_channels=out_channels)
     if groups < 1 or C % groups or F % groups:
@@ -66,7 +68,11 @@ def depthwise_conv2d(
     *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
-    """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,c]: a convolution of each channel by itself."""
+    """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c]·K[r,s,c]: a convolution of each channel by itself.
+
+    A has the shape [N, H, W, C], K [R, S, C]; with the *layout* ``"NCHW"`` [N, C, H, W] and [C, R, S].  *stride*,
+    *dilation* and *padding* are those of ``conv2d``, and so are the errors.
+    """
     n, c, r, s = _all(n=N, c=C, r=R, s=S)
     h, w, y, x, pads = _windows((H, W), (r, s), stride, dilation, padding)
     if layout == "NHWC":
@@ -84,8 +90,11 @@ def conv_transpose2d(
 ) -> Program:  # fmt: skip
     """Y[n,y,x,c] = Σ_hwf A[n,h,w,f]·K[y+p-s·h, x+p-s·w, c, f], f of *in_channels*, c of *out_channels*.
 
-    It is defined without a dilated input; the kernel is 0 outside.  The output has s·(H-1)+R-2p+output_padding rows.
-    The letters F (in) and C (out) are deprecated: ``conv2d`` uses them the other way round.
+    A has the shape [N, H, W, F], K [R, S, C, F]; with the *layout* ``"NCHW"`` [N, F, H, W] and [F, C, R, S].  *stride*
+    s, *padding* p and *output_padding* are one number or (height, width).  It is defined without a dilated input; the
+    kernel is 0 outside.  The output has s·(H-1)+R-2p+output_padding rows.  The letters F (in) and C (out) are
+    deprecated: ``conv2d`` uses them the other way round.  Raises ValueError for an output without points, TypeError for
+    missing channels.
     """
     if F is not None or C is not None:
         message = "conv_transpose2d(F=, C=) is deprecated: write in_channels= for F and out_channels= for C"
@@ -109,7 +118,10 @@ def conv_transpose2d(
 def matmul(
     m: int, n: int, k: int, batch: int | None = None, transpose_a: bool = False, transpose_b: bool = False
 ) -> Program:
-    """Y[b,m,n] = Σ_k A[b,m,k]·B[b,k,n]; without *batch* there is no b; a transposed operand is A[b,k,m] or B[b,n,k]."""
+    """Y[b,m,n] = Σ_k A[b,m,k]·B[b,k,n]; without *batch* there is no b.
+
+    With *transpose_a*, the operand is A[b,k,m]; with *transpose_b*, B[b,n,k].
+    """
     im, jn, ik = _all(m=m, n=n, k=k)
     b = () if batch is None else _all(b=batch)
     left = (*b, ik, im) if transpose_a else (*b, im, ik)
@@ -119,7 +131,10 @@ def matmul(
 
 
 def g2bmm(b: int, m: int, w: int, k: int, dilation: int = 1) -> Program:
-    """Y[b,m,j] = Σ_k A[b,m,k]·B[b, m+d·(j-w), k] for j in [0, 2w+1): a band of A·Bᵀ of half-width *w* (LongFormer)."""
+    """Y[b,m,j] = Σ_k A[b,m,k]·B[b, m+d·(j-w), k] for j in [0, 2w+1): a band of A·Bᵀ of half-width *w* (LongFormer).
+
+    A and B have the shape [b, m, k].  *dilation* is d, the distance of neighbours.  Elements beyond B are 0.
+    """
     ib, im, ij, ik = _all(b=b, m=m, j=2 * w + 1, k=k)
     at = im + ij * dilation - dilation * w
     B = _tensor("B", (b, m, k), ((0, 0), _reach(at, m), (0, 0)))
@@ -127,7 +142,10 @@ def g2bmm(b: int, m: int, w: int, k: int, dilation: int = 1) -> Program:
 
 
 def gbmm(b: int, m: int, w: int, n: int, dilation: int = 1) -> Program:
-    """Y[b,m,n] = Σ_j A[b,m,j]·B[b, m+d·(j-w), n] for j in [0, 2w+1): a band matrix times a matrix."""
+    """Y[b,m,n] = Σ_j A[b,m,j]·B[b, m+d·(j-w), n] for j in [0, 2w+1): a band matrix times a matrix.
+
+    A has the shape [b, m, 2w+1], B [b, m, n].  *dilation* is d, the distance of neighbours.  Elements beyond B are 0.
+    """
     ib, im, ij, jn = _all(b=b, m=m, j=2 * w + 1, n=n)
     at = im + ij * dilation - dilation * w
     B = _tensor("B", (b, m, n), ((0, 0), _reach(at, m), (0, 0)))
@@ -138,7 +156,11 @@ def max_pool2d(
     *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
-    """Y[n,h,w,c] = max_rs A[n, s·h+d·r-p, s·w+d·s-p, c]; the padding is -inf."""
+    """Y[n,h,w,c] = max_rs A[n, s·h+d·r-p, s·w+d·s-p, c]; the padding is -inf.
+
+    A has the shape [N, H, W, C], with the *layout* ``"NCHW"`` [N, C, H, W]; windows have R x S points.  *stride*,
+    *dilation* and *padding* are those of ``conv2d``, and so are the errors.
+    """
     scope, _ = _pool("max", (N, H, W, C), (R, S), stride, dilation, padding, layout)
     return program(scope)
 
@@ -147,13 +169,20 @@ def average_pool2d(
     *, H: int, W: int, C: int, R: int, S: int, N: int = 1,
     stride: Pair = 1, dilation: Pair = 1, padding: Pads = 0, layout: str = "NHWC",
 ) -> Program:  # fmt: skip
-    """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c] / (R·S); padding counts as 0."""
+    """Y[n,h,w,c] = Σ_rs A[n, s·h+d·r-p, s·w+d·s-p, c] / (R·S); padding counts as 0.
+
+    A has the shape [N, H, W, C], with the *layout* ``"NCHW"`` [N, C, H, W]; windows have R x S points.  *stride*,
+    *dilation* and *padding* are those of ``conv2d``, and so are the errors.
+    """
     scope, read = _pool("sum", (N, H, W, C), (R, S), stride, dilation, padding, layout)
     return program(Scope(scope.traversals, scope.summations, Apply("/", (read, Const(R * S)))))
 
 
 def unary(function: str, *shape: int) -> Program:
-    """Y[x…] = function(A[x…]), such as ``unary("relu", 2, 3)``; raises ValueError for other arities."""
+    """Y[x…] = function(A[x…]) for A of this *shape*, such as ``unary("relu", 2, 3)``.
+
+    Raises ValueError for a *function* that is unknown or has another number of arguments.
+    """
     known = [name for name, count in FUNCTIONS.items() if count == 1]
     if function not in known:
         raise ValueError(f"function {function!r}: expected one of {', '.join(known)}")
@@ -162,17 +191,20 @@ def unary(function: str, *shape: int) -> Program:
 
 
 def relu(*shape: int) -> Program:
-    """Y[x…] = relu(A[x…])."""
+    """Y[x…] = relu(A[x…]) for A of this *shape*."""
     return unary("relu", *shape)
 
 
 def tanh(*shape: int) -> Program:
-    """Y[x…] = tanh(A[x…])."""
+    """Y[x…] = tanh(A[x…]) for A of this *shape*."""
     return unary("tanh", *shape)
 
 
 def binary(op: str, *shape: int) -> Program:
-    """Y[x…] = A[x…] op B[x…] for op among ``+ - * /``, ``maximum``, ``minimum`` and ``pow``; else raises ValueError."""
+    """Y[x…] = A[x…] op B[x…] for A and B of this *shape*.
+
+    *op* is one of ``+ - * /``, ``maximum``, ``minimum``, ``pow`` and the comparisons; raises ValueError for another.
+    """
     known = [*"+-*/", *(name for name, count in FUNCTIONS.items() if count == 2)]
     if op not in known:
         raise ValueError(f"operation {op!r}: expected one of {', '.join(known)}")

@@ -43,6 +43,8 @@ MAX_TRIED_SIZES = 2000
 def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> Family:
     """Parse a family from *text* with its ``param`` lines; *assume* adds assumptions in the same form.
 
+    *source* is the name of the text in errors.
+
     Raises TextError, with line and column, for invalid text, for an assumption that leaves no sizes, for an assumption
     on an unknown parameter, and if the program is invalid at the smallest allowed sizes.
     """
@@ -72,7 +74,10 @@ def family(text: str, source: str = "<text>", *, assume: Sequence[str] = ()) -> 
 
 
 def load_family(path: str | PathLike[str], *, assume: Sequence[str] = ()) -> Family:
-    """Read the family in the file at *path*; raises OSError, and TextError like ``family``."""
+    """Read the family in the file at *path*; *assume* adds assumptions.
+
+    Raises OSError if the file cannot be read, and TextError like ``family``.
+    """
     return family(text_of(path), str(path), assume=assume)
 
 

@@ -36,9 +36,9 @@ from einnet_explore.pipeline.folded_weights import constants_of, with_constants
 from einnet_explore.pipeline.torch_modules import export_if_module
 from einnet_explore.pipeline.value_proofs import ValuePair, open_sweep
 from einnet_explore.session.model_equality import (
-    Equality,
-    EqualityKind,
     SizesProof,
+    Verdict,
+    VerdictKind,
     compare_models,
     compare_programs,
 )
@@ -69,13 +69,14 @@ def equal(
     *,
     shapes: Mapping[str, Shape] = NO_SHAPES,
     all_sizes: bool = False,
-) -> Equality:
-    """Compare two ONNX models (paths, bytes, protocol buffers or PyTorch modules), two programs, or two families.
+) -> Verdict:
+    """Compare *first* with *second*: two ONNX models, two programs, or two families.
 
-    A path that ends in ``.ein`` is that of a program, or of a family if it has ``param`` lines.
-    It takes at most *budget* seconds, and returns what is known then.  Modules are exported with the shapes of their
-    *example_inputs*.  Inputs and outputs correspond by name, or by position if no name is common.  Operators of ONNX
-    Runtime's optimiser are understood.  *parts*: prove which values are equal even if the models differ.
+    Models are paths, bytes, protocol buffers or PyTorch modules.  A path that ends in ``.ein`` is that of a program, or
+    of a family if it has ``param`` lines.  It takes at most *budget* seconds, and returns what is known then.  Modules
+    are exported with the shapes of their *example_inputs*.  Inputs and outputs correspond by name, or by position if no
+    name is common.  Operators of ONNX Runtime's optimiser are understood.  *parts*: prove which values are equal even
+    if the models differ.
 
     *shapes* are those of dynamic inputs, by the first model's names.  *all_sizes*: prove the models equal at all sizes
     of their dynamic dimensions, from comparisons near *shapes*, or near small primes.  Families are compared at all
@@ -116,10 +117,10 @@ def _kind(of: ModelLike) -> str:
     return "a program" if isinstance(of, Program) else "a family" if isinstance(of, Family) else "a model"
 
 
-KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "refuted": "different", "unproved": "unknown"}
+KINDS: Mapping[str, VerdictKind] = {"proved": "proved", "refuted": "different", "unproved": "unknown"}
 
 
-def _compare_families(first: Family, second: Family, budget: float) -> Equality:
+def _compare_families(first: Family, second: Family, budget: float) -> Verdict:
     start, kind, why, cases = perf_counter(), "unproved", "the budget was reached", tuple[SizesProof, ...]()
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
         verdict = first.equals(second)
@@ -128,7 +129,7 @@ def _compare_families(first: Family, second: Family, budget: float) -> Equality:
         schemas = first.schema, literal_schema(second.template, first.ground)
         before, after = (schema_text(first.ground, schema) for schema in schemas)
         cases = (SizesProof(first.guards, tuple((name, name, before, after) for name in schemas[0].outputs[:1])),)
-    return Equality(KINDS[kind], (), (), perf_counter() - start, why=why, guards=first.guards, cases=cases)
+    return Verdict(KINDS[kind], (), (), perf_counter() - start, why=why, guards=first.guards, cases=cases)
 
 
 def _load(first: File, second: File, shapes: Mapping[str, Shape]) -> tuple[Model, Model]:
@@ -167,7 +168,7 @@ def _parameter(name: str, words: dict[str, str]) -> str:
 
 def _compare_at_all_sizes(
     first: File, second: File, shapes: Mapping[str, Shape], budget: float, parts: bool
-) -> Equality:
+) -> Verdict:
     """Compare two models at one choice of sizes of each remainder, and lift the proofs to all sizes.
 
     Sizes at which the first model cannot be read are left out of the verdict.
@@ -192,7 +193,7 @@ def _compare_at_all_sizes(
         start + budget,
         parts,
     )
-    found, is_whole, waiting = list[tuple[FamilyParameters, Equality]](), True, [whole]
+    found, is_whole, waiting = list[tuple[FamilyParameters, Verdict]](), True, [whole]
     while waiting:
         ground = waiting.pop()
         sizes = _sizes_near(ground, chosen)
@@ -204,13 +205,13 @@ def _compare_at_all_sizes(
         except ValueError as why:
             if not found:
                 raise
-            held, verdict = ground, Equality("unknown", (), (), 0.0, why=f"at {sizes_text(sizes)}: {why}")
+            held, verdict = ground, Verdict("unknown", (), (), 0.0, why=f"at {sizes_text(sizes)}: {why}")
         if not verdict:
             proved = f"; proved for {_guards(found, is_whole=False)[0]}" if found else ""
             return replace(verdict, seconds=perf_counter() - start, why=verdict.why + proved)
         found.append((held, verdict))
         waiting += _other_remainders(ground, held)
-    kind: EqualityKind = "rounded" if any(each.kind == "rounded" for _, each in found) else "proved"
+    kind: VerdictKind = "rounded" if any(each.kind == "rounded" for _, each in found) else "proved"
     cases = tuple(case for _, each in found for case in each.cases)
     seconds, guards = perf_counter() - start, _guards(found, is_whole)
     return replace(found[0][1], kind=kind, seconds=seconds, guards=guards, cases=cases)
@@ -240,7 +241,7 @@ def _in_pairs(one: FamilyParameters, other: FamilyParameters) -> Iterable[tuple[
     return zip(one.parameters, other.parameters, strict=True)
 
 
-def _guards(found: Sequence[tuple[FamilyParameters, Equality]], is_whole: bool) -> tuple[str, ...]:
+def _guards(found: Sequence[tuple[FamilyParameters, Verdict]], is_whole: bool) -> tuple[str, ...]:
     """Return the guards of all cases *found*, which together have all remainders if *is_whole*."""
     grounds = [ground for ground, _ in found]
     if is_whole:
@@ -267,7 +268,7 @@ class _SizedModels:
             return False
         return True
 
-    def judge(self, ground: FamilyParameters, sizes: Mapping[str, int]) -> tuple[FamilyParameters, Equality]:
+    def judge(self, ground: FamilyParameters, sizes: Mapping[str, int]) -> tuple[FamilyParameters, Verdict]:
         """Compare the models at *sizes*, and prove them equal for those of *ground*; return the sizes proved."""
         here = self._compare(sizes)
         if not here:
@@ -291,7 +292,7 @@ class _SizedModels:
         proved = SizesProof(ground.guards, tuple((p.first, p.second, before, after) for p, before, after in steps))
         return ground, replace(here, cases=(proved,))
 
-    def _compare(self, sizes: Mapping[str, int]) -> Equality:
+    def _compare(self, sizes: Mapping[str, int]) -> Verdict:
         return compare_models(*self.both(sizes), self.stop - perf_counter(), self.parts)
 
 
@@ -436,7 +437,7 @@ def _integers(model: File) -> set[int]:
     return {n for n in found.union(*(numpy_helper.to_array(t).flat for t in small)) if n <= LARGEST}
 
 
-def _told(here: Equality, why: str, found: Mapping[str, int]) -> Equality:
+def _told(here: Verdict, why: str, found: Mapping[str, int]) -> Verdict:
     told = f"{here.kind} at {sizes_text(found)}, not for all sizes: {why}"
     return replace(here, kind="unknown", why=told)
 

@@ -25,6 +25,7 @@ from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import discriminating_seed, random_model_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
 from einnet_explore.pipeline.gpu_parts import (
     DATA_SHEET,
     LIBRARY,
@@ -49,6 +50,7 @@ from einnet_explore.pipeline.optimiser import (
     make_settings,
     parse_budget,
     read_model,
+    run_on,
 )
 from einnet_explore.pipeline.plan import build_plan
 from einnet_explore.pipeline.subprogram import step_certificates
@@ -149,6 +151,8 @@ class GpuOptimiser:
     budget: float | None = None
     store: TimeStore = field(default_factory=TimeStore)
     interrupted: bool = False
+    inputs: GivenInputs | None = None
+    """Inputs on which the plan is compared with ONNX Runtime, in place of random ones."""
     stage: str = "reading the model"
     tuned: dict[str, TunedPart] = field(default_factory=dict)
     _began: float = field(default_factory=perf_counter, init=False)
@@ -156,6 +160,8 @@ class GpuOptimiser:
     def __post_init__(self) -> None:
         require_gpu()
         self.model = with_normal_spelling(self.model)
+        if self.inputs is not None:
+            self.inputs.for_model(self.model)  # inputs that do not fit are refused before parts are tuned
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, and the effect of an *interrupt*."""
@@ -401,6 +407,7 @@ class GpuOptimiser:
             allowed=allowed,
             why=why if best == "library" else "",
             interrupted=self.interrupted,
+            inputs=self.inputs.source if self.inputs else "",
             records=self._records() if any(part.is_derived for part in parts) else {},
         )
 
@@ -420,7 +427,10 @@ class GpuOptimiser:
         The library's plan is kept if its error exceeds *allowed*: no other one is better.
         """
         original = build_plan(self.model, {}, self.settings.threads)
-        feeds = random_model_inputs(self.model, discriminating_seed(self.model, original))
+        if self.inputs is None:
+            feeds = random_model_inputs(self.model, discriminating_seed(self.model, original))
+        else:
+            feeds = run_on(self.inputs, self.model, original)
         want = original.run(feeds)
         original.rest()
         errors: dict[str, float] = {}
@@ -458,6 +468,7 @@ def optimize_for_gpu(
     budget: float | str | None = None,
     numerics: str = "approximate",
     states: int | None = None,
+    inputs: Inputs | None = None,
 ) -> GpuPlan:
     """Optimise an ONNX model, or a program, whose weights are inputs then, for the GPU of this machine.
 
@@ -466,7 +477,7 @@ def optimize_for_gpu(
     """
     require_gpu()
     settings = replace(make_settings("cpu", None, max_depth, "plan", numerics), states=states)
-    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget))
+    work = GpuOptimiser(read_model(model, shapes), settings, parse_budget(budget), inputs=given_inputs(inputs))
     with status_line(work.status):
         work.prepare()
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from einnet_explore.pipeline.given_inputs import describe_inputs
 from einnet_explore.pipeline.gpu_parts import LIBRARY
 from einnet_explore.pipeline.optimised import count_certificates, html_report, name_nodes
 from einnet_explore.runtime.arrays import Array, Arrays
@@ -54,6 +55,7 @@ class GpuPlan:
 
     *seconds* are those of one run on the *device*: ``library`` by library operators alone, and ``plan``.  *error* is
     the largest difference from ONNX Runtime's outputs, relative to the largest; *allowed* is the plan's bound.
+    *inputs* is the source of given inputs on which it was compared, empty for random ones.
     *outputs* are the element types of the outputs by name, *records* the derivations with a certificate for each step.
     """
 
@@ -69,6 +71,7 @@ class GpuPlan:
     allowed: float
     why: str = ""
     interrupted: bool = False
+    inputs: str = ""
     records: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -111,7 +114,7 @@ class GpuPlan:
         return self.run(inputs)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Return inputs of the right names and shapes from N(0, 1)."""
+        """Return inputs of the right names and shapes from N(0, 1), equal for equal *seed*."""
         random = np.random.default_rng(seed)
         return {n: random.standard_normal(self.plan.buffers[n], dtype="float32") for n in self.plan.inputs}
 
@@ -139,6 +142,7 @@ class GpuPlan:
             "numerics": self.plan.numerics,
             "why": self.why,
             "interrupted": self.interrupted,
+            "inputs": self.inputs or "random",
             "parts": [
                 {**asdict(part), "nodes": list(part.nodes), "seconds": dict(part.seconds)} for part in self.parts
             ],
@@ -168,12 +172,14 @@ class GpuPlan:
                 lines = [f"{self.speedup:.2f} times as fast as {rival}: {', '.join(times)}", *lines]
         agrees = "" if self.is_correct else f": that is wrong, {self.allowed:.1e} is allowed"
         lines.append(f"largest error {self.error:.1e} of the largest output{agrees}")
+        if self.inputs:
+            lines.append(f"compared on {describe_inputs(self.inputs)}")
         if self.interrupted:
             lines.append("interrupted: this is the best of what was found by then. A second run continues")
         return lines
 
     def save(self, path: str | Path) -> None:
-        """Write plan, weights, report and records to one file, which ``load`` reads; raises OSError."""
+        """Write plan, weights, report and records to one file at *path*, which ``load`` reads; raises OSError."""
         names = list(self.weights)
         head = {
             "format": FORMAT,
@@ -191,7 +197,7 @@ class GpuPlan:
 
     @staticmethod
     def load(path: str | Path) -> GpuPlan:
-        """Read the plan that ``save`` wrote; it is compiled when it is first run, without a search.
+        """Read the plan that ``save`` wrote to *path*; it is compiled when it is first run, without a search.
 
         Raises OSError if the file cannot be read, ValueError if it is no such plan.
         """
@@ -201,7 +207,7 @@ class GpuPlan:
                 if (head.get("format"), head.get("version")) != (FORMAT, VERSION):
                     raise ValueError(f"found format {head.get('format')} {head.get('version')}")
                 weights = {name: held[f"weight{n}"] for n, name in enumerate(as_texts(head["weights"]))}
-            plain = {name: head[name] for name in _PLAIN}
+            plain = {name: head[name] for name in _PLAIN if name in head}
             plan, parts = cuda_plan_from_json(as_object(head["plan"])), map(_part_from_json, as_items(head["parts"]))
             return GpuPlan(plan=plan, weights=weights, parts=tuple(parts), **plain)  # type: ignore[arg-type]
         except OSError:
@@ -220,7 +226,7 @@ class GpuPlan:
 
 _PLAIN = (
     *("model", "device", "libraries", "outputs", "seconds"),
-    *("error", "allowed", "why", "interrupted", "records"),
+    *("error", "allowed", "why", "interrupted", "inputs", "records"),
 )
 """The fields that JSON holds as they are."""
 

@@ -25,6 +25,7 @@ from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import PlanForm, PlanProgram
 from einnet_explore.pipeline.baseline import StoredModel, conservative_speedup, plan_speedup, random_model_inputs
 from einnet_explore.pipeline.bundle import BundledPlan, write_bundle
+from einnet_explore.pipeline.given_inputs import describe_inputs
 from einnet_explore.pipeline.partition import Skipped
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import TunedSubprogram, step_certificates
@@ -148,6 +149,8 @@ class Optimised:
     stored: StoredModel | None = None
     untuned: tuple[tuple[str, ...], ...] = ()
     """The nodes of each subprogram that was not tuned in time; ``skipped`` has them too."""
+    inputs: str = ""
+    """The source of given inputs on which the model was compared and timed, empty for random ones."""
     budget: float = inf
     """The seconds within which tuning tasks could begin, earlier runs counted."""
 
@@ -162,7 +165,7 @@ class Optimised:
         return self.plan.run({n: np.asarray(inputs[n], dtype=v.dtype) for n, v in expected.items()})
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Inputs of the right names, shapes and types."""
+        """Return random inputs of the right names, shapes and types, equal for equal *seed*."""
         return random_model_inputs(self.model, seed)
 
     @property
@@ -199,6 +202,7 @@ class Optimised:
                 "why": self.exported.why,
                 "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
             },
+            "inputs": self.inputs or "random",
             "stored": self.stored and {**asdict(self.stored), "types": list(self.stored.types)},
         }
 
@@ -243,8 +247,8 @@ class Optimised:
         }
 
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
-        """Time the plan and the original again, in *repeat* interleaved rounds."""
-        feeds = self.random_inputs()
+        """Time the plan and the original again, in *repeat* interleaved rounds, on the same inputs."""
+        feeds = self.feeds or self.random_inputs()
         calls: dict[str, Callable[[], object]] = {
             "before": lambda: self.original.run(feeds),
             "after": lambda: self.plan.run(feeds),
@@ -339,6 +343,8 @@ class Optimised:
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
             ]
+        if self.inputs:
+            lines.append(f"compared and timed on {describe_inputs(self.inputs)}")
         late = f"{count_noun(len(self.untuned), 'subprogram')} not tuned ({self._name_untuned()})"
         if self.interrupted:
             untuned = f"; {late}" if self.untuned else ""

@@ -25,6 +25,7 @@ from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.assembly import Assembler
 from einnet_explore.pipeline.baseline import Baseline, discriminating_seed, random_model_inputs
+from einnet_explore.pipeline.given_inputs import GivenInputs, Inputs, given_inputs
 from einnet_explore.pipeline.layouts import estimate_equation
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.numerics import ErrorReport, report_errors
@@ -67,6 +68,7 @@ from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.cuda import execution
 from einnet_explore.runtime.implementation_choice import ProfileStore
 from einnet_explore.runtime.measurement import time_calls
+from einnet_explore.runtime.onnx_fragment import ONNXRUNTIME_ERRORS
 from einnet_explore.runtime.profile_store import PROFILE_PREFIX
 from einnet_explore.strategies.rounding_levels import parse_level
 from einnet_explore.support.errors import BackendError
@@ -347,6 +349,8 @@ class Optimiser:
     parts: list[TunedSubprogram] = field(default_factory=list)
     interrupted: bool = False
     executor: WorkExecutor | None = None
+    inputs: GivenInputs | None = None
+    """Inputs on which whole models are compared and timed, in place of random ones; subprograms have random ones."""
     stage: str = "reading the model"
     done: int = 0
     _began: float = field(default_factory=perf_counter, init=False)
@@ -408,13 +412,23 @@ class Optimiser:
         return self.model.digest()
 
     @cached_property
+    def _measured_digest(self) -> str:
+        """The digest of the model and of given inputs, by which measurements of the whole model are remembered."""
+        return f"{self.digest} {content_digest(self.feeds)}" if self.inputs else self.digest
+
+    @cached_property
     def original(self) -> ExecutionPlan:
         """The plan of the model as it was read."""
         return build_plan(self.model, {}, self.settings.threads)
 
     @cached_property
     def feeds(self) -> dict[str, Array]:
-        """Inputs that tell right from wrong; the seed is remembered, since it takes two runs of the model or more."""
+        """The given inputs, or random ones that tell right from wrong.
+
+        The seed is remembered, since it takes two runs of the model or more.
+        """
+        if self.inputs is not None:
+            return run_on(self.inputs, self.model, self.original)
         known = self.history.get("inputs", self.digest)
         if known is not None:
             return random_model_inputs(self.model, as_integer(known))
@@ -425,11 +439,11 @@ class Optimiser:
     @cached_property
     def seconds(self) -> float:
         """Seconds of one run of the model; remembered, so that tasks have the same effort in every run."""
-        known = self.history.get("model", self.digest, self.settings.threads)
+        known = self.history.get("model", self._measured_digest, self.settings.threads)
         if known is not None:
             return as_number(known)
         seconds = time_calls({"it": lambda: self.original.run(self.feeds)}, rounds=5, min_seconds=0.05)["it"].low
-        self.history.record(seconds, "model", self.digest, self.settings.threads)
+        self.history.record(seconds, "model", self._measured_digest, self.settings.threads)
         return seconds
 
     @cached_property
@@ -530,7 +544,7 @@ class Optimiser:
         return sorted(self.split.subprograms, key=lambda whole: -seconds[whole.anonymous.signature])
 
     def result(self) -> Optimised:
-        """Return the plan of the winners so far, measured and checked against ONNX Runtime on random inputs."""
+        """Return the plan of the winners so far, measured and checked against ONNX Runtime on ``feeds``."""
         self.stage = SELECTING
         untuned, end = self._untuned(), f"the budget of {self.time_budget:g} s ended"
         if self.interrupted:
@@ -548,6 +562,7 @@ class Optimiser:
             found,
             parts=tuple(parts),
             untuned=untuned,
+            inputs=self.inputs.source if self.inputs else "",
             budget=self.time_budget,
             skipped=(
                 *self.split.skipped,
@@ -574,7 +589,7 @@ class Optimiser:
             baseline=Baseline(self.model, self.original, self.feeds, self.seconds),
             assembler=self.assembler,
             history=self.history,
-            digest=self.digest,
+            digest=self._measured_digest,
             parts=self.parts,
             subprograms=[self.subprograms[place[part.nodes]] for part in self.parts],
             budget=self.time_budget,
@@ -609,6 +624,7 @@ def optimize_model(
     numerics: str = "approximate",
     states: int | None = None,
     executor: WorkExecutor | None = None,
+    inputs: Inputs | None = None,
 ) -> Optimised:
     """Optimise an ONNX model for this machine, or a program, whose weights are inputs then.
 
@@ -616,12 +632,15 @@ def optimize_model(
     ``default_budget``); final selection takes half as long at most.  The *target_runtime* ``onnxruntime`` keeps
     rewrites that pay in ONNX Runtime on the exported file, in place of those that pay in our plan.  *numerics* bounds
     rounding differences (``strategies.rounding_levels.Level``).  *states* bounds each search by its states and not by
-    the clock; *executor* (``support.executors``) runs the searches.  A cell or a terminal shows the progress; Ctrl-C
-    keeps what was found so far.  Raises ModelError for a model that cannot be read, ValueError for an unknown device
-    or runtime.
+    the clock; *executor* (``support.executors``) runs the searches.  *inputs*, arrays by name or the path of an
+    ``.npz`` archive, are those on which the model is compared and timed (None: random ones).  A cell or a terminal
+    shows the progress; Ctrl-C keeps what was found so far.  Raises ModelError for a model that cannot be read,
+    ValueError for an unknown device or runtime, and for inputs that are not those of the model.
     """
     settings = replace(make_settings(device, threads, max_depth, target_runtime, numerics), states=states)
-    work = Optimiser(read_model(model, shapes), settings, parse_budget(budget), executor=executor)
+    work = Optimiser(
+        read_model(model, shapes), settings, parse_budget(budget), executor=executor, inputs=given_inputs(inputs)
+    )
     with status_line(work.status):
         work.prepare()
         try:
@@ -630,6 +649,17 @@ def optimize_model(
         except KeyboardInterrupt:
             work.interrupted = True
         return work.result()
+
+
+def run_on(inputs: GivenInputs, model: Model, original: ExecutionPlan) -> dict[str, Array]:
+    """Return *inputs* in the types of *model*, after a run; raises ValueError if they do not fit or the run fails."""
+    feeds = inputs.for_model(model)
+    try:
+        original.run(feeds)
+    except ONNXRUNTIME_ERRORS as error:
+        why = str(error).strip().splitlines()[0]
+        raise ValueError(f"{inputs.source}: {model.path} fails on these inputs ({why})") from None
+    return feeds
 
 
 def tune_named_task(model: bytes, settings: Settings, budget: float | None, name: str) -> JsonObject:

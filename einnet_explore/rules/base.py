@@ -309,12 +309,12 @@ class Rule(Generic[P_co]):
         return _module(self.rewrite).startswith(_PACKAGE)
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
-        """Yield the legal matches at one path."""
+        """Yield the legal matches in *program* at the path *at*."""
         for params in self.propose(program, at):
             yield Match(self, at, params)
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
-        """Return the match with parameters in the JSON form that users write."""
+        """Return the match in *program* at *at* with *params*, in the JSON form that users write."""
         return Match(self, at, self._read(program, at, params))
 
     def __repr__(self) -> str:
@@ -401,13 +401,16 @@ class Match(Generic[P_co]):
     params: P_co
 
     def apply(self, program: Program) -> Step:
-        """Apply the rule; raises Refused where a side condition fails, or a result has another type or overflows."""
+        """Apply the rule to *program*.
+
+        Raises Refused where a side condition fails, or a result has another type or overflows.
+        """
         after = self.rule.rewrite(program, self.at, self.params)
         require_types(program, after)
         return Step(program, self, after)
 
     def mentions(self, names: Iterable[str]) -> bool:
-        """Whether the parameters, except an operator's attributes, name one of these iterators or tensors."""
+        """Whether the parameters, except an operator's attributes, have one of *names*, of iterators or tensors."""
         params = {k: v for k, v in self.forwards.to_json()["params"].items() if k not in ("operator", "attributes")}
         return not set(names).isdisjoint(re.findall(r"\w+", json.dumps(params, ensure_ascii=False)))
 
@@ -450,6 +453,12 @@ class Step:
     before: Program
     match: Match[object]
     after: Program
+
+    @property
+    def new_equations(self) -> tuple[Equation, ...]:
+        """The equations that the step made or changed; all of them if it only removed some or changed their order."""
+        known = set(self.before.equations)
+        return tuple(e for e in self.after.equations if e not in known) or self.after.equations
 
     def __repr__(self) -> str:
         return f"<Step {self.match!r}>"
@@ -523,8 +532,9 @@ def scope_rule(
 ) -> Rule[P]:
     """Return a rule that replaces one scope and reads nothing else (the intra-expression rules of Table 1).
 
-    Without *explain*, *propose* may yield parameters that *rewrite* refuses: they are not proposed, and their refusals
-    explain why the rule does not apply.  Raises TypeError if *propose* or *rewrite* takes other arguments.
+    *name* and *law*, in LaTeX, are those of the rule; *encode* and *decode* are as in ``Rule``.  Without *explain*,
+    *propose* may yield parameters that *rewrite* refuses: they are not proposed, and their refusals explain why the
+    rule does not apply.  Raises TypeError if *propose* or *rewrite* takes other arguments.
     """
     _require_arguments(f"{name}: propose", propose, "scope")
     _require_arguments(f"{name}: rewrite", rewrite, "scope", "parameters")

@@ -211,7 +211,8 @@ def elementwise(function: Callable[..., object], *, threads: int = 1) -> Element
 
     It is ``fuse`` for functions of the elements at one position, like OneFlow's ``Unary``, ``Binary`` and ``Ternary``,
     of any number of arguments.  ``out=`` may be an argument.  ``functor(*dtypes)`` is the same as a functor, whose
-    kernels for GPUs load and store packs of elements.  Raises Refused for reductions and for other shapes.
+    kernels for GPUs load and store packs of elements.  *threads* share its work.  Raises Refused for reductions and for
+    other shapes.
 
     >>> @elementwise
     ... def leaky(x, slope):

@@ -352,7 +352,8 @@ def compile_program(
 
     Arrays have the shapes and types of the program's tensors.  Nothing is derived or searched, as ``ee.optimize`` does.
     Equations that only depend on *constants* (arrays by input name) are evaluated here, once.  An equation whose
-    ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise.  *choose* takes one
+    ``via`` is None is run as a matrix product where it is one and as a generated kernel otherwise; one that calls an
+    operator needs that among *operators*.  *threads* share the work of each equation.  *choose* takes one
     of an equation's implementations.  Raises BackendError, which names the equation, where an engine refuses, where an
     integer may be beyond its type, and where memory runs out.
     """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from einnet_explore.checker.record import FORMAT, load_json
 from einnet_explore.cost import program_seconds
-from einnet_explore.equivalence.certificate import Certificate, certify
+from einnet_explore.equivalence import certificate
+from einnet_explore.equivalence.verdict import Certificate
 from einnet_explore.ir import Program
 from einnet_explore.operators.library import OPERATORS, find_operators
 from einnet_explore.operators.operator import Operator
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from einnet_explore.pipeline.given_inputs import Inputs
     from einnet_explore.pipeline.gpu_plan import GpuPlan
     from einnet_explore.pipeline.optimised import Optimised
     from einnet_explore.strategies.candidate import Candidate
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
 
 Source: TypeAlias = "str | Path | Program | onnx.ModelProto | torch.nn.Module"
 """A model to optimise."""
-
 KINDS = {".json": FORMAT, SEARCH_SUFFIX: SEARCH_FORMAT, SESSION_SUFFIX: SESSION_FORMAT}
 """Formats of JSON files by suffix, for files that do not name their format."""
 
@@ -61,8 +63,8 @@ def explore(
 def load(path: str | Path) -> Program | Derivation | Run | Session:
     """Load a program (``.ein``), a derivation (a record, ``.json``), a search (``.einx``) or a session (``.eins``).
 
-    JSON files name their format, so the last three may have other suffixes.  Raises OSError if the file cannot be read,
-    TextError with line and column for a wrong text, RecordError for other wrong files.
+    JSON files name their format, so the last three may have other suffixes in *path*.  Raises OSError if the file
+    cannot be read, TextError with line and column for a wrong text, RecordError for other wrong files.
     """
     kind = KINDS.get(Path(path).suffix)
     if kind is None and not (text := text_of(path)).lstrip().startswith("{"):
@@ -116,9 +118,9 @@ def live_search(
     device: str = "cpu",
     **options: Unpack[SearchOptions],
 ) -> Run:
-    """Return a search that has not begun, with the arguments of ``search``.
+    """Return a search that has not begun; iterate it for its events, ``start`` it in a thread, or ``finish`` it.
 
-    Iterate it for its events, ``start`` it in a thread, or ``finish`` it.
+    The arguments are those of ``search``: *program*, *target*, *budget*, *operators*, *device* and *options*.
     """
     cost: Cost = program_seconds
     if device != "cpu":
@@ -130,13 +132,26 @@ def live_search(
 
 
 def search_all(programs: Iterable[Program] | Mapping[str, Program], *args: Any, **options: Any) -> list[dict[str, Any]]:
-    """Search *programs* over any executor; see ``session.run.run_searches`` for the options."""
+    """Search *programs* over any executor; *args* and *options* are those of ``session.run.run_searches``.
+
+    Return their reports in order: the JSON of ``einnet-explore derive``.
+    """
     return run_searches(programs, *args, **options)
 
 
 def check(derivation: Derivation) -> tuple[Certificate, ...]:
     """Return a certificate for every step of *derivation*; ``check_file`` checks one that was saved."""
-    return tuple(certify(step.before, step.after) for step in derivation.steps)
+    return tuple(certificate.certify(step.before, step.after) for step in derivation.steps)
+
+
+def certify(before: Program, after: Program, **options: Any) -> Certificate:
+    """Return the certificate of two programs; deprecated: ``ee.equal(before, after)`` has it as ``certificate``.
+
+    *options* are *exact_elements* and *seed* of ``equivalence.certificate.certify``.
+    """
+    message = "ee.certify(a, b) is deprecated: write ee.equal(a, b), whose certificate is what certify returned"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return certificate.certify(before, after, **options)
 
 
 def post_optimize(found: Candidate | Derivation) -> Derivation:
@@ -151,7 +166,7 @@ def post_optimize(found: Candidate | Derivation) -> Derivation:
 
 
 def graph(program: Program, title: str = "", folded: bool = False) -> Figure:
-    """Return the computation graph of *program* as a figure; *folded*: with one node for each of its layers."""
+    """Return the computation graph of *program* with a *title*; *folded*: with one node for each of its layers."""
     return graph_figure(program, title, folded)
 
 
@@ -169,6 +184,7 @@ class OptimizeOptions(TypedDict, total=False):
     max_depth: int
     states: int | None
     executor: WorkExecutor | None
+    inputs: Inputs | None
 
 
 @overload
@@ -206,6 +222,7 @@ def optimize(
     max_depth: int = 7,
     states: int | None = None,
     executor: WorkExecutor | None = None,
+    inputs: Inputs | None = None,
 ) -> Optimised | GpuPlan:
     """Optimise an ONNX model, a program, or a PyTorch module with the shapes of its *example_inputs*, for this machine.
 
@@ -217,14 +234,16 @@ def optimize(
     most 480); final selection takes half as long at most.  *numerics* bounds the change of rounding: ``"exact"``,
     ``"reassociate"`` or ``"approximate"`` (outputs may differ by 1e-4 of the largest).  *target_runtime*
     ``"onnxruntime"`` optimises the exported file in place of the plan.  *max_depth* and *states* bound each search;
-    *executor*, one of ``concurrent.futures``, runs the searches.
+    *executor*, one of ``concurrent.futures``, runs the searches.  *inputs*, arrays by input name or the path of an
+    ``.npz`` archive of them, are those on which the original and the result are compared and timed (None: random ones).
 
     On the *device* ``"cuda"``, the GPU of this machine, derived plans of each part of the model are measured against
     library operators (cuBLAS, cuDNN); the result is a ``GpuPlan``, one CUDA graph.  There, *threads*, *target_runtime*
     and *executor* have no meaning, and are refused.
 
     Raises ModelError for a model that cannot be read, ValueError for an unknown device, runtime or level, a budget that
-    is not positive, and for a GPU that is missing, cannot run the model or fails.
+    is not positive, *inputs* whose names, shapes or types are not the model's, and for a GPU that is missing, cannot
+    run the model or fails; OSError if the archive of *inputs* cannot be read.
     """
     from einnet_explore.pipeline.torch_modules import export_if_module
 
@@ -241,6 +260,7 @@ def optimize(
             budget=budget,
             numerics=numerics,
             states=states,
+            inputs=inputs,
         )
     from einnet_explore.pipeline.optimiser import optimize_model as run
 
@@ -255,4 +275,5 @@ def optimize(
         numerics=numerics,
         states=states,
         executor=executor,
+        inputs=inputs,
     )

@@ -40,7 +40,7 @@ class Grade:
 class Exercise:
     """A *question* with its *solution*, which ``grade`` compares with an answer.
 
-    If the solution is a program, every program of the same value is right (``ee.certify``); an answer may be a program,
+    If the solution is a program, every program of the same value is right (``ee.equal``); an answer may be a program,
     its text, a session, a derivation or a candidate.  Numbers may differ by one percent, unless they are whole;
     sequences are compared element by element, sets in any order, texts without their case.  *objection* returns what is
     wrong with an answer that has the right value, such as a program of another form than the question asks for, and an

@@ -21,7 +21,7 @@ from einnet_explore.checker.record import COMPARISON, FORMAT, VERSION
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.equivalence.program_diff import require_same_interface
 from einnet_explore.equivalence.sample_inputs import within_type
-from einnet_explore.equivalence.verdict import PROOF_KINDS, Certificate, weakest_kind
+from einnet_explore.equivalence.verdict import PROOF_KINDS, UNSOUND_KINDS, Certificate, kind_html, weakest_kind
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Program
 from einnet_explore.onnx_import.model import Model
@@ -40,8 +40,8 @@ from einnet_explore.syntax import text
 from einnet_explore.viz.tables import DisplayedAsTable, TextTable
 from einnet_explore.viz.views import html_page
 
-EqualityKind: TypeAlias = Literal["proved", "rounded", "different", "unknown"]
-"""``rounded``: proved, with weights or constants that are equal up to rounding."""
+VerdictKind: TypeAlias = Literal["proved", "rounded", "exact", "unknown", "different"]
+"""The words of certificates, from the strongest to the weakest; ``different`` is a refuted one (``false``)."""
 
 NOISE_FACTOR = 32
 """A difference counts if it is this many times the difference between two orders of computation of one model."""
@@ -84,17 +84,27 @@ class SizesProof:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Equality(DisplayedAsTable):
-    """How two models compare.
+class Verdict(DisplayedAsTable):
+    """Whether two models, programs or families are equal.
 
-    *pairs* are the proved values, *folded* the weights and constants of one model that were found to be products of the
-    other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models that differ, or
-    whose equality is not proved, ``""`` if unknown; *why* says what is known of them.  The verdict holds for all sizes
-    with *guards*, if there are any; then *pairs* are those of one choice of sizes, and *cases* the proofs for all of
-    them, for each remainder that the models tell apart.
+    The *kind* is one of
+
+    * ``proved``: equal for every input, in exact arithmetic;
+    * ``rounded``: proved, with weights or constants that are equal up to rounding;
+    * ``exact``: two programs without a proof, equal on random inputs that leave no gap;
+    * ``unknown``: neither proved nor refuted;
+    * ``different``: refuted, with a *difference*, if one was found by evaluation.
+
+    *why* is the reason.  It took *seconds*.  *certificate* is that of two programs.
+
+    Of two models, *pairs* are the proved values, *folded* the weights and constants of one model that were found to be
+    products of the other's.  *difference* is confirmed in ONNX Runtime.  *nodes* are the first nodes of both models
+    that differ, or whose equality is not proved, ``""`` if unknown.  The verdict holds for all sizes with *guards*, if
+    there are any; then *pairs* are those of one choice of sizes, and *cases* the proofs for all of them, for each
+    remainder that the models tell apart.
     """
 
-    kind: EqualityKind
+    kind: VerdictKind
     pairs: tuple[ValuePair, ...]
     folded: tuple[FoldedWeight, ...]
     seconds: float
@@ -104,10 +114,16 @@ class Equality(DisplayedAsTable):
     models: tuple[Model, Model] | None = field(default=None, compare=False)
     guards: tuple[str, ...] = ()
     cases: tuple[SizesProof, ...] = ()
+    certificate: Certificate | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the two agree, by proof or on random inputs without a gap."""
+        return self.kind not in (*UNSOUND_KINDS, "different")
 
     def __bool__(self) -> bool:
-        """Whether equality is proved, up to the rounding of weights."""
-        return self.kind in ("proved", "rounded")
+        """Whether equality is proved, up to the rounding of weights and constants."""
+        return self.kind in PROOF_KINDS
 
     def to_json(self) -> JsonObject:
         """Return the document that ``einnet-explore equal --json`` writes."""
@@ -136,7 +152,10 @@ class Equality(DisplayedAsTable):
         return TextTable(head, rows, "; ".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Return the verdict and what is known beside it."""
+        """Return the verdict and what is known in addition."""
+        if self.certificate is not None:
+            first = self.kind + str(self.certificate).removeprefix(self.certificate.kind)
+            return [first, *([str(self.difference)] if self.difference else [])]
         sizes = f" for all sizes with {', '.join(self.guards)}" if self.guards and self else ""
         proved = f": {count_noun(len(self.pairs), 'pair of values', 'pairs of values')} proved" if self.pairs else ""
         lines = [f"{self.kind}{sizes}{proved} in {self.seconds:.1f} s"]
@@ -149,7 +168,7 @@ class Equality(DisplayedAsTable):
         return [*lines, *(str(found) for found in (self.difference, self.why) if found)]
 
     def page(self, title: str) -> str:
-        """Return an HTML page: the verdict, the graphs of both models side by side, and the table."""
+        """Return an HTML page with a *title*: the verdict, the graphs of both models side by side, and the table."""
         lines = [f"<p>{escape(line)}</p>" for line in self.lines()]
         equal_values = [(pair.first, pair.second) for pair in self.pairs]
         graphs = self.models and side_by_side(self.models, equal_values, self.nodes)
@@ -160,6 +179,13 @@ class Equality(DisplayedAsTable):
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        first, *others = self.lines()
+        kind, rest = first[: len(self.kind)], first[len(self.kind) :]
+        html = "<br>".join([kind_html(kind) + escape(rest), *map(escape, others)])
+        table = self.table()._repr_html_() if len(self.pairs) > 1 else ""
+        return {"text/html": html + table, "text/plain": str(self)}
 
     def save_certificates(self, folder: str | PathLike[str]) -> int:
         """Write one record for each proved pair to *folder*, and return their number.
@@ -182,7 +208,7 @@ class Equality(DisplayedAsTable):
             yield {"start": before, "steps": [step], "values": [first, second]}
 
 
-def compare_programs(first: Program, second: Program, budget: float = 60.0) -> Equality:
+def compare_programs(first: Program, second: Program, budget: float = 60.0) -> Verdict:
     """Compare two programs, whose inputs correspond by name and outputs by name or position, for *budget* seconds."""
     start = perf_counter()
     if set(first.outputs).isdisjoint(second.outputs) and len(first.outputs) == len(second.outputs):
@@ -196,13 +222,10 @@ def compare_programs(first: Program, second: Program, budget: float = 60.0) -> E
     with suppress(TimeoutError), interrupt_after(budget, "the comparison"):
         found = certify(first, second)
         difference = find_program_difference(first, second) if found.kind == "false" else None
-    kind = PROGRAM_KINDS.get(found.kind, "unknown")
-    proofs = (ValuePair(name, name, first, second, found) for name in first.outputs if found.kind in PROOF_KINDS)
-    return Equality(kind, tuple(proofs), (), perf_counter() - start, difference, why=str(found))
-
-
-PROGRAM_KINDS: Mapping[str, EqualityKind] = {"proved": "proved", "rounded": "rounded", "false": "different"}
-"""The verdict on two programs by the kind of their certificate; ``unknown`` for any other kind."""
+    kind: VerdictKind = "different" if found.kind == "false" else found.kind
+    proofs = tuple(ValuePair(name, name, first, second, found) for name in first.outputs if found)
+    seconds = perf_counter() - start
+    return Verdict(kind, proofs, (), seconds, difference, why=found.why, certificate=found)
 
 
 def find_program_difference(first: Program, second: Program) -> Difference | None:
@@ -229,7 +252,7 @@ def _fresh(name: str, taken: set[str]) -> str:
     return next(new for n in range(len(taken) + 1) if (new := f"{name}_{n}") not in taken)
 
 
-def compare_models(first: Model, second: Model, budget: float = 60.0, parts: bool = False) -> Equality:
+def compare_models(first: Model, second: Model, budget: float = 60.0, parts: bool = False) -> Verdict:
     """Compare two models, with the same inputs and outputs by name or by position, for at most *budget* seconds.
 
     *parts*: prove which values are equal even if the models differ.
@@ -283,17 +306,17 @@ class _Comparison:
         self.pairs.extend(sweep.run())
         self.is_proved = all(sweep.are_equal(mine, theirs) for mine, theirs in self.outputs.items())
 
-    def verdict(self, seconds: float, late: str) -> Equality:
+    def verdict(self, seconds: float, late: str) -> Verdict:
         """Return the verdict after *seconds*; *late* says that ``stop`` was reached."""
         pairs, folded = tuple(self.pairs), tuple(self.sweep.folded if self.sweep else ())
         if self.difference is not None:
-            return Equality("different", pairs, folded, seconds, self.difference, self.nodes, self.why, self.models)
+            return Verdict("different", pairs, folded, seconds, self.difference, self.nodes, self.why, self.models)
         if self.is_proved:
             kind = weakest_kind(pair.certificate.kind for pair in pairs)
             is_rounded = kind == "rounded" or any(each.error for each in folded)
-            return Equality("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
+            return Verdict("rounded" if is_rounded else "proved", pairs, folded, seconds, models=self.models)
         nodes, why = self.sweep.first_undecided() if self.sweep else (("", ""), "no values were compared")
-        return Equality("unknown", pairs, folded, seconds, None, nodes, late + why, self.models)
+        return Verdict("unknown", pairs, folded, seconds, None, nodes, late + why, self.models)
 
 
 def find_difference(

@@ -75,9 +75,9 @@ class ProgramPath(DisplayedAsTable):
             "seconds": self.seconds,
         }
 
-    def to_latex(self, environment: str = "align*") -> str:
-        """Return every program and the rule of every step; raises ValueError without a derivation."""
-        return Steps(self._found()).to_latex(environment)
+    def to_latex(self, environment: str = "align*", width: str | None = None, points: float = 10.0) -> str:
+        """Return every program and the rule of every step, as ``ee.show``; raises ValueError without a derivation."""
+        return Steps(self._found()).to_latex(environment, width, points)
 
     def to_record(self, **meta: object) -> JsonObject:
         """Return the derivation as a record, which both checkers replay; raises ValueError without a derivation."""

@@ -65,7 +65,7 @@ class Run(RunningSearch):
         return self._through.get(program)
 
     def certificates(self, derivation: Derivation) -> tuple[Certificate, ...]:
-        """Return a certificate for every step; a step of several candidates is proved once."""
+        """Return a certificate for every step of *derivation*; a step of several candidates is proved once."""
         return tuple(self._prove(step.before, step.after) for step in derivation.steps)
 
     def _prove(self, before: Program, after: Program) -> Certificate:
@@ -172,7 +172,7 @@ class Run(RunningSearch):
         return explanations.pruning_reasons(self.search, self.pruned, self.refused, self._check_state(state))
 
     def report(self, case: str = "") -> dict[str, Any]:
-        """Return the JSON of ``derive`` at this moment, also while the search runs."""
+        """Return the JSON of ``derive`` at this moment, also while the search runs; *case* names the program."""
         with self.paused():
             found, best = tuple(self.candidates), self.best
             counts = {
@@ -197,7 +197,8 @@ class Run(RunningSearch):
     def save(self, path: str | FilePath, case: str = "") -> None:
         """Write the best derivation with its certificates as a record, or the whole run if *path* ends in ``.einx``.
 
-        Raises OSError, and ValueError if a record is asked for and there is no candidate.
+        *case* is the name of the program in a record.  Raises OSError, and ValueError if a record is asked for and
+        there is no candidate.
         """
         if str(path).endswith(SEARCH_SUFFIX):
             save_search(self, path)
@@ -209,7 +210,7 @@ class Run(RunningSearch):
         save_record(path, self.record(best, case))
 
     def to_html(self, path: str | FilePath, title: str = "") -> None:
-        """Write one interactive page that needs neither a network nor a kernel: the search, and its best candidate.
+        """Write an interactive page with a *title* to *path*, without network and kernel: the search at its best.
 
         Raises ValueError if no face (such as ``einnet_widgets``) is installed, and OSError.
         """
@@ -262,7 +263,8 @@ class Run(RunningSearch):
     def remarks(self) -> tuple[str, ...]:
         """Return what a reader of the results must know.
 
-        Why there are none, that the best is slower, or that a rule of one's own makes false steps.
+        Why there are no candidates, that none is faster than the original, or which rule of one's own makes false
+        steps.
         """
         best = self.best
         if best is None:
@@ -271,8 +273,11 @@ class Run(RunningSearch):
         start = self.search.cost(self.search.start)[0]
         if best.seconds <= start * SLOWER:
             return self._false_rules()
-        times = f"{format_seconds(best.seconds)} against {format_seconds(start)}"
-        slower = f"the best is estimated slower than the start: {times} with a kernel for each equation of the start"
+        slower = (
+            f"no candidate is faster than the original program, by estimate: the best takes "
+            f"{format_seconds(best.seconds)}, the original {format_seconds(start)} (a generated kernel for each "
+            "equation); run.benchmark() measures both"
+        )
         return (slower, *self._false_rules())
 
     def _false_rules(self) -> tuple[str, ...]:
@@ -300,7 +305,7 @@ class Run(RunningSearch):
         return explanations.refusal_reason_at(self.search, name, self._check_state(state), at)
 
     def record(self, candidate: Candidate, case: str = "") -> dict[str, Any]:
-        """Return the record of one candidate: start, steps, certificates."""
+        """Return the record of *candidate*, named *case*: start, steps, certificates."""
         return to_record(
             candidate.derivation,
             self.certificates(candidate.derivation),

@@ -160,7 +160,7 @@ class DerivationTree:
             return self.program
 
     def node(self, where: Place) -> int:
-        """Return the number of a node: a number, the name of a pin, a label, or a search's result, which is kept.
+        """Return the number of the node *where*: a number, name of a pin, label, or a search's result, which is kept.
 
         ``"#8"`` is node 8; ``"E2"`` is the node two steps from the start on the way through the current one, or else
         the only such node.  Raises IndexError; ValueError, also for a label of several nodes; TypeError for anything
@@ -200,7 +200,7 @@ class DerivationTree:
                 raise ValueError(f"node {label!r}: expected one of {', '.join(f'#{n}' for n in several)}")
 
     def pin(self, where: Place | None = None, name: str = "") -> str:
-        """Give a node (None: the current one) a *name* and return it; a search's result is kept as a node.
+        """Give the node *where* (None: the current one) a *name* and return it; a search's result is kept as a node.
 
         Without a *name*, the node's name, or one made of its library calls.  The name of another node moves here.
         Raises ValueError for a name like ``E7`` or ``#7``, and what ``node`` raises.
@@ -232,7 +232,7 @@ class DerivationTree:
             self._notify()
 
     def note(self, text: str, where: Place | None = None) -> None:
-        """Attach *text* to a node (None: the current one) in place of its note; an empty text removes it."""
+        """Attach *text* to the node *where* (None: the current one) in place of its note; an empty text removes it."""
         with self._lock:
             node = self.here if where is None else self.node(where)
             self.notes.pop(node, None)
@@ -244,7 +244,7 @@ class DerivationTree:
         """Add the steps of *found* (from a search or a record) as nodes without going there; return the last node.
 
         They are added below the current node if that has their first program, else below the first node that has it.
-        Existing steps are not added again.  Raises ValueError if no node has it.
+        Existing steps are not added again.  Raises ValueError if no node has it, TypeError for another value.
         """
         with self._lock:
             derivation = found.derivation if isinstance(found, Candidate) else found
@@ -363,15 +363,19 @@ class DerivationTree:
         return path
 
     def apply(self, rule: str | Match[object], at: str | Path = "0", **params: Any) -> Program:
-        """Apply a rule by name with parameters in their JSON form, or a match; raises ``Refused`` and changes nothing.
+        """Apply a rule by name with *params* in their JSON form, or a match, and return the new program.
 
-        If parameters are omitted, the rule must have exactly one legal match at *at* with the given ones.
+        Raises ``Refused``, and changes nothing, if the rule does not apply.  If parameters are omitted, the rule must
+        have exactly one legal match at *at* with the given ones.
         """
         with self._lock:
             return self._step(rule if isinstance(rule, Match) else self.match(rule, at, params))
 
     def match(self, rule: str, at: str | Path, params: Mapping[str, Any]) -> Match[object]:
-        """Return the match that ``apply`` would apply; raises ``Refused``."""
+        """Return the match of *rule* that ``apply`` would apply at the scope *at*; raises ``Refused``.
+
+        *params* are in their JSON form; those that are missing must be determined by the others.
+        """
         return self._match(self.rule(rule), self.path(at), params)
 
     def _match(self, rule: Rule[object], at: Path, params: Mapping[str, object]) -> Match[object]:
@@ -425,7 +429,10 @@ class Session(DerivationTree):
         return self.goto(derivation)
 
     def compare(self, one: Place, other: Place) -> Comparison:
-        """Compare two nodes: programs, graphs, costs, numerics, steps between them; raises what ``node`` raises."""
+        """Compare the nodes *one* and *other*: programs, graphs, costs, numerics, and the steps between them.
+
+        Raises what ``node`` raises.
+        """
         one, other = self.node(one), self.node(other)
         names = (self.name(one), self.name(other))
         levels = (derivation_level(self.nodes[one]), derivation_level(self.nodes[other]))
@@ -467,7 +474,7 @@ class Session(DerivationTree):
         return self.adopt(guided_matching(self.program, self.path(at), target))
 
     def graph(self, title: str = "", folded: bool = False) -> Figure:
-        """Return the computation graph of the current program; *folded*: with one node for each of its layers."""
+        """Return the graph of the current program with a *title*; *folded*: with one node for each of its layers."""
         return graph_figure(self.program, title, folded)
 
     @renamed_argument("limit", "budget")
@@ -481,8 +488,9 @@ class Session(DerivationTree):
     ) -> Run:
         """Search from the current program, as ``ee.search``, and return the finished run; ``goto`` goes to its results.
 
-        *rules* are the rules that it uses, as values or by name (None: all).  With *starts* (pins, nodes, results) it
-        searches from these instead, as one search from the last node that leads to all of them.
+        *target*, *budget* and *options* are those of ``ee.search``.  *rules* are the rules that it uses, as values or
+        by name (None: all).  With *starts* (pins, nodes, results) it searches from these instead, as one search from
+        the last node that leads to all of them.
         """
         return self.live_search(target, budget, rules, starts, **options).finish()
 
@@ -495,7 +503,10 @@ class Session(DerivationTree):
         starts: Iterable[Place] = (),
         **options: Unpack[SteeringOptions],
     ) -> Run:
-        """Return a search from the current program that has not begun, as ``ee.live_search``."""
+        """Return a search from the current program that has not begun, as ``ee.live_search``.
+
+        The arguments are those of ``search``: *target*, *budget*, *rules*, *starts* and *options*.
+        """
         chosen: SearchOptions = {}
         if rules is not None:
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
@@ -516,7 +527,8 @@ class Session(DerivationTree):
     def advise(self, target: str | Iterable[str] = (), budget: float = 5.0) -> Advice:
         """Return the first step to the cheapest candidate that a search from here finds in *budget* seconds.
 
-        The search is not one of ``runs``.  ``session.apply(advice.match)`` takes the step.
+        *target* names its operators (all when empty).  The search is not one of ``runs``.
+        ``session.apply(advice.match)`` takes the step.
         """
         run = Run(self.program, program_seconds, target=target, budget=budget, operators=self.operators).finish()
         best = run.best
@@ -554,14 +566,14 @@ class Session(DerivationTree):
             return derivation_script(self.derivation, self.known, self.operators)
 
     def record(self, case: str = "") -> dict[str, Any]:
-        """Return the current derivation with its certificates, as ``einnet-explore check`` reads it."""
+        """Return the current derivation with its certificates, as ``einnet-explore check`` reads it, named *case*."""
         return to_record(self.derivation, self.certificates(), case=case)
 
     def save(self, path: str | PathLike[str], case: str = "") -> None:
         """Write the session to *path*, whole or not at all.
 
         A path ``.eins`` gets everything: all branches, pins, notes, searches, certificates, and the selection of front
-        ends.  Any other gets the ``record`` of the current derivation.
+        ends.  Any other gets the ``record`` of the current derivation, named *case*.  Raises OSError.
         """
         if str(path).endswith(SESSION_SUFFIX):
             write_atomically(path, self.to_text())
@@ -632,7 +644,7 @@ class Session(DerivationTree):
         self._proofs, self._redo = {}, []
 
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
-        """Write one interactive page that needs neither a network nor a kernel.
+        """Write one interactive page with a *title* to *path*, which needs neither a network nor a kernel.
 
         Raises ValueError if no face (such as ``einnet_widgets``) is installed, and OSError.
         """

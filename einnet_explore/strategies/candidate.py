@@ -52,7 +52,7 @@ class Candidate:
         return sum(bool(e.via and e.via.is_eoperator) and e.name not in folded for e in self.program.equations)
 
     def to_json(self, certificate: str) -> dict[str, object]:
-        """One entry of ``candidates`` in the JSON of ``derive``."""
+        """Return the entry of ``candidates`` in the JSON of ``derive``; *certificate* is the verdict."""
         return {
             "operators": [
                 {"name": e.via.operator, "attributes": dict(e.via.attributes)} for e in self.operators if e.via

@@ -256,13 +256,14 @@ def latex(
     return shown.replace(r"\&", "&") if dialect == "mathtext" else shown  # there & is a letter like any other
 
 
-def breakable_equation(equation: Equation, dialect: Dialect) -> str:
-    """Print *equation* with marks of the places at which it may be broken; both brackets have one size.
+def breakable_formula(it: Equation | Scope, dialect: Dialect) -> str:
+    """Print *it* with marks of the places at which it may be broken; both brackets have one size.
 
     The marks are the same in every *dialect*.
     """
-    name, body = _equation(equation, _Place(dialect, "short", {}, breaks=True))
-    return f"{name} = {body}".replace(r"\&", "&") if dialect == "mathtext" else f"{name} = {body}"
+    place = _Place(dialect, "short", {}, breaks=True)
+    shown = _outer_scope(it, place) if isinstance(it, Scope) else " = ".join(_equation(it, place))
+    return shown.replace(r"\&", "&") if dialect == "mathtext" else shown
 
 
 def tokens_of(program: Program) -> str:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import write_atomically
 from einnet_explore.syntax.latex_printer import latex_words
-from einnet_explore.viz.typesetting import FontSet, outline
+from einnet_explore.viz.typesetting import FontSet, in_text_style, outline
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -279,14 +279,10 @@ def _tikz(shape: Shape) -> Iterable[str]:
                 yield rf"\node[anchor={where}, {font}{white}] at ({x:.1f},{y:.1f}) {{{latex_words(text)}}};"
         case MathLine(x, y, _, tex, size, _):
             font = rf"font=\fontsize{{{0.75 * size:g}}}{{{0.9 * size:g}}}\selectfont"
-            below = _REDUCTIONS.sub(r"\1\\limits_", tex)  # signs of the size of letters, with limits below
-            yield rf"\node[anchor=base west, {font}] at ({x:.1f},{y:.1f}) {{$\textstyle {below}$}};"
+            yield rf"\node[anchor=base west, {font}] at ({x:.1f},{y:.1f}) {{${in_text_style(tex)}$}};"
         case ShapeGroup(_, _, shapes):
             for inside in shapes:
                 yield from _tikz(inside)
-
-
-_REDUCTIONS = re.compile(r"(\\(?:sum|prod|max|min))_")
 
 
 def _style(look: ShapeStyle, more: str = "") -> str:

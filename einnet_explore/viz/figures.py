@@ -140,9 +140,11 @@ def _wrapped(text: str, wide: float, size: float) -> list[str]:
 
 
 def expression(it: Program | Candidate, style: StyleName | Style = "acm", width: str | None = None) -> Figure:
-    """Return the equations of a program as a figure.
+    """Return the equations of *it* as a figure.
 
-    Raises ValueError for an unknown style, Refused for a width that is none or less than a part of a formula needs.
+    *style* is a key of ``STYLES`` or a ``Style``, and *width* a length such as ``"3.3in"`` in place of the style's.
+    Raises TypeError for another value than a program or candidate, ValueError for an unknown style, Refused for a width
+    that is none or less than a part of a formula needs.
     """
     look, wide = _styled(style, width)
     column = _Column(look, wide)
@@ -153,7 +155,11 @@ def expression(it: Program | Candidate, style: StyleName | Style = "acm", width:
 
 
 def derivation(it: Derivation | Candidate, style: StyleName | Style = "acm", width: str | None = None) -> Figure:
-    """Return the steps of a derivation as a figure: each with its rule, and the equations that it made or changed."""
+    """Return the steps of a derivation as a figure: each with its rule, and the equations that it made or changed.
+
+    *style*, *width* and the errors are those of ``expression``; raises TypeError for another value than a derivation or
+    a candidate.
+    """
     look, wide = _styled(style, width)
     steps = it.derivation if isinstance(it, Candidate) else it
     if not isinstance(steps, Derivation):
@@ -166,8 +172,7 @@ def derivation(it: Derivation | Candidate, style: StyleName | Style = "acm", wid
         column.gap()
         column.note(f"{n}. {step.match.title.replace('_', ' ')} at {show_path(step.match.at)}")
         column.gap(0.15)
-        known = set(step.before.equations)
-        for equation in [e for e in step.after.equations if e not in known] or step.after.equations:
+        for equation in step.new_equations:
             column.formula(equation, left)
     says = f"derivation of {count_noun(len(steps.steps), 'step')}"
     return _figure(look, wide, column.y, column.shapes, says)
@@ -196,10 +201,11 @@ def search_tree(
     width: str | None = None,
     keep: int = 4,
 ) -> Figure:
-    """Return the tree of a search as an outline: the way *to* a candidate (default: the best) and to the cheapest.
+    """Return the tree of *run* as an outline: the way *to* a candidate (default: the best) and to the cheapest.
 
     *keep* candidates are shown, with their operators and estimated times; ``+n`` counts the states below a state that
-    are not.  Raises ValueError for a search without candidates.
+    are not.  *style* and *width* are those of ``expression``.  Raises ValueError for a search without candidates,
+    TypeError for another value than a search.
     """
     look, wide = _styled(style, width)
     if not isinstance(run, SearchResult):
@@ -294,7 +300,10 @@ LABEL_PIXELS = 10.0
 def graph(
     it: Program | Candidate, style: StyleName | Style = "acm", width: str | None = None, title: str = ""
 ) -> Figure:
-    """Return the computation graph of a program; raise Refused if its letters would be smaller than 6 points."""
+    """Return the computation graph of *it*, a program or a candidate, with a *title*.
+
+    *style* and *width* are those of ``expression``.  Raises Refused if its letters would be smaller than 6 points.
+    """
     look, wide = _styled(style, width)
     drawn = computation_graph(_program(it))
     least = LEAST_POINTS * PIXELS_PER_UNIT["bp"] / LABEL_PIXELS
@@ -323,9 +332,10 @@ def _wrapped_label(label: str, most: int | None) -> str:
 def comparison(
     seconds: Mapping[str, float], style: StyleName | Style = "acm", width: str | None = None, best: str | None = None
 ) -> Figure:
-    """Return times by name as bars, each with its time and its ratio to the *best* one (default: the shortest).
+    """Return *seconds* by name as bars, each with its time and its ratio to the *best* one (default: the shortest).
 
-    Raises ValueError without times, for a time that is not positive, and if there is no *best*.
+    *style* and *width* are those of ``expression``.  Raises ValueError without times, for a time that is not positive,
+    and if there is no *best*.
     """
     look, wide = _styled(style, width)
     if not seconds or min(seconds.values()) <= 0:
@@ -360,7 +370,9 @@ def roofline(
     """Return the roofline of *device* with a point for each of *programs*: operations a byte, and operations a second.
 
     Each tensor is read or written once by each equation that has it.  *seconds* are measured times by name; the others
-    are estimates of the cost model.  Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM 52(4), 2009.
+    are estimates of the cost model.  *style* and *width* are those of ``expression``.  Raises TypeError unless
+    *programs* are programs or candidates by name.  Source: S. Williams, A. Waterman, D. Patterson, Roofline, CACM
+    52(4), 2009.
     """
     look, wide = _styled(style, width)
     if not isinstance(programs, Mapping):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from einnet_explore.ir import Equation
+from einnet_explore.ir import Equation, Scope
 from einnet_explore.support.errors import Refused
-from einnet_explore.syntax.latex_printer import BREAK, CLOSE, OPEN, breakable_equation, unbroken
+from einnet_explore.syntax.latex_printer import BREAK, CLOSE, OPEN, breakable_formula, unbroken
 
 FontSet: TypeAlias = Literal["cm", "stix", "dejavusans"]
 """Computer Modern; STIX, which matches Times and Libertine; DejaVu Sans, for slides."""
@@ -52,23 +52,38 @@ def _flat(piece: tuple[str, str] | _Group) -> tuple[str, str]:
     return piece.flat() if isinstance(piece, _Group) else piece
 
 
-def broken_lines(equation: Equation, wide: float, size: float, fonts: FontSet) -> list[FormulaLine]:
-    """Break *equation* into lines that are at most *wide* at font *size*; raises Refused if a part of it is wider."""
-    lines = list(_Filler(wide, size, fonts).lines(_parsed(equation)))
+def broken_lines(it: Equation | Scope, wide: float, size: float, fonts: FontSet) -> list[FormulaLine]:
+    """Break *it* into lines that are at most *wide* at font *size*; raises Refused if a part of it is wider."""
+    lines = list(_Filler(wide, size, fonts).lines(_parsed(it)))
     widest = max(line.indent * INDENT * size + formula_width(line.mathtext, size, fonts) for line in lines)
     if widest > wide:
-        raise Refused(
-            f"width: the formula of {equation.name} needs {widest / wide:.2f} times the width, or smaller letters"
-        )
+        name = "the scope" if isinstance(it, Scope) else f"the formula of {it.name}"
+        raise Refused(f"width: {name} needs {widest / wide:.2f} times the width, or smaller letters")
     return lines
 
 
-def _parsed(equation: Equation) -> _Group:
-    mathtext, tex = (_pieces(breakable_equation(equation, dialect)) for dialect in ("mathtext", "amsmath"))
+def broken_tex(it: Equation | Scope, wide: float, size: float) -> list[str]:
+    """Return the ``broken_lines`` of *it* in LaTeX, for Computer Modern and each line of amsmath's environments."""
+    return [
+        (rf"\hspace{{{line.indent * INDENT:g}em}}" if line.indent else "") + in_text_style(line.tex)
+        for line in broken_lines(it, wide, size, "cm")
+    ]
+
+
+_REDUCTIONS = re.compile(r"(\\(?:sum|prod|max|min))_")
+
+
+def in_text_style(tex: str) -> str:
+    """Return *tex* with signs of the size of letters, as they were measured, and with limits below them."""
+    return r"\textstyle " + _REDUCTIONS.sub(r"\1\\limits_", tex)
+
+
+def _parsed(it: Equation | Scope) -> _Group:
+    mathtext, tex = (_pieces(breakable_formula(it, dialect)) for dialect in ("mathtext", "amsmath"))
     root = _Group()
     stack = [root]
     for (mark, here), (same, there) in zip(mathtext, tex, strict=True):
-        assert mark == same, f"{mark!r} and {same!r} in {equation.name}"
+        assert mark == same, f"{mark!r} and {same!r} in {it}"
         if mark == OPEN:
             inner = _Group()
             stack[-1].parts[-1].append(inner)
@@ -106,7 +121,7 @@ class _Filler:
 
     def _line(self, following: int) -> FormulaLine:
         """Return the line, and begin the *following* one with this indentation."""
-        line = FormulaLine(self.indent, self.mathtext.strip(), self.tex.strip())
+        line = FormulaLine(self.indent, _trimmed(self.mathtext), _trimmed(self.tex))
         self.mathtext, self.tex, self.indent = "", "", following
         return line
 
@@ -133,10 +148,15 @@ class _Filler:
         self.tex += piece[1]
 
     def _fits(self, piece: tuple[str, str]) -> bool:
-        line = (self.mathtext + piece[0]).strip()
+        line = _trimmed(self.mathtext + piece[0])
         brackets = 0.4 * self.size * self.open  # those that have to be closed yet
         wide = self.wide - self.indent * INDENT * self.size - brackets
         return not line or formula_width(line, self.size, self.fonts) <= wide
+
+
+def _trimmed(line: str) -> str:
+    """Remove the spaces around a line."""
+    return re.sub(r"(\\[,;]|\\qquad|\s)+$", "", line).lstrip()
 
 
 def formula_width(mathtext: str, size: float, fonts: FontSet) -> float:
@@ -165,7 +185,7 @@ def outline(mathtext: str, fonts: FontSet) -> Outline:
         from matplotlib.font_manager import FontProperties
         from matplotlib.textpath import text_to_path
     except ImportError:
-        raise Refused("formulas as pictures need matplotlib: pip install '.[notebook]'") from None
+        raise Refused("formulas as pictures or of a given width need matplotlib: pip install '.[notebook]'") from None
     shown = f"${mathtext}$"
     with mpl.rc_context({"mathtext.fontset": fonts}):
         font = FontProperties(size=_UNITS)

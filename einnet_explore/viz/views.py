@@ -10,6 +10,7 @@ import importlib.util
 import io
 import re
 import reprlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -24,10 +25,18 @@ from einnet_explore.ir import Path, Program, Scope, show_path
 from einnet_explore.rules import Derivation, Rule
 from einnet_explore.strategies.candidate import Candidate
 from einnet_explore.syntax import align, latex, text
-from einnet_explore.syntax.latex_printer import escape_latex
-from einnet_explore.viz.figure import Figure, escape_xml, replace_illegal_characters
+from einnet_explore.syntax.latex_printer import escape_latex, latex_words
+from einnet_explore.viz.figure import (
+    PIXELS_PER_UNIT,
+    Figure,
+    escape_xml,
+    pixels,
+    replace_illegal_characters,
+    text_width,
+)
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_explore.viz.tables import step_table
+from einnet_explore.viz.typesetting import broken_tex
 
 _FONT_POINTS = 12
 
@@ -83,8 +92,18 @@ class Formula:
     title: str = ""
     marks: tuple[Path, ...] = ()
 
-    def latex(self) -> str:
-        """Return LaTeX without dollar signs; marked sub-terms are coloured."""
+    def latex(self, width: str | None = None, points: float = 10.0) -> str:
+        """Return LaTeX without dollar signs; marked sub-terms are coloured.
+
+        With a *width*, a length such as ``"3.3in"``, it is ``aligned`` and without colours, and its lines are broken at
+        operators and scopes so that letters of this many *points* fit.  Raises Refused for a width that is none or
+        less than a part of the formula needs, and without Matplotlib, which measures it.
+        """
+        if width is not None:
+            parts = self.program.equations if isinstance(self.program, Program) else (self.program,)
+            broken = [line for it in parts for line in broken_tex(it, pixels(width), points * PIXELS_PER_UNIT["pt"])]
+            lines = [f"& {line}" for line in ([self.title] if self.title else []) + broken]
+            return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
         shown = latex(self.program, marks=dict.fromkeys(self.marks, _CHANGED_COLOUR))
         return rf"{self.title}\quad {shown}" if self.title else shown
 
@@ -125,15 +144,20 @@ class Steps:
     def _reasons(self) -> list[str]:
         return [f"{step.match.title} at {show_path(step.match.at)}" for step in self.derivation.steps]
 
-    def latex(self) -> str:
-        """Return an ``align*`` block."""
+    def latex(self, width: str | None = None, points: float = 10.0) -> str:
+        """Return an ``align*`` block: the equations that each step added or changed, after its rule and path.
+
+        With a *width*, its lines are broken as those of ``Formula.latex``.
+        """
+        if width is not None:
+            return _broken_steps(self.derivation, pixels(width), points * PIXELS_PER_UNIT["pt"])
         return align([self.derivation.start, *(step.after for step in self.derivation.steps)], self._reasons)
 
-    def to_latex(self, environment: str = "align*") -> str:
-        """Return the steps in an *environment* of ``ALIGN_ENVIRONMENTS``; raise ValueError for another."""
+    def to_latex(self, environment: str = "align*", width: str | None = None, points: float = 10.0) -> str:
+        """Return ``latex`` in an *environment* of ``ALIGN_ENVIRONMENTS``; raise ValueError for another."""
         if environment not in ALIGN_ENVIRONMENTS:
             raise ValueError(f"environment {environment!r}: expected one of {', '.join(ALIGN_ENVIRONMENTS)}")
-        return self.latex().replace("{align*}", f"{{{environment}}}")
+        return self.latex(width, points).replace("{align*}", f"{{{environment}}}")
 
     def graph(self) -> Figure:
         """Return the computation graph of the last program."""
@@ -144,14 +168,10 @@ class Steps:
         lines = [rf"E_{{0}}:\ \ {line}" for line in mathtext_lines(latex(self.derivation.start, dialect="mathtext"))]
         for n, (step, reason) in enumerate(zip(self.derivation.steps, self._reasons, strict=True), 1):
             words = "".join(escape_latex(c) for c in reason).replace(" ", r"\ ")
-            known = set(step.before.equations)
-            new = tuple(e for e in step.after.equations if e not in known)
             lines.append(rf"\Rightarrow\ \mathrm{{{words}}}:")
             lines += [
                 rf"E_{{{n}}}:\ \ {line}"
-                for line in mathtext_lines(
-                    latex(replace(step.after, equations=new or step.after.equations), "mathtext")
-                )
+                for line in mathtext_lines(latex(replace(step.after, equations=step.new_equations), "mathtext"))
             ]
         return formula_figure(lines, str(self))
 
@@ -160,6 +180,19 @@ class Steps:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/latex": self.latex(), "image/svg+xml": self.figure().svg, "text/plain": str(self)}
+
+
+def _broken_steps(derivation: Derivation, wide: float, size: float) -> str:
+    """Return the steps as ``align*`` with lines that are at most *wide* at font *size*, as ``figures.derivation``."""
+    lines = [line for equation in derivation.start.equations for line in broken_tex(equation, wide, size)]
+    for n, step in enumerate(derivation.steps, 1):
+        reason = f"{n}. {step.match.title.replace('_', ' ')} at {show_path(step.match.at)}"
+        lines += [
+            rf"\text{{{latex_words(words)}}}" for words in textwrap.wrap(reason, int(wide / text_width("x", size)))
+        ]
+        for equation in step.new_equations:
+            lines += [rf"\hspace{{1.2em}}{line}" for line in broken_tex(equation, wide - 1.2 * size, size)]
+    return "\\begin{align*}\n" + " \\\\\n".join(f"& {line}" for line in lines) + "\n\\end{align*}"
 
 
 _Displayable = TypeVar("_Displayable")

@@ -20,6 +20,7 @@ export function graphPanel({ act, save }) {
   const svg = button("SVG", "save this graph to a file", () => save("graph.svg", source));
   const colour = h("select", { ariaLabel: "colour of nodes", onchange: () => overlay() }, OVERLAYS.map((name) => h("option", { value: name }, `colour: ${name}`)));
   const fold = button("", "", () => act({ do: "fold", all: !state.folded.length }));
+  fold.dataset.do = "fold";
   const tools = h("div.ein-tools", {}, find, found, colour, fold, button("+", "zoom in", () => zoom(1 / STEP)), button("−", "zoom out", () => zoom(STEP)), button("Fit", "show the whole graph", () => fit()));
   const body = h("div", {}, tools, picture, h("div.ein-tools.ein-foot", {}, legend, svg));
   let state = { folded: [] };

@@ -8,15 +8,15 @@ const COMPARED = 4;
 export function historyPanel({ act }) {
   const list = h("ol.ein-nodes", { ariaLabel: "derivation" });
   const tools = h("div.ein-tools");
-  const name = h("input", { type: "text", ariaLabel: "name of the pin", placeholder: "name" });
-  const note = h("textarea", { rows: 2, ariaLabel: "note", placeholder: "note" });
+  const name = h("input", { type: "text", ariaLabel: "name of the pin", data: { do: "pin_node" }, placeholder: "name" });
+  const note = h("textarea", { rows: 2, ariaLabel: "note", data: { do: "note" }, placeholder: "note" });
   const file = h("input", { type: "file", accept: ".eins,.json", hidden: true, ariaLabel: "file of a session", onchange: () => open() });
   const annotate = h(
     "details.ein-annotate",
     {},
     h("summary", {}),
-    h("form", { onsubmit: (event) => pin(event) }, name, h("button", { type: "submit", title: "give the current node this name" }, "Pin")),
-    h("form", { onsubmit: (event) => write(event) }, note, h("button", { type: "submit", title: "attach this note to the current node; an empty one removes it" }, "Note")),
+    h("form", { onsubmit: (event) => pin(event) }, name, h("button", { type: "submit", data: { do: "pin_node" }, title: "give the current node this name" }, "Pin")),
+    h("form", { onsubmit: (event) => write(event) }, note, h("button", { type: "submit", data: { do: "note" }, title: "attach this note to the current node; an empty one removes it" }, "Note")),
   );
   const compared = h("div.ein-compared", { ariaLive: "polite" });
   const body = h("div.ein-history", {}, list, annotate, tools, compared);
@@ -58,6 +58,7 @@ export function historyPanel({ act }) {
         checked: chosen.includes(node.id),
         ariaLabel: `compare #${node.id}`,
         title: "select two to four nodes to compare them",
+        data: { do: "compare" },
         onchange: (event) => choose(node.id, event.target.checked),
       }),
       h(
@@ -68,7 +69,7 @@ export function historyPanel({ act }) {
         h("span.ein-params", {}, node.says),
         node.id && node.certificate ? h(`i.ein-sign.${node.certificate}${node.claimed ? ".claimed" : ""}`, { title: `this step: ${node.certificate}${node.claimed ? ", says the file; not confirmed" : ""}` }, { proved: "✓", rounded: "≈", exact: "≈", unknown: "?", false: "✗" }[node.certificate]) : null,
       ),
-      (node.pins ?? []).map((one) => h("span.ein-pin", {}, h("span", {}, `⚲ ${one}`), h("button", { type: "button", title: `remove the name ${one}`, ariaLabel: `remove the pin ${one}`, onclick: () => act({ do: "unpin", name: one }) }, "×"))),
+      (node.pins ?? []).map((one) => h("span.ein-pin", {}, h("span", {}, `⚲ ${one}`), h("button", { type: "button", title: `remove the name ${one}`, ariaLabel: `remove the pin ${one}`, data: { do: "unpin" }, onclick: () => act({ do: "unpin", name: one }) }, "×"))),
       node.note ? h("p.ein-note", {}, node.note) : null,
     );
   }
@@ -94,7 +95,7 @@ export function historyPanel({ act }) {
     h("button", { type: "button", title: "show the derivation in LaTeX", onclick: () => act({ do: "latex" }) }, "LaTeX"),
     h("button", { type: "button", title: "save the current derivation with its certificates to a file that einnet-explore check reads (e)", onclick: () => act({ do: "export" }) }, "Record"),
     h("button", { type: "button", title: "save the whole session to a file: branches, pins, notes, searches, settings", onclick: () => act({ do: "save" }) }, "Save"),
-    h("button", { type: "button", title: "open the file of a session in place of this one", onclick: () => file.click() }, "Open"),
+    h("button", { type: "button", title: "open the file of a session in place of this one", data: { do: "load" }, onclick: () => file.click() }, "Open"),
     file,
     h("button", { type: "button", title: "save all nodes and the last search as one interactive HTML file, which needs no kernel and no network", onclick: () => act({ do: "share" }) }, "Share"),
   );

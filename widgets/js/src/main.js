@@ -96,7 +96,7 @@ function render({ model, el }) {
   const notice = h("div.ein-notice", { role: "status", ariaLive: "polite" });
   const undo = h("button", { type: "button", title: "undo (u)", onclick: () => act({ do: "undo" }) }, "↶ Undo");
   const redo = h("button", { type: "button", title: "redo (r)", onclick: () => act({ do: "redo" }) }, "↷ Redo");
-  const target = h("select", { ariaLabel: "target operator", onchange: () => act({ do: "target", target: target.value }) });
+  const target = h("select", { ariaLabel: "target operator", data: { do: "target" }, onchange: () => act({ do: "target", target: target.value }) });
   const help = h("button", { type: "button", title: "keys (?)", ariaLabel: "keys", onclick: () => (keys.hidden = !keys.hidden) }, "?");
   const keys = h("dl.ein-keys", { hidden: true }, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]));
   const title = h("h3");
@@ -172,6 +172,7 @@ function render({ model, el }) {
   });
 
   function reachable() {
+    model.greyOut?.(root);
     for (const box of root.querySelectorAll(SCROLLS)) {
       const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
       if (scrolls && !box.querySelector(TAKES_FOCUS) && !box.parentElement.closest("button")) box.tabIndex = 0;

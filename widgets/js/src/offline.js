@@ -37,6 +37,16 @@ export class Offline {
     for (const name of Object.keys(values)) this.emit(`change:${name}`);
   }
 
+  /** Grey out the controls in *root* whose message, named by `data-do`, only a kernel answers. */
+  greyOut(root) {
+    for (const control of root.querySelectorAll("[data-do]")) {
+      if (this[`do_${control.dataset.do}`]) continue;
+      if ("disabled" in control) control.disabled = true;
+      else control.inert = true;
+      if (!control.title.includes(NO_KERNEL)) control.title = [`only in a notebook, as ${NO_KERNEL}`, control.title].filter(Boolean).join(": ");
+    }
+  }
+
   get here() {
     return this.data.nodes[this.node];
   }
@@ -122,10 +132,6 @@ export class Offline {
       this.undone = [];
       this.goto(child.node);
     } else this.say(`${NO_KERNEL}: this step was not recorded; the expression above shows its result`);
-  }
-
-  do_compare(message) {
-    if ("a" in message) this.say(`${NO_KERNEL}: go to each node to see its expression`);
   }
 
   do_check() {

@@ -11,8 +11,8 @@ const REACHES = [
 
 export function rulesPanel({ act, bus }) {
   const reach = h("div.ein-reach", { role: "group", ariaLabel: "where to look for rules" });
-  const advise = h("button", { type: "button", title: "take the first step to the cheapest candidate of a search of 5 s (n)", onclick: () => act({ do: "advise" }) }, "Next good step");
-  const clean = h("button", { type: "button", title: "merge scopes, relax and tighten boundaries (t)", onclick: () => act({ do: "clean" }) }, "Tidy up");
+  const advise = h("button", { type: "button", title: "take the first step to the cheapest candidate of a search of 5 s (n)", data: { do: "advise" }, onclick: () => act({ do: "advise" }) }, "Next good step");
+  const clean = h("button", { type: "button", title: "merge scopes, relax and tighten boundaries (t)", data: { do: "clean" }, onclick: () => act({ do: "clean" }) }, "Tidy up");
   const list = h("ul.ein-matches", { ariaLabel: "legal matches" });
   const others = h("ul.ein-matches", { ariaLabel: "legal matches of further rules" });
   const further = h(
@@ -53,7 +53,7 @@ export function rulesPanel({ act, bus }) {
     const parameters = h("div.ein-form");
     const open = () => {
       const there = parameters.firstChild;
-      const page = h("button", { type: "button", onclick: () => act({ do: "page", rule: match.rule }) }, "About this rule");
+      const page = h("button", { type: "button", data: { do: "page" }, onclick: () => act({ do: "page", rule: match.rule }) }, "About this rule");
       parameters.replaceChildren(...(there ? [] : [law(state.laws[match.rule]), page, form(match, (params) => apply({ ...match, params }))].filter(Boolean)));
       parameters.querySelector("input, textarea")?.focus();
     };

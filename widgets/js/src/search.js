@@ -20,8 +20,8 @@ export function searchPanel({ act }) {
   let run = null;
   let asked = null;
 
-  const button = (label, title, action) => h("button", { type: "button", title, onclick: action }, label);
-  const start = button("▶ Search", "search from the current program (s)", () => toggle());
+  const button = (label, title, action, what) => h("button", { type: "button", title, data: what ? { do: what } : {}, onclick: action }, label);
+  const start = button("▶ Search", "search from the current program (s)", () => toggle(), "search");
   const stop = button("■ Stop", "end this search and keep its results (Esc)", () => act({ do: "stop" }));
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the search" });
   const facts = h("span.ein-facts", { role: "status" });
@@ -31,8 +31,8 @@ export function searchPanel({ act }) {
   const only = h("input", { type: "checkbox", disabled: true, onchange: () => tree.only(only.checked) });
   const merges = h("input", { type: "checkbox", checked: true, onchange: () => tree.showMerges(merges.checked) });
   const fit = button("Fit", "show the whole tree (f)", () => tree.fit());
-  const svg = button("SVG", "save the tree to a file", () => act({ do: "picture" }));
-  const options = h("details.ein-options");
+  const svg = button("SVG", "save the tree to a file", () => act({ do: "picture" }), "picture");
+  const options = h("details.ein-options", { data: { do: "search" } });
   const starts = h("fieldset", { hidden: true });
   const forbidden = h("fieldset", { hidden: true });
   const error = h("p.ein-error", { role: "alert" });
@@ -145,7 +145,7 @@ export function searchPanel({ act }) {
     starts.hidden = !pins.length;
     starts.replaceChildren(h("legend", {}, "start from these pins (none: from the current program)"), ...pins.map((name) => h("label", {}, h("input", { type: "checkbox", name: "starts", value: name, checked: chosen.has(name) }), name)));
     forbidden.hidden = !edges.length;
-    forbidden.replaceChildren(h("legend", {}, "edges that the next search does not follow"), ...edges.map((says, edge) => h("span", {}, `${says} `, h("button", { type: "button", title: "allow this edge again", ariaLabel: `allow ${says}`, onclick: () => act({ do: "allow", edge }) }, "×"))));
+    forbidden.replaceChildren(h("legend", {}, "edges that the next search does not follow"), ...edges.map((says, edge) => h("span", {}, `${says} `, h("button", { type: "button", title: "allow this edge again", ariaLabel: `allow ${says}`, data: { do: "allow" }, onclick: () => act({ do: "allow", edge }) }, "×"))));
   }
 
   function draw(next) {
@@ -197,10 +197,10 @@ export function searchPanel({ act }) {
         {},
         h("b", {}, `state ${shown.state}`),
         h("span", {}, `depth ${shown.depth} · distance ${shown.distance ?? "–"}${shown.seconds == null ? "" : ` · ${seconds(shown.seconds)}`}`),
-        button("Go here", "add its steps to the derivation and go to its end", () => act({ do: "take", state: shown.state })),
-        button("Pin", "add its steps as a branch of the derivation, without going there", () => act({ do: "pin", state: shown.state })),
-        button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state })),
-        shown.state ? button("Forbid this edge", "the next search does not go from its parent to this state", () => act({ do: "forbid", state: shown.state })) : null,
+        button("Go here", "add its steps to the derivation and go to its end", () => act({ do: "take", state: shown.state }), "take"),
+        button("Pin", "add its steps as a branch of the derivation, without going there", () => act({ do: "pin", state: shown.state }), "pin"),
+        button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state }), "steer"),
+        shown.state ? button("Forbid this edge", "the next search does not go from its parent to this state", () => act({ do: "forbid", state: shown.state }), "forbid") : null,
       ),
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),

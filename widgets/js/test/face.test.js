@@ -468,6 +468,11 @@ describe("the face", () => {
     const el = document.createElement("div");
     document.body.replaceChildren(el);
     const model = offline(el, { panels: STATE.panels, here: 0, nodes: [node, child], search: {}, script: "import", latex: "" });
+    model.greyOut(el);
+    const grey = [...el.querySelectorAll("[data-do]:disabled")];
+    for (const what of ["target", "advise", "clean", "load", "note"]) expect(grey.map((control) => control.dataset.do)).toContain(what);
+    expect(grey.every((control) => control.title.includes("this page has no kernel"))).toBe(true);
+    expect([...el.querySelectorAll(".ein-match, .ein-node")].some((control) => control.disabled)).toBe(false);
     el.querySelectorAll(".ein-match")[1].click();
     expect(el.querySelector(".ein-notice").textContent).toContain("no kernel");
     el.querySelectorAll(".ein-match")[0].click();
