@@ -262,7 +262,7 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     assert result.interrupted and len(cell.optimise["rows"]) == len(result.parts) >= 1
     until(lambda: cell.optimise["status"] == "done")
     assert (
-        cell.optimise["says"].split("\n") == result.conclusions('result.save_bundle("DIR")', "Save here")
+        cell.optimise["says"].split("\n") == result.conclusions("Save bundle", "Save here")
         and "interrupted" in cell.optimise["says"]
     )
     assert all(row["kept"] or not row["certificate"] for row in cell.optimise["rows"])
@@ -273,6 +273,8 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     assert (tmp_path / "fast.onnx").exists() and "your model in ONNX Runtime" in cell.saved()["text/html"]
     cell.receive({"do": "write", "path": ""})
     assert "no file is named" in cell.notice["text"]
+    cell.receive({"do": "bundle", "path": str(tmp_path / "fast.onnx")})
+    assert "its README.md says" in cell.notice["text"] and (tmp_path / "fast" / "manifest.json").exists()
     sent = told(cell)
     cell.receive({"do": "download"})
     ((message, held),) = sent

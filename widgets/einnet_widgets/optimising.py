@@ -15,6 +15,7 @@ from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import TUNING, Optimiser, make_settings, parse_budget, read_model
 from einnet_explore.pipeline.subprogram import TunedSubprogram
 from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, devices
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.status_line import PERIOD_SECONDS
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
@@ -23,8 +24,8 @@ from einnet_widgets.look import Shown, library_calls
 INTERRUPT = "Cancel"
 """The button that ends the optimisation; in other cells, an interrupt of the kernel does."""
 
-OUTPUTS = ('result.save_bundle("DIR")', "Save here")
-"""The call that writes the bundle, and the button that writes the file."""
+OUTPUTS = ("Save bundle", "Save here")
+"""The buttons that write the bundle and the file."""
 
 KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics", "states", "executor"}
 
@@ -80,11 +81,13 @@ class OptimizeCell(Face):
                     self.download()
                 case "write":
                     self.write(message["path"])
+                case "bundle":
+                    self.write_bundle(message["path"])
                 case "hush":
                     self.notice = {}
                 case asked:
                     self._complain(f"unknown request {asked!r} of the panel: reload the page")
-        except (ValueError, LookupError, OSError) as error:
+        except (ValueError, LookupError, OSError, BackendError) as error:
             self._complain(str(error))
 
     def start(self) -> OptimizeCell:
@@ -145,8 +148,24 @@ class OptimizeCell(Face):
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
             self._result().save(path)
-        said = [str(warning.message) for warning in raised]
-        self.notice = {"text": "; ".join(said) or f"written to {path}", "kind": "", "code": ""}
+        self._say("; ".join(str(warning.message) for warning in raised) or f"written to {path}")
+
+    def write_bundle(self, path: str) -> None:
+        """Write the plan to a folder: *path* without its suffix.
+
+        Raises ValueError without a result or for a GPU's plan, and what ``Optimised.save_bundle`` raises.
+        """
+        result = self._result()
+        if isinstance(result, GpuPlan):
+            raise ValueError("a plan for a GPU is one file, and no bundle")
+        if not path:
+            raise ValueError("no folder is named")
+        folder = Path(path).with_suffix("")
+        result.save_bundle(folder)
+        self._say(f"written to the folder {folder}: its README.md says how ONNX Runtime opens it")
+
+    def _say(self, text: str) -> None:
+        self.notice = {"text": text, "kind": "", "code": ""}
 
     def _result(self) -> Optimised | GpuPlan:
         if self.result is None:

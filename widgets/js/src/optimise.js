@@ -9,12 +9,13 @@ export function optimisePanel({ act }) {
   const cancel = h("button", { type: "button", title: "stop and keep the results so far", onclick: () => act({ do: "cancel" }) }, "■ Cancel");
   const path = h("input", { type: "text", ariaLabel: "file to write" });
   const write = h("button", { type: "button", onclick: () => act({ do: "write", path: path.value }) }, "Save here");
+  const bundle = h("button", { type: "button", title: "write a folder of this name without .onnx, which ONNX Runtime runs from any language", onclick: () => act({ do: "bundle", path: path.value }) }, "Save bundle");
   const fetched = h("button", { type: "button", title: "download the optimised model in this browser", onclick: () => act({ do: "download" }) }, "⤓ Download ONNX");
   const progress = h("progress", { max: 1, value: 0, ariaLabel: "progress of the optimisation" });
   const said = h("p.ein-lines", { role: "status" });
   const holder = h("div.ein-scroll");
   const pictures = h("div.ein-graphs");
-  const body = h("div.ein-optimise", {}, h("div.ein-tools", {}, start, on, cancel, progress, fetched, path, write), note, said, holder, pictures);
+  const body = h("div.ein-optimise", {}, h("div.ein-tools", {}, start, on, cancel, progress, fetched, path, write, bundle), note, said, holder, pictures);
 
   function draw(state) {
     start.disabled = state.status === "running";
@@ -28,8 +29,8 @@ export function optimisePanel({ act }) {
     progress.hidden = state.status !== "running";
     if (state.progress === null) progress.removeAttribute("value");
     else progress.value = state.progress;
-    for (const element of [fetched, path, write]) element.hidden = state.status !== "done";
-    fetched.hidden ||= !state.file;
+    for (const element of [fetched, path, write, bundle]) element.hidden = state.status !== "done";
+    for (const element of [fetched, bundle]) element.hidden ||= !state.file;
     if (!path.value || path.hidden) path.value = state.path;
     said.textContent = state.says;
     holder.replaceChildren(
