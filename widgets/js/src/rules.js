@@ -103,7 +103,7 @@ export function rulesPanel({ act, bus }) {
     if (!usual.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
     if (next.others) {
       const everywhere = h("button", { type: "button", onclick: () => act({ do: "reach", reach: "everywhere" }) }, "everywhere");
-      list.append(h("li.ein-faint", {}, `not those of ${counted(next.others, "other equation")}: `, everywhere));
+      list.append(h("li.ein-faint", {}, `${counted(next.others, "other equation")} not listed: `, everywhere));
     }
     why.hidden = !next.refusals.length;
     why.replaceChildren(
