@@ -40,30 +40,35 @@ def tour(path: Path, heading: str) -> None:
 
 
 EXPLORER = """import einnet_explore as ee, einnet_widgets
-session = ee.explore(ee.ops.conv2d(N=1, H=14, W=14, C=32, F=32, R=3, S=3, padding=1))
-session.apply("summation_splitting", at="Y", outer=["r", "s"])
+session = ee.explore(ee.parse('''
+tensor Q[256, 32]
+tensor K[256, 32]
+tensor V[256, 32]
+S[i:256, j:256] = sum[d:32] Q[i, d] * K[j, d]
+O[i:256, e:32] = sum[j:256] S[i, j] * V[j, e]
+'''))
+session.apply("expression_fusion", at="O", tensor="S")
+session.apply("traversal_merging", at="O", access=0)
 session"""
 
 
 def explorer(path: Path) -> None:
-    """The explorer after one step and a search, a rule pointed at."""
+    """The explorer after two steps and a search, the step to Q (Kᵀ V) pointed at."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(EXPLORER)], metadata={"kernelspec": kernel})
     with tempfile.TemporaryDirectory() as folder:
         nbformat.write(notebook, Path(folder) / "explorer.ipynb")
-        with jupyterlab(Path(folder)) as address, visit(WIDTH, 1600) as visiting:
+        with jupyterlab(Path(folder)) as address, visit(WIDTH, 1900) as visiting:
             page = visiting.page
             visiting.open(address, "explorer.ipynb")
             visiting.run_all(60)
             page.locator(".ein-badge.proved").wait_for()
-            page.locator(".ein-options > summary").click()
-            page.locator("input[name=max_depth]").fill("2")
-            page.locator(".ein-options > summary").click()
             page.get_by_role("button", name="▶ Search").click()
             page.locator(".ein-search .ein-facts", has_text="done").wait_for()
-            page.locator(".ein-top button").first.click()
+            page.locator(".ein-top tbody button").first.click()
             page.locator(".ein-detail b").first.wait_for()
-            page.locator(".ein-match[data-rule=variable_substitution][data-at='0.0']").first.hover()
+            page.locator(".ein-further > summary").click()
+            page.locator(".ein-match[data-rule=contraction_order]").last.hover()
             page.locator(".ein-preview .katex").first.wait_for()
             page.wait_for_timeout(500)
             page.locator(".ein").screenshot(path=path)

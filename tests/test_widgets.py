@@ -1,6 +1,7 @@
 """The explorer's Python side with a front end that is not there: each message is a call of the session."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import traitlets
 
 import einnet_explore as ee
 import einnet_widgets
-from einnet_explore.rules import GROUPS
+from einnet_explore.analysis.indices import substitute
+from einnet_explore.ir import Scope
+from einnet_explore.rules import GROUPS, RULES, Rule
 from einnet_explore.session import faces
 from einnet_widgets import describe, monitor
 from einnet_widgets.desk import desk_of
@@ -265,6 +268,26 @@ def test_without_a_kernel_there_is_still_a_picture(name: str) -> None:
     assert ("<h4>candidates</h4>" in data["text/html"]) == (name == "Explorer")
 
 
+def test_false_candidates_of_a_search_are_named_with_a_counterexample() -> None:
+    def halve(scope: Scope, params: None = None) -> Scope:
+        first, *others = scope.summations
+        half = replace(first, hi=first.hi // 2)
+        return replace(scope, summations=(half, *others), body=substitute(scope.body, {first: half + 0}))
+
+    half: Rule[None] = ee.scope_rule("half", "", lambda _: [None], halve)
+    session = ee.explore(ee.ops.matmul(4, 5, 8), rules=(*RULES, half))
+    run = session.search(max_depth=1)
+    face = einnet_widgets.Explorer(session)
+    (group,) = face.search["false"]
+    assert group["rule"] == "half" and "A[0, 4]" in group["why"]
+    assert face.search["top"] not in group["states"] and len(group["states"]) < len(run.candidates)
+    face.select(state=group["states"][0])
+    assert "rule half makes a false step" in face.search["detail"]["false"]
+    face.select(state=face.search["top"])
+    assert face.search["detail"]["false"] == ""
+    assert not any(f"state {state}" in desk_of(session).measuring.offered() for state in group["states"])
+
+
 def test_the_saved_form_follows_the_session_in_an_output_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, list[dict[str, Any]]] = {"display": [], "update": []}
 
@@ -287,6 +310,13 @@ def test_the_saved_form_follows_the_session_in_an_output_of_its_own(monkeypatch:
     session.apply("operator_matching", at="Y.0", operator="Matmul")
     until(lambda: any("operator_matching" in data["text/html"] for data in shown["update"]))
     assert len(saved["text/html"]) < 60_000
+    # With a reader, whose first click would wait for it, the picture follows.
+    shown["update"].clear()
+    shell = SimpleNamespace(get_parent=lambda: {"content": {"allow_stdin": True}})
+    monkeypatch.setattr("einnet_widgets.face.get_ipython", lambda: shell)
+    face._ipython_display_()
+    assert "summation_splitting" not in shown["display"][-1]["text/html"]
+    until(lambda: any("operator_matching" in data["text/html"] for data in shown["update"]))
     face.close()
 
 

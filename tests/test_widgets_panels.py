@@ -1,5 +1,6 @@
 """Other panels: search, times of candidates, iterator table, models, quizzes."""
 
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,14 @@ import onnx
 import einnet_explore as ee
 import einnet_widgets
 from einnet_evaluation import rivals
+from einnet_explore.pipeline import gpu_optimiser
+from einnet_explore.pipeline.gpu_plan import GpuPlan
 from einnet_explore.runtime.cuda import execution
+from einnet_explore.runtime.cuda.steps import CudaProduct
 from einnet_explore.runtime.profile_store import TimeStore, record_rates, recorded_key
 from einnet_explore.session.run import Run
 from einnet_widgets import monitor
+from tests.gpu_kit import Device
 from tests.onnx_building import build, node
 from tests.sessions_kit import by_hand
 from tests.widgets_kit import CONV, decoded, told, until
@@ -257,7 +262,7 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     assert result.interrupted and len(cell.optimise["rows"]) == len(result.parts) >= 1
     until(lambda: cell.optimise["status"] == "done")
     assert (
-        cell.optimise["says"].split("\n") == result.conclusions('result.save_bundle("DIR")', "Save here")
+        cell.optimise["says"].split("\n") == result.conclusions("Save bundle", "Save here")
         and "interrupted" in cell.optimise["says"]
     )
     assert all(row["kept"] or not row["certificate"] for row in cell.optimise["rows"])
@@ -268,10 +273,45 @@ def test_a_model_is_optimised_in_a_cell(tmp_path: Path) -> None:
     assert (tmp_path / "fast.onnx").exists() and "your model in ONNX Runtime" in cell.saved()["text/html"]
     cell.receive({"do": "write", "path": ""})
     assert "no file is named" in cell.notice["text"]
+    cell.receive({"do": "bundle", "path": str(tmp_path / "fast.onnx")})
+    assert "its README.md says" in cell.notice["text"] and (tmp_path / "fast" / "manifest.json").exists()
     sent = told(cell)
     cell.receive({"do": "download"})
     ((message, held),) = sent
     assert message == {"do": "file", "name": "small_fast.onnx"} and held == (tmp_path / "fast.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_model_is_optimised_for_a_gpu_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"a": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)}
+    layer = [node("MatMul", ["x", "a"], ["h"]), node("Relu", ["h"], ["y"])]
+    onnx.save(build(layer, {"x": [4, 8]}, ["y"], weights), tmp_path / "layer.onnx")
+    absent = einnet_widgets.OptimizeCell(tmp_path / "layer.onnx")
+    until(lambda: len(absent.optimise["devices"]) == 2)
+    choice = absent.optimise["devices"][1]
+    assert choice["missing"] and choice["missing"] in absent.optimise["note"] and "\n" not in absent.optimise["note"]
+    absent.receive({"do": "optimise", "device": "cuda"})
+    until(lambda: absent.notice.get("text", "").startswith("device 'cuda': "))
+
+    monkeypatch.setenv("EINNET_EXPLORE_CACHE", str(tmp_path / "cache"))
+    rates = dict.fromkeys(("peak_flops", "memory_bandwidth", "cache_bandwidth", "cache_bytes"), 1e12)
+    monkeypatch.setattr(gpu_optimiser, "measure_rates", lambda: rates | {"call_seconds": 3e-6})
+    device = Device(monkeypatch)
+    # A derived plan wins: its product is a convolution.
+    device.seconds = lambda plan: sum(1e-2 if isinstance(s, CudaProduct) else 1e-3 for s in plan.steps[plan.once :])
+    cell = einnet_widgets.OptimizeCell(tmp_path / "layer.onnx", device="cuda", budget=20, max_depth=2, states=40)
+    result = cell.start().wait(60)
+    until(lambda: cell.optimise["status"] == "done")
+    (row,) = cell.optimise["rows"]
+    assert row["kept"] and row["certificate"] == "proved" and row["after"] < row["before"]
+    assert cell.optimise["says"].split("\n") == result.conclusions() and not cell.optimise["file"]
+    assert "times as fast as library operators" in cell.saved()["text/html"]
+    cell.receive({"do": "download"})
+    assert "no ONNX file" in cell.notice["text"]
+    cell.receive({"do": "write", "path": str(tmp_path / cell.optimise["path"])})
+    assert GpuPlan.load(tmp_path / "layer_fast.gpu").report() == json.loads(json.dumps(result.report()))
+    others = einnet_widgets.OptimizeCell(tmp_path / "layer.onnx", device="cuda", threads=2).start()
+    until(lambda: "found threads, expected none" in others.notice.get("text", ""))
 
 
 def test_messages_of_the_quiz_guess_and_reveal_steps() -> None:

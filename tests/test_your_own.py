@@ -257,6 +257,10 @@ def test_best_of_a_search_has_no_false_step_and_remarks_name_the_wrong_rule(tmp_
         "rule half makes a false step at 0: element [0, 0]" in line and "A[0, 4]" in line for line in run.remarks()
     )
     assert run.report()["best"] == run.candidates.index(run.best)
+    false = run.false_steps()
+    assert cheapest.state in false and run.best.state not in false and len(false) < len(run.candidates)
+    assert "A[0, 4]" in run.why_false(false[cheapest.state])
+    assert run.table().rows[0][0] == str(run.best.state) and run.reachable_seconds(cheapest.program) is None
     only = ee.search(program, rules=(*RULES, half), max_depth=3, must_use=["half"])
     assert only.candidates and only.best is None and "rule half" in only.remarks()[-1]
     with pytest.raises(ValueError, match="no candidate, so there is nothing to save; rule half makes a false step"):

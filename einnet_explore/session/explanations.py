@@ -331,10 +331,12 @@ class Quiz:
         self._hints[n] += 1
         match hint:
             case 0:
-                return f"look at the scope {show_path(step.match.at)}"
+                name = step.before.equations[step.match.at[0]].name
+                return f"look at the scope {show_path(step.match.at)}, in {name}"
             case 1:
                 pairs = zip(_sizes(step.before).items(), _sizes(step.after).values(), strict=True)
-                return ", ".join(f"{what} {old} → {new}" for (what, old), new in pairs)
+                changed = [f"{what} {old:,} → {new:,}" for (what, old), new in pairs if old != new]
+                return ", ".join(changed) or f"the numbers of {', '.join(_sizes(step.before))} stay"
             case _:
                 return f"its law: {step.match.rule.law}"
 

@@ -59,6 +59,8 @@ class Run(RunningSearch):
         """Return the cost of the cheapest candidate whose derivation passes through *program*; None if none does."""
         for candidate in self.candidates[self._passed :]:
             self._passed += 1
+            if self._false_step(candidate.derivation) is not None:
+                continue
             for step in candidate.derivation.steps:
                 known = self._through.get(step.after, candidate.seconds)
                 self._through[step.after] = min(known, candidate.seconds)
@@ -85,13 +87,35 @@ class Run(RunningSearch):
         kinds = combined_verdict(tuple(self._prove(a, b) for a, b in pairwise(programs)))
         return kinds if kinds == "proved" else combined_verdict(self.certificates(candidate.derivation))
 
-    def _false_step(self, derivation: Derivation) -> Step | None:
+    def _false_step(self, derivation: Derivation, prove: bool = True) -> Step | None:
         """Return the first step of a rule of one's own whose certificate is ``false``; None if there is none.
 
-        Tests prove the rules of the library, so their steps are not certified here.
+        Tests prove the rules of the library, so their steps are not certified here; without *prove*, no step is.
         """
-        own = (step for step in derivation.steps if not step.match.forwards.rule.is_library)
-        return next((step for step in own if self._prove(step.before, step.after).kind == "false"), None)
+        for step in derivation.steps:
+            if not step.match.forwards.rule.is_library:
+                pair = (step.before, step.after)
+                proof = self._prove(*pair) if prove else self._proofs.get(pair)
+                if proof is not None and proof.kind == "false":
+                    return step
+        return None
+
+    def false_steps(self) -> dict[int, Step]:
+        """Return the first false step of each candidate that has one, by its state; ``why_false`` says why.
+
+        Only rules of one's own make such steps; while the search runs, only steps with a certificate are considered.
+        """
+        options = self.search.options
+        if all(rule.is_library for rule in (*options.rules, *options.between)):
+            return {}
+        steps = ((c.state, self._false_step(c.derivation, not self.running)) for c in tuple(self.candidates))
+        return {state: step for state, step in steps if step is not None}
+
+    def why_false(self, step: Step) -> str:
+        """Return the rule and the place of a false *step*, and a counterexample."""
+        proof = self._prove(step.before, step.after)
+        rule, at = step.match.forwards.rule.name, show_path(step.match.at)
+        return f"rule {rule} makes a false step at {at}: {proof.counterexample or proof}"
 
     def ranked(self) -> Iterable[Candidate]:
         """Yield the candidates without a false step, those of the lowest estimated cost and of few steps first."""
@@ -134,7 +158,7 @@ class Run(RunningSearch):
         """
         if limit < 1:
             raise ValueError(f"limit {limit}: expected at least 1")
-        programs = dict.fromkeys(c.program for c in sorted(self.candidates, key=lambda c: c.rank))
+        programs = dict.fromkeys(c.program for c in self.ranked())
         named = {f"candidate {n}": program for n, program in enumerate(islice(programs, limit), 1)}
         *_, last = bench({"original": self.search.start, **named}, rounds, threads, device=device)
         return last
@@ -284,13 +308,9 @@ class Run(RunningSearch):
         """Name each rule of one's own of which a step is known to be false, with one counterexample."""
         found = dict[str, str]()
         for candidate in self.candidates:
-            for step in candidate.derivation.steps:
-                rule, proof = step.match.forwards.rule, self._proofs.get((step.before, step.after))
-                if not rule.is_library and proof is not None and proof.kind == "false" and rule.name not in found:
-                    found[rule.name] = (
-                        f"rule {rule.name} makes a false step at {show_path(step.match.at)}: "
-                        f"{proof.counterexample or proof}"
-                    )
+            step = self._false_step(candidate.derivation, prove=False)
+            if step is not None:
+                found.setdefault(step.match.forwards.rule.name, self.why_false(step))
         return tuple(f"{says}; candidates with such a step are not among the best" for says in found.values())
 
     def why_not(self, derivation: Derivation) -> str:
@@ -320,8 +340,9 @@ class Run(RunningSearch):
         return tree_figure(self.search.states, shown.state if shown else None, limit)
 
     def table(self, limit: int = 8) -> TextTable:
-        """Return the *limit* cheapest candidates by estimate, each with its certificate."""
-        ordered = sorted(self.candidates, key=lambda c: c.rank)
+        """Return the *limit* cheapest candidates by estimate, each with its certificate; false ones come last."""
+        false = self.false_steps()
+        ordered = sorted(self.candidates, key=lambda c: (c.state in false, c.rank))
         caption = (
             f"{min(limit, len(ordered))} of {count_noun(len(ordered), 'candidate')}; "
             f"{self.search.counted}, {self.search.pruned} pruned, "

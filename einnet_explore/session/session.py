@@ -414,6 +414,11 @@ class Session(DerivationTree):
         self.runs: list[Run] = []
         self.view: JsonObject = {}
 
+    @property
+    def added_rules(self) -> tuple[Rule[object], ...]:
+        """The rules that are not the library's."""
+        return tuple(rule for rule in self.known if not rule.is_library)
+
     def _own_rules(self) -> tuple[Rule[object], ...]:
         """Return the rules without the one that matches operators."""
         return tuple(rule for rule in self.known if rule.name != MATCHING)
@@ -489,8 +494,8 @@ class Session(DerivationTree):
         """Search from the current program, as ``ee.search``, and return the finished run; ``goto`` goes to its results.
 
         *target*, *budget* and *options* are those of ``ee.search``.  *rules* are the rules that it uses, as values or
-        by name (None: all).  With *starts* (pins, nodes, results) it searches from these instead, as one search from
-        the last node that leads to all of them.
+        by name (None: those of ``ee.search`` and the session's ``added_rules``).  With *starts* (pins, nodes, results)
+        it searches from these instead, as one search from the last node that leads to all of them.
         """
         return self.live_search(target, budget, rules, starts, **options).finish()
 
@@ -508,7 +513,9 @@ class Session(DerivationTree):
         The arguments are those of ``search``: *target*, *budget*, *rules*, *starts* and *options*.
         """
         chosen: SearchOptions = {}
-        if rules is not None:
+        if rules is None and self.added_rules:
+            chosen["rules"] = (*RULES, *self.added_rules)
+        elif rules is not None:
             known = [self.rule(each) if isinstance(each, str) else each for each in rules]
             chosen["rules"] = tuple(rule for rule in known if rule not in INTER_RULES)
             chosen["between"] = tuple(rule for rule in known if rule in INTER_RULES)

@@ -173,6 +173,7 @@ def rules(session: Session, look: Look) -> Shown:
         if large
         else "",
         "none": _why_none(active, about, look.reach),
+        "others": 0 if look.reach == "everywhere" else len({path[:1] for path in active} - {here[:1]}),
     }
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from einnet_widgets.board import STEPS, Board
 from einnet_widgets.branches import history
 from einnet_widgets.comparing import compare, kernels
 from einnet_widgets.face import Face
-from einnet_widgets.graphs import graph, is_large, layers_of
+from einnet_widgets.graphs import drawn, folded_layers, graph, is_large, layers_of
 from einnet_widgets.look import Look, Selection, Shown, certified, settled
 from einnet_widgets.measuring import Measuring
 from einnet_widgets.saved import sections
@@ -35,6 +35,7 @@ PATH_SECONDS = 20
 """Time limit of a search for the steps between two nodes."""
 
 _later = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-later")
+_draw = ThreadPoolExecutor(max_workers=1, thread_name_prefix="einnet-draw")
 _desks: WeakKeyDictionary[Session, Desk] = WeakKeyDictionary()
 
 
@@ -56,6 +57,7 @@ class Desk(Board):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._replaced = ""
+        self._drawing: Future[object] | None = None
         self._pins: tuple[str, ...] = ()
         self.searching = Searching(self)
         self.measuring = Measuring(self, self.searching)
@@ -71,6 +73,13 @@ class Desk(Board):
 
     # Contents of panels
 
+    def _show(self, face: Face, panels: Iterable[str], made: dict[str, Shown] | None = None) -> None:
+        # Graphviz is a process of its own: it runs while the other panels are described.
+        if "graph" in panels and "graph" in face.wanted:
+            program = self.session.program
+            self._drawing = _draw.submit(drawn, program, folded_layers(program, self.look.folds))
+        super()._show(face, panels, made)
+
     def describe(self, panel: str) -> Shown:
         """Return the value that *panel* displays."""
         session, look = self.session, self.look
@@ -82,6 +91,8 @@ class Desk(Board):
             case "search":
                 return self.searching.describe()
             case "graph":
+                if self._drawing is not None:
+                    wait([self._drawing])
                 return graph(session, look)
             case "compare":
                 return compare(session, look, self.measuring.result)
@@ -119,18 +130,20 @@ class Desk(Board):
         self.refresh("expression", "history", "graph")
 
     def picture(self, panels: tuple[str, ...]) -> dict[str, str]:
-        """Return the static display of *panels* without a kernel."""
-        with self.lock:
-            if len(panels) == 1:
-                return self._panel_picture(panels[0])
-            expression = self.session._repr_mimebundle_()  # set by Matplotlib, which takes a while
-            parts = [("expression", expression)]
-            if self.session.derivation.steps:
-                parts.append(("derivation", self.session.history()._repr_mimebundle_()))
-            parts.append(("computation graph", self._panel_picture("graph")))
-            if (run := self.searching.run) is not None and not run.running:
-                parts += [("search", self._panel_picture("search")), ("candidates", run.table()._repr_mimebundle_())]
-            return {**expression, "text/html": sections(parts)}
+        """Return the static display of *panels* without a kernel.
+
+        It takes a second and is made without the lock, which clicks need: what it reads is replaced, never modified.
+        """
+        if len(panels) == 1:
+            return self._panel_picture(panels[0])
+        expression = self.session._repr_mimebundle_()
+        parts = [("expression", expression)]
+        if self.session.derivation.steps:
+            parts.append(("derivation", self.session.history()._repr_mimebundle_()))
+        parts.append(("computation graph", self._panel_picture("graph")))
+        if (run := self.searching.run) is not None and not run.running:
+            parts += [("search", self._panel_picture("search")), ("candidates", run.table()._repr_mimebundle_())]
+        return {**expression, "text/html": sections(parts)}
 
     def _panel_picture(self, panel: str) -> dict[str, str]:
         match panel:

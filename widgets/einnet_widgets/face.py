@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import anywidget
 import traitlets as t
+from IPython import get_ipython
 from IPython.display import DisplayHandle, display
 
 from einnet_widgets.saved import saved_form
@@ -20,8 +21,16 @@ from einnet_widgets.saved import saved_form
 STATIC = Path(__file__).parent / "static"
 PANELS = ("history", "expression", "rules", "search", "graph", "table", "compare", "bench", "optimise", "quiz")
 
+NOT_DRAWN = "its picture is drawn a moment after it is displayed: save the notebook again"
+
 SAVE_SECONDS = 1.5
 """The saved form is updated once its widget has not changed for this long."""
+
+
+def has_reader() -> bool:
+    """Return whether the cell was run by someone: clients that run whole notebooks take no input."""
+    parent = getattr(get_ipython(), "get_parent", dict)()
+    return bool(parent.get("content", {}).get("allow_stdin"))
 
 
 class Behind(Protocol):
@@ -104,7 +113,11 @@ class Face(anywidget.AnyWidget):
     def _ipython_display_(self) -> None:
         data, meta = self._repr_mimebundle_() or ({}, {})
         display({**data, "text/plain": f"{self.label}: interactive while its kernel runs"}, metadata=meta, raw=True)
-        self._display = display(self.saved(), raw=True, display_id=self.key)
+        later = has_reader()  # who would wait for Matplotlib at the first click
+        picture = {"text/plain": NOT_DRAWN} if later else self._picture()
+        self._display = display(saved_form(self.key, self.label, picture), raw=True, display_id=self.key)
+        if later:
+            self._save_later()
 
     def _save_later(self) -> None:
         if self._display is not None:

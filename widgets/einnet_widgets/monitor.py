@@ -123,8 +123,8 @@ def _without_numbers(why: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", why)
 
 
-def options(run: Run | None) -> Shown:
-    """Return the settings of *run*, or the default settings."""
+def options(run: Run | None, own: tuple[str, ...]) -> Shown:
+    """Return the settings of *run*, or the default settings, with the rules of one's *own*."""
     from einnet_explore.strategies.options import Options
 
     held = run.search.options if run else Options()
@@ -133,7 +133,7 @@ def options(run: Run | None) -> Shown:
         "limit": run.budget if run else 60,
         "strategy": held.strategy,
         "patience": held.patience,
-        "rules": [rule.name for rule in held.rules],
+        "rules": [*(rule.name for rule in held.rules), *(() if run else own)],
         "must_use": list(held.must_use),
     }
 
@@ -151,13 +151,15 @@ def status(run: Run | None, paused: bool) -> str:
     return "paused" if paused else "ended"
 
 
-def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Shown | None) -> Shown:
-    """Return the content of the search panel."""
+def described(
+    run: Run | None, paused: bool, known: tuple[str, ...], own: tuple[str, ...], detail: Shown | None
+) -> Shown:
+    """Return the content of the search panel of a session with *known* rules, some of them one's *own*."""
     how = status(run, paused)
     shown: Shown = {
         "run": None if run is None else id(run),
         "status": how,
-        "options": options(run),
+        "options": options(run, own),
         "strategies": list(STRATEGIES),
         "known": list(known),
         "states": 0,
@@ -171,6 +173,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "detail": detail,
         "ending": "",
         "remarks": [],
+        "false": [],
         "error": "",
     }
     if run is None:
@@ -187,6 +190,7 @@ def described(run: Run | None, paused: bool, known: tuple[str, ...], detail: Sho
         "top": None if best is None else best.state,
         "ending": run.ending,
         "remarks": [] if run.running else _remarks(run),
+        "false": _false(run),
         "error": "" if run.error is None else f"{type(run.error).__name__}: {run.error}",
     }
     return shown
@@ -196,6 +200,17 @@ def _remarks(run: Run) -> list[Shown]:
     """Return the remarks on the results of *run*, each with the step that unblocks an equation, if there is one."""
     steps = [None if b.unblock is None else b.unblock.to_json() for b in run.blockers()]
     return [{"says": says, "step": step} for says, step in zip_longest(run.remarks(), steps)]
+
+
+def _false(run: Run) -> list[Shown]:
+    """Return the false candidates: their states, and why the first one is, for each rule that makes false steps."""
+    found: dict[str, Shown] = {}
+    for state, step in run.false_steps().items():
+        rule = step.match.forwards.rule.name
+        if rule not in found:
+            found[rule] = {"rule": rule, "why": run.why_false(step), "states": []}
+        found[rule]["states"].append(state)
+    return list(found.values())
 
 
 def detail(run: Run, state: int) -> Shown:
@@ -218,11 +233,13 @@ def summary(run: Run, state: int) -> Shown:
         for params in [format_parameters(m)]
     ]
     price = next((c.seconds for c in list(run.candidates) if c.state == state), None)
+    false = run.false_steps().get(state)
     return {
         "state": state,
         "depth": held.depth,
         "distance": held.distance,
         "seconds": price,
+        "false": "" if false is None else run.why_false(false),
         **formula(held.program),
         "marks": {},
         "steps": steps,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from einnet_explore.pipeline.gpu_optimiser import GpuOptimiser, refuse_cpu_options, require_gpu
+from einnet_explore.pipeline.gpu_parts import LIBRARY
+from einnet_explore.pipeline.gpu_plan import GpuPart, GpuPlan
 from einnet_explore.pipeline.optimised import Optimised
 from einnet_explore.pipeline.optimiser import TUNING, Optimiser, make_settings, parse_budget, read_model
 from einnet_explore.pipeline.subprogram import TunedSubprogram
+from einnet_explore.session.candidate_benchmark import ALWAYS, Choice, devices
+from einnet_explore.support.errors import BackendError
 from einnet_explore.support.status_line import PERIOD_SECONDS
 from einnet_explore.viz.graph_figures import graph_figure
 from einnet_widgets.face import Face
@@ -18,10 +24,12 @@ from einnet_widgets.look import Shown, library_calls
 INTERRUPT = "Cancel"
 """The button that ends the optimisation; in other cells, an interrupt of the kernel does."""
 
-OUTPUTS = ('result.save_bundle("DIR")', "Save here")
-"""The call that writes the bundle, and the button that writes the file."""
+OUTPUTS = ("Save bundle", "Save here")
+"""The buttons that write the bundle and the file."""
 
-KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics"}
+KNOWN = {"shapes", "device", "threads", "max_depth", "budget", "target_runtime", "numerics", "states", "executor"}
+
+DEVICES = ("cpu", "cuda")
 
 
 class OptimizeCell(Face):
@@ -35,9 +43,10 @@ class OptimizeCell(Face):
             raise ValueError(f"unknown options {', '.join(unknown)}: expected some of {', '.join(sorted(KNOWN))}")
         self.model = str(model)
         self.options = options
-        self.result: Optimised | None = None
+        self.result: Optimised | GpuPlan | None = None
         self._rows: list[Shown] = []
-        self._optimiser: Optimiser | None = None
+        self._optimiser: Optimiser | GpuOptimiser | None = None
+        self._devices: tuple[Choice, ...] = ALWAYS
         self._showing = threading.Lock()
         self._says = f"{self.model}: not optimised yet"
         self._stopped = threading.Event()
@@ -45,6 +54,12 @@ class OptimizeCell(Face):
         self._going = False
         self._notice: Shown = {}
         super().__init__(None, ("optimise",), f"optimise {self.model}")
+        self._show()
+        threading.Thread(target=self._look, name="einnet-devices", daemon=True).start()
+
+    def _look(self) -> None:
+        """Find the devices of this machine, which imports compilers."""
+        self._devices = devices()
         self._show()
 
     @property
@@ -57,6 +72,8 @@ class OptimizeCell(Face):
         try:
             match message.get("do"):
                 case "optimise":
+                    if not self.running and message.get("device"):
+                        self.options["device"] = message["device"]
                     self.start()
                 case "cancel":
                     self.cancel()
@@ -64,11 +81,13 @@ class OptimizeCell(Face):
                     self.download()
                 case "write":
                     self.write(message["path"])
+                case "bundle":
+                    self.write_bundle(message["path"])
                 case "hush":
                     self.notice = {}
                 case asked:
                     self._complain(f"unknown request {asked!r} of the panel: reload the page")
-        except (ValueError, LookupError, OSError) as error:
+        except (ValueError, LookupError, OSError, BackendError) as error:
             self._complain(str(error))
 
     def start(self) -> OptimizeCell:
@@ -97,7 +116,7 @@ class OptimizeCell(Face):
             self._says = "stopping after this subprogram; then the best plan so far is measured"
             self._show()
 
-    def wait(self, timeout: float | None = None) -> Optimised:
+    def wait(self, timeout: float | None = None) -> Optimised | GpuPlan:
         """Wait for the result; an interrupt cancels.  Raises TimeoutError, and ValueError without a result."""
         if self._thread is not None:
             try:
@@ -112,9 +131,15 @@ class OptimizeCell(Face):
         return self.result
 
     def download(self) -> None:
-        """Send the optimised model to the browser as a download; raise ValueError without a result."""
-        name = f"{Path(self.model).stem}_fast.onnx"
-        self.say({"do": "file", "name": name}, self._result().onnx_bytes())
+        """Send the optimised model to the browser as a download; raise ValueError without one, or for a GPU's plan."""
+        result = self._result()
+        if isinstance(result, GpuPlan):
+            raise ValueError("a plan for a GPU is no ONNX file: save it on the machine of the kernel")
+        self.say({"do": "file", "name": self._name()}, result.onnx_bytes())
+
+    def _name(self) -> str:
+        """Return the name of the file that is proposed."""
+        return f"{Path(self.model).stem}_fast.{'gpu' if self.options.get('device') == 'cuda' else 'onnx'}"
 
     def write(self, path: str) -> None:
         """Write the optimised model to *path*; raise ValueError without a result, and OSError."""
@@ -123,23 +148,33 @@ class OptimizeCell(Face):
         with warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
             self._result().save(path)
-        said = [str(warning.message) for warning in raised]
-        self.notice = {"text": "; ".join(said) or f"written to {path}", "kind": "", "code": ""}
+        self._say("; ".join(str(warning.message) for warning in raised) or f"written to {path}")
 
-    def _result(self) -> Optimised:
+    def write_bundle(self, path: str) -> None:
+        """Write the plan to a folder: *path* without its suffix.
+
+        Raises ValueError without a result or for a GPU's plan, and what ``Optimised.save_bundle`` raises.
+        """
+        result = self._result()
+        if isinstance(result, GpuPlan):
+            raise ValueError("a plan for a GPU is one file, and no bundle")
+        if not path:
+            raise ValueError("no folder is named")
+        folder = Path(path).with_suffix("")
+        result.save_bundle(folder)
+        self._say(f"written to the folder {folder}: its README.md says how ONNX Runtime opens it")
+
+    def _say(self, text: str) -> None:
+        self.notice = {"text": text, "kind": "", "code": ""}
+
+    def _result(self) -> Optimised | GpuPlan:
         if self.result is None:
             raise ValueError("no model is optimised yet")
         return self.result
 
     def _work(self) -> None:
         try:
-            given = self.options
-            chosen = make_settings(
-                *(given.get("device", "cpu"), given.get("threads"), given.get("max_depth", 7)),
-                *(given.get("target_runtime", "plan"), given.get("numerics", "approximate")),
-            )
-            model = read_model(self.model, given.get("shapes", {}))
-            self._optimiser = work = Optimiser(model, chosen, parse_budget(given.get("budget")))
+            self._optimiser = work = self._begin()
             for step in work.run():
                 self._rows.append(_row(step.part))
                 self._show()
@@ -149,7 +184,8 @@ class OptimizeCell(Face):
             self._says = ""
             result = work.result()
             self._rows = [_row(part) for part in result.parts]
-            self.result, self._says = result, "\n".join(result.conclusions(*OUTPUTS))
+            lines = result.conclusions() if isinstance(result, GpuPlan) else result.conclusions(*OUTPUTS)
+            self.result, self._says = result, "\n".join(lines)
         except Exception as error:
             ours = isinstance(error, (ValueError, OSError))  # of the model or the request, which says what is wrong
             self._says = "the optimisation failed"
@@ -157,19 +193,44 @@ class OptimizeCell(Face):
         self._going = False
         self._show()
 
+    def _begin(self) -> Optimiser | GpuOptimiser:
+        """Return the optimiser of the model; raises what ``ee.optimize`` raises for it and the options."""
+        given = self.options
+        device, threads, runtime = given.get("device", "cpu"), given.get("threads"), given.get("target_runtime", "plan")
+        executor, budget = given.get("executor"), parse_budget(given.get("budget"))
+        is_gpu = device == "cuda"
+        if is_gpu:
+            others = {"target_runtime": runtime != "plan", "executor": executor is not None}
+            refuse_cpu_options({"threads": threads, **others})
+            require_gpu()
+        limits = given.get("max_depth", 7), runtime, given.get("numerics", "approximate")
+        chosen = replace(make_settings("cpu" if is_gpu else device, threads, *limits), states=given.get("states"))
+        model = read_model(self.model, given.get("shapes", {}))
+        return GpuOptimiser(model, chosen, budget) if is_gpu else Optimiser(model, chosen, budget, executor=executor)
+
     def _complain(self, text: str) -> None:
         self.notice = {"text": text, "kind": "error", "code": ""}
 
     def _show(self) -> None:
         with self._showing:  # two threads call this, and the last state has to be displayed last
             done = self.result is not None
-            work, graphs = self._optimiser, self.result.graphs() if self.result else []
+            work = self._optimiser
+            graphs = self.result.graphs() if isinstance(self.result, Optimised) else []
+            choices = [choice for choice in self._devices if choice.name in DEVICES]
             self.optimise = {
                 "status": "running" if self.running else "done" if done else "idle",
                 "rows": list(self._rows),
                 "progress": self._progress(),
                 "says": self._says or (work.status(INTERRUPT) if work else "reading the model"),
-                "path": f"{Path(self.model).stem}_fast.onnx",
+                "path": self._name(),
+                "device": self.options.get("device", "cpu"),
+                "devices": [{"name": c.name, "says": c.says, "missing": c.missing} for c in choices],
+                "note": "".join(
+                    f"There is no {c.name.upper()} GPU to optimise for (missing: {c.missing})"
+                    for c in choices
+                    if c.missing
+                ),
+                "file": not isinstance(self.result, GpuPlan),
                 "graphs": [
                     {"name": name, "before": graph_figure(a).svg, "after": graph_figure(b).svg} for name, a, b in graphs
                 ],
@@ -178,7 +239,11 @@ class OptimizeCell(Face):
     def _progress(self) -> float | None:
         """Return the tuned fraction; None while that is not known."""
         work = self._optimiser
-        return work.done / len(work.subprograms) if work is not None and work.stage == TUNING else None
+        if work is None or work.stage != TUNING:
+            return None
+        if isinstance(work, GpuOptimiser):
+            return len(work.tuned) / len(work.different)
+        return work.done / len(work.subprograms)
 
     def _picture(self) -> dict[str, str]:
         if self.result is None:
@@ -186,7 +251,17 @@ class OptimizeCell(Face):
         return {"text/html": self.result._repr_html_(), "text/plain": repr(self.result)}
 
 
-def _row(part: TunedSubprogram) -> Shown:
+def _row(part: TunedSubprogram | GpuPart) -> Shown:
+    if isinstance(part, GpuPart):
+        return {
+            "nodes": list(part.nodes),
+            "kept": part.is_derived,
+            "before": part.seconds.get(LIBRARY),
+            "after": part.seconds.get(part.chosen),
+            "now": part.chosen if part.is_derived else f"library{f' ({part.why})' if part.why else ''}",
+            "certificate": part.certificate if part.is_derived else "",
+            "numerics": "",
+        }
     before = part.trial.seconds_before
     program = part.program
     now = library_calls(program) if part.kept and program is not None else f"original ({part.why})"

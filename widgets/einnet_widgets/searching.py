@@ -33,9 +33,11 @@ class Searching:
 
     def describe(self) -> Shown:
         """Return the content of the panel."""
-        known = tuple(rule.name for rule in self.desk.session.known if rule.name != "operator_matching")
-        steering = {"pins": list(self.desk.session.pins), "forbidden": list(self.forbidden.values())}
-        return monitor.described(self.run, self.paused, known, self.detail) | steering
+        session = self.desk.session
+        known = tuple(rule.name for rule in session.known if rule.name != "operator_matching")
+        own = tuple(rule.name for rule in session.added_rules)
+        steering = {"pins": list(session.pins), "forbidden": list(self.forbidden.values())}
+        return monitor.described(self.run, self.paused, known, own, self.detail) | steering
 
     def follow(self) -> None:
         """Display the session's last search."""
@@ -66,6 +68,8 @@ class Searching:
             self._news.wait()
             self._news.clear()
             going = run.running
+            if not going:
+                run.false_steps()  # proofs, for which no click waits
             self.flush()
             if going:
                 self._news.set()

@@ -11,7 +11,7 @@ const COLUMNS = [
   { name: "steps", value: (c) => c.steps },
   { name: "estimated", value: (c) => c.seconds, shown: seconds },
   { name: "measured", value: (c, _, times) => times.get(c.state) ?? Infinity, shown: (time) => (Number.isFinite(time) ? seconds(time) : "") },
-  { name: "numerics", value: (c) => c.numerics ?? "" },
+  { name: "numerics", value: (c, columns) => (columns.wrong.has(c.state) ? `✗ false: rule ${columns.wrong.get(c.state).rule}` : (c.numerics ?? "")) },
 ];
 const ESTIMATED = COLUMNS.findIndex(({ name }) => name === "estimated");
 
@@ -49,17 +49,18 @@ export function candidateTable({ pick }) {
     root.classList.toggle("unmeasured", !times.size);
     const values = new Map(found.map((c) => [c, COLUMNS[by].value(c, columns, times)]));
     const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-    const order = (a, b) => (compare(values.get(a), values.get(b)) || a.seconds - b.seconds || a.state - b.state) * (down ? -1 : 1);
+    const { wrong } = columns;
+    const order = (a, b) => compare(wrong.has(a.state), wrong.has(b.state)) || (compare(values.get(a), values.get(b)) || a.seconds - b.seconds || a.state - b.state) * (down ? -1 : 1);
     found.sort(order);
     const groups = new Map();
     for (const c of found) {
-      const key = together.checked ? c.operators : c.state;
+      const key = together.checked ? `${c.operators}${wrong.has(c.state) ? " false" : ""}` : c.state;
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(c);
     }
     const some = matches ? `${found.length.toLocaleString("en")} of ` : "";
     const kinds = together.checked ? `, ${counted(groups.size, "set")} of calls` : "";
-    caption.textContent = `${some}${counted(columns.found.size, "candidate")}${kinds}`;
+    caption.textContent = `${some}${counted(columns.found.size, "candidate")}${wrong.size ? ` (${wrong.size.toLocaleString("en")} false)` : ""}${kinds}`;
     head.replaceChildren(...COLUMNS.map(({ name }, n) => column(name, n)));
     const rows = [];
     for (const [key, members] of groups) {
@@ -88,9 +89,10 @@ export function candidateTable({ pick }) {
       draw();
     };
     const more = members > 1 ? h("button", { type: "button", ariaExpanded: String(open === key), title: "candidates with the same calls", onclick: turn }, `${open === key ? "−" : "+"}${members - 1}`) : null;
+    const wrong = latest.columns.wrong.get(c.state);
     return h(
-      `tr${c.state === latest.selected ? ".ein-current" : ""}`,
-      { data: { key } },
+      `tr${c.state === latest.selected ? ".ein-current" : ""}${wrong ? ".ein-false" : ""}`,
+      { data: { key }, title: wrong?.why },
       h("td", {}, h("button", { type: "button", onclick: () => pick(c.state) }, String(c.state)), " ", more),
       ...COLUMNS.slice(1).map(({ name, value, shown = String }) => h("td", { data: { column: name } }, shown(value(c, latest.columns, times)))),
     );

@@ -10,6 +10,7 @@ export class Columns {
     this.merges = [];
     this.rules = [];
     this.found = new Map();
+    this.wrong = new Map(); // the rule that makes a false candidate, and why, by state
     this.reasons = null;
     this.reserve(1024);
   }

@@ -2,7 +2,7 @@
 import { NONE, PHASES } from "./columns.js";
 
 const UNITS = { "": 1, s: 1, ms: 1e-3, us: 1e-6, µs: 1e-6, ns: 1e-9 };
-const FIELDS = ["candidates", "distance", "depth", "cost", "steps", "rule:", "operator:", "phase:", "why:"];
+const FIELDS = ["candidates", "false", "distance", "depth", "cost", "steps", "rule:", "operator:", "phase:", "why:"];
 const COMPARE = {
   "<=": (a, b) => a <= b,
   ">=": (a, b) => a >= b,
@@ -20,7 +20,7 @@ READ.seconds = READ.cost;
 
 /**
  * A test of states from *words*, all of which are meant, or null where they say nothing: `distance<=1`, `depth=3`,
- * `steps<9`, `cost<20us`, `candidates`, `phase:converging`, `rule:split` (a rule on the way), `operator:matmul`, `m=196`
+ * `steps<9`, `cost<20us`, `candidates`, `false` (candidates with a false step), `phase:converging`, `rule:split` (a rule on the way), `operator:matmul`, `m=196`
  * (an attribute of a call), `why:"same program"` (of a move that was not followed), or a part of the last rule's or of an
  * operator's name.  Throws what it does not understand.
  */
@@ -39,6 +39,7 @@ function test(word, columns) {
   switch (field) {
     case undefined:
       if (word === "candidates" || word === "candidate") return (c, n) => c.candidate(n);
+      if (word === "false") return (c, n) => c.wrong.has(n);
       if (columns.count && !rules.length && !operators) throw new Error(`found no rule or operator with ${word}${meant(word, columns)}`);
       return (c, n) => (c.rules[c.rule[n]] ?? "").includes(text) || calls(c, n).includes(text);
     case "rule":

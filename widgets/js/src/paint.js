@@ -21,7 +21,7 @@ export function paint(columns, mode) {
   const find = { distance, cost, phase: () => (n) => columns.phase[n] }[mode](columns);
   const place = new Uint8Array(columns.count);
   for (let n = 0; n < columns.count; n++) {
-    const at = find(n);
+    const at = columns.wrong.has(n) ? -1 : find(n);
     place[n] = at < 0 ? unknown : at;
   }
   return { colours, holes, place };

@@ -31,7 +31,7 @@ export function plotsView({ pick }) {
     clearTimeout(waiting);
     waiting = 0;
     if (!latest || !root.open) return;
-    const candidates = [...latest.columns.found.values()].map((c) => ({ ...c, ...rows.get(c.state) }));
+    const candidates = [...latest.columns.found.values()].filter((c) => !latest.columns.wrong.has(c.state)).map((c) => ({ ...c, ...rows.get(c.state) }));
     holder.replaceChildren(...PLOTS.flatMap((plot) => picture(plot, candidates) ?? []));
   }
 

@@ -101,6 +101,10 @@ export function rulesPanel({ act, bus }) {
     if (next.more) list.append(h("li.ein-faint", {}, `and ${next.more} more: choose a scope, or “at selection”`));
     if (next.unsaid) list.append(h("li.ein-faint", {}, next.unsaid));
     if (!usual.length) list.append(h("li.ein-faint", {}, next.none || "no legal match here"));
+    if (next.others) {
+      const everywhere = h("button", { type: "button", onclick: () => act({ do: "reach", reach: "everywhere" }) }, "everywhere");
+      list.append(h("li.ein-faint", {}, `${counted(next.others, "other equation")} not listed: `, everywhere));
+    }
     why.hidden = !next.refusals.length;
     why.replaceChildren(
       h("summary", {}, `${counted(next.refusals.length, "rule")} refused: why?`),

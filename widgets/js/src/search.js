@@ -174,6 +174,7 @@ export function searchPanel({ act }) {
     if (JSON.stringify(before.options) !== JSON.stringify(next.options)) settings(next);
     if (JSON.stringify([before.pins, before.forbidden]) !== JSON.stringify([next.pins, next.forbidden])) steering(next);
     tree.best(next.top ?? -1);
+    if (tree.refute(next.false ?? [])) sifted();
     about(next.detail);
   }
 
@@ -191,7 +192,7 @@ export function searchPanel({ act }) {
   function about(shown) {
     if (!shown) return detail.replaceChildren();
     tree.select(shown.state);
-    detail.replaceChildren(
+    const parts = [
       h(
         "div.ein-tools",
         {},
@@ -202,10 +203,12 @@ export function searchPanel({ act }) {
         button("Search from here", "go there and start a search from it", () => begin({ do: "steer", state: shown.state }), "steer"),
         shown.state ? button("Forbid this edge", "the next search does not go from its parent to this state", () => act({ do: "forbid", state: shown.state }), "forbid") : null,
       ),
+      shown.false ? h("p.ein-error", {}, `not equal to the start: ${shown.false}`) : null,
       formula(shown),
       h("ol.ein-way", {}, shown.steps.map((s) => h("li", {}, s))),
       ...(shown.why.length ? [h("details", { open: shown.why.length < 4 }, h("summary", {}, `${counted(shown.why.length, "move")} not followed: why?`), h("ul", {}, shown.why.map((w) => h("li", {}, w))))] : []),
-    );
+    ];
+    detail.replaceChildren(...parts.filter(Boolean));
   }
 
   return {

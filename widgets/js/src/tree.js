@@ -155,7 +155,7 @@ export function treeView({ onselect, onhover = () => {} }) {
         if (taken[cell] & (1 << on)) continue;
         taken[cell] |= 1 << on;
       }
-      groups[on * colours.length + place[k]].push(x, y, columns.candidate(k) ? 1 : 0);
+      groups[on * colours.length + place[k]].push(x, y, columns.wrong.has(k) ? 2 : columns.candidate(k) ? 1 : 0);
     }
     groups.forEach((found, at) => {
       pen.globalAlpha = at >= colours.length ? 1 : isOnly ? 0.5 : 0.12;
@@ -172,10 +172,19 @@ export function treeView({ onselect, onhover = () => {} }) {
     }
   }
 
-  /** A square of a candidate, or a circle, with a *hole* of this radius. */
-  function shape(x, y, candidate, radius, hole) {
+  /** A cross of a false candidate (*kind* 2), a square of another (1), or a circle, with a *hole* of this radius. */
+  function shape(x, y, kind, radius, hole) {
     pen.beginPath();
-    if (candidate) pen.rect(x - radius, y - radius, 2 * radius, 2 * radius);
+    if (kind === 2) {
+      for (const turn of [-1, 1]) {
+        pen.moveTo(x - radius, y - turn * radius);
+        pen.lineTo(x + radius, y + turn * radius);
+      }
+      pen.lineWidth = Math.max(1, radius / 2.5);
+      pen.strokeStyle = CHOSEN;
+      return pen.stroke();
+    }
+    if (kind) pen.rect(x - radius, y - radius, 2 * radius, 2 * radius);
     else pen.arc(x, y, radius, 0, 6.3);
     if (hole) {
       pen.moveTo(x + hole, y);
@@ -251,7 +260,7 @@ export function treeView({ onselect, onhover = () => {} }) {
   }
 
   function describe(n) {
-    const parts = [`state ${n}`, columns.candidate(n) ? "candidate" : PHASES[columns.phase[n]], `depth ${columns.depth[n]}`];
+    const parts = [`state ${n}`, columns.wrong.has(n) ? "false candidate" : columns.candidate(n) ? "candidate" : PHASES[columns.phase[n]], `depth ${columns.depth[n]}`];
     if (columns.distance[n] !== NONE) parts.push(`distance ${columns.distance[n]}`);
     if (columns.seconds[n] >= 0) parts.push(seconds(columns.seconds[n]));
     if (columns.found.get(n)?.operators) parts.push(columns.found.get(n).operators);
@@ -375,7 +384,7 @@ export function treeView({ onselect, onhover = () => {} }) {
   for (const end of ["transitionend", "transitioncancel"]) root.addEventListener(end, request);
 
   function explain() {
-    legend.replaceChildren(h("span", {}, mode), ...key(mode), h("span", {}, "■ candidate"), h("span", {}, "┄ merge"), said);
+    legend.replaceChildren(h("span", {}, mode), ...key(mode), h("span", {}, "■ candidate"), columns.wrong.size ? h("span", {}, "✕ false candidate") : "", h("span", {}, "┄ merge"), said);
   }
   explain();
 
@@ -426,6 +435,17 @@ export function treeView({ onselect, onhover = () => {} }) {
     best(n) {
       best = n;
       request();
+    },
+    /** Mark the false candidates: groups of a rule, why it is wrong, and states. */
+    refute(groups) {
+      const wrong = new Map(groups.flatMap(({ rule, why, states }) => states.map((n) => [n, { rule, why }])));
+      if (wrong.size === columns.wrong.size) return false;
+      columns.wrong = wrong;
+      looks = null;
+      explain();
+      sift();
+      request();
+      return true;
     },
     colour(next) {
       mode = next;

@@ -156,6 +156,13 @@ describe("candidates", () => {
     table.show(columns, Uint8Array.from([0, 1, 0, 0]), -1);
     await new Promise((done) => setTimeout(done, 600));
     expect(table.root.querySelector("caption").textContent).toBe("1 of 3 candidates, 1 set of calls");
+    columns.wrong = new Map([[3, { rule: "half", why: "rule half makes a false step at 0: element [0, 0]" }]]);
+    table.show(columns, null, -1);
+    await new Promise((done) => setTimeout(done, 600));
+    expect(table.root.querySelector("caption").textContent).toBe("3 candidates (1 false), 3 sets of calls");
+    expect(rows()).toEqual(["2", "1", "3"]); // last, though it is the cheapest
+    expect([cell("numerics")[2], table.root.querySelector(".ein-false").title]).toEqual(["✗ false: rule half", "rule half makes a false step at 0: element [0, 0]"]);
+    expect([1, 2, 3].filter((n) => filter("false", columns)(columns, n))).toEqual([3]);
     table.destroy();
   });
 });

@@ -198,7 +198,7 @@ describe("plots", () => {
     const plots = plotsView({ pick: (n) => picked.push(n) });
     document.body.replaceChildren(plots.root);
     const one = (state, seconds, found, steps) => [state, { state, operators: "Matmul()", seconds, found, steps }];
-    const columns = { found: new Map([one(3, 3e-3, 0.1, 2), one(5, 1e-3, 0.5, 7), one(8, 2e-3, 0.6, 4)]) };
+    const columns = { found: new Map([one(3, 3e-3, 0.1, 2), one(5, 1e-3, 0.5, 7), one(8, 2e-3, 0.6, 4), one(9, 1e-4, 0, 1)]), wrong: new Map([[9, {}]]) };
     plots.show(columns, null, 5);
     plots.root.open = true;
     plots.show(columns, Uint8Array.from([0, 0, 0, 1, 0, 1, 0, 0, 0]), 5);
