@@ -40,7 +40,7 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HostStep:
-    """The values that a step of a plan reads and writes, and what *bind*\\ s it to their arrays."""
+    """One step of a plan: the values that it reads and writes; *bind* makes its call on their arrays."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -86,7 +86,7 @@ class HostSteps:
         """Return a new context; raises Refused if a value has no static shape, or a runtime refuses its array."""
         arrays = dict(self.constants)
         for value in self.model.inputs:
-            arrays[value.name] = np.zeros(*self._layout(value.name))
+            arrays[value.name] = aligned_empty(*self._layout(value.name))
         buffers = self._buffers()
         arena = plan_arena(buffers)
         memory = aligned_empty((arena.size,), np.uint8)
@@ -159,7 +159,8 @@ def build_hosted_plan(
 
 
 def _hosted_whole(model: Model, threads: int, host: Host) -> ExecutionPlan:
-    inputs, outputs = (tuple(value.name for value in values) for values in (model.inputs, model.outputs))
+    inputs = tuple(value.name for value in model.inputs)
+    outputs = tuple(value.name for value in model.outputs if value.name not in inputs)
     large = model.original.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF
     bind = host.open(Path(model.path) if large else model.original, threads)
     original = PlanModel(model.original)

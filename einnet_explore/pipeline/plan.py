@@ -445,8 +445,11 @@ class PlanParts:
     border: Border
 
     def part(self, order: Sequence[tuple[int | None, tuple[ModelNode, ...]]]) -> PlanParts:
-        """Return those of the parts that are in *order*."""
-        return replace(self, order=order, border=self.regions.border([node for _, nodes in order for node in nodes]))
+        """Return those of the parts that are in *order*; raises Refused for a border value of unknown type."""
+        border = self.regions.border([node for _, nodes in order for node in nodes])
+        if untyped := [name for names in border for name in names if name not in self.regions.infos]:
+            raise Refused(f"found no type for {', '.join(untyped)}, expected one from shape inference")
+        return replace(self, order=order, border=border)
 
     def model_with(self, table: KernelTable) -> PlanModel:
         """Return the parts as one model; groups that a session cannot run with *table* stay as they were."""

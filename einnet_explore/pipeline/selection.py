@@ -255,8 +255,8 @@ def select_for_export(
 MIN_HOSTED_SPEEDUP = 0.9
 """Speedup over the plan of ONNX Runtime from which on subprograms are selected for a plan of another host."""
 
-HOST_SELECTION_SECONDS = 10.0
-"""Seconds of forward selection for another host."""
+HOST_SELECTION_SECONDS = 8.0
+"""Seconds after which no further subprogram is tried with another host."""
 
 
 def select_host(
@@ -283,7 +283,7 @@ def select_host(
             whole = whole if numbers else plan
     if max(speedups.values(), default=0.0) < MIN_HOSTED_SPEEDUP:
         return None
-    if groups and whole is not None:
+    if whole is not None and [*map(tuple, groups)] not in ([], [tuple(kept)]) and clock() < until:
         found = forward_selection(baseline, plan_of, groups, (), until - clock(), clock, whole)
         if found.interrupted:
             raise KeyboardInterrupt
@@ -370,7 +370,9 @@ class Selector:
         selection, measured = self._selection()
         found = self._describe(selection, measured)
         hosted = None if self.interrupted else self._hosted_selection(selection, measured)
-        return found if hosted is None else replace(self._describe(*hosted), in_onnxruntime=found)
+        if hosted is None:
+            return replace(found, interrupted=self.interrupted)
+        return replace(self._describe(*hosted), in_onnxruntime=found)
 
     def _describe(self, selection: Selection, measured: MeasuredPlan) -> Optimised:
         assembled = self._assemble(selection.kept, selection.form)
@@ -639,7 +641,7 @@ class Selector:
             kept = as_integers(numbers)
             lost = dict.fromkeys(set(selection.kept) - set(kept), f"{host} runs its nodes as fast or faster")
             found = replace(selection, kept=kept, form=form, refused={**selection.refused, **lost}, host=host)
-            fast = self._measure(found)
+            fast = self._measure(found, is_clearly_faster)
             if fast is not None and fast.speedup >= max(least, (best[1] if best else measured).speedup):
                 best = found, fast
         return best
