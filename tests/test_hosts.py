@@ -298,6 +298,13 @@ def test_a_faster_host_is_reported_and_bundles_do_without_it(
     fast.save_bundle(tmp_path / "bundle")
     assert [each.plan.host for each in written] == [""] and written[0].plan.model_with is not fast.plan.model_with
 
+    (name,) = fast.records()
+
+    monkeypatch.setattr(selection, "select_host", lambda *_: ())
+    alone = optimiser(tmp_path / "alone.sqlite").result()
+    assert len(alone.plan.hosted) == 5 and list(alone.records()) == [f"onnxruntime-{name}"]
+    assert [part.why for part in alone.parts] == ["Stand-in 1 runs its nodes as fast or faster"]
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -248,12 +248,17 @@ class Optimised:
         return {name: derivation for name, derivation in found.items() if derivation is not None}
 
     def records(self) -> dict[str, JsonObject]:
-        """Return the records of ``derivations``, with a certificate for each step, by name."""
+        """Return the records of ``derivations``, with a certificate for each step, by name.
+
+        If another host runs nodes of the plan, those of the bundle that differ are there too, as ``onnxruntime-NAME``.
+        """
         model = Path(self.model.path).name
-        return {
+        found = {
             name: to_record(derivation, step_certificates(derivation), model=model)
             for name, derivation in self.derivations().items()
         }
+        others = self.in_onnxruntime.records() if self.in_onnxruntime else {}
+        return found | {f"onnxruntime-{name}": each for name, each in others.items() if found.get(name) != each}
 
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
         """Time the plan and the original again, in *repeat* interleaved rounds."""
