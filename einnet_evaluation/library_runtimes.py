@@ -22,6 +22,7 @@ import onnx
 
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.runtime.hosts import compile_in_openvino
 
 CONVERSION_SECONDS = 300
 """Time limit of a model's conversion."""
@@ -39,15 +40,11 @@ class OpenModel:
 
 
 def open_in_openvino(model: Model, feeds: Arrays, threads: int) -> OpenModel:
-    """Return *model* in OpenVINO, which would compute in bfloat16 where the processor has it unless told otherwise."""
+    """Return *model* in OpenVINO, with the options that plans use."""
     import openvino
 
-    options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
-    core = openvino.Core()
     with _model_file(model) as path:
-        read = core.read_model(path)
-        read.reshape({value.name: list(feeds[value.name].shape) for value in model.inputs})
-        request = core.compile_model(read, "CPU", options).create_infer_request()
+        request = compile_in_openvino(path, threads).create_infer_request()
     for value in model.inputs:
         request.set_tensor(value.name, openvino.Tensor(np.ascontiguousarray(feeds[value.name]), shared_memory=True))
     results = {value.name: request.get_output_tensor(n) for n, value in enumerate(model.outputs)}

@@ -54,8 +54,9 @@ def transposed() -> onnx.ModelProto:
 
 
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Tests share times that were measured, but not what became of them."""
+    """Tests share times that were measured, but not what became of them, and use no host that may be installed."""
     monkeypatch.setattr(versions, "SEARCH_VERSION", request.node.nodeid)
+    monkeypatch.setattr(result_module, "installed_hosts", tuple)
 
 
 def searched(of: Model, chosen: Settings = SHORT) -> Optimised:

@@ -29,6 +29,7 @@ from onnx_building import build, node
 
 import einnet_explore as ee
 from einnet_explore.cli import main
+from einnet_explore.pipeline import selection
 
 # Internal names, here only.
 from einnet_explore.rules import FEWER_PRODUCTS, IDENTITIES, INTER_RULES, POST_RULES
@@ -488,6 +489,7 @@ def by_lot(folder: str, commands: Mapping[str, str]) -> None:
         return StoredTime(1e-6 if key.engine == "onnxruntime" else 2e-6, "by lot")
 
     measurement.time_samplers, TimeStore.get = sampled, get  # type: ignore[method-assign]
+    selection.installed_hosts = tuple
     os.chdir(folder)
     for name, proto in models().items():
         onnx.save(proto, f"{name}.onnx")

@@ -73,7 +73,7 @@ def test_lock_file_has_versions_and_no_addresses() -> None:
 
 def test_lock_file_covers_declared_dependencies() -> None:
     extras = PROJECT["optional-dependencies"]
-    aside = [r for extra in ("cuda", "rivals", "torch", "zoo") for r in extras[extra]]  # not part of `all`
+    aside = [r for extra in ("cuda", "openvino", "rivals", "torch", "zoo") for r in extras[extra]]  # not part of `all`
     unlocked = {canonical(requirement) for requirement in aside} | {"einnet-explore"}
     assert declared() - unlocked <= {canonical(line) for line in LOCK}
 

@@ -123,7 +123,7 @@ def _write_model(path: str, fast: Optimised) -> None:
     save_file(path, fast.onnx_bytes())
     if not fast.replacements:
         say(f"{path}: the original model: {ORIGINAL_FILE}")
-    if lacks := fast.exported.lacks(sum(part.kept for part in fast.parts)):
+    if lacks := fast.exported.lacks(sum(part.kept for part in fast.bundled.parts)):
         say(f"{path}: {lacks}")
 
 

@@ -23,12 +23,14 @@ from einnet_explore.equivalence.verdict import UNSOUND_KINDS
 from einnet_explore.ir import VIEW, Equation, Program, Scope, Tensor, map_tensors, tensors
 from einnet_explore.onnx_export.export import Replacement
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline.hosted_plan import build_hosted_plan
 from einnet_explore.pipeline.layouts import Price, post_optimise
 from einnet_explore.pipeline.plan import ExecutionPlan, ProgramCall, build_plan, exported_plan
 from einnet_explore.pipeline.subprogram import anonymize, step_certificates
 from einnet_explore.pipeline.tuning_context import Settings, TuningHistory
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Array, Arrays
+from einnet_explore.runtime.hosts import Host
 from einnet_explore.runtime.implementation_choice import compile_measured
 from einnet_explore.runtime.profile_store import TimeStore
 from einnet_explore.runtime.program import CompiledProgram, compile_program
@@ -364,16 +366,20 @@ class Assembler:
             out.append(Replacement(piece.nodes, program, names, constants))
         return tuple(out)
 
-    def plan(self, parts: Iterable[PlanProgram], form: PlanForm = PlanForm.JOINED) -> ExecutionPlan:
+    def plan(
+        self, parts: Iterable[PlanProgram], form: PlanForm = PlanForm.JOINED, host: Host | None = None
+    ) -> ExecutionPlan:
         """Return the plan with *parts*; in an exported *form*, the exported model in one session.
 
-        Raises Refused.
+        *host*, if there is one, runs the nodes that are not replaced.  Raises Refused.
         """
-        return self.export(parts) if form.is_exported else self._compiled_plan(parts)
+        return self.export(parts) if form.is_exported else self._compiled_plan(parts, host)
 
-    def _compiled_plan(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:
+    def _compiled_plan(self, parts: Iterable[PlanProgram], host: Host | None) -> ExecutionPlan:
         with _plan_errors():
             runs = {r.nodes: ProgramCall(self._compile(r), r.names) for r in self.replacements(parts)}
+            if host is not None:
+                return build_hosted_plan(self.model, runs, self.settings.threads, host)
             return build_plan(self.model, runs, self.settings.threads)
 
     def export(self, parts: Iterable[PlanProgram]) -> ExecutionPlan:

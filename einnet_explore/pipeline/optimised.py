@@ -149,6 +149,8 @@ class Optimised:
     stored: StoredModel | None = None
     untuned: tuple[tuple[str, ...], ...] = ()
     """The nodes of each subprogram that was not tuned in time; ``skipped`` has them too."""
+    in_onnxruntime: Optimised | None = None
+    """The fastest result of ONNX Runtime alone, if another host runs nodes of the plan; bundles are of its plan."""
     inputs: str = ""
     """The source of given inputs on which the model was compared and timed, empty for random ones."""
     budget: float = inf
@@ -176,6 +178,11 @@ class Optimised:
         """
         return conservative_speedup(self.timings)
 
+    @property
+    def bundled(self) -> Optimised:
+        """The result of which bundles have the plan: one for ONNX Runtime alone."""
+        return self.in_onnxruntime or self
+
     def report(self) -> JsonObject:
         """The JSON of ``optimize``."""
         return {
@@ -201,6 +208,12 @@ class Optimised:
                 "speedup": self.exported.speedup,
                 "why": self.exported.why,
                 "nodes": [list(self.parts[n].nodes) for n in self.exported.parts],
+            },
+            "host": self.plan.host or "ONNX Runtime",
+            "hosted": list(self.plan.hosted),
+            "bundle": {
+                "speedup": self.bundled.speedup,
+                "nodes": [list(part.nodes) for part in self.bundled.parts if part.kept],
             },
             "inputs": self.inputs or "random",
             "stored": self.stored and {**asdict(self.stored), "types": list(self.stored.types)},
@@ -239,12 +252,17 @@ class Optimised:
         return {name: derivation for name, derivation in found.items() if derivation is not None}
 
     def records(self) -> dict[str, JsonObject]:
-        """Return the records of ``derivations``, with a certificate for each step, by name."""
+        """Return the records of ``derivations``, with a certificate for each step, by name.
+
+        If another host runs nodes of the plan, those of the bundle that differ are there too, as ``onnxruntime-NAME``.
+        """
         model = Path(self.model.path).name
-        return {
+        found = {
             name: to_record(derivation, step_certificates(derivation), model=model)
             for name, derivation in self.derivations().items()
         }
+        others = self.in_onnxruntime.records() if self.in_onnxruntime else {}
+        return found | {f"onnxruntime-{name}": each for name, each in others.items() if found.get(name) != each}
 
     def benchmark(self, repeat: int = 30) -> dict[str, Timing]:
         """Time the plan and the original again, in *repeat* interleaved rounds, on the same inputs."""
@@ -278,7 +296,8 @@ class Optimised:
         """Write ``onnx()`` to *path*, whole or not at all; warns if that is the original model."""
         write_atomically(path, self.onnx_bytes())
         if not self.replacements:
-            plan = "; save_bundle writes the plan, which is faster" if any(part.kept for part in self.parts) else ""
+            faster = any(part.kept for part in self.bundled.parts)
+            plan = "; save_bundle writes the plan, which is faster" if faster else ""
             warnings.warn(f"{path} is your original model: {ORIGINAL_FILE}{plan}", UserWarning, stacklevel=2)
 
     def save_bundle(self, path: str | Path, *others: Optimised) -> None:
@@ -286,10 +305,11 @@ class Optimised:
 
         ONNX Runtime runs it without this package (docs/deploying.md).  If the model has dynamic sizes, so has the
         bundle: the plan runs its own, *others* (the same model, optimised for other shapes) theirs, and the original
-        operators all others.  Raises BackendError without a C compiler, Refused for a folder with other files, for
+        operators all others.  If another host runs nodes of the plan, the bundle has the fastest plan of ONNX Runtime
+        alone (``bundled``).  Raises BackendError without a C compiler, Refused for a folder with other files, for
         *others* of another model and for a model beyond 2 GiB, OSError if it cannot be written.
         """
-        write_bundle(path, *(each._bundled() for each in (self, *others)))
+        write_bundle(path, *(each.bundled._bundled() for each in (self, *others)))
 
     def _bundled(self) -> BundledPlan:
         levels = [part.numerics.level for part in self.parts if part.numerics]
@@ -316,7 +336,7 @@ class Optimised:
     def summary(self) -> str:
         """Return one sentence with the gain and the error."""
         return (
-            f"{self._count_replaced()}; "
+            f"{self._count_replaced()}{self._describe_host('; ')}; "
             f"{self.timings['before'].median * 1e3:.3f} ms before, "
             f"{self.timings['after'].median * 1e3:.3f} ms after ({self.speedup:.2f}x); "
             f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}"
@@ -335,10 +355,10 @@ class Optimised:
         rival = f"your model in ONNX Runtime ({count_noun(self.threads, 'thread')})"
         proofs = count_certificates([part.certificate for part in kept])
         lines = [f"nothing gained: keep your file. Nothing was faster than {rival}: {before}"]
-        if kept:
+        if kept or self.plan.host:
             lines = [
                 f"{self.speedup:.2f} times as fast as {rival}: {before} before, {after} after",
-                f"{self._count_replaced()}: {proofs}",
+                f"{self._count_replaced()}{f': {proofs}' if kept else ''}{self._describe_host('; ')}",
                 f"largest error {self.errors[1]:.1e} of the largest output{self._describe_rounding()}",
                 *([str(self.stored)] if self.stored else []),
                 *self._advice(bundle, file),
@@ -358,6 +378,12 @@ class Optimised:
         kept, every = sum(part.kept for part in self.parts), len(self.parts) + len(self.untuned)
         return f"{kept} of {count_noun(every, 'subprogram')} replaced"
 
+    def _describe_host(self, joint: str) -> str:
+        """Say after *joint* what another host runs; empty if ONNX Runtime runs all that is not replaced."""
+        if not self.plan.host:
+            return ""
+        return f"{joint}{self.plan.host} runs {len(self.plan.hosted)} of {count_noun(len(self.model.nodes), 'node')}"
+
     def _name_untuned(self) -> str:
         """Name the subprograms that were not tuned by their first nodes, the first three of them."""
         first = [_shorten(nodes[0]) for nodes in self.untuned]
@@ -365,6 +391,14 @@ class Optimised:
 
     def _advice(self, bundle: str, file: str) -> list[str]:
         """Say what to deploy, if something was gained."""
+        if self.in_onnxruntime is not None:
+            needs = f"this plan is for Python with {self.plan.host}; in ONNX Runtime alone"
+            if not any(part.kept for part in self.in_onnxruntime.parts):
+                return [f"{needs} nothing was faster than your original, so a bundle or file is that"]
+            return [
+                f"{needs} {self.in_onnxruntime.speedup:.2f} times as fast:",
+                *self.in_onnxruntime._advice(bundle, file),
+            ]
         inside = self.exported.speedup
         known = (
             "its speed in ONNX Runtime is not known"

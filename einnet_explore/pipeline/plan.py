@@ -52,6 +52,9 @@ from einnet_explore.runtime.onnx_fragment import (
 from einnet_explore.runtime.program import CompiledProgram
 from einnet_explore.support.errors import Refused
 
+Border: TypeAlias = "tuple[tuple[str, ...], tuple[str, ...]]"
+"""The names of the values that enter nodes of a model, and of those that leave them."""
+
 
 def describe_nodes(nodes: Collection[ModelNode]) -> str:
     """Describe *nodes* in a message."""
@@ -82,7 +85,7 @@ class ModelRegions:
             raise Refused(f"node {', '.join(sorted(unknown))}: found no such node, expected one of the model's")
         return tuple(node for node in self.nodes if node.name in wanted)
 
-    def border(self, nodes: Collection[ModelNode]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def border(self, nodes: Collection[ModelNode]) -> Border:
         """Return the values that *nodes* read from elsewhere (no weights), and their results that are used there."""
         made = {name for node in nodes for name in node.results}
         own = {node.name for node in nodes}
@@ -300,8 +303,12 @@ def splice_model(
     regions: ModelRegions,
     parts: Sequence[tuple[Sequence[ModelNode], FragmentWriter | None]],
     opset: Sequence[onnx.OperatorSetIdProto],
+    border: Border,
 ) -> onnx.ModelProto:
-    """Build a model from *parts* of *regions*, in order: original nodes, or the nodes written in their place."""
+    """Build a model from *parts* of *regions*, in order: original nodes, or the nodes written in their place.
+
+    *border* has the names of its inputs and outputs.
+    """
     graph = regions.proto.graph
     protos: list[onnx.NodeProto] = []
     weights: dict[str, onnx.TensorProto] = {}
@@ -309,16 +316,16 @@ def splice_model(
         protos += [node.proto for node in nodes] if written is None else written.nodes
         weights |= {name: initializer(name, array) for name, array in written.weights.items()} if written else {}
     reads = {name for nodes, written in parts if written is None for node in nodes for name in node.reads}
-    reads |= set(regions.outputs)
+    reads |= set(border[1])
     made = {name for node in protos for name in node.output}
     joined = helper.make_graph(
         protos,
         graph.name or "plan",
-        [regions.infos[name] for name in regions.inputs],
-        [regions.infos[name] for name in regions.outputs],
+        [regions.infos[name] for name in border[0]],
+        [regions.infos[name] for name in border[1]],
         initializer=[*(w for name, w in regions.weights.items() if name in reads), *weights.values()],
         sparse_initializer=[w for name, w in regions.sparse.items() if name in reads],
-        value_info=[v for v in graph.value_info if v.name in made and v.name not in regions.outputs],
+        value_info=[v for v in graph.value_info if v.name in made and v.name not in border[1]],
     )
     return helper.make_model(
         joined,
@@ -364,6 +371,9 @@ class ExecutionPlan:
     threads: int = 1
     model_with: Callable[[KernelTable], PlanModel] = field(repr=False, kw_only=True)
     """Writes the plan as one model whose kernels are those of a table."""
+    host: str = ""
+    """The host that runs *hosted* nodes; empty if ONNX Runtime runs all that are not replaced."""
+    hosted: tuple[str, ...] = ()
     rest: Callable[[], None] = field(default=lambda: None, repr=False)
     """Frees the memory of a session that can be reopened: ONNX Runtime keeps the most that any run took."""
 
@@ -407,33 +417,39 @@ def build_plan(
         segment = _whole_segment(model, session, names)
         original = PlanModel(model.original)
         return ExecutionPlan((segment,), given, names, {}, threads, model_with=lambda _: original, rest=session.rest)
-    regions = ModelRegions(model.proto)
-    groups = tuple((regions.named(group), run) for group, run in replacements.items())
-    check_disjoint(nodes for nodes, _ in groups)
-    found = execution_order(regions, [nodes for nodes, _ in groups])
-    runs = dict(enumerate(run for _, run in groups))
-    parts = PlanParts(model, regions, found, runs)
+    parts = order_parts(model, replacements)
     with suppress(Refused):  # groups that a session cannot run are called between sessions
         segment = _join_in_one_session(parts, threads)
         return ExecutionPlan((segment,), given, names, {}, threads, model_with=parts.model_with)
-    segments = []
-    for group, nodes in found:
+    segments, regions = [], parts.regions
+    for group, nodes in parts.order:
         if group is None:
             segments.append(_session_segment(regions, nodes, threads))
         else:
-            segments.append(_group_segment(model, regions, nodes, runs[group]))
-    constants = {name: _constant_array(regions, name) for name in names if regions.constant(name)}
+            segments.append(_group_segment(model, regions, nodes, parts.runs[group]))
+    constants = {name: constant_array(regions, name) for name in names if regions.constant(name)}
     return ExecutionPlan(_drop_unread(segments, names), given, names, constants, threads, model_with=parts.model_with)
 
 
 @dataclass(frozen=True, eq=False)
 class PlanParts:
-    """The parts of a plan of *model* in order: replaced groups by number, and the nodes that stay (None)."""
+    """The parts of a plan of *model* in order: replaced groups by number, and the nodes that stay (None).
+
+    *border* has the values that enter and leave them.
+    """
 
     model: Model
     regions: ModelRegions
     order: Sequence[tuple[int | None, tuple[ModelNode, ...]]]
     runs: Mapping[int, GroupRun]
+    border: Border
+
+    def part(self, order: Sequence[tuple[int | None, tuple[ModelNode, ...]]]) -> PlanParts:
+        """Return those of the parts that are in *order*; raises Refused for a border value of unknown type."""
+        border = self.regions.border([node for _, nodes in order for node in nodes])
+        if untyped := [name for names in border for name in names if name not in self.regions.infos]:
+            raise Refused(f"found no type for {', '.join(untyped)}, expected one from shape inference")
+        return replace(self, order=order, border=border)
 
     def model_with(self, table: KernelTable) -> PlanModel:
         """Return the parts as one model; groups that a session cannot run with *table* stay as they were."""
@@ -446,7 +462,7 @@ class PlanParts:
                 written.append((nodes, None))
                 stay[tuple(node.name for node in nodes)] = str(why)
         share_equal_weights(made for _, made in written if made is not None)
-        proto = splice_model(self.regions, written, self.regions.proto.opset_import)
+        proto = splice_model(self.regions, written, self.regions.proto.opset_import, self.border)
         kernels = {name for node in proto.graph.node if node.domain == DOMAIN for name in node.input}
         weights = {k: v for _, made in written if made is not None for k, v in made.weights.items() if k in kernels}
         return PlanModel(proto, weights, stay)
@@ -467,8 +483,37 @@ class PlanParts:
         return run.write(self.model, nodes, self.regions.border(nodes)[1], prefix, table)
 
 
+def order_parts(model: Model, replacements: Mapping[tuple[str, ...], GroupRun]) -> PlanParts:
+    """Return the parts of the plan in which *replacements* run groups of nodes (by name).
+
+    Raises Refused, naming nodes, for a group that is unknown, shares a node with another or is not convex.
+    """
+    regions = ModelRegions(model.proto)
+    groups = tuple((regions.named(group), run) for group, run in replacements.items())
+    check_disjoint(nodes for nodes, _ in groups)
+    order = execution_order(regions, [nodes for nodes, _ in groups])
+    runs = dict(enumerate(run for _, run in groups))
+    return PlanParts(model, regions, order, runs, (regions.inputs, regions.outputs))
+
+
 def _join_in_one_session(parts: PlanParts, threads: int) -> Segment:
-    """Return all *parts* in one session; raises Refused if a session cannot run some group."""
+    session, held = open_parts(parts, threads)
+    feeds, outputs = tuple(v.name for v in session.get_inputs()), parts.regions.outputs
+
+    def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
+        return run_session(session, outputs, {name: values[name] for name in feeds})
+
+    nodes = tuple(node.name for _, group in parts.order for node in group)
+    return Segment(nodes=nodes, inputs=feeds, outputs=outputs, run=run_all)
+
+
+def open_parts(
+    parts: PlanParts, threads: int, waiting: Waiting = "spin"
+) -> tuple[onnxruntime.InferenceSession, list[object]]:
+    """Open all *parts* in one session; also return what has to live as long as it does.
+
+    Raises Refused if a session cannot run some group.
+    """
     made = parts.model_with(LOADED_KERNELS)
     if made.stay:
         raise Refused(next(iter(made.stay.values())))
@@ -478,15 +523,10 @@ def _join_in_one_session(parts: PlanParts, threads: int) -> Segment:
     session = open_session(
         made.proto,
         threads,
+        waiting,
         adjust=lambda options: held.extend(share_initializers(options, copy_to_large_pages(made.weights))),
     )
-    feeds, outputs = tuple(v.name for v in session.get_inputs()), parts.regions.outputs
-
-    def run_all(values: dict[str, Array], _: list[object] = held) -> Sequence[Array]:
-        return run_session(session, outputs, {name: values[name] for name in feeds})
-
-    nodes = tuple(node.name for _, group in parts.order for node in group)
-    return Segment(nodes=nodes, inputs=feeds, outputs=outputs, run=run_all)
+    return session, held
 
 
 def _free_prefix(regions: ModelRegions) -> str:
@@ -567,7 +607,8 @@ def _group_segment(model: Model, regions: ModelRegions, nodes: tuple[ModelNode, 
     return Segment(nodes=tuple(node.name for node in nodes), replaced=True, inputs=inputs, outputs=outputs, run=run)
 
 
-def _constant_array(regions: ModelRegions, name: str) -> Array:
+def constant_array(regions: ModelRegions, name: str) -> Array:
+    """Return the weight *name*, an output of the model."""
     if name in regions.sparse:
         raise Refused(f"graph output {name}: found a sparse weight, expected a node's result")
     return numpy_helper.to_array(regions.weights[name])

@@ -7,14 +7,17 @@
 * Selection for export: the file of standard operators has all kept derivations if it is then faster than the original
   in ONNX Runtime, else those that are faster there, else none.  A derivation may gain by kernels that ONNX Runtime does
   not have: in standard operators an overlap-add is a ``Pad`` and a sum of many slices.
+* Selection of the host: another installed runtime runs the nodes that are not replaced if the whole plan is then
+  faster, with the subprograms that pay there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, product
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
@@ -37,6 +40,7 @@ from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
 from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     Enough,
@@ -79,8 +83,9 @@ def forward_selection(
     contenders: Sequence[Sequence[int]] = (),
     seconds: float = FORWARD_SELECTION_SECONDS,
     clock: Callable[[], float] = perf_counter,
+    start: ExecutionPlan | None = None,
 ) -> ForwardSelection:
-    """Select the subprograms that make the whole model faster.
+    """Select the subprograms that make the whole model faster than the plan *start* (by default the original).
 
     *winners* and *contenders* are groups of equal subprograms, most gain first; each group joins the plan as one.
     Contenders come after the winners.  A group that made the plan slower is tried once more with those that joined
@@ -89,7 +94,7 @@ def forward_selection(
     _ = baseline.want  # its run is no part of the time
     until = clock() + seconds
     kept: list[int] = []
-    plan, refused, interrupted = baseline.original, dict[int, str](), False
+    plan, refused, interrupted = start or baseline.original, dict[int, str](), False
     tried: dict[tuple[int, ...], float] = {}
     turns = _trial_order([*map(tuple, winners)], [*map(tuple, contenders)][:MAX_CONTENDERS], lambda: clock() > until)
     for more in turns:
@@ -138,12 +143,20 @@ def _try_group(
     made or does not agree with the original.
     """
     trial = plan_of(larger)
+    speedup = _checked_speedup(baseline, plan, trial, MIN_PART_SPEEDUP)
+    return speedup, trial if speedup >= MIN_PART_SPEEDUP else None
+
+
+def _checked_speedup(baseline: Baseline, plan: ExecutionPlan, trial: ExecutionPlan, least: float) -> float:
+    """Return the speedup of *trial* over *plan*, exact enough to compare it with *least*.
+
+    Raises ValueError if *trial* fails or does not agree with the original.
+    """
     error = largest_error(baseline.want, trial.run(baseline.feeds))
     if error > MAX_RELATIVE_ERROR:
         raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
-    speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once}, MIN_PART_SPEEDUP)
-    return speedup, trial if speedup >= MIN_PART_SPEEDUP else None
+    return plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once}, least)
 
 
 MAX_LOSING_SPEEDUP = 0.99
@@ -239,6 +252,47 @@ def select_for_export(
     return ExportSelection(1.0, f"no kept rewrite is faster in plain ONNX Runtime ({lost}): the file is the original")
 
 
+MIN_HOSTED_SPEEDUP = 0.9
+"""Speedup over the plan of ONNX Runtime from which on subprograms are selected for a plan of another host."""
+
+HOST_SELECTION_SECONDS = 8.0
+"""Seconds after which no further subprogram is tried with another host."""
+
+
+def select_host(
+    baseline: Baseline,
+    current: ExecutionPlan,
+    plan_of: PlanMaker,
+    groups: Sequence[Sequence[int]],
+    kept: Sequence[int],
+    seconds: float = HOST_SELECTION_SECONDS,
+    clock: Callable[[], float] = perf_counter,
+) -> tuple[int, ...] | None:
+    """Return the subprograms with which the plan of a host is faster than *current* by more than noise, else None.
+
+    *plan_of* makes plans of the host.  It runs the whole model, or the nodes that the *kept* subprograms of *current*
+    leave; if one of these is nearly as fast, *groups* of equal subprograms join the former one by one, most gain first.
+    Raises KeyboardInterrupt.
+    """
+    until, whole = clock() + seconds, None
+    speedups = dict[tuple[int, ...], float]()
+    for numbers in dict.fromkeys(((), tuple(kept))):
+        with suppress(ValueError):
+            plan = plan_of(numbers)
+            speedups[numbers] = _checked_speedup(baseline, current, plan, MIN_SPEEDUP)
+            whole = whole if numbers else plan
+    if max(speedups.values(), default=0.0) < MIN_HOSTED_SPEEDUP:
+        return None
+    if whole is not None and [*map(tuple, groups)] not in ([], [tuple(kept)]) and clock() < until:
+        found = forward_selection(baseline, plan_of, groups, (), until - clock(), clock, whole)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        if tuple(found.kept) not in speedups:
+            speedups[tuple(found.kept)] = _checked_speedup(baseline, current, found.plan, MIN_SPEEDUP)
+    best = max(speedups, key=lambda numbers: speedups[numbers])
+    return best if speedups[best] >= MIN_SPEEDUP else None
+
+
 MIN_SELECTION_SECONDS = 10.0
 """Seconds that selection may take, however small the budget is: without trials nothing that was found is used."""
 
@@ -262,12 +316,16 @@ def selection_seconds(budget: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The numbers of the *kept* subprograms, the plan's *form*, why others are *refused*, and the file."""
+    """The numbers of the *kept* subprograms, the plan's *form*, why others are *refused*, and the file.
+
+    *host* runs the nodes that are not replaced; None stands for ONNX Runtime.
+    """
 
     kept: tuple[int, ...]
     form: PlanForm
     refused: Mapping[int, str]
     exported: ExportSelection
+    host: Host | None = None
 
     def without_rewrites(self, why: str) -> Selection:
         """Keep nothing, since the kept subprograms turned out not to pay."""
@@ -310,6 +368,13 @@ class Selector:
         The selection of an earlier run is not made again: its plan is checked, and measured once.
         """
         selection, measured = self._selection()
+        found = self._describe(selection, measured)
+        hosted = None if self.interrupted else self._hosted_selection(selection, measured)
+        if hosted is None:
+            return replace(found, interrupted=self.interrupted)
+        return replace(self._describe(*hosted), in_onnxruntime=found)
+
+    def _describe(self, selection: Selection, measured: MeasuredPlan) -> Optimised:
         assembled = self._assemble(selection.kept, selection.form)
         kept = set(selection.kept)
         parts = tuple(
@@ -356,19 +421,22 @@ class Selector:
     def _assemble(self, kept: Iterable[int], form: PlanForm, proof: Proof = "required") -> tuple[PlanProgram, ...]:
         return self.assembler.assemble(self.pieces(kept), form, proof)
 
-    def _plan(self, form: PlanForm, kept: Iterable[int], proof: Proof = "skipped") -> ExecutionPlan:
-        """Return the plan of the subprograms *kept*; plans on trial need no *proof*."""
+    def _plan(
+        self, form: PlanForm, kept: Iterable[int], proof: Proof = "skipped", host: Host | None = None
+    ) -> ExecutionPlan:
+        """Return the plan of the subprograms *kept*, others run by *host*; plans on trial need no *proof*."""
         numbers = tuple(kept)
-        if not numbers:
+        if not numbers and host is None:
             return self.baseline.original
-        return self.assembler.plan(self._assemble(numbers, form, proof), form)
+        return self.assembler.plan(self._assemble(numbers, form, proof), form, host)
 
     def _leave_one_out(self, selection: Selection) -> LeaveOneOut | None:
         """Return what measures the kept subprograms' contributions; None if nothing is kept."""
         if not selection.kept:
             return None
-        key = (*self._key, selection.kept, selection.form)
-        return LeaveOneOut(self._groups(selection.kept), partial(self._plan, selection.form), self.history, key)
+        key = (*self._key, selection.kept, selection.form, *([selection.host] if selection.host else []))
+        plan_of = partial(self._plan, selection.form, host=selection.host)
+        return LeaveOneOut(self._groups(selection.kept), plan_of, self.history, key)
 
     @cached_property
     def _task_names(self) -> tuple[str, ...]:
@@ -524,7 +592,9 @@ class Selector:
 
     def _measure(self, selection: Selection, enough: Enough = all_rounds) -> MeasuredPlan | None:
         """Measure the plan of *selection*, proved; None if it cannot be made or does not agree."""
-        return self.baseline.measure(lambda: self._plan(selection.form, selection.kept, "required"), enough)
+        return self.baseline.measure(
+            lambda: self._plan(selection.form, selection.kept, "required", selection.host), enough
+        )
 
     def _final_form(self, found: Selection) -> tuple[Selection, MeasuredPlan]:
         """Return *found* with its measured plan, in the first form if the form that seemed faster is not.
@@ -548,6 +618,46 @@ class Selector:
         why = "with it the whole model is not faster by more than noise"
         why += f": it runs at {measured.speedup:.2f} of its speed without" if measured else ", or does not agree"
         return selection.without_rewrites(why), self.baseline.measure_original()
+
+    def _hosted_selection(self, selection: Selection, measured: MeasuredPlan) -> tuple[Selection, MeasuredPlan] | None:
+        """Return the selection and plan of the fastest host other than ONNX Runtime; None if *measured* is faster.
+
+        Subprograms are selected for a host once; a second run measures the plan.
+        """
+        best: tuple[Selection, MeasuredPlan] | None = None
+        forms = [form for form in (selection.form, *self._forms) if not form.is_exported]
+        for form, host in product(forms[:1], installed_hosts()):
+            key = (*self._key, selection.kept, selection.form, host)
+            known, least = self.history.get("host", *key), MIN_REMEMBERED_SPEEDUP
+            if known is None:
+                try:
+                    known, least = {"kept": self._select_for_host(host, form, selection, measured.plan)}, MIN_SPEEDUP
+                except KeyboardInterrupt:
+                    self.interrupted = True
+                    break
+                self.history.record(known, "host", *key)
+            if (numbers := as_object(known)["kept"]) is None:
+                continue
+            kept = as_integers(numbers)
+            lost = dict.fromkeys(set(selection.kept) - set(kept), f"{host} runs its nodes as fast or faster")
+            found = replace(selection, kept=kept, form=form, refused={**selection.refused, **lost}, host=host)
+            fast = self._measure(found, is_clearly_faster)
+            if fast is not None and fast.speedup >= max(least, (best[1] if best else measured).speedup):
+                best = found, fast
+        return best
+
+    def _select_for_host(
+        self, host: Host, form: PlanForm, selection: Selection, current: ExecutionPlan
+    ) -> tuple[int, ...] | None:
+        winners = [n for n, part in enumerate(self.parts) if part.kept]
+        return select_host(
+            self.baseline,
+            current,
+            partial(self._plan, form, host=host),
+            self._groups_by_gain(winners),
+            selection.kept,
+            min(HOST_SELECTION_SECONDS, self._seconds_left()),
+        )
 
     @cached_property
     def _key(self) -> tuple[object, ...]:

@@ -175,9 +175,10 @@ _TABLE = "CREATE TABLE IF NOT EXISTS remembered (what TEXT, key TEXT, found TEXT
 
 
 DocumentKind: TypeAlias = Literal[
-    "attribution", "contest", "gpu", "inputs", "model", "numerics", "post", "selection", "spent"
+    "attribution", "contest", "gpu", "host", "inputs", "model", "numerics", "post", "selection", "spent"
 ]
-"""``contest`` is a trial, ``gpu`` one on a GPU, ``post`` a post-optimisation, ``model`` the seconds of a model,
+"""``contest`` is a trial, ``gpu`` one on a GPU, ``host`` the subprograms kept with another host than ONNX Runtime,
+``post`` a post-optimisation, ``model`` the seconds of a model,
 ``spent`` those of tuning."""
 
 

@@ -401,12 +401,12 @@ def onnx_session(model: onnx.ModelProto, threads: int, waiting: Waiting = "spin"
 def bind_session(
     session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> Callable[[], None]:
-    """A call of *session* that reads *inputs* where they are now and writes *outputs*; all are packed, in float32."""
+    """A call of *session* that reads *inputs* where they are now and writes *outputs*; all are packed."""
     binding = session.io_binding()
     for name, array in inputs.items():
-        binding.bind_input(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+        binding.bind_input(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
     for name, array in outputs.items():
-        binding.bind_output(name, "cpu", 0, np.float32, list(array.shape), array.ctypes.data)
+        binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
 
     def call(_arrays: object = (inputs, outputs)) -> None:  # the binding knows addresses only
         session.run_with_iobinding(binding)
