@@ -435,6 +435,27 @@ def test_pool_and_upsampling_join_their_convolution() -> None:
     assert ["Conv", "MaxPool"] not in operators(load_model(build(most, image, ["y"], weights)))
 
 
+@pytest.mark.parametrize("counted", [0, 1])
+def test_padding_is_inside_a_region(counted: int) -> None:
+    """Between two convolutions, of a pool that counts it or not, and as a node; values are those of ONNX Runtime."""
+    rng = np.random.default_rng(counted)
+    weights = {"k": integers(rng, 16, 4, 1, 1), "b": integers(rng, 16), "l": integers(rng, 4, 16, 3, 3)}
+    weights["p"] = np.array([0, 0, 1, 0, 0, 0, 1, 2])
+    nodes = [
+        node("Conv", ["x", "k", "b"], ["c"]),
+        node("AveragePool", ["c"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=counted),
+        node("Conv", ["u", "k", "b"], ["d"]),
+        node("Conv", ["d", "l"], ["z"], pads=[1, 1, 1, 1]),
+        node("Conv", ["v", "k"], ["e"]),
+        node("Pad", ["e", "p"], ["f"]),
+        node("Conv", ["f", "l"], ["w"]),
+    ]
+    model = load_model(build(nodes, dict.fromkeys("xuv", (1, 4, 6, 6)), ["y", "z", "w"], weights))
+    assert sorted(operators(model)) == [["Conv", "AveragePool"], ["Conv", "Conv"], ["Conv", "Pad", "Conv"]]
+    feed = {name: rng.standard_normal((1, 4, 6, 6)).astype(np.float32) for name in "xuv"}
+    computes_what_the_model_does(model, feed)
+
+
 def segmentation_head(c: int, f: int, h: int) -> Model:
     """A 1x1 convolution of two feature maps, of which the second is upsampled linearly."""
     nodes = [

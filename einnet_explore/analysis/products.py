@@ -479,7 +479,9 @@ def is_multilinear(equation: Equation) -> bool:
 
 def _is_factor(factor: Scalar) -> bool:
     match factor:
-        case Access() | Const() | Apply("/", (Const(), Access() | Const())):
+        case Access() | Const():
+            return True
+        case Apply("/", (Const(), divisor)) if all(isinstance(part, Access | Const) for part in factors(divisor)):
             return True
         case Apply("exp", (argument,)) | Apply("where", (Compare(), Apply("exp", (argument,)), Const(0))):
             return _is_sum_of_reads(argument)
