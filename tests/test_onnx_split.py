@@ -20,6 +20,7 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import import OPERATORS_ONNX
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline import partition as partition_module
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation
@@ -454,6 +455,35 @@ def test_padding_is_inside_a_region(counted: int) -> None:
     assert sorted(operators(model)) == [["Conv", "AveragePool"], ["Conv", "Conv"], ["Conv", "Pad", "Conv"]]
     feed = {name: rng.standard_normal((1, 4, 6, 6)).astype(np.float32) for name in "xuv"}
     computes_what_the_model_does(model, feed)
+
+
+def test_ends_of_regions_have_reasons() -> None:
+    weights = {name: np.ones((8, 8), np.float32) for name in "uvw"}
+    nodes = [
+        node("MatMul", ["x", "u"], ["a"]),
+        node("ReduceMax", ["a"], ["m"], keepdims=1),
+        node("Mul", ["m", "x"], ["b"]),
+        node("MatMul", ["b", "v"], ["c"]),
+        node("Relu", ["c"], ["r"]),
+        node("Add", ["r", "c"], ["d"]),
+        node("MatMul", ["d", "w"], ["y"]),
+    ]
+    found = partition(load_model(build(nodes, {"x": (4, 8)}, ["y"], weights)))
+    assert {s.node: s.why for s in found.region_ends} == {
+        "reducemax_m": "a max is no sum",
+        "relu_r": "relu is no product",
+        "matmul_c": "others read its result",
+    }
+
+
+def test_large_region_is_cut_at_its_smallest_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("MatMul", ["x", "k"], ["a"]), node("MatMul", ["z", "l"], ["b"]), node("MatMul", ["a", "b"], ["y"])]
+    weights = {"k": np.ones((4, 9), np.float32), "l": np.ones((4, 2), np.float32)}
+    model = load_model(build(nodes, {"x": (9, 4), "z": (9, 4)}, ["y"], weights))
+    assert not partition(model).region_ends
+    monkeypatch.setattr(partition_module, "MAX_REGION_NODES", 2)
+    (end,) = partition(model).region_ends
+    assert (end.node, end.why) == ("matmul_b", "the region has 2 nodes")
 
 
 def segmentation_head(c: int, f: int, h: int) -> Model:

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 
 from einnet_explore.analysis.equations import widen_padding
 from einnet_explore.analysis.indices import iterators_of, substitute
-from einnet_explore.analysis.products import has_finite_padding, multiply_out, quotient_factors
+from einnet_explore.analysis.products import has_finite_padding
 from einnet_explore.ir import (
     ELEMENT_TYPES,
     Access,
@@ -44,6 +44,7 @@ from einnet_explore.ir import (
     factors,
     map_accesses,
     mul,
+    terms,
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
@@ -119,8 +120,8 @@ def _with_padded_factors(access: Access) -> Scope:
         raise Refused(
             f"the scope takes the {scope.reduce}, or reads an infinite padding: expected a sum of finite reads"
         )
-    found, pads = multiply_out(scope.body), dict(zip(scope.traversals, scope.padding, strict=True))
-    parts = [_padded_factors(scope, pads, tuple(f for part in term for f in quotient_factors(part))) for term in found]
+    pads = dict(zip(scope.traversals, scope.padding, strict=True))
+    parts = [_padded_factors(scope, pads, factors(term)) for term in terms(scope.body)]
     if not scope.summations and len(parts) == 1 and len(factors(parts[0])) == 1:
         raise Refused("all factors of the scope depend on the padded dimensions, and it sums nothing")
     wide = {x: Iterator(x.name, x.lo - before, x.hi + after) for x, (before, after) in pads.items()}
