@@ -421,6 +421,15 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
         ),
         3 * N * R * F,
     ),
+    "band of attention without softmax": (
+        made(
+            f"Q[{N}, {R}]; K[{N}, {R}]; V[{N}, {R}]",
+            f"S[i:{N}, j:{N}] = sum[k:{R}] Q[i, k] * K[j, k]",
+            f"M[i:{N}, j:{N}] = where(j - i <= 4, where(j - i > -4, S[i, j], 0), 0)",
+            f"Y[i:{N}, d:{R}] = sum[j:{N}] M[i, j] * V[j, d]",
+        ),
+        2 * 8 * N * R,
+    ),
     # Squares
     "factorisation machine": (
         made(
@@ -517,6 +526,10 @@ NEAR_MISSES: dict[str, tuple[str, str]] = {
     "padding between two windows": (
         "Y[h:5] = sum[r:3] {[h:5] sum[s:3] x[0, h+s-1] * g[s]} pad [1][h+r-1] * h[r]",
         "Y[h:5] = sum[r:3, s:3] {[h:5] x[0, h]} pad [2][h+r+s-2] * g[s] * h[r]",
+    ),
+    "band that is one place wider": (
+        "Y[i:5] = sum[j:5] where(j - i <= 1, where(j - i >= -1, y[i, j], 0), 0) * g[j]",
+        "Y[i:5] = sum[r:3] {[i:5, j:5] y[i, j]} pad [0, (1, 2)][i, i+r] * {[j:5] g[j]} pad [(1, 2)][i+r]",
     ),
     "matrices in another order": (
         "T[i:5, j:5] = sum[k:5] y[i, k] * A[k, j]\nY[i:5, j:5] = sum[k:5] T[i, k] * B[k, j]",

@@ -457,6 +457,23 @@ def test_padding_is_inside_a_region(counted: int) -> None:
     computes_what_the_model_does(model, feed)
 
 
+@pytest.mark.parametrize("first", [-31, -3])
+def test_mask_that_is_a_factor_is_a_condition(first: int) -> None:
+    """Of positions up to one's own, or of a band: the products before and after it are one region."""
+    place = np.arange(32) - np.arange(32)[:, None]
+    weights = {"m": ((first <= place) & (place <= 0)).astype(np.float32)}
+    nodes = [node("MatMul", ["q", "k"], ["s"]), node("Mul", ["m", "s"], ["t"]), node("MatMul", ["t", "v"], ["y"])]
+    model = load_model(build(nodes, {"q": (32, 4), "k": (4, 32), "v": (32, 4)}, ["y"], weights))
+    assert operators(model) == [["MatMul", "Mul", "MatMul"]]
+    (whole,) = check(model).subprograms
+    assert whole.inputs == ("q", "k", "v")
+    *_, best = factorings(whole.anonymous.program)
+    assert 2 * products_at_run_time(best.end) < products_at_run_time(whole.anonymous.program)
+    assert {certify(step.before, step.after).kind for step in best.steps} == {"proved"}
+    rng = np.random.default_rng(1)
+    computes_what_the_model_does(model, {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in model.inputs})
+
+
 def test_ends_of_regions_have_reasons() -> None:
     weights = {name: np.ones((8, 8), np.float32) for name in "uvw"}
     nodes = [

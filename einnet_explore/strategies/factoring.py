@@ -11,6 +11,7 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
                  products of sums out and sum each term on its own (distributivity)
     padding:     move the padding of a sum to the factors that it has (padding exchange), or drop it where these are 0
                  (boundary relaxing)
+    bands:       sum over a window where a condition confines a sum to a band (boundary tightening)
     blocks:      split a sum up to a position (prefix splitting), make decay relative to the blocks' ends (recentring)
     factoring:   add terms with a common factor first (common factor), eliminate the summations in the cheapest order
                  (contraction order), compute what is read through a quotient once (traversal factoring), make nested
@@ -27,6 +28,7 @@ from math import isqrt, log
 
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
 from einnet_explore.ir import (
     Access,
@@ -67,7 +69,7 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import accepted, places
-from einnet_explore.rules.boundaries import Wider
+from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
@@ -92,7 +94,7 @@ def factorings(program: Program) -> Iterable[Derivation]:
     """
     least = products_at_run_time(program)
     for fused in multiplied_out(program):
-        for normal in (fused, *_with_padded_factors(fused), *_in_blocks(fused)):
+        for normal in (fused, *_with_padded_factors(fused), *_in_bands(fused), *_in_blocks(fused)):
             found = factored(normal)
             if (count := products_at_run_time(found.end)) < least:
                 least = count
@@ -134,6 +136,25 @@ def _paddings(program: Program) -> Iterable[Match[object]]:
                 if (before or after) and accepted(BOUNDARY_RELAXING.rewrite, program, at, wider):
                     yield Match(BOUNDARY_RELAXING, at, wider)
         yield from PADDING_EXCHANGE.matches(program, at)
+
+
+def _in_bands(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with sums over a window in place of those that a condition confines to a band."""
+    start = derivation
+    while (match := next(iter(_bands(derivation.end)), None)) is not None:
+        derivation = derivation.then(match)
+    if derivation is not start:
+        yield from _with_padded_factors(derivation)
+        yield derivation
+
+
+def _bands(program: Program) -> Iterable[Match[object]]:
+    for at, scope in places(program):
+        if any(isinstance(part, Compare) for part in walk_scalar(scope.body)):
+            narrow = tuple(window for window in sliding_windows(scope) if 2 * window[2] <= window[0].extent)
+            tightening = Tightening(window=narrow)
+            if accepted(BOUNDARY_TIGHTENING.rewrite, program, at, tightening):
+                yield Match(BOUNDARY_TIGHTENING, at, tightening)
 
 
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:
