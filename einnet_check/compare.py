@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import islpy as isl
 
 from einnet_check.sizes import Beyond, Size, Symbol, facts, form_of, terms_of
-from einnet_check.terms import MOST, NONE, Axioms, Family, Form, Rows, Space, name, reduces, unbounded
+from einnet_check.terms import MOST, NONE, Axioms, Family, Form, Rows, Space, name, put, reduces, unbounded
 from einnet_check.text import Box, Program, Read, Scope, Tensor, mapped, reads, tensors
 
 Tally: TypeAlias = "dict[tuple[tuple[str, ...], int], Any]"
@@ -29,6 +29,8 @@ CONTEXT.set_max_operations(20_000_000)
 @lru_cache(1 << 12)
 def difference(before: Scope, after: Scope, box: Box, axioms: Axioms = NONE) -> str | None:
     """None where both scopes are proved to be one function on *box*, by *axioms* if any, else why not."""
+    if unnamed(before) == unnamed(after):
+        return None
     why = terms_differ(before, after, box, axioms)
     if why and around(before) == around(replace(after, reach=before.reach)):
         # The same function of scopes that are the same where both may be read.
@@ -39,6 +41,15 @@ def difference(before: Scope, after: Scope, box: Box, axioms: Axioms = NONE) -> 
                 return why
         return None
     return why
+
+
+def unnamed(scope: Scope) -> Scope:
+    """*scope* with iterators named by their places, also in the scopes that it reads."""
+    to = {x: f"{n}" for n, (x, _, _) in enumerate((*scope.own, *scope.sums))}
+    own, sums = (tuple((to[x], lo, hi) for x, lo, hi in xs) for xs in (scope.own, scope.sums))
+    domain = tuple(put(bound, to) for bound in scope.domain)
+    body = mapped(put(scope.body, to), lambda r: Read(unnamed(r.source), r.at) if isinstance(r.source, Scope) else r)
+    return replace(scope, own=own, sums=sums, body=body, domain=domain)
 
 
 def scopes(scope: Scope) -> list[Scope]:

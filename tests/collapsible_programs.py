@@ -393,6 +393,43 @@ COLLAPSIBLE: dict[str, tuple[str, int]] = {
         ),
         2 * N * K + N * N,
     ),
+    # Padding between two sums
+    "1x1 convolution with bias before a padded 3x3 one": (
+        made(
+            f"x[{C}, {H}, {H}]; W*[64, {C}]; b*[64]; V*[{D}, 64, 3, 3]",
+            f"T[k:64, h:{H}, w:{H}] = sum[c:{C}] x[c, h, w] * W[k, c]",
+            f"B[k:64, h:{H}, w:{H}] = T[k, h, w] + b[k]",
+            f"Y[f:{D}, h:{H}, w:{H}] = sum[k:64, r:3, s:3] {{[k:64, h:{H}, w:{H}] B[k, h, w]}} pad [0, 1, 1]"
+            f"[k, h+r-1, w+s-1] * V[f, k, r, s]",
+        ),
+        9 * C * D * POINTS + D * POINTS,
+    ),
+    "padded pool after a 1x1 convolution": (
+        made(
+            f"x[{C}, {2 * H}, {2 * H}]; W*[{D}, {C}]",
+            f"T[f:{D}, h:{2 * H}, w:{2 * H}] = sum[c:{C}] x[c, h, w] * W[f, c]",
+            f"Y[f:{D}, h:{H}, w:{H}] = sum[r:3, s:3] 0.1 * {{[f:{D}, h:{2 * H}, w:{2 * H}] T[f, h, w]}} pad [0, 1, 1]"
+            f"[f, 2*h+r-1, 2*w+s-1]",
+        ),
+        9 * C * POINTS + D * C * POINTS,
+    ),
+    "causal convolution of a wide layer": (
+        made(
+            f"x[{N}, {R}]; W*[{R}, {K}]; V*[3, {K}, {F}]",
+            linear("T", "x", "W", N, R, K),
+            f"Y[n:{N}, d:{F}] = sum[f:{K}, r:3] {{[n:{N}, f:{K}] T[n, f]}} pad [(2, 0), 0][n+r-2, f] * V[r, f, d]",
+        ),
+        3 * N * R * F,
+    ),
+    "band of attention without softmax": (
+        made(
+            f"Q[{N}, {R}]; K[{N}, {R}]; V[{N}, {R}]",
+            f"S[i:{N}, j:{N}] = sum[k:{R}] Q[i, k] * K[j, k]",
+            f"M[i:{N}, j:{N}] = where(j - i <= 4, where(j - i > -4, S[i, j], 0), 0)",
+            f"Y[i:{N}, d:{R}] = sum[j:{N}] M[i, j] * V[j, d]",
+        ),
+        2 * 8 * N * R,
+    ),
     # Squares
     "factorisation machine": (
         made(
@@ -480,6 +517,19 @@ NEAR_MISSES: dict[str, tuple[str, str]] = {
     "bias that is summed once instead of at every row": (
         "T[n:5, f:5] = sum[k:5] y[n, k] * A[k, f]\nY[f:5] = sum[n:5] T[n, f] + g[f]",
         "S[k:5] = sum[n:5] y[n, k]\nY[f:5] = sum[k:5] S[k] * A[k, f] + 0.2 * g[f]",
+    ),
+    "bias that is added after the padding": (
+        "Y[h:5] = sum[k:5, r:3] {[h:5, k:5] y[h, k] + g[k]} pad [1, 0][h+r-1, k] * K[h, k, r]",
+        "Y[h:5] = {[h:5] sum[k:5, r:3] {[h:5, k:5] y[h, k]} pad [1, 0][h+r-1, k] * K[h, k, r]}[h]"
+        " + {[h:5] sum[k:5, r:3] g[k] * K[h, k, r]}[h]",
+    ),
+    "padding between two windows": (
+        "Y[h:5] = sum[r:3] {[h:5] sum[s:3] x[0, h+s-1] * g[s]} pad [1][h+r-1] * h[r]",
+        "Y[h:5] = sum[r:3, s:3] {[h:5] x[0, h]} pad [2][h+r+s-2] * g[s] * h[r]",
+    ),
+    "band that is one place wider": (
+        "Y[i:5] = sum[j:5] where(j - i <= 1, where(j - i >= -1, y[i, j], 0), 0) * g[j]",
+        "Y[i:5] = sum[r:3] {[i:5, j:5] y[i, j]} pad [0, (1, 2)][i, i+r] * {[j:5] g[j]} pad [(1, 2)][i+r]",
     ),
     "matrices in another order": (
         "T[i:5, j:5] = sum[k:5] y[i, k] * A[k, j]\nY[i:5, j:5] = sum[k:5] T[i, k] * B[k, j]",

@@ -433,6 +433,11 @@ def test_programs_that_simpler_comparisons_missed_are_proved() -> None:
     rows, power = "tensor A[6]\ntensor B[4]\nY[i:6] = ", "*".join(["A[i]"] * 8)
     assert why(f"{rows}sum[j:2] {power}*B[j]", f"{rows}{{[i:6, p:1] sum[q:2] {power}*B[q]}}[i, 0]") is None
     assert why(f"{rows}A[i]*A[i]", f"{rows}2*A[i]*A[i]") is not None
+    count = "sum[{y}:3] where({x}+{y} >= 1, 1, 0)"  # a number of points, which is no set
+    counts = f"T[i:6] = {count.format(x='i', y='r')}\nU[j:6] = {count.format(x='j', y='s')}\nY[i:6, j:6] = A[i] / "
+    assert why(f"tensor A[6]\n{counts}(T[i]*U[j])\noutput Y", f"tensor A[6]\n{counts}(T[i]*T[j])\noutput Y") is None
+    other = counts.replace("j+s >= 1", "j+s >= 2")
+    assert why(f"tensor A[6]\n{other}(T[i]*U[j])\noutput Y", f"tensor A[6]\n{other}(T[i]*T[j])\noutput Y") is not None
 
 
 def matched() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Factoring across expressions: the products that algebra leaves, proved, at several sizes; else the start is kept."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import prod
@@ -13,18 +14,20 @@ import einnet_explore as ee
 from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
-from einnet_explore.ir import Iterator, Program
+from einnet_explore.ir import Const, Iterator, Program, Scope, add, as_index, padded
+from einnet_explore.ir import program as read_whole
 from einnet_explore.rules import (
     COMMON_FACTOR,
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
+    PADDING_EXCHANGE,
     TRAVERSAL_FACTORING,
     Derivation,
 )
 from einnet_explore.rules.traversal_factoring import Position
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.syntax import parse
-from tests.rules_kit import check_rule, refuses
+from tests.rules_kit import check_rule, contractions, refuses
 
 
 def best(program: Program) -> Derivation:
@@ -141,6 +144,24 @@ def test_one_public_search_finds_the_collapse(name: str) -> None:
     found = [c for c in run.candidates if products_at_run_time(c.program) <= scaled]
     assert found and {certify(step.before, step.after).kind for step in found[0].derivation.steps} == {"proved"}
     agree(start, found[0].program)
+
+
+def test_mean_of_two_padded_convolutions_sums_windows_first() -> None:
+    c, k, f, h = 3, 12, 4, 6
+    start = parse(
+        f"""tensor x[{c}, {h}, {h}] pad [0, 1, 1]
+    tensor W[{k}, {c}, 3, 3] weight
+    tensor V[{f}, {k}, 3, 3] weight
+    T[k:{k}, h:{h}, w:{h}] = sum[c:{c}, r:3, s:3] x[c, h+r-1, w+s-1] * W[k, c, r, s]
+    U[f:{f}, h:{h}, w:{h}] = sum[k:{k}, r:3, s:3] {{[k:{k}, h:{h}, w:{h}] T[k, h, w]}} pad [0, 1, 1][k, h+r-1, w+s-1]
+      * V[f, k, r, s]
+    Y[f:{f}] = sum[h:{h}, w:{h}] U[f, h, w]
+    output Y""".replace("\n      *", " *")
+    )
+    end = best(start).end
+    # Of rows, then of columns, for each pair of places in both windows; then one product with both weights.
+    assert products_at_run_time(end) == 27 * c * h * (h + 2) + 81 * c * h + 81 * c * f
+    agree(start, end)
 
 
 def test_equal_intermediates_are_shared() -> None:
@@ -291,6 +312,35 @@ def test_windows_are_summed_along_one_dimension_after_the_other() -> None:
     *_, found = factorings(start)
     assert products_at_run_time(found.end) == 2 * 3 * 12 * 16 + 2 * 3 * 5 * 12
     agree(start, found.end)
+
+
+@settings(deadline=None, max_examples=25)
+@given(contractions(reductions=("sum",)), st.data())
+def test_padding_of_a_sum_moves_to_its_factors(program: Program, data: st.DataObject) -> None:
+    scope = program.equations[0].scope
+    pads = tuple(data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2))) for _ in scope.traversals)
+    wide = tuple(Iterator(x.name, x.lo - a, x.hi + b) for x, (a, b) in zip(scope.traversals, pads, strict=True))
+    body = add(scope.body, Const(2)) if data.draw(st.booleans()) else scope.body
+    start = read_whole(Scope(wide, (), padded(replace(scope, body=body), pads)[tuple(map(as_index, wide))]))
+    check_rule(PADDING_EXCHANGE, start)
+    for match in PADDING_EXCHANGE.matches(start, (0,)):
+        assert certify(start, match.apply(start).after).kind == "proved"
+    assert bool(list(PADDING_EXCHANGE.matches(start, (0,)))) == any(map(any, pads))
+
+
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        ("[i:3] max[k:4] A[i, k]} pad [1]", "the scope takes the max"),
+        ("[i:3] A[i, 0] * A[i, 1]} pad [1]", "all factors of the scope depend on the padded dimensions"),
+        ("[i:3] sum[k:4] A[i, k]} pad [1] value 2", "the scope is 2 around its box, expected 0"),
+        ("[i:3 | 0 <= i < 2] sum[k:4] A[i, k]} pad [1]", "reads no padded scope without conditions"),
+        ("[i:3] sum[k:4] A[i, k] * B[i]} pad [1]", "reads an infinite padding"),
+    ],
+)
+def test_padding_that_moves_to_no_factor_is_refused(inner: str, why: str) -> None:
+    start = parse(f"tensor A[3, 4]\ntensor B[3] pad [1] value inf\nY[z:5] = {{{inner}[z-1]")
+    refuses(PADDING_EXCHANGE, start, (0,), why, access=0, direction="factors")
 
 
 def test_expression_extraction_is_the_inverse_of_fusion() -> None:

@@ -20,6 +20,7 @@ from einnet_explore.onnx_export.export import Replacement, rewrite_model
 from einnet_explore.onnx_import import OPERATORS_ONNX
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model
+from einnet_explore.pipeline import partition as partition_module
 from einnet_explore.pipeline.fusion import fuse_eoperators
 from einnet_explore.pipeline.partition import Split, partition
 from einnet_explore.rules import SIBLING_MERGING, Derivation
@@ -433,6 +434,73 @@ def test_pool_and_upsampling_join_their_convolution() -> None:
     assert operators(load_model(build(resize, image, ["y"], weights))) == [["Resize", "Conv"]]
     most = [pool[0], node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2], strides=[2, 2])]
     assert ["Conv", "MaxPool"] not in operators(load_model(build(most, image, ["y"], weights)))
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_padding_is_inside_a_region(counted: int) -> None:
+    """Between two convolutions, of a pool that counts it or not, and as a node; values are those of ONNX Runtime."""
+    rng = np.random.default_rng(counted)
+    weights = {"k": integers(rng, 16, 4, 1, 1), "b": integers(rng, 16), "l": integers(rng, 4, 16, 3, 3)}
+    weights["p"] = np.array([0, 0, 1, 0, 0, 0, 1, 2])
+    nodes = [
+        node("Conv", ["x", "k", "b"], ["c"]),
+        node("AveragePool", ["c"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=counted),
+        node("Conv", ["u", "k", "b"], ["d"]),
+        node("Conv", ["d", "l"], ["z"], pads=[1, 1, 1, 1]),
+        node("Conv", ["v", "k"], ["e"]),
+        node("Pad", ["e", "p"], ["f"]),
+        node("Conv", ["f", "l"], ["w"]),
+    ]
+    model = load_model(build(nodes, dict.fromkeys("xuv", (1, 4, 6, 6)), ["y", "z", "w"], weights))
+    assert sorted(operators(model)) == [["Conv", "AveragePool"], ["Conv", "Conv"], ["Conv", "Pad", "Conv"]]
+    feed = {name: rng.standard_normal((1, 4, 6, 6)).astype(np.float32) for name in "xuv"}
+    computes_what_the_model_does(model, feed)
+
+
+@pytest.mark.parametrize("first", [-31, -3])
+def test_mask_that_is_a_factor_is_a_condition(first: int) -> None:
+    """Of positions up to one's own, or of a band: the products before and after it are one region."""
+    place = np.arange(32) - np.arange(32)[:, None]
+    weights = {"m": ((first <= place) & (place <= 0)).astype(np.float32)}
+    nodes = [node("MatMul", ["q", "k"], ["s"]), node("Mul", ["m", "s"], ["t"]), node("MatMul", ["t", "v"], ["y"])]
+    model = load_model(build(nodes, {"q": (32, 4), "k": (4, 32), "v": (32, 4)}, ["y"], weights))
+    assert operators(model) == [["MatMul", "Mul", "MatMul"]]
+    (whole,) = check(model).subprograms
+    assert whole.inputs == ("q", "k", "v")
+    *_, best = factorings(whole.anonymous.program)
+    assert 2 * products_at_run_time(best.end) < products_at_run_time(whole.anonymous.program)
+    assert {certify(step.before, step.after).kind for step in best.steps} == {"proved"}
+    rng = np.random.default_rng(1)
+    computes_what_the_model_does(model, {v.name: rng.standard_normal(v.shape).astype(np.float32) for v in model.inputs})
+
+
+def test_ends_of_regions_have_reasons() -> None:
+    weights = {name: np.ones((8, 8), np.float32) for name in "uvw"}
+    nodes = [
+        node("MatMul", ["x", "u"], ["a"]),
+        node("ReduceMax", ["a"], ["m"], keepdims=1),
+        node("Mul", ["m", "x"], ["b"]),
+        node("MatMul", ["b", "v"], ["c"]),
+        node("Relu", ["c"], ["r"]),
+        node("Add", ["r", "c"], ["d"]),
+        node("MatMul", ["d", "w"], ["y"]),
+    ]
+    found = partition(load_model(build(nodes, {"x": (4, 8)}, ["y"], weights)))
+    assert {s.node: s.why for s in found.region_ends} == {
+        "reducemax_m": "a max is no sum",
+        "relu_r": "relu is no product",
+        "matmul_c": "others read its result",
+    }
+
+
+def test_large_region_is_cut_at_its_smallest_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("MatMul", ["x", "k"], ["a"]), node("MatMul", ["z", "l"], ["b"]), node("MatMul", ["a", "b"], ["y"])]
+    weights = {"k": np.ones((4, 9), np.float32), "l": np.ones((4, 2), np.float32)}
+    model = load_model(build(nodes, {"x": (9, 4), "z": (9, 4)}, ["y"], weights))
+    assert not partition(model).region_ends
+    monkeypatch.setattr(partition_module, "MAX_REGION_NODES", 2)
+    (end,) = partition(model).region_ends
+    assert (end.node, end.why) == ("matmul_b", "the region has 2 nodes")
 
 
 def segmentation_head(c: int, f: int, h: int) -> Model:

@@ -99,6 +99,8 @@ def test_plan_of_all_derived_subprograms_is_correct_at_any_times(
     assert deploy.startswith(("deploy this: folder: a folder that", "deploy this: file.onnx: one ONNX file"))
     page = fast._repr_html_()
     assert page.index("deploy this") < page.index("<table>")
+    assert said["region_ends"] == [{"node": "relu_b", "why": "relu is no product"}]
+    assert "end before</summary>" in page and "<li>1 Relu: relu is no product</li>" in page
     assert page.count("<tr>") == 3 and "eOperator" in page
     assert len(fast.graphs()) == 2
     assert {"before", "after"} == set(fast.benchmark(3))

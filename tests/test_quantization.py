@@ -251,7 +251,8 @@ def test_padding_of_scaled_elements_becomes_padding_of_the_tensor() -> None:
         "Y[h:6, c:2] = sum[r:5] {[i:8, c:2] 0.5 * (X[i, c] - 3)} pad [1, 0][h + r - 1, c] * K[r]"
     )
     program = ee.parse(text)
-    (match,) = PADDING_EXCHANGE.matches(program, (0,))
+    match, factors = PADDING_EXCHANGE.matches(program, (0,))
+    assert ee.certify(program, factors.apply(program).after).kind == "proved"
     after = match.apply(program).after
     assert after.inputs[0].padding == ((1, 1), (0, 0)) and after.inputs[0].value == 3
     assert certify(program, after).kind == "proved"

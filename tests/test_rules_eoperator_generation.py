@@ -99,6 +99,8 @@ def test_a_formula_without_a_sum_is_generated_at_any_intensity() -> None:
     assert intensity(formula.scope_at((0,))) > 4 and not is_compute_bound(formula.scope_at((0,)))
     after = EOPERATOR_GENERATION.match(formula, (0,)).apply(formula).after
     assert after.equations[0].via == EOperatorKind.ELEMENTWISE.instance and compute_bound(formula) == ()
+    counts = parse("Y[i:6] = sum[r:3] where(2*i+r >= 1, where(2*i+r <= 12, 1, 0), 0)")  # it reads nothing
+    assert list(EOPERATOR_GENERATION.matches(counts, (0,))) and compute_bound(counts) == ()
 
 
 def test_an_epilogue_of_a_sum_is_one_kernel() -> None:

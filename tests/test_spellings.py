@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_building import build
+from onnx_building import build, run
 
 import einnet_explore as ee
 from benchmarks.spellings.__main__ import compared, main
@@ -17,6 +17,7 @@ from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Scope
 from einnet_explore.onnx_import.load import load_model
+from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.folded_weights import find_joined_weights
 from einnet_explore.pipeline.model_spelling import with_normal_spelling
 from einnet_explore.pipeline.partition import partition
@@ -125,3 +126,37 @@ def test_a_padding_that_the_reader_does_not_have_stays() -> None:
     w, v = np.random.default_rng(0).normal(size=(2, 2, 2, 3, 3)).astype(np.float32)
     model = load_model(build(nodes, {"x": (1, 2, 5, 5)}, ["a", "e"], {"pads": pads, "w": w, "v": v}))
     assert [node.op for node in with_normal_spelling(model).nodes] == [node.op for node in model.nodes]
+
+
+def attention_with_biases(gemm: bool, rows: int = 6, heads: int = 2, size: int = 4) -> Model:
+    """Queries and keys with biases, in heads; the keys by MatMul and Add, or by Gemm."""
+    rng = np.random.default_rng(0)
+    width = heads * size
+    weights = {name: rng.normal(size=(width, width)).astype(np.float32) for name in ("wq", "wk")}
+    weights |= {name: rng.normal(size=width).astype(np.float32) for name in ("bq", "bk")}
+    weights |= {"shape": np.array([rows, heads, size]), "scale": np.float32(0.5)}
+    nodes = [helper.make_node("MatMul", ["x", "wq"], ["q0"]), helper.make_node("Add", ["q0", "bq"], ["q"])]
+    if gemm:
+        nodes.append(helper.make_node("Gemm", ["x", "wk", "bk"], ["k"]))
+    else:
+        nodes += [helper.make_node("MatMul", ["x", "wk"], ["k0"]), helper.make_node("Add", ["bk", "k0"], ["k"])]
+    for name, perm in (("q", [1, 0, 2]), ("k", [1, 2, 0])):
+        nodes.append(helper.make_node("Reshape", [name, "shape"], [f"{name}1"]))
+        nodes.append(helper.make_node("Transpose", [f"{name}1"], [f"{name}2"], perm=perm))
+    nodes += [
+        helper.make_node("MatMul", ["q2", "k2"], ["s"]),
+        helper.make_node("Mul", ["s", "scale"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["y"], axis=-1),
+    ]
+    return load_model(build(nodes, {"x": (rows, width)}, ["y"], weights))
+
+
+@pytest.mark.parametrize("gemm", [False, True])
+def test_bias_of_the_keys_is_dropped_and_that_of_the_queries_stays(gemm: bool) -> None:
+    """A softmax does not depend on it, and sums are others without it, so ``exact`` keeps it."""
+    model = attention_with_biases(gemm)
+    spelled = with_normal_spelling(model)
+    assert model.weights.keys() - spelled.weights.keys() == {"bk"}
+    feed = {"x": np.random.default_rng(1).normal(size=model.shape("x")).astype(np.float32)}
+    assert np.allclose(run(spelled.proto, feed)["y"], run(model.original, feed)["y"], atol=1e-6)
+    assert with_normal_spelling(model, "exact").weights.keys() == model.weights.keys()

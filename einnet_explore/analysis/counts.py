@@ -64,11 +64,13 @@ COMPUTE_BOUND = 4
 
 
 def is_compute_bound(scope: Scope) -> bool:
-    """Return whether *scope* sums and has an intensity of ``COMPUTE_BOUND`` or more.
+    """Return whether *scope* sums what it reads and has an intensity of ``COMPUTE_BOUND`` or more.
 
     Without a sum, a longer formula does no more with an element that is in a register: memory bounds it at any length.
+    A scope that reads no tensor, such as the number of points of a window in an image, is computed beforehand.
     """
-    return any(inner.summations for _, inner in scopes(scope)) and intensity(scope) >= COMPUTE_BOUND
+    sums = any(inner.summations for _, inner in scopes(scope))
+    return sums and any(True for _ in tensors(scope)) and intensity(scope) >= COMPUTE_BOUND
 
 
 def compute_bound(program: Program, fixed: Collection[str] = ()) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ from einnet_explore.ir import (
     Access,
     Apply,
     Bound,
+    Compare,
     Const,
     Index,
     Iterator,
@@ -57,6 +58,7 @@ from einnet_explore.ir import (
     as_index,
     map_accesses,
     padded,
+    walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
@@ -269,16 +271,40 @@ SlidingWindow: TypeAlias = "tuple[Iterator, Index, int]"
 
 def sliding_windows(scope: Scope) -> tuple[SlidingWindow, ...]:
     """Return the shortest window (h, base, n) of each summation, if shorter; bases read traversals."""
-    known = constancy(scope.body)
-    if known is None or not known.bounds or known.value != REDUCTIONS[scope.reduce]:
-        return ()
+    bounds = _support(scope)
     out: list[SlidingWindow] = []
     for h in scope.summations:
-        found = [w for b in known.bounds if (w := _window(b, h)) is not None]
+        found = [w for b in bounds if (w := _window(b, h)) is not None]
         fitting = [w for w in found if w[2] < h.extent and set(w[1].iterators) <= set(scope.traversals)]
         if fitting:
             out.append(min(fitting, key=lambda w: w[2]))
     return tuple(out)
+
+
+def _support(scope: Scope) -> tuple[Bound, ...]:
+    """Return bounds such that the body of *scope* is neutral where one of them is violated."""
+    known = constancy(scope.body)
+    neutral = REDUCTIONS[scope.reduce]
+    bounds = known.bounds or () if known is not None and known.value == neutral else ()
+    return (*bounds, *_condition_bounds(scope.body)) if neutral == 0 else bounds
+
+
+def _condition_bounds(body: Scalar) -> tuple[Bound, ...]:
+    """Return bounds of differences of indices outside which a condition makes a factor of *body* 0."""
+    ends: dict[Index, tuple[int, int]] = {}
+    for part in walk_scalar(body) if isinstance(body, Apply) and body.op in ("*", "where") else ():
+        match part:
+            case Apply("where", (Compare("<=" | "<" | ">=" | ">" as op, left, right), _, Const(0))):
+                varying = left - right - (left - right).const
+                least = -(left - right).const + (op == ">")
+                lo, hi = varying.bounds
+                if op in ("<", "<="):
+                    hi = min(hi, least - (op == "<"))
+                else:
+                    lo = max(lo, least)
+                first, last = ends.get(varying, varying.bounds)
+                ends[varying] = max(first, lo), min(last, hi)
+    return tuple(Bound(index, lo, hi + 1) for index, (lo, hi) in ends.items() if lo <= hi)
 
 
 def recentre_windows(scope: Scope, windows: tuple[SlidingWindow, ...]) -> Scope:
@@ -303,8 +329,23 @@ def recentre_windows(scope: Scope, windows: tuple[SlidingWindow, ...]) -> Scope:
         names.append(new.name)
         old = Iterator(h.name, *spans[h])
         to[old], taps[old] = base - new, new
-    body = substitute(wide.body, to)
+    body = _without_known_conditions(substitute(wide.body, to))
     return trim_padding(replace(wide, body=body, summations=tuple(taps.get(y, y) for y in wide.summations)))
+
+
+def _without_known_conditions(body: Scalar) -> Scalar:
+    """Return *body* without conditions on indices that hold everywhere."""
+    match body:
+        case Apply("where", (Compare(op, left, right), one, _)) if _holds(op, left - right):
+            return _without_known_conditions(one)
+        case Apply(op, args):
+            return Apply(op, tuple(map(_without_known_conditions, args)))
+    return body
+
+
+def _holds(op: str, difference: Index) -> bool:
+    lo, hi = difference.bounds
+    return {"<=": hi <= 0, "<": hi < 0, ">=": lo >= 0, ">": lo > 0}.get(op, False)
 
 
 def _window(bound: Bound, h: Iterator) -> SlidingWindow | None:
@@ -324,10 +365,7 @@ def _span(h: Iterator, base: Index, n: int) -> tuple[int, int]:
 
 def _must_cover(scope: Scope, h: Iterator, base: Index, n: int) -> None:
     """Raise ValueError unless every h at which the body is not neutral lies in the window."""
-    known = constancy(scope.body)
-    neutral = known is not None and known.value == REDUCTIONS[scope.reduce]
-    bounds = known.bounds or () if known is not None and neutral else ()
-    inside = Bound(base - h, 0, n)
+    bounds, inside = _support(scope), Bound(base - h, 0, n)
     if any(always_holds(inside, (b,)) for b in bounds) or always_holds(inside, (*bounds, *scope.domain)):
         return
     point = find_violation(inside, (*bounds, *scope.domain))

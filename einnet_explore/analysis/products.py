@@ -471,15 +471,29 @@ def is_multilinear(equation: Equation) -> bool:
 
     An exponential of reads that are added and subtracted is a factor as well, such as decay between two positions.
     """
-    scope = equation.scope
-    plain = scope.reduce == "sum" and not scope.domain and equation.via is None
-    parts = (part for term in multiply_out(scope.body) for part in term)
-    return plain and all(_is_factor(factor) for part in parts for factor in quotient_factors(part))
+    return equation.via is None and not describe_nonlinearity(equation.scope)
+
+
+def describe_nonlinearity(scope: Scope) -> str:
+    """Return why *scope* is no sum of products in which every factor can move; empty if it is one."""
+    if scope.reduce != "sum":
+        return f"a {scope.reduce} is no sum"
+    if scope.domain:
+        return f"it has the domain {scope.domain[0]!r}"
+    if not has_finite_padding(scope.body):
+        return "it reads an infinite padding"
+    parts = (factor for term in multiply_out(scope.body) for part in term for factor in quotient_factors(part))
+    other = next((factor for factor in parts if not _is_factor(factor)), None)
+    if other is None:
+        return ""
+    return f"{other.op} is no product" if isinstance(other, Apply) else f"{other!r} is no product"
 
 
 def _is_factor(factor: Scalar) -> bool:
     match factor:
-        case Access() | Const() | Apply("/", (Const(), Access() | Const())):
+        case Access() | Const():
+            return True
+        case Apply("/", (Const(), divisor)) if all(isinstance(part, Access | Const) for part in factors(divisor)):
             return True
         case Apply("exp", (argument,)) | Apply("where", (Compare(), Apply("exp", (argument,)), Const(0))):
             return _is_sum_of_reads(argument)

@@ -81,6 +81,8 @@ def run_optimize(arguments: argparse.Namespace) -> int:
         print("", *fast.conclusions(bundle, file, "--budget "), "", sep="\n")
         for line in fast.untouched()[:_REASON_LINES]:
             print(f"not optimised: {line}")
+        for line in fast.ends_of_regions()[:_REASON_LINES]:
+            print(f"sums of products across operators end before {line}")
     if work.interrupted:
         every = count_noun(len(work.subprograms), "subprogram")
         say(f"interrupted after {len(work.parts)} of {every}: these are reported")

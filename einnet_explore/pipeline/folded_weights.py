@@ -238,31 +238,45 @@ def in_basic_functions(scope: Scope) -> Scope:
 
 
 def find_masks(weights: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return those of *weights* that mask: all elements are 0 or minus infinity, and one is minus infinity."""
-    real = {name: array for name, array in weights.items() if array.dtype.kind == "f"}
-    infinite = {name: array for name, array in real.items() if np.isneginf(array.min(initial=0))}
-    return {name: array for name, array in infinite.items() if np.all((array == 0) | (array == -np.inf))}
+    """Return those of *weights* that mask: of 0 and minus infinity, or of 0 and 1; the smaller one occurs."""
+    return {name: array for name, array in weights.items() if array.dtype.kind == "f" and _is_mask(array)}
+
+
+def _is_mask(array: Array) -> bool:
+    least, most = array.min(initial=inf), array.max(initial=-inf)
+    other = least if least < 0 else most
+    return least in (-inf, 0) and other in (-inf, 1) and bool(np.all((array == 0) | (array == other)))
 
 
 def with_conditions(scope: Scope, masks: Mapping[str, Array]) -> Scope:
-    """Return *scope* with conditions in place of *masks* that are added: weights of 0 and minus infinity.
+    """Return *scope* with conditions in place of *masks*: weights of 0 and -∞ that are added, or of 0 and 1.
 
-    Masks that are no band of their last two dimensions stay.  A finite number plus minus infinity is minus infinity.
+    The latter are factors where nothing is summed.  Masks that are no band of their last two dimensions stay.  A finite
+    number plus minus infinity is minus infinity, and times 0 it is 0.
     """
 
     def change(part: Scalar) -> Scalar:
         match part:
             case Apply("+", args):
-                for n, arg in enumerate(args):
-                    match arg:
-                        case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
-                            at = (*(Index(),) * (2 - len(index)), *index)
-                            others = add(*args[:n], *args[n + 1 :])
-                            with suppress(Refused):
-                                return select_by_mask(masks[name] == 0, at, others, Const(-inf))
+                return _selected(part, args, masks, -inf)
+            case Apply("*", args) if not scope.summations:
+                return _selected(part, args, masks, 0)
         return part
 
     return _map_scalars(scope, change)
+
+
+def _selected(whole: Scalar, args: tuple[Scalar, ...], masks: Mapping[str, Array], masked: float) -> Scalar:
+    """Return the sum or product *whole* of *args* with a condition in place of a mask that makes it *masked*."""
+    join, kept = (mul, 1) if masked == 0 else (add, 0)
+    for n, arg in enumerate(args):
+        match arg:
+            case Access(Tensor(name) as mask, index) if name in masks and not mask.padding:
+                if masks[name].min() == masked:
+                    at = (*(Index(),) * (2 - len(index)), *index)
+                    with suppress(Refused):
+                        return select_by_mask(masks[name] == kept, at, join(*args[:n], *args[n + 1 :]), Const(masked))
+    return whole
 
 
 def _map_scalars(scope: Scope, change: Callable[[Scalar], Scalar]) -> Scope:

@@ -159,7 +159,7 @@ class GpuOptimiser:
 
     def __post_init__(self) -> None:
         require_gpu()
-        self.model = with_normal_spelling(self.model)
+        self.model = with_normal_spelling(self.model, self.settings.numerics)
         if self.inputs is not None:
             self.inputs.for_model(self.model)  # inputs that do not fit are refused before parts are tuned
 

@@ -3,6 +3,7 @@
 * Nodes of one operator, on the same operands but for weights, whose results are concatenated, become one node with
   concatenated weights.
 * A node that pads joins its only reader, if that is an operator with padding.
+* A vector that is added before a softmax which does not depend on it is dropped, such as the bias of the keys.
 
 Nothing is assumed of the operators: each candidate is a small model, and it counts if it is proved equal to the nodes
 that it replaces.
@@ -12,16 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from einnet_explore.analysis.equations import rename_tensors
+from einnet_explore.equivalence.certificate import certify
+from einnet_explore.ir import Equation, Program
+from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.model import Model, ModelNode, copy_message
+from einnet_explore.onnx_import.node_call import NotUnderstood, assemble
 from einnet_explore.pipeline.value_proofs import open_sweep
+from einnet_explore.rules import CANCELLATION
 from einnet_explore.runtime.arrays import Array
+from einnet_explore.strategies.rounding_levels import Level, allowed_rules
+from einnet_explore.strategies.simplification import simplifications
+from einnet_explore.support.errors import Refused
 
 MAX_PASSES = 4
 """Passes over a model, in each of which a node is replaced once at most."""
@@ -29,22 +40,27 @@ MAX_PASSES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """A *node* in place of *old* ones, the last of which computes the same value, and its new weights."""
+    """New *nodes* in place of *old* ones, of both of which the last one computes the same value, and new weights."""
 
     old: tuple[ModelNode, ...]
-    node: onnx.NodeProto
+    nodes: tuple[onnx.NodeProto, ...]
     weights: Mapping[str, Array] = field(default_factory=dict)
 
 
-def with_normal_spelling(model: Model) -> Model:
-    """Return *model* with parts of operators joined; ``original`` stays."""
+def with_normal_spelling(model: Model, numerics: Level = "approximate") -> Model:
+    """Return *model* with parts of operators joined, as far as *numerics* admits; ``original`` stays."""
+    refused = set[tuple[str, ...]]()
     for _ in range(MAX_PASSES):
         found, taken = list[_Replacement](), set[str]()
-        for each in (*_joined_parts(model), *_joined_paddings(model)):
-            names = {node.name for node in each.old}
-            if taken.isdisjoint(names) and _is_proved(model, each):
-                found.append(each)
-                taken |= names
+        shifts = _without_shifts(model) if allowed_rules((CANCELLATION,), numerics) else ()
+        for each in (*_joined_parts(model), *_joined_paddings(model), *shifts):
+            names = tuple(node.name for node in each.old)
+            if taken.isdisjoint(names) and names not in refused:
+                if _is_proved(model, each):
+                    found.append(each)
+                    taken.update(names)
+                elif not each.weights:
+                    refused.add(names)
         if not found:
             return model
         made = load_model(_with_replacements(model, found))
@@ -88,7 +104,7 @@ def _joined_parts(model: Model) -> Iterable[_Replacement]:
                 node.input.extend(inputs)
                 node.output.extend(last.outputs)
                 node.name = last.name
-                yield _Replacement((*parts, last), node, weights)
+                yield _Replacement((*parts, last), (node,), weights)
 
 
 def _call(node: ModelNode) -> tuple[object, ...]:
@@ -134,7 +150,49 @@ def _joined_paddings(model: Model) -> Iterable[_Replacement]:
         inputs = [pad.inputs[0] if name == pad.outputs[0] else name for name in reader.inputs]
         del node.input[:]
         node.input.extend(inputs)
-        yield _Replacement((pad, reader), node)
+        yield _Replacement((pad, reader), (node,))
+
+
+BEFORE_SOFTMAX = ("MatMul", "Mul", "Div", "Add", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze")
+"""Operators through which a vector that is added is followed to a softmax."""
+
+
+def _without_shifts(model: Model) -> Iterable[_Replacement]:
+    """Yield the nodes from each vector of weights that is added up to the softmax behind it, without the vector."""
+    makers, readers = {name: node for node in model.nodes for name in node.results}, _readers(model)
+    waiting: list[tuple[ModelNode, ...]] = [(node,) for node in model.nodes if node.op == "Softmax"]
+    while waiting:
+        path = waiting.pop()
+        for name in dict.fromkeys(path[0].inputs):
+            node = makers.get(name)
+            if node is None or len(readers[name]) != 1 or len(node.results) != 1:
+                continue
+            if (nodes := _without_shift(model, node, path)) is not None:
+                yield _Replacement((node, *path), nodes)
+            weighted = node.op == "MatMul" and not model.weights.keys().isdisjoint(node.inputs)
+            if node.op in BEFORE_SOFTMAX and not weighted:
+                waiting.append((node, *path))
+
+
+def _without_shift(model: Model, node: ModelNode, path: tuple[ModelNode, ...]) -> tuple[onnx.NodeProto, ...] | None:
+    """Return *node* and *path* after it without the vector of weights that *node* adds; None if it adds none."""
+    vectors = {name for name in node.inputs if name in model.weights and _is_vector(model.weights[name])}
+    first, *rest = (copy_message(each.proto) for each in path)
+    match node.op, [name for name in node.inputs if name not in vectors]:
+        case "Add", [operand] if model.shape(operand) == model.shape(node.results[0]):
+            inputs = [operand if name == node.results[0] else name for name in first.input]
+            del first.input[:]
+            first.input.extend(inputs)
+            return first, *rest
+        case "Gemm" | "Conv", _ if len(node.inputs) == 3 and node.inputs[2] in vectors:
+            plain = copy_message(node.proto)
+            del plain.input[2:]
+            return plain, first, *rest
+    return None
+
+
+def _is_vector(array: Array) -> bool:
+    return array.size == max(array.shape, default=1) > 1
 
 
 def _attributes(node: ModelNode) -> Iterable[str]:
@@ -153,15 +211,48 @@ def _is_proved(model: Model, new: _Replacement) -> bool:
     weights = {name: model.weights[name] for name in read if name in model.weights}
     one, other = (
         _small_model(model, nodes, inputs, output, {**weights, **new.weights})
-        for nodes in ([node.proto for node in new.old], [new.node])
+        for nodes in ([node.proto for node in new.old], [*new.nodes])
     )
     try:
-        sweep = open_sweep(load_model(one), load_model(other))
+        before, after = load_model(one), load_model(other)
+        sweep = open_sweep(before, after)
+        if output not in sweep.candidates(output):
+            return False
         for _ in sweep.run():
             pass
+        return sweep.are_equal(output, output) or _is_simplified(_program_of(before), _program_of(after))
     except ValueError:
         return False
-    return sweep.are_equal(output, output)
+
+
+def _program_of(model: Model) -> Program:
+    """Return all nodes of *model* as one program; raises Refused for a node that is not understood."""
+    equations = list[Equation]()
+    for node in model.nodes:
+        found = express(node, model)
+        if isinstance(found, NotUnderstood):
+            raise Refused(found.reason)
+        equations += found
+    return assemble(tuple(equations), tuple(model.identifiers[value.name] for value in model.outputs))
+
+
+def _is_simplified(before: Program, after: Program) -> bool:
+    """Whether laws of functions make *before* a program that is proved equal to *after*."""
+    names = {name: f"value{n}" for n, name in enumerate((*(t.name for t in before.inputs), *before.outputs))}
+    return _is_simplified_by_position(*(_by_position(program, names) for program in (before, after)))
+
+
+def _by_position(program: Program, names: Mapping[str, str]) -> Program:
+    inner = (e.name for e in program.equations if e.name not in names)
+    return rename_tensors(program, {**{name: f"inner{n}" for n, name in enumerate(inner)}, **names})
+
+
+@lru_cache(64)  # layers of one model are often equal
+def _is_simplified_by_position(before: Program, after: Program) -> bool:
+    found = list(simplifications(before))[-1:]
+    steps = [(step.before, step.after) for derivation in found for step in derivation.steps]
+    ends = [(derivation.end, after) for derivation in found]
+    return bool(found) and all(certify(*pair).kind == "proved" for pair in (*ends, *steps))
 
 
 def _small_model(
@@ -182,7 +273,9 @@ def _with_replacements(model: Model, found: Iterable[_Replacement]) -> onnx.Mode
     proto = copy_message(model.proto)
     new = {each.old[-1].name: each for each in found}
     gone = {node.name for each in new.values() for node in each.old}
-    nodes = [new[n.name].node if n.name in new else n for n in proto.graph.node if n.name in new or n.name not in gone]
+    nodes = list[onnx.NodeProto]()
+    for node in proto.graph.node:
+        nodes.extend(new[node.name].nodes if node.name in new else [node] if node.name not in gone else [])
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     for each in new.values():

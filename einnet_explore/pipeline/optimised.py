@@ -153,6 +153,8 @@ class Optimised:
     """The fastest result of ONNX Runtime alone, if another host runs nodes of the plan; bundles are of its plan."""
     inputs: str = ""
     """The source of given inputs on which the model was compared and timed, empty for random ones."""
+    region_ends: tuple[Skipped, ...] = ()
+    """Nodes before which a region of sums of products ends, and why."""
     budget: float = inf
     """The seconds within which tuning tasks could begin, earlier runs counted."""
 
@@ -201,6 +203,7 @@ class Optimised:
             "folded_weights": self.folded_weights,
             "fused_eoperators": self.fused_eoperators,
             "skipped": [{"node": s.node, "why": s.why} for s in self.skipped],
+            "region_ends": [{"node": s.node, "why": s.why} for s in self.region_ends],
             "interrupted": self.interrupted,
             "form": self.form,
             "programs": [part.to_json() for part in self.programs],
@@ -417,8 +420,15 @@ class Optimised:
 
     def untouched(self) -> list[str]:
         """Return why nodes are not optimised, a line for each operator and reason, most nodes first."""
+        return self._count_reasons(self.skipped)
+
+    def ends_of_regions(self) -> list[str]:
+        """Return before which nodes sums of products end, a line for each operator and reason, most nodes first."""
+        return self._count_reasons(self.region_ends)
+
+    def _count_reasons(self, found: Iterable[Skipped]) -> list[str]:
         operators = {node.name: node.op for node in self.model.nodes}
-        counts = Counter((operators.get(s.node, s.node), s.why) for s in self.skipped)
+        counts = Counter((operators.get(s.node, s.node), s.why) for s in found)
         return [f"{n} {operator}: {why}" for (operator, why), n in counts.most_common()]
 
     def _describe_rounding(self) -> str:
@@ -441,12 +451,15 @@ class Optimised:
         return f"<Optimised: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        left = "".join(f"<li>{escape(line)}</li>" for line in self.untouched())
-        shown = " open" if self.untuned else ""
-        stays = (
-            f"<details{shown}><summary>not optimised</summary><ul {_LEFT_ALIGNED}>{left}</ul></details>" if left else ""
-        )
-        return html_report(self.conclusions(), self.rows()) + stays
+        stays = _html_reasons("not optimised", self.untouched(), bool(self.untuned))
+        ends = _html_reasons("sums of products across operators end before", self.ends_of_regions())
+        return html_report(self.conclusions(), self.rows()) + stays + ends
+
+
+def _html_reasons(title: str, lines: Sequence[str], is_open: bool = False) -> str:
+    """Return *lines* as a list under *title* that can be folded; nothing without lines."""
+    items, shown = "".join(f"<li>{escape(line)}</li>" for line in lines), " open" if is_open else ""
+    return f"<details{shown}><summary>{title}</summary><ul {_LEFT_ALIGNED}>{items}</ul></details>" if lines else ""
 
 
 def html_report(conclusions: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ from itertools import combinations, permutations
 from math import prod
 
 from einnet_explore.analysis.counts import is_compute_bound
-from einnet_explore.analysis.products import is_multilinear
+from einnet_explore.analysis.products import describe_nonlinearity
 from einnet_explore.ir import ELEMENT_TYPES, Access, Apply, Const, Equation, Program, Scope, scopes, tensors
 from einnet_explore.onnx_import import OPERATORS_ONNX, express
 from einnet_explore.onnx_import.model import Model, ModelNode
@@ -252,15 +252,27 @@ MAX_PRODUCT_SHARE = 0.9
 """A region is joined if factoring across its expressions leaves less than this part of the products."""
 
 
-def join_products(units: NodeGroups) -> None:
-    """Join the nodes of each multilinear region that factoring across expressions replaces with fewer products."""
+MAX_REGION_NODES = 64
+"""A region with more nodes is cut at the smallest tensors."""
+
+
+def join_products(units: NodeGroups) -> tuple[Skipped, ...]:
+    """Join the nodes of each multilinear region that factoring across expressions replaces with fewer products.
+
+    Return the nodes before which the regions of contractions end, and why.
+    """
+    inside, ends = set[int](), dict[int, str]()
     for last in sorted(units.understood, reverse=True):
-        region = _multilinear_region(units, last)
+        region, found = _multilinear_region(units, last)
+        if last not in inside and any(units.kind(n) == "contraction" for n in region):
+            inside |= region
+            ends |= found
         if len(region) > 1 and any(units.kind(n) == "contraction" for n in region):
             owners = [n for n in sorted(region) for _ in units.understood[n]]
             joined = {owners[number] for number in factored_equations(units.program_of(region))}
             if any(units.kind(n) == "contraction" for n in joined):
                 units.join_all(_without_front(units, joined))
+    return tuple(Skipped(units.model.nodes[n].name, why) for n, why in sorted(ends.items()))
 
 
 def _without_front(units: NodeGroups, nodes: set[int]) -> set[int]:
@@ -273,23 +285,37 @@ def _without_front(units: NodeGroups, nodes: set[int]) -> set[int]:
     return left
 
 
-def _multilinear_region(units: NodeGroups, last: int) -> set[int]:
-    """Return *last* and the nodes back from it whose results only the region reads, all of them sums of products."""
+def _multilinear_region(units: NodeGroups, last: int) -> tuple[set[int], dict[int, str]]:
+    """Return *last* and the nodes back from it whose results only the region reads, all of them sums of products.
+
+    And the understood nodes that others of them read, with the reasons why they are outside.  Large results are
+    followed first, so a region that is cut for its size ends at small ones.
+    """
     outputs = {value.name for value in units.model.outputs}
-
-    def may_join(n: int) -> bool:
-        understood = n in units.understood and all(map(is_multilinear, units.understood[n]))
-        return understood and len(units.members[units.of[n]]) == 1
-
-    region = {last} if may_join(last) else set[int]()
-    waiting = list(region)
+    region, ends = set[int](), dict[int, str]()
+    waiting = [last]
     while waiting:
-        for source in sorted(units.before[waiting.pop()] - region):
-            inside = units.after[source] <= region and outputs.isdisjoint(units.model.nodes[source].results)
-            if inside and may_join(source):
-                region.add(source)
-                waiting.append(source)
-    return region
+        n = max(waiting, key=lambda n: (units.size(n), n))
+        waiting.remove(n)
+        why = _why_outside(units, n)
+        if n != last and not (units.after[n] <= region and outputs.isdisjoint(units.model.nodes[n].results)):
+            why = why or "others read its result"
+        elif len(region) == MAX_REGION_NODES:
+            why = why or f"the region has {MAX_REGION_NODES} nodes"
+        if why:
+            ends[n] = why
+            continue
+        region.add(n)
+        ends.pop(n, None)
+        waiting += [source for source in units.before[n] if source in units.understood and source not in waiting]
+    return region, ends
+
+
+def _why_outside(units: NodeGroups, n: int) -> str:
+    """Return why node *n* can be in no multilinear region; empty if it can."""
+    reasons = (describe_nonlinearity(e.scope) for e in units.understood[n])
+    joined = "it is in one kernel with other nodes" if len(units.members[units.of[n]]) > 1 else ""
+    return next((why for why in reasons if why), joined)
 
 
 @lru_cache(256)  # layers of one model are often equal
@@ -395,7 +421,7 @@ def _equations(units: NodeGroups, group: int) -> tuple[Equation, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A node in no subprogram, and why."""
+    """A node in no subprogram, or in no region of sums of products, and why."""
 
     node: str
     why: str
@@ -407,6 +433,8 @@ class Split:
 
     subprograms: tuple[Subprogram, ...]
     skipped: tuple[Skipped, ...]
+    region_ends: tuple[Skipped, ...]
+    """Nodes before which a region of sums of products ends, and why."""
 
 
 def split_model(model: Model) -> tuple[Subprogram, ...]:
@@ -432,7 +460,7 @@ def partition(model: Model) -> Split:
     units = NodeGroups(model, understood)
     _join_conversions(units)
     join_rows(units)
-    join_products(units)
+    ends = join_products(units)
     _join_around_contractions(units)
     single = tuple(units.groups())
     join_siblings(units)
@@ -450,6 +478,7 @@ def partition(model: Model) -> Split:
     return Split(
         tuple(replace(_subprogram(g, units, readers), parts=_parts(g, single, units, readers)) for g in groups),
         tuple(Skipped(model.nodes[n].name, why) for n, why in sorted(skipped.items())),
+        ends,
     )
 
 

@@ -1,34 +1,50 @@
-r"""Padding exchange: the padding of a scope that sums nothing becomes padding of the tensor that it reads.
+r"""Padding exchange: the padding of a scope becomes padding of what it reads.
 
 .. math::
-   \big\{ \mathop{L}_{\vec x} c\; g(T[\vec x]) \big\}^{0}[\vec z] \;\mapsto\; c\; g\big(T^{p}[\vec z]\big),
+   \big\{ \mathop{L}_{\vec x} c\; g(T[\vec x]) \big\}^{0}[\vec z] &\;\mapsto\; c\; g\big(T^{p}[\vec z]\big),
    \qquad g(p) = 0
+   \\
+   \Big\{ \mathop{L}_{\vec x}^{X} \sum_{\vec y} \sum_i g_i(\vec y)\, f_i(\vec x, \vec y) \Big\}^{0}[\vec z]
+   &\;\mapsto\;
+   \Big\{ \mathop{L}_{\vec x}^{X'} \sum_{\vec y} \sum_i g_i(\vec y)\,
+   \big\{ \mathop{L}_{\vec x \vec y}^{X} f_i \big\}^{0}[\vec x, \vec y] \Big\}[\vec z]
 
-The scope is 0 around its box, and the tensor *p* around its own.  A convolution of dequantised elements
-:math:`s (X - z)` then reads *X*, with the zero point *z* around it.  *g* is the tensor, plus or minus a constant.
+In the first form the scope sums nothing; it is 0 around its box, and the tensor *p* around its own.  A convolution of
+dequantised elements :math:`s (X - z)` then reads *X*, with the zero point *z* around it.  *g* is the tensor, plus or
+minus a constant.
+
+In the second form the box grows by its padding (*X'*), and in each term the factors that depend on the padded
+dimensions are padded, 1 if there are none.  The sum is then no longer padded, so it joins the sums of its readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Literal, TypeAlias
 
 from einnet_explore.analysis.equations import widen_padding
 from einnet_explore.analysis.indices import iterators_of, substitute
+from einnet_explore.analysis.products import has_finite_padding
 from einnet_explore.ir import (
     ELEMENT_TYPES,
     Access,
     Apply,
     Const,
+    Iterator,
     Path,
     Program,
     Scalar,
     Scope,
     Tensor,
     accesses,
+    add,
+    as_index,
     factors,
     map_accesses,
+    mul,
+    terms,
 )
 from einnet_explore.rules.base import Rule, accepted, access_of, refusals_of, refusing
 from einnet_explore.support.errors import Refused
@@ -36,43 +52,99 @@ from einnet_explore.support.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class PaddedRead:
-    """The number of the access that reads the padded scope."""
+    """The number of the access that reads the padded scope, whose padding becomes that of a tensor."""
 
     access: int
 
 
-def propose(program: Program, at: Path) -> Iterable[PaddedRead]:
-    """Propose every access to a padded scope that the law allows."""
+@dataclass(frozen=True, slots=True)
+class PaddedFactors:
+    """The number of the access that reads the padded scope, whose padding becomes that of factors."""
+
+    access: int
+    direction: Literal["factors"] = "factors"
+
+
+Exchange: TypeAlias = PaddedRead | PaddedFactors
+
+
+def propose(program: Program, at: Path) -> Iterable[Exchange]:
+    """Propose every access to a padded scope that the law allows; first the padding of tensors."""
     for n, _ in enumerate(accesses(program.scope_at(at).body)):
-        if accepted(rewrite, program, at, PaddedRead(n)):
-            yield PaddedRead(n)
+        for params in (PaddedRead(n), PaddedFactors(n)):
+            if accepted(rewrite, program, at, params):
+                yield params
 
 
-def rewrite(program: Program, at: Path, params: PaddedRead) -> Program:
+def rewrite(program: Program, at: Path, params: Exchange) -> Program:
     """Apply the law; refuses a scope of another form, and a tensor that has another padding."""
     read = access_of(program.scope_at(at), params.access)
-    tensor, value = _padded_tensor(read)
-    with refusing():
-        program, _ = widen_padding(program, tensor.name, read.source.padding, value)
+    match params:
+        case PaddedRead():
+            tensor, value = _padded_tensor(read)
+            with refusing():
+                program, _ = widen_padding(program, tensor.name, read.source.padding, value)
+        case PaddedFactors():
+            within = _with_padded_factors(read)
     scope, number = program.scope_at(at), count()
 
     def change(access: Access) -> Scalar:
         inner = access.source
         if next(number) != params.access or not isinstance(inner, Scope):
             return access
+        if isinstance(params, PaddedFactors):
+            return Access(within, access.index)
         return substitute(inner.body, dict(zip(inner.traversals, access.index, strict=True)))
 
     return program.replace_at(at, replace(scope, body=map_accesses(scope.body, change)))
 
 
-def _padded_tensor(access: Access) -> tuple[Tensor, float]:
-    """Return the tensor that takes the padding of the scope that *access* reads, and the value there."""
+def _padded_scope(access: Access) -> Scope:
+    """Return the scope that *access* reads, if it is 0 around its box and has no other condition."""
     inner = access.source
-    if not isinstance(inner, Scope) or inner.summations or inner.domain or not any(map(any, inner.padding)):
-        raise Refused(f"{access!r} reads no padded scope without summations and conditions")
+    if not isinstance(inner, Scope) or inner.domain or not any(map(any, inner.padding)):
+        raise Refused(f"{access!r} reads no padded scope without conditions")
     if inner.value != 0:
         raise Refused(f"the scope is {inner.value:g} around its box, expected 0")
-    around = {x for x, pads in zip(inner.traversals, inner.padding, strict=True) if any(pads)}
+    return inner
+
+
+def _padded_dimensions(scope: Scope) -> frozenset[Iterator]:
+    return frozenset(x for x, pads in zip(scope.traversals, scope.padding, strict=True) if any(pads))
+
+
+def _with_padded_factors(access: Access) -> Scope:
+    """Return the scope that *access* reads, whose padding is that of the factors of its terms."""
+    scope = _padded_scope(access)
+    if scope.reduce != "sum" or not has_finite_padding(scope.body):
+        raise Refused(
+            f"the scope takes the {scope.reduce}, or reads an infinite padding: expected a sum of finite reads"
+        )
+    pads = dict(zip(scope.traversals, scope.padding, strict=True))
+    parts = [_padded_factors(scope, pads, factors(term)) for term in terms(scope.body)]
+    if not scope.summations and len(parts) == 1 and len(factors(parts[0])) == 1:
+        raise Refused("all factors of the scope depend on the padded dimensions, and it sums nothing")
+    wide = {x: Iterator(x.name, x.lo - before, x.hi + after) for x, (before, after) in pads.items()}
+    whole = substitute(add(*parts), {x: as_index(new) for x, new in wide.items()})
+    return Scope(tuple(wide.values()), scope.summations, whole)
+
+
+def _padded_factors(scope: Scope, pads: Mapping[Iterator, tuple[int, int]], term: tuple[Scalar, ...]) -> Scalar:
+    """Return the product *term* with the factors that depend on padded dimensions in a padded scope of their own."""
+    around = _padded_dimensions(scope)
+    moving = [f for f in term if not isinstance(f, Access | Const) or not around.isdisjoint(iterators_of(f))]
+    own = around | frozenset[Iterator]().union(*map(iterators_of, moving))
+    over = tuple(x for x in (*scope.traversals, *scope.summations) if x in own)
+    inner = Scope(over, (), mul(*moving), padding=tuple(pads.get(x, (0, 0)) for x in over))
+    return mul(*(f for f in term if f not in moving), inner[over])
+
+
+def _padded_tensor(access: Access) -> tuple[Tensor, float]:
+    """Return the tensor that takes the padding of the scope that *access* reads, and the value there."""
+    inner = _padded_scope(access)
+    if inner.summations:
+        raise Refused(f"{access!r} reads a sum, expected a scope without summations")
+    around = _padded_dimensions(inner)
     moving = [part for part in factors(inner.body) if not iterators_of(part).isdisjoint(around)]
     if len(moving) != 1:
         raise Refused(f"{len(moving)} factors depend on the padded dimensions, expected one")
@@ -95,8 +167,9 @@ def _padded_tensor(access: Access) -> tuple[Tensor, float]:
 
 def explain(program: Program, at: Path) -> str:
     """Return why no padding moves."""
-    reads = enumerate(accesses(program.scope_at(at).body))
-    return "; ".join(dict.fromkeys(why for n, _ in reads for why in refusals_of(rewrite, program, at, PaddedRead(n))))
+    found = range(len(tuple(accesses(program.scope_at(at).body))))
+    tried = [params for n in found for params in (PaddedRead(n), PaddedFactors(n))]
+    return "; ".join(dict.fromkeys(why for params in tried for why in refusals_of(rewrite, program, at, params)))
 
 
 PADDING_EXCHANGE = Rule(

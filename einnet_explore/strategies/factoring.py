@@ -9,6 +9,9 @@ r"""Factoring across expressions: one sum over all factors, and back by the orde
 
     normal form: substitute each intermediate that is a sum of products or moves elements (fusion, inlining), multiply
                  products of sums out and sum each term on its own (distributivity)
+    padding:     move the padding of a sum to the factors that it has (padding exchange), or drop it where these are 0
+                 (boundary relaxing)
+    bands:       sum over a window where a condition confines a sum to a band (boundary tightening)
     blocks:      split a sum up to a position (prefix splitting), make decay relative to the blocks' ends (recentring)
     factoring:   add terms with a common factor first (common factor), eliminate the summations in the cheapest order
                  (contraction order), compute what is read through a quotient once (traversal factoring), make nested
@@ -25,6 +28,7 @@ from math import isqrt, log
 
 from einnet_explore.analysis.equations import readers, weight_only
 from einnet_explore.analysis.indices import iterators_of
+from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import count_products, is_multilinear, quotient_factors
 from einnet_explore.ir import (
     Access,
@@ -44,6 +48,7 @@ from einnet_explore.ir import (
     walk_scalar,
 )
 from einnet_explore.rules import (
+    BOUNDARY_RELAXING,
     BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
     COMMON_SUBEXPRESSION,
@@ -51,6 +56,7 @@ from einnet_explore.rules import (
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
     EXPRESSION_SPLITTING,
+    PADDING_EXCHANGE,
     PART_EXTRACTION,
     PREFIX_SPLITTING,
     RECENTRING,
@@ -63,6 +69,7 @@ from einnet_explore.rules import (
     Rule,
 )
 from einnet_explore.rules.base import accepted, places
+from einnet_explore.rules.boundaries import Tightening, Wider
 from einnet_explore.rules.distributivity import Inwards, Termwise
 from einnet_explore.rules.expression_splitting import Cut
 from einnet_explore.rules.prefix_splitting import Blocks, block_sizes, summed_end
@@ -87,7 +94,7 @@ def factorings(program: Program) -> Iterable[Derivation]:
     """
     least = products_at_run_time(program)
     for fused in multiplied_out(program):
-        for normal in (fused, *_in_blocks(fused)):
+        for normal in (fused, *_with_padded_factors(fused), *_in_bands(fused), *_in_blocks(fused)):
             found = factored(normal)
             if (count := products_at_run_time(found.end)) < least:
                 least = count
@@ -99,6 +106,55 @@ def multiplied_out(program: Program) -> Iterable[Derivation]:
     start = Derivation(program)
     yield start
     yield from _substituted(start)
+
+
+def _with_padded_factors(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with the padding of nested sums moved to what they read, so that they join the sums around."""
+    if not any(len(at) > 1 and _is_padded_value(scope) for at, scope in places(derivation.end)):
+        return
+    while (match := next(iter(_paddings(derivation.end)), None)) is not None:
+        derivation = _merged(derivation.then(match))
+    yield derivation
+
+
+def _is_padded_value(scope: Scope) -> bool:
+    """Whether *scope* is padded, and more than a copy of a tensor."""
+    match scope.body:
+        case Access(Tensor(), index) if not scope.summations and tuple(i.single for i in index) == scope.traversals:
+            return False
+    return bool(scope.padding)
+
+
+def _paddings(program: Program) -> Iterable[Match[object]]:
+    """Yield matches that sum terms on their own, and that move the padding of nested scopes, or drop it."""
+    for at, scope in places(program):
+        if accepted(DISTRIBUTIVITY.rewrite, program, at, Termwise()):
+            yield Match(DISTRIBUTIVITY, at, Termwise())
+        if len(at) > 1 and _is_padded_value(scope):
+            for x, (before, after) in zip(scope.traversals, scope.padding, strict=True):
+                wider = Wider(((x, x.lo - before, x.hi + after),))
+                if (before or after) and accepted(BOUNDARY_RELAXING.rewrite, program, at, wider):
+                    yield Match(BOUNDARY_RELAXING, at, wider)
+        yield from PADDING_EXCHANGE.matches(program, at)
+
+
+def _in_bands(derivation: Derivation) -> Iterable[Derivation]:
+    """Yield *derivation* with sums over a window in place of those that a condition confines to a band."""
+    start = derivation
+    while (match := next(iter(_bands(derivation.end)), None)) is not None:
+        derivation = derivation.then(match)
+    if derivation is not start:
+        yield from _with_padded_factors(derivation)
+        yield derivation
+
+
+def _bands(program: Program) -> Iterable[Match[object]]:
+    for at, scope in places(program):
+        if any(isinstance(part, Compare) for part in walk_scalar(scope.body)):
+            narrow = tuple(window for window in sliding_windows(scope) if 2 * window[2] <= window[0].extent)
+            tightening = Tightening(window=narrow)
+            if accepted(BOUNDARY_TIGHTENING.rewrite, program, at, tightening):
+                yield Match(BOUNDARY_TIGHTENING, at, tightening)
 
 
 def _in_blocks(derivation: Derivation) -> Iterable[Derivation]:

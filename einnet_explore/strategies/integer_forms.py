@@ -47,6 +47,7 @@ from einnet_explore.rules import (
 )
 from einnet_explore.rules.base import accepted
 from einnet_explore.rules.distributivity import Outwards, Termwise
+from einnet_explore.rules.padding_exchange import PaddedRead
 from einnet_explore.strategies.factoring import exhausted
 from einnet_explore.strategies.moves import merge_scopes
 from einnet_explore.strategies.vertical_fusion import substitute_intermediate
@@ -90,8 +91,8 @@ def _with_operand(derivation: Derivation, name: str, operand: str) -> Derivation
     """Return *derivation* with the equation called *operand* substituted into the sum *name*, and its padding moved."""
     derivation = substitute_intermediate(derivation, operand)
     at = (equation_number(derivation.end, name),)
-    while (match := next(iter(PADDING_EXCHANGE.matches(derivation.end, at)), None)) is not None:
-        derivation = derivation.then(match)
+    while found := [m for m in PADDING_EXCHANGE.matches(derivation.end, at) if isinstance(m.params, PaddedRead)]:
+        derivation = derivation.then(found[0])
     return merge_scopes(derivation, name)
 
 
