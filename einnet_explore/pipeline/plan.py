@@ -280,14 +280,17 @@ class ProgramCall:
     ) -> FragmentWriter:
         """Return the program as nodes that read and write the model's values; raises Refused if it has to be called.
 
-        It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
-        program does not compute all *outputs* of the group.
+        It has to be called if a session cannot run one of its kernels, a value has another type than in the program, or
+        the program does not compute all *outputs* of the group.
         """
         program = self.program.program
-        values = [self.names[name] for name in (*self.program.contexts.inputs, *program.outputs)]
-        known = [model.values[value].dtype if value in model.values else None for value in values]
-        if other := [value for value, dtype in zip(values, known, strict=True) if dtype != np.float32]:
-            raise Refused(f"value {other[0]} is not of single precision")
+        types = {t.name: t.dtype for t in (*program.inputs, *(e.tensor for e in program.equations))}
+        used = (*self.program.contexts.inputs, *program.outputs)
+        values = [self.names[name] for name in used]
+        for name, value in zip(used, values, strict=True):
+            found = model.values[value].dtype if value in model.values else None
+            if found != np.dtype(types[name]):
+                raise Refused(f"value {value} is {found}, expected {types[name]} as in the program")
         if missing := set(outputs) - set(values):
             raise Refused(f"the program does not compute {', '.join(sorted(missing))}")
         written = self.program.write(self.names, prefix, table)
