@@ -225,6 +225,27 @@ def test_programs_of_several_types_run_and_elements_beyond_them_are_refused() ->
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kernels_load_and_store_half_precision(threads: int) -> None:
+    """Every half, the middles between neighbours, and the numbers around those; by two threads as one session."""
+    program = ee.parse(
+        "tensor X[262144]\ntensor H[262144] float16\nY[i:262144] = float16(X[i])\nZ[i:262144] = H[i] * 2\noutput Y, Z"
+    )
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        middles = (halves[:-1].astype(np.float32) + halves[1:].astype(np.float32)) / 2
+        near = [np.nextafter(middles, np.float32(end)) for end in (-np.inf, np.inf)]
+        given = np.resize(np.concatenate([halves.astype(np.float32), middles, *near]), 1 << 18)
+        want = {"Y": given.astype(np.float16), "Z": np.resize(halves, 1 << 18).astype(np.float32) * 2}
+    made = compile_program(program, threads)
+    assert set(made.engines.values()) == {"c"}
+    found = made.run({"X": given, "H": np.resize(halves, 1 << 18)})
+    for name, array in want.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
 def test_a_product_of_dequantised_matrices_is_derived_to_a_product_of_integers() -> None:
     """s_x s_w (Σ q_x q_w - z_x Σ q_w - z_w Σ q_x + n z_x z_w), in two proved steps; sums of weights are folded."""
     program = ee.parse(

@@ -131,9 +131,9 @@ def report_errors(
     """
     plain = level_report(derivation)
     try:
-        original, feeds = opener()
-        want, got = original(), compiler(derivation.end, constants)(feeds)
-        return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
+        original = opener()
+        want, got = original.run(), compiler(derivation.end, constants)(original.feeds)
+        return measure_errors(derivation, plain, {**original.feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
         return ErrorReport(plain.level, plain.rules, why=str(problem))
     except OUT_OF_MEMORY as problem:

@@ -181,16 +181,30 @@ def _run(
 
 
 def subgraph_session(
-    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1
+    model: Model | onnx.ModelProto,
+    node_names: Iterable[str],
+    threads: int = 1,
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
 ) -> onnxruntime.InferenceSession:
     """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
 
-    Its inputs and outputs are the values that cross the group's border; it holds its weights.  Raises Refused, with the
-    nodes, if one is unknown, a border value has no known type, or ONNX Runtime refuses.
+    Its inputs and outputs are the values that cross the group's border; it holds its weights.  *adjust* may change the
+    options.  Raises Refused, with the nodes, if one is unknown, a border value has no known type, or ONNX Runtime
+    refuses.
     """
     regions = ModelRegions(model.proto if isinstance(model, Model) else model)
     nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, nodes=nodes)
+    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust)
+
+
+def is_quantised(nodes: Iterable[ModelNode]) -> bool:
+    """Whether ONNX Runtime may compute *nodes* otherwise than as they are defined: by operators on quantised values."""
+    return any(node.op == "DequantizeLinear" for node in nodes)
+
+
+def keep_definitions(options: onnxruntime.SessionOptions) -> None:
+    """Let a session compute nodes between ``DequantizeLinear`` and ``QuantizeLinear`` in floating point."""
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
@@ -520,11 +534,19 @@ class ReopenedSession:
         self._session = None
 
 
-def _open_original(model: Model, threads: int) -> onnxruntime.InferenceSession:
+def _open_original(
+    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
+) -> onnxruntime.InferenceSession:
     proto = model.original
-    return open_session(
-        model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path
-    )
+    given = model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto
+    return open_session(given, threads, adjust=adjust, whole=model.path)
+
+
+def run_definition(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of *model* for *feeds*, with quantised nodes computed as they are defined."""
+    session = _open_original(model, 1, keep_definitions)
+    names = [value.name for value in model.outputs]
+    return dict(zip(names, run_session(session, names, feeds), strict=True))
 
 
 def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:

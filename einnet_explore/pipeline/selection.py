@@ -36,7 +36,7 @@ from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportSelection, 
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.arrays import largest_error
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
     Enough,
@@ -139,7 +139,7 @@ def _try_group(
     """
     trial = plan_of(larger)
     error = largest_error(baseline.want, trial.run(baseline.feeds))
-    if error > MAX_RELATIVE_ERROR:
+    if error > baseline.max_error:
         raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
     speedup = plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once}, MIN_PART_SPEEDUP)
@@ -183,7 +183,7 @@ def eliminate_unprofitable(
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
-            if largest_error(baseline.want, without.run(baseline.feeds)) > MAX_RELATIVE_ERROR:
+            if largest_error(baseline.want, without.run(baseline.feeds)) > baseline.max_error:
                 continue
         except ValueError:
             continue
@@ -488,7 +488,7 @@ class Selector:
             except ValueError as problem:
                 whys[form] = str(problem)
                 continue
-            if error > MAX_RELATIVE_ERROR:
+            if error > self.baseline.max_error:
                 whys[form] = f"its outputs differ by {error:.1e} of the largest output"
             elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
                 whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"
