@@ -99,7 +99,7 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
         inputs = {t.name: feeds[names[t.name]] for t in program.inputs if not t.weight}
         run = runner(session, feeds)
         if not is_quantised(node for node in model.nodes if node.name in subprogram.nodes):
-            return OriginalRun(run, inputs, run)
+            return OriginalRun(run, inputs)
         defined = subgraph_session(model, subprogram.nodes, threads, keep_definitions)
         return OriginalRun(run, inputs, runner(defined, feeds))
 

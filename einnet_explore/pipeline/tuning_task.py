@@ -514,7 +514,7 @@ class TuningTask:
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms*, and time those that agree with the original, and the original."""
         original = self.opener()
-        finalists = self._compile(forms, original.define(), original.feeds, memory)
+        finalists = self._compile(forms, original.outputs(), original.feeds, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
         calls = {"original": original.run, **finalists.runners}
         return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
