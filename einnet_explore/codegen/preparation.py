@@ -257,6 +257,29 @@ def collapse_dimensions(scope: Scope) -> Scope:
     return scope
 
 
+def split_dimensions(scope: Scope) -> Scope:
+    r"""Return *scope* with traversals in pieces whose quotients and remainders its reads take.
+
+    .. math::  f(x \operatorname{div} d,\, x \bmod d) \mapsto f(u, v) \quad \text{for } x = d u + v
+
+    The elements and their order stay.  Addresses become affine, so that vectors are loaded.
+    """
+    for x in scope.traversals:
+        found = (atom for index in read_indices(scope.body) for atom in index.divisions)
+        sizes = {atom.divisor for atom in found if atom.numerator == as_index(x)}
+        divisor = min((d for d in sizes if x.lo == 0 and x.extent % d == 0 and 1 < d < x.extent), default=None)
+        if divisor is None:
+            continue
+        taken = {y.name for y in (*scope.traversals, *scope.summations)}
+        outer = Iterator(fresh_name(f"{x.name}o", taken), 0, x.extent // divisor)
+        inner = Iterator(fresh_name(f"{x.name}i", taken), 0, divisor)
+        at = scope.traversals.index(x)
+        kept = (*scope.traversals[:at], outer, inner, *scope.traversals[at + 1 :])
+        body = substitute(scope.body, {x: as_index(outer) * divisor + inner})
+        return split_dimensions(replace(scope, traversals=kept, body=body, padding=()))
+    return scope
+
+
 def _drop_unit_iterators(scope: Scope) -> Scope:
     """Substitute the iterators of one value, and drop the dimensions of one element that are read there."""
     single = {x: as_index(x.lo) for x in (*scope.traversals, *scope.summations) if x.extent == 1}

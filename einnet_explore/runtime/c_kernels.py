@@ -34,7 +34,7 @@ from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Declare, Kernel
 from einnet_explore.codegen.language.values import F32, I64, Literal, Var
 from einnet_explore.codegen.language.values import Array as KernelArray
-from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.preparation import collapse_dimensions, prepare, split_dimensions
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity
@@ -285,6 +285,8 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     ready = scope if any(inner.summations for path, inner in scopes(scope) if path) else prepare(scope)
+    if is_typed(scope) and not scope.domain and not any(map(any, scope.padding)):
+        ready = split_dimensions(ready)
     reads = {t.name: t for t in tensors(ready)}
     result = fresh_name("Y", set(reads))
     fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
