@@ -9,6 +9,8 @@ import einnet_explore as ee
 from einnet_check.text import Parser, scope_type
 from einnet_explore.analysis.canonical_keys import program_key
 from einnet_explore.analysis.equations import lift_scopes
+from einnet_explore.analysis.indices import read_indices
+from einnet_explore.codegen.preparation import split_traversals
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.exact_arrays import ARRAYS
 from einnet_explore.ir import ELEMENT_TYPES, Iterator, Program, Scope, Tensor, computing_type, mul
@@ -223,6 +225,43 @@ def test_programs_of_several_types_run_and_elements_beyond_them_are_refused() ->
         compile_program(quantised).run({**given, "X": given["X"].astype(int) * 0 + 300})
     with pytest.raises(BackendError, match=r"W holds 0\.5, expected elements of int8"):
         compile_program(quantised).run({**given, "W": np.full((9, 35), 0.5)})
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_reshaped_bytes_are_read_at_affine_addresses() -> None:
+    """i = 15 a + 5 b + c: no quotient or remainder is left in the kernel."""
+    program = ee.parse(
+        "tensor X[4, 3, 5] int8\n"
+        "Y[i:60] = int8(minimum(X[i // 15, (i // 5) % 3, i % 5] * 2, 100))\nZ[i:60] = X[i // 15, (i // 5) % 3, i % 5]"
+        "\noutput Y, Z"
+    )
+    split = split_traversals(program.equations[0].scope)
+    assert split.shape == (4, 3, 5) and all(index.affine for index in read_indices(split.body))
+    given = elements(program)
+    found, flat = compile_program(program).run(given), given["X"].reshape(60)
+    np.testing.assert_array_equal(found["Y"], np.minimum(flat.astype(np.int32) * 2, 100).astype(np.int8))
+    np.testing.assert_array_equal(found["Z"], flat)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kernels_load_and_store_half_precision(threads: int) -> None:
+    """Every half, the middles between neighbours, and the numbers around those; by two threads as one session."""
+    program = ee.parse(
+        "tensor X[262144]\ntensor H[262144] float16\nY[i:262144] = float16(X[i])\nZ[i:262144] = H[i] * 2\noutput Y, Z"
+    )
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        middles = (halves[:-1].astype(np.float32) + halves[1:].astype(np.float32)) / 2
+        near = [np.nextafter(middles, np.float32(end)) for end in (-np.inf, np.inf)]
+        given = np.resize(np.concatenate([halves.astype(np.float32), middles, *near]), 1 << 18)
+        want = {"Y": given.astype(np.float16), "Z": np.resize(halves, 1 << 18).astype(np.float32) * 2}
+    made = compile_program(program, threads)
+    assert set(made.engines.values()) == {"c"}
+    found = made.run({"X": given, "H": np.resize(halves, 1 << 18)})
+    for name, array in want.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
 
 
 @pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")

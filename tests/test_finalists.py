@@ -13,7 +13,7 @@ from einnet_explore.cost import CPU_DEFAULT, program_seconds
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.ir import Program, Table, accesses, scopes
 from einnet_explore.pipeline import tuning_task
-from einnet_explore.pipeline.tuning_context import Settings, TuningContext
+from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext
 from einnet_explore.pipeline.tuning_task import (
     MAX_ESTIMATE_RATIO,
     Trial,
@@ -109,7 +109,7 @@ def held(
     store = ProfileStore(cache / "p.sqlite")
     settings = Settings(states=BUDGET)
     context = TuningContext(settings, store, program_seconds, engine)
-    contest = TuningTask(program, lambda: (lambda: result, result), {}, context, found=found)
+    contest = TuningTask(program, lambda: OriginalRun(lambda: result, result), {}, context, found=found)
     for name in ("onnxruntime", "onnxruntime alone"):
         store.record(contest._key(name), before, "recorded")
     return contest.run(1.0), measured
@@ -167,7 +167,7 @@ def test_a_candidate_that_does_not_fit_is_refused(error: Exception, tmp_path: Pa
     def engine(*_: object) -> Any:
         raise error
 
-    opened = lambda: (dict[str, Any], dict[str, Any]())  # noqa: E731
+    opened = lambda: OriginalRun(dict[str, Any], dict[str, Any]())  # noqa: E731
     store, settings = ProfileStore(tmp_path / "p.sqlite"), Settings(states=20)
     contest = TuningTask(program, opened, {}, TuningContext(settings, store, program_seconds, engine))
     store.record(contest._key("onnxruntime alone"), 1.0, "said")

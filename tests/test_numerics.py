@@ -19,6 +19,7 @@ from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.interpreter.grid import IllegalRead
 from einnet_explore.interpreter.running_error import (
+    DOUBLE_ROUNDOFF,
     bilinear_error_bound,
     bilinear_growth,
     bilinear_roundings,
@@ -50,7 +51,7 @@ from einnet_explore.pipeline.numerics import ErrorReport, report_errors
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.optimiser import make_settings as asked
 from einnet_explore.pipeline.subprogram import TunedSubprogram
-from einnet_explore.pipeline.tuning_context import Settings
+from einnet_explore.pipeline.tuning_context import OriginalRun, Settings
 from einnet_explore.pipeline.tuning_task import FoundVariants, Trial, Variant, find_variants
 from einnet_explore.rules import (
     ALL_RULES,
@@ -197,7 +198,9 @@ def single(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
 def badged(derivation: Derivation, seed: int = 0) -> ErrorReport:
     """The badge of *derivation* where single precision in NumPy runs both of its ends."""
     given = drawn(derivation.start, seed)
-    return report_errors(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, single)
+    return report_errors(
+        derivation, lambda: OriginalRun(lambda: single(derivation.start, {})(given), given), {}, single
+    )
 
 
 def held(program: Program, given: Arrays) -> None:
@@ -312,6 +315,17 @@ def test_badges_of_matrix_products() -> None:
     assert same.after.bound and 2 * same.after.bound < fewer.after.bound
 
 
+def test_double_precision_has_its_own_bounds() -> None:
+    program = ee.parse("tensor A[8,32] float64\ntensor B[32,8] float64\nY[m:8,n:8] = sum[k:32] A[m,k]*B[k,n]")
+    given = {t.name: np.random.default_rng(0).standard_normal(t.shape) for t in program.inputs}
+    product = given["A"].astype(np.longdouble) @ given["B"].astype(np.longdouble)
+    near = running_error(program.equations[0].scope, given, unit=DOUBLE_ROUNDOFF)
+    assert (np.abs(near.value - product) <= near.error).all()
+    original = OriginalRun(lambda: {"Y": given["A"] @ given["B"]}, given)
+    found = report_errors(Derivation(program), lambda: original, {}, lambda *_: lambda _: original.run())
+    assert found.after and found.after.bound and found.after.error <= found.after.bound < 1e-13
+
+
 def test_a_softmax_in_one_pass_is_rescaled() -> None:
     derivation = fuse_vertically(attention(1, 5, 40, 3, 4))
     assert derivation is not None
@@ -340,7 +354,9 @@ def test_a_program_that_does_not_run_has_no_figures() -> None:
     def broken(program: Program, constants: Arrays) -> Callable[[Arrays], Arrays]:
         raise BackendError("no compiler")
 
-    found = report_errors(derivation, lambda: (lambda: single(derivation.start, {})(given), given), {}, broken)
+    found = report_errors(
+        derivation, lambda: OriginalRun(lambda: single(derivation.start, {})(given), given), {}, broken
+    )
     assert (found.level, found.after, found.why) == ("approximate", None, "no compiler")
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -299,7 +300,7 @@ def test_file_has_only_derivations_that_are_faster_in_onnxruntime(monkeypatch: p
     monkeypatch.setattr(whole_module, "time_plans", paired)
 
     def told(speedup: float | None, *groups: tuple[int, ...]) -> ExportSelection:
-        baseline = Baseline(None, plans[()], {}, 1.0)  # type: ignore[arg-type]
+        baseline = Baseline(SimpleNamespace(nodes=()), plans[()], {}, 1.0)  # type: ignore[arg-type]
         whole = ExportSelection(speedup, "untried", (0, 1))
         return select_for_export(baseline, lambda n: plans[tuple(n)], groups, whole)
 

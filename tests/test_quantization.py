@@ -1,6 +1,7 @@
 """Quantised ONNX models: their expressions, proofs that two spellings are equal, and integer products in plans."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ import einnet_explore as ee
 from einnet_explore.analysis.products import multiplies_bytes
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
+from einnet_explore.ir import VIEW, Instance
 from einnet_explore.onnx_import import express
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.onnx_import.node_call import NotUnderstood
 from einnet_explore.pipeline.partition import partition
 from einnet_explore.rules import PADDING_EXCHANGE
-from einnet_explore.runtime import compiled
-from einnet_explore.runtime.program import compile_program
+from einnet_explore.runtime import compiled, integer_products
+from einnet_explore.runtime.onnx_fragment import onnx_session
+from einnet_explore.runtime.program import CompiledProgram, compile_program
 from einnet_explore.session.model_equality import compare_models
 from einnet_explore.strategies.integer_forms import integer_forms
 from einnet_explore.support.errors import Refused
@@ -122,6 +125,17 @@ def test_quantised_operators_have_the_results_of_onnx_runtime_bit_for_bit(name: 
         made = compile_program(program, constants={n: a for n, a in given.items() if n not in feeds})
         assert "interpreter" not in made.engines.values() or name == "convolution with a computed zero point"
         np.testing.assert_array_equal(made.run(feeds)["y"], want["y"])
+        if "interpreter" not in made.engines.values():
+            np.testing.assert_array_equal(in_session(made, feeds)["y"], want["y"])
+
+
+def in_session(made: CompiledProgram, feeds: Arrays) -> Arrays:
+    """The outputs of a program that is one session of ONNX Runtime."""
+    outputs = made.program.outputs
+    writer = made.write({name: name for name in (*feeds, *outputs)}, "/")
+    assert writer is not None
+    session = onnx_session(writer.model(tuple(feeds), outputs), made.threads)
+    return dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -284,4 +298,22 @@ def test_convolutions_of_bytes_are_exact(left: str, right: str, size: int, step:
     given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
     made = compile_program(program, constants={"K": given["K"]})
     assert made.engines["Y"] == "integers"
-    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], evaluate(program, given)["Y"])
+    want = evaluate(program, given)["Y"]
+    np.testing.assert_array_equal(made.run({"X": given["X"]})["Y"], want)
+    np.testing.assert_array_equal(in_session(made, {"X": given["X"]})["Y"], want)
+
+
+@pytest.mark.skipif(not compiled.c_compiler(), reason="no C compiler")
+def test_threads_share_a_product_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both operands are packed by the threads of the session: one matrix for each b, and views of a tensor."""
+    monkeypatch.setattr(integer_products, "MIN_SHARED_PRODUCTS", 0)
+    program = ee.parse(
+        "tensor X[2, 8, 9] int8\ntensor W[2, 9, 35] int8\n"
+        "V[b:2, i:7, k:9] = X[b, i+1, k]\nY[b:2, i:7, j:35] = sum[k:9] V[b, i, k] * W[b, k, j]\noutput Y"
+    )
+    view, product = program.equations
+    program = replace(program, equations=(replace(view, via=Instance(VIEW)), product))
+    given = {t.name: numbers(*t.shape, dtype=t.dtype) for t in program.inputs}
+    made = compile_program(program, threads=2)
+    assert made.engines == {"V": "view", "Y": "integers"}
+    np.testing.assert_array_equal(made.run(given)["Y"], evaluate(program, given)["Y"])

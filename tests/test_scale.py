@@ -27,7 +27,7 @@ from einnet_explore.cli import main
 from einnet_explore.cost import CPU_DEFAULT, CostModel, program_seconds
 from einnet_explore.onnx_import.load import load_model
 from einnet_explore.pipeline.optimiser import optimize_model
-from einnet_explore.pipeline.tuning_context import Settings, TuningContext, TuningHistory
+from einnet_explore.pipeline.tuning_context import OriginalRun, Settings, TuningContext, TuningHistory
 from einnet_explore.pipeline.tuning_task import (
     PortableCost,
     SearchRequest,
@@ -285,7 +285,7 @@ def test_program_larger_than_memory_is_not_measured(monkeypatch: pytest.MonkeyPa
     assert outcome.winner is None and outcome.states == 20 and outcome.memory_short
     assert re.fullmatch(r"the original needs .* KiB, 0 B of .* KiB of memory are taken", outcome.why)
     feeds: dict[str, Any] = {}
-    ran = replace(contest, opener=lambda: (lambda: feeds, feeds))
+    ran = replace(contest, opener=lambda: OriginalRun(lambda: feeds, feeds))
     with limit_memory(nbytes):
         outcome = ran.run(1.0)
     assert outcome.winner is None and "a candidate needs" in outcome.why

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Fake:
 
 
 def against(original: Fake) -> Baseline:
-    return Baseline(None, original, {}, original.seconds)  # type: ignore[arg-type]
+    return Baseline(SimpleNamespace(nodes=()), original, {}, original.seconds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

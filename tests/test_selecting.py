@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,7 @@ def test_an_interrupt_ends_the_trials_with_what_is_kept(monkeypatch: pytest.Monk
             raise ValueError("refused")
         return Fake(10.0 - len(kept))
 
-    baseline = Baseline(None, Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
+    baseline = Baseline(SimpleNamespace(nodes=()), Fake(10.0), {}, 1.0)  # type: ignore[arg-type]
     found = forward_selection(baseline, plan_of, [(n,) for n in range(4)])
     assert found.interrupted and found.kept == [0] and found.plan.seconds == 9.0  # type: ignore[attr-defined]
     assert found.refused == {1: "refused", 2: UNTRIED, 3: UNTRIED}

@@ -54,6 +54,9 @@ from einnet_explore.support.errors import Refused
 MAX_UNROLLED_READS = 64
 """Reads of a sum that is unrolled, at most."""
 
+VECTOR_LANES = 16
+"""Elements of the longest vector."""
+
 MAX_RECOMPUTATION = 2
 """A nested body that is not light is inlined if it is then evaluated at most so many times as often."""
 
@@ -247,7 +250,7 @@ def collapse_dimensions(scope: Scope) -> Scope:
     """
     if scope.domain or any(isinstance(a.source, Scope) for a in accesses(scope.body)):
         return scope
-    scope = _drop_unit_iterators(_split_traversals(scope))
+    scope = _drop_unit_iterators(split_traversals(scope))
     reads = tuple(accesses(scope.body))
     rows = zip(scope.traversals, scope.traversals[1:], strict=False)
     for x, y in (*rows, *permutations(scope.summations, 2)):
@@ -257,19 +260,19 @@ def collapse_dimensions(scope: Scope) -> Scope:
     return scope
 
 
-def _split_traversals(scope: Scope) -> Scope:
+def split_traversals(scope: Scope, lanes: int = VECTOR_LANES) -> Scope:
     r"""Substitute :math:`x = d u + v` for a traversal that is divided by `d`, so that its reads are affine.
 
-    The result's elements keep their order.  The innermost traversal is only split into whole vectors.
+    The result's elements keep their order.  The innermost traversal is only split into whole vectors of *lanes*.
     """
     for n, x in enumerate(scope.traversals):
         d = _common_divisor(x, scope.body)
-        if d > 1 and (x != scope.traversals[-1] or d % VECTOR_LANES == 0):
+        if d > 1 and (x != scope.traversals[-1] or d % lanes == 0):
             u = Iterator(fresh_name(x.name, {y.name for y in (*scope.traversals, *scope.summations)}), 0, x.extent // d)
             v = Iterator(x.name, 0, d)
             body = substitute(scope.body, {x: as_index(u) * d + v})
             split = (*scope.traversals[:n], u, v, *scope.traversals[n + 1 :])
-            return _split_traversals(replace(scope, traversals=split, body=body, padding=()))
+            return split_traversals(replace(scope, traversals=split, body=body, padding=()), lanes)
     return scope
 
 
@@ -362,9 +365,6 @@ def _merge(scope: Scope, x: Iterator, y: Iterator, places: Mapping[str, int]) ->
 
 MAX_POLYPHASE = 8
 """Phases that are written out, at most."""
-
-VECTOR_LANES = 16
-"""Elements of the longest vector."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS, ScalarFunction
 UNIT_ROUNDOFF = 2.0**-24
 """The unit roundoff of single precision."""
 
+DOUBLE_ROUNDOFF = 2.0**-53
+"""The unit roundoff of double precision."""
+
 _EXP_ROUNDINGS = 4
 """The relative error of an exponential, in unit roundoffs: 2 units in the last place (Cephes, expf)."""
 
@@ -265,15 +268,17 @@ _MAX_ELEMENTS = 1 << 23
 """Elements of an intermediate array."""
 
 
-def running_error(scope: Scope, inputs: Mapping[str, Array], rescalings: int = 0) -> BoundedValue:
-    """Return every element of *scope* with its error bound; *inputs* maps tensors to single-precision arrays.
+def running_error(
+    scope: Scope, inputs: Mapping[str, Array], rescalings: int = 0, unit: float = UNIT_ROUNDOFF
+) -> BoundedValue:
+    """Return every element of *scope* with its error bound; *inputs* maps tensors to arrays without errors.
 
-    *rescalings* counts further rescalings of each exponential (the blocks of a one-pass softmax), with arguments that
-    add up to at most its own.  An element without a bound (a divisor that may be 0) has an infinite one.  Raises
-    ValueError for a tensor without array and sums too long for single precision, IllegalRead for reads beyond the
-    padding.
+    *unit* is the unit roundoff of the arithmetic, that of single or of double precision.  *rescalings* counts further
+    rescalings of each exponential (the blocks of a one-pass softmax), with arguments that add up to at most its own.
+    An element without a bound (a divisor that may be 0) has an infinite one.  Raises ValueError for a tensor without
+    array and sums too long for the precision, IllegalRead for reads beyond the padding.
     """
-    return evaluate_with_errors(RunningErrors(rescalings), scope, inputs)
+    return evaluate_with_errors(RunningErrors(rescalings, unit), scope, inputs)
 
 
 def evaluate_with_errors(numbers: NumberDomain, scope: Scope, inputs: Mapping[str, Array]) -> BoundedValue:
@@ -430,7 +435,7 @@ def _at_pole(op: str, operands: Sequence[BoundedValue]) -> Array:
     return np.zeros((), np.bool_)
 
 
-DOUBLE_PRECISION = DoublePrecision(RunningErrors(unit=2.0**-53))
+DOUBLE_PRECISION = DoublePrecision(RunningErrors(unit=DOUBLE_ROUNDOFF))
 """The numbers of double precision."""
 
 

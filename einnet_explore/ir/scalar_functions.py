@@ -289,6 +289,20 @@ def _wrapped(kind: ElementType, lib: Any, x: Any) -> Any:
     )
 
 
+_HALF_SOURCE = """T float16_N(T a) {
+    const union { float f; unsigned i; } x = {a};
+    const unsigned size = x.i & 0x7fffffffu;
+    const unsigned normal = (size + 0xfffu + (size >> 13 & 1u)) & 0xffffe000u;
+    const union { unsigned i; float f; } magnitude = {size};
+    const union { float f; unsigned i; } small = {(magnitude.f + 0.5f) - 0.5f};
+    const unsigned large = normal < 0x47800000u ? normal : 0x7f800000u;
+    const union { unsigned i; float f; } made = {(size < 0x38800000u ? small.i : large) | (x.i & 0x80000000u)};
+    return a == a ? made.f : a;
+}"""
+"""A float32 rounded to half precision: to 11 bits by its integer, and below 2^-14 to multiples of 2^-24, which are the
+steps of float32 around 0.5."""
+
+
 def _cast(kind: ElementType) -> ScalarFunction:
     """Return the cast to *kind*.
 
@@ -304,6 +318,7 @@ def _cast(kind: ElementType) -> ScalarFunction:
         compute = partial(_rounded, kind)
     return ScalarFunction(
         kind.name, 1, compute, at_zero=0, is_rounding=True, is_monotone=not kind.is_integer,
+        c_definition=_HALF_SOURCE if kind.name == "float16" else "",
         image=(kind.low, kind.high) if kind.is_integer else (-math.inf, math.inf),
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """Rounding errors of derivations.  In exact arithmetic all rules are equalities.
 
 ``report_errors`` evaluates the original and the derived program in double precision on the inputs of their trial, with
-a running error bound for single precision, and compares the outputs of ONNX Runtime and of the derived program's
-kernels with these values.  All errors are relative to the largest output.  Of a large program only a window of the
-outputs is evaluated.
+a running error bound for single precision (for double precision where all tensors have it), and compares the outputs of
+ONNX Runtime and of the derived program's kernels with these values.  All errors are relative to the largest output.  Of
+a large program only a window of the outputs is evaluated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from einnet_explore.analysis.bilinear import Bilinear
 from einnet_explore.equivalence.program_diff import inline_equations
 from einnet_explore.equivalence.slices import slice_scope
-from einnet_explore.interpreter.running_error import BoundedValue, running_error
-from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, scopes
+from einnet_explore.interpreter.running_error import DOUBLE_ROUNDOFF, UNIT_ROUNDOFF, BoundedValue, running_error
+from einnet_explore.ir import Apply, Box, EOperatorKind, Program, Scalar, Scope, element_type, scopes, tensors
 from einnet_explore.pipeline.tuning_context import (
     OUT_OF_MEMORY,
     OriginalOpener,
@@ -48,7 +48,7 @@ MIN_BLOCK_COLUMNS = 16
 
 @dataclass(frozen=True, slots=True)
 class RoundingError:
-    """Loss of single precision in one program, relative to the largest output: *bound* (None: none) and *error*."""
+    """Rounding errors of one program, relative to the largest output: *bound* (None: none) and *error*."""
 
     bound: float | None
     error: float
@@ -131,9 +131,9 @@ def report_errors(
     """
     plain = level_report(derivation)
     try:
-        original, feeds = opener()
-        want, got = original(), compiler(derivation.end, constants)(feeds)
-        return measure_errors(derivation, plain, {**feeds, **constants}, want, got)
+        original = opener()
+        want, got = original.run(), compiler(derivation.end, constants)(original.feeds)
+        return measure_errors(derivation, plain, {**original.feeds, **constants}, want, got)
     except (BackendError, LookupError, ValueError) as problem:
         return ErrorReport(plain.level, plain.rules, why=str(problem))
     except OUT_OF_MEMORY as problem:
@@ -159,13 +159,19 @@ def measure_errors(
             )
         largest = float(np.abs(want[name]).max(initial=0)) or 1.0
         at = tuple(slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(window, pair[0].box, strict=True))
-        found = running_error(slice_scope(pair[0], window), inputs)
-        again = running_error(slice_scope(pair[1], window), inputs, _count_rescalings(end))
+        unit = DOUBLE_ROUNDOFF if all(map(_is_double, pair)) else UNIT_ROUNDOFF
+        found = running_error(slice_scope(pair[0], window), inputs, unit=unit)
+        again = running_error(slice_scope(pair[1], window), inputs, _count_rescalings(end), unit)
         before.append(_rounding_error(found, found.value, want[name][at], largest))
         after.append(_rounding_error(again, found.value, got[name][at], largest))
         elements += prod(hi - lo for lo, hi in window)
         whole += want[name].size
     return ErrorReport(plain.level, plain.rules, _worst_error(before), _worst_error(after), elements, whole)
+
+
+def _is_double(scope: Scope) -> bool:
+    """Whether *scope* and everything that it reads is in double precision."""
+    return {element_type(scope), *(t.dtype for t in tensors(scope))} == {"float64"}
 
 
 def _rule_name(match: Match[object]) -> str:

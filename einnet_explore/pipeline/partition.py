@@ -493,7 +493,7 @@ def _used_nodes(model: Model) -> set[int]:
     return found
 
 
-KERNEL_TYPES = ("float32", "float64", "int8", "uint8", "int32")
+KERNEL_TYPES = ("float16", "float32", "float64", "int8", "uint8", "int32")
 """Element types of values that generated kernels read and write."""
 
 

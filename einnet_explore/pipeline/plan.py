@@ -184,16 +184,30 @@ def _run(
 
 
 def subgraph_session(
-    model: Model | onnx.ModelProto, node_names: Iterable[str], threads: int = 1
+    model: Model | onnx.ModelProto,
+    node_names: Iterable[str],
+    threads: int = 1,
+    adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None,
 ) -> onnxruntime.InferenceSession:
     """Open a session of the nodes called *node_names*, unchanged: the original of a subprogram.
 
-    Its inputs and outputs are the values that cross the group's border; it holds its weights.  Raises Refused, with the
-    nodes, if one is unknown, a border value has no known type, or ONNX Runtime refuses.
+    Its inputs and outputs are the values that cross the group's border; it holds its weights.  *adjust* may change the
+    options.  Raises Refused, with the nodes, if one is unknown, a border value has no known type, or ONNX Runtime
+    refuses.
     """
     regions = ModelRegions(model.proto if isinstance(model, Model) else model)
     nodes = regions.named(node_names)
-    return open_session(regions.extract(nodes), threads, nodes=nodes)
+    return open_session(regions.extract(nodes), threads, nodes=nodes, adjust=adjust)
+
+
+def is_quantised(nodes: Iterable[ModelNode]) -> bool:
+    """Whether ONNX Runtime may compute *nodes* otherwise than as they are defined: by operators on quantised values."""
+    return any(node.op == "DequantizeLinear" for node in nodes)
+
+
+def keep_definitions(options: onnxruntime.SessionOptions) -> None:
+    """Let a session compute nodes between ``DequantizeLinear`` and ``QuantizeLinear`` in floating point."""
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
 def check_disjoint(groups: Iterable[Collection[ModelNode]]) -> None:
@@ -283,14 +297,17 @@ class ProgramCall:
     ) -> FragmentWriter:
         """Return the program as nodes that read and write the model's values; raises Refused if it has to be called.
 
-        It has to be called if a session cannot run one of its kernels, a value is not of single precision, or the
-        program does not compute all *outputs* of the group.
+        It has to be called if a session cannot run one of its kernels, a value has another type than in the program, or
+        the program does not compute all *outputs* of the group.
         """
         program = self.program.program
-        values = [self.names[name] for name in (*self.program.contexts.inputs, *program.outputs)]
-        known = [model.values[value].dtype if value in model.values else None for value in values]
-        if other := [value for value, dtype in zip(values, known, strict=True) if dtype != np.float32]:
-            raise Refused(f"value {other[0]} is not of single precision")
+        types = {t.name: t.dtype for t in (*program.inputs, *(e.tensor for e in program.equations))}
+        used = (*self.program.contexts.inputs, *program.outputs)
+        values = [self.names[name] for name in used]
+        for name, value in zip(used, values, strict=True):
+            found = model.values[value].dtype if value in model.values else None
+            if found != np.dtype(types[name]):
+                raise Refused(f"value {value} is {found}, expected {types[name]} as in the program")
         if missing := set(outputs) - set(values):
             raise Refused(f"the program does not compute {', '.join(sorted(missing))}")
         written = self.program.write(self.names, prefix, table)
@@ -557,11 +574,19 @@ class ReopenedSession:
         self._session = None
 
 
-def _open_original(model: Model, threads: int) -> onnxruntime.InferenceSession:
+def _open_original(
+    model: Model, threads: int, adjust: Callable[[onnxruntime.SessionOptions], object] = lambda options: None
+) -> onnxruntime.InferenceSession:
     proto = model.original
-    return open_session(
-        model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto, threads, whole=model.path
-    )
+    given = model.path if proto.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF else proto
+    return open_session(given, threads, adjust=adjust, whole=model.path)
+
+
+def run_definition(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of *model* for *feeds*, with quantised nodes computed as they are defined."""
+    session = _open_original(model, 1, keep_definitions)
+    names = [value.name for value in model.outputs]
+    return dict(zip(names, run_session(session, names, feeds), strict=True))
 
 
 def _whole_segment(model: Model, held: ReopenedSession, outputs: tuple[str, ...]) -> Segment:

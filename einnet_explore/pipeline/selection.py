@@ -39,7 +39,7 @@ from einnet_explore.pipeline.optimised import ORIGINAL_EXPORT, ExportSelection, 
 from einnet_explore.pipeline.plan import ExecutionPlan
 from einnet_explore.pipeline.subprogram import Subprogram, TunedSubprogram, count_fusions
 from einnet_explore.pipeline.tuning_context import Runtime, TuningHistory
-from einnet_explore.runtime.arrays import MAX_RELATIVE_ERROR, largest_error
+from einnet_explore.runtime.arrays import largest_error
 from einnet_explore.runtime.hosts import Host, installed_hosts
 from einnet_explore.runtime.measurement import (
     LONG_CALL_SECONDS,
@@ -153,7 +153,7 @@ def _checked_speedup(baseline: Baseline, plan: ExecutionPlan, trial: ExecutionPl
     Raises ValueError if *trial* fails or does not agree with the original.
     """
     error = largest_error(baseline.want, trial.run(baseline.feeds))
-    if error > MAX_RELATIVE_ERROR:
+    if error > baseline.max_error:
         raise ValueError(f"with it the outputs differ by {error:.1e} of the largest output")
     once = baseline.seconds
     return plan_speedup(plan, trial, baseline.feeds, once, {"before": once, "after": once}, least)
@@ -196,7 +196,7 @@ def eliminate_unprofitable(
         try:
             plan = plan or plan_of(kept)
             without = plan_of(rest)
-            if largest_error(baseline.want, without.run(baseline.feeds)) > MAX_RELATIVE_ERROR:
+            if largest_error(baseline.want, without.run(baseline.feeds)) > baseline.max_error:
                 continue
         except ValueError:
             continue
@@ -556,7 +556,7 @@ class Selector:
             except ValueError as problem:
                 whys[form] = str(problem)
                 continue
-            if error > MAX_RELATIVE_ERROR:
+            if error > self.baseline.max_error:
                 whys[form] = f"its outputs differ by {error:.1e} of the largest output"
             elif warm[form] > max(MAX_FIRST_RUN_RATIO * once, LONG_CALL_SECONDS):
                 whys[form] = f"a run takes {warm[form] / once:.1f} times as long as the original's"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
+import onnxruntime
 
 from einnet_explore.analysis.equations import rename_tensors
 from einnet_explore.equivalence.certificate import Certificate, certify
@@ -16,8 +17,8 @@ from einnet_explore.ir import Instance, Program
 from einnet_explore.onnx_import.model import Model
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.numerics import ErrorReport, level_report
-from einnet_explore.pipeline.plan import subgraph_session
-from einnet_explore.pipeline.tuning_context import OriginalOpener
+from einnet_explore.pipeline.plan import is_quantised, keep_definitions, subgraph_session
+from einnet_explore.pipeline.tuning_context import OriginalOpener, OriginalRun
 from einnet_explore.pipeline.tuning_task import Trial
 from einnet_explore.rules import Derivation
 from einnet_explore.runtime.arrays import Arrays
@@ -88,12 +89,19 @@ def open_original(model: Model, subprogram: Subprogram, threads: int) -> tuple[O
     program, names = subprogram.anonymous.program, subprogram.value_names(model)
     wanted = [names[name] for name in program.outputs]
 
+    def runner(session: onnxruntime.InferenceSession, feeds: Arrays) -> Callable[[], Arrays]:
+        return lambda: dict(zip(program.outputs, session.run(wanted, feeds), strict=True))
+
     @lru_cache(1)
-    def opener() -> tuple[Callable[[], Arrays], Arrays]:
+    def opener() -> OriginalRun:
         session = subgraph_session(model, subprogram.nodes, threads)
         feeds = random_model_inputs(session, 0)
         inputs = {t.name: feeds[names[t.name]] for t in program.inputs if not t.weight}
-        return lambda: dict(zip(program.outputs, session.run(wanted, feeds), strict=True)), inputs
+        run = runner(session, feeds)
+        if not is_quantised(node for node in model.nodes if node.name in subprogram.nodes):
+            return OriginalRun(run, inputs)
+        defined = subgraph_session(model, subprogram.nodes, threads, keep_definitions)
+        return OriginalRun(run, inputs, runner(defined, feeds))
 
     return opener, {t.name: model.weights[names[t.name]] for t in program.inputs if t.weight}
 

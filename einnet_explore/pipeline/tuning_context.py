@@ -42,8 +42,25 @@ ProgramCompiler: TypeAlias = "Callable[[Program, Arrays], Callable[[Arrays], Arr
 AheadCompiler: TypeAlias = "Callable[[Iterable[Program], Arrays], object]"
 """Compiles the kernels of programs that a ``ProgramCompiler`` will be asked for, in parallel."""
 
-OriginalOpener: TypeAlias = "Callable[[], tuple[Callable[[], Arrays], Arrays]]"
-"""Opens the original of a subprogram: returns a function to its outputs by name, and the inputs that it runs on."""
+
+@dataclass(frozen=True)
+class OriginalRun:
+    """The original of a subprogram: *run* returns its outputs by name, for the inputs *feeds*.
+
+    *define* does so for quantised nodes as they are defined, which *run* approximates.
+    """
+
+    run: Callable[[], Arrays]
+    feeds: Arrays
+    define: Callable[[], Arrays] | None = None
+
+    def outputs(self) -> Arrays:
+        """Return the outputs with which those of others are compared."""
+        return (self.define or self.run)()
+
+
+OriginalOpener: TypeAlias = "Callable[[], OriginalRun]"
+"""Opens the original of a subprogram."""
 
 OUT_OF_MEMORY = (MemoryError, Fail, RuntimeException)
 """Exceptions that mean out of memory: NumPy's, and those of ONNX Runtime, which raises them for other failures too."""

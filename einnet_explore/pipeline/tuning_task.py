@@ -443,7 +443,7 @@ class TuningTask:
 
         It has a key of its own in the store, so that the search is the same whatever the finalists' times were.
         """
-        return _time(self.context.store, self._key("onnxruntime alone"), lambda: self.opener()[0])
+        return _time(self.context.store, self._key("onnxruntime alone"), lambda: self.opener().run)
 
     @property
     def is_original_timed(self) -> bool:
@@ -513,10 +513,10 @@ class TuningTask:
 
     def _measure(self, forms: Iterable[Derivation], memory: MemoryWatch) -> tuple[_Finalists, dict[str, float]]:
         """Compile *forms*, and time those that agree with the original, and the original."""
-        original, feeds = self.opener()
-        finalists = self._compile(forms, original(), feeds, memory)
+        original = self.opener()
+        finalists = self._compile(forms, original.outputs(), original.feeds, memory)
         keys = {name: self._key("program", derivation.end) for name, derivation in finalists.derivations.items()}
-        calls = {"original": original, **finalists.runners}
+        calls = {"original": original.run, **finalists.runners}
         return finalists, _times(self.context.store, {"original": self._key("onnxruntime"), **keys}, calls)
 
     def _compile(self, forms: Iterable[Derivation], want: Arrays, feeds: Arrays, memory: MemoryWatch) -> _Finalists:

@@ -309,9 +309,11 @@ class Rule(Generic[P_co]):
         return _module(self.rewrite).startswith(_PACKAGE)
 
     def matches(self, program: Program, at: Path) -> Iterable[Match[P_co]]:
-        """Yield the legal matches in *program* at the path *at*."""
+        """Yield the legal matches in *program* at *at*: those that keep outputs' types and let no integer overflow."""
         for params in self.propose(program, at):
-            yield Match(self, at, params)
+            match = Match(self, at, params)
+            if _is_float32(program) or accepted(match.apply, program):
+                yield match
 
     def match(self, program: Program, at: Path, /, **params: object) -> Match[P_co]:
         """Return the match in *program* at *at* with *params*, in the JSON form that users write."""
@@ -486,14 +488,21 @@ class Derivation:
         )
 
 
+def _is_float32(program: Program) -> bool:
+    """Whether no tensor of *program* has another type than ``float32``."""
+    return all(t.dtype == FLOAT32 for t in program.inputs) and all(
+        element_type(e.scope) == FLOAT32 for e in program.equations
+    )
+
+
 def require_types(before: Program, after: Program) -> None:
     """Raise Refused if an output of *after* has another type than in *before*, or an integer result may overflow.
 
     Weights that were computed beforehand may have smaller ranges than their types, so that *before* may overflow, too.
     """
-    types = {e.name: element_type(e.scope) for e in before.equations}
-    if all(t.dtype == FLOAT32 for t in before.inputs) and all(t == FLOAT32 for t in types.values()):
+    if _is_float32(before):
         return
+    types = {e.name: element_type(e.scope) for e in before.equations}
     for equation in after.equations:
         found = element_type(equation.scope)
         if equation.name in before.outputs and found != types.get(equation.name, found):

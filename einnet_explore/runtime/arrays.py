@@ -65,16 +65,19 @@ def require_elements(name: str, array: Array, dtype: np.dtype) -> Array:
 
 
 class KernelSignature(Protocol):
-    """Arguments of a compiled function of *scope*: the tensors *inputs* and the result, as arrays of *shapes*."""
+    """Arguments of a compiled function of *scope*: the tensors *inputs* and the result, as arrays of *shapes*.
+
+    *dtypes* are their element types.
+    """
 
     @property
     def scope(self) -> Scope: ...
 
     @property
-    def dtype(self) -> str: ...
+    def inputs(self) -> tuple[str, ...]: ...
 
     @property
-    def inputs(self) -> tuple[str, ...]: ...
+    def dtypes(self) -> tuple[str, ...]: ...
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]: ...
@@ -88,12 +91,20 @@ def bind_function(
     names = source.inputs
     if len(inputs) != len(names):
         raise BackendError(f"{len(inputs)} arrays for the {len(names)} inputs {', '.join(names)}")
-    for name, array in zip(names, inputs, strict=True):
-        check_argument(name, array, shapes[name], source.dtype)
-    check_argument("the result", out, source.scope.shape, source.dtype)
+    *dtypes, dtype = source.dtypes
+    for name, array, kind in zip(names, inputs, dtypes, strict=True):
+        check_argument(name, array, shapes[name], kind)
+    check_argument("the result", out, source.scope.shape, dtype)
     if out.size == 0:
         return lambda: None
-    given = zip((*inputs, out), source.shapes, strict=True)
+    return bind_arrays(function, (*inputs, out), source.shapes)
+
+
+def bind_arrays(
+    function: CompiledFunction, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
+) -> Callable[[], object]:
+    """A call of *function* on contiguous *arrays*, seen in *shapes*."""
+    given = zip(arrays, shapes, strict=True)
     return partial(function, *(tvm_ffi.from_dlpack(array.reshape(shape)) for array, shape in given))
 
 

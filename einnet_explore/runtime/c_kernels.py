@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from einnet_explore.analysis.equations import is_typed
 from einnet_explore.analysis.flattening import row_major_strides
 from einnet_explore.analysis.indices import fresh_name, substitute
 from einnet_explore.codegen import versions
@@ -27,16 +28,17 @@ from einnet_explore.codegen.copies import regions_kernel, transpose_kernel
 from einnet_explore.codegen.fusion.cpu import ROW_POINTS, cpu_blocks, cpu_kernel
 from einnet_explore.codegen.fusion.frame import lay_out, slot_name, slot_sizes
 from einnet_explore.codegen.fusion.plan import fuse_program
+from einnet_explore.codegen.language.dialects import C
 from einnet_explore.codegen.language.lowering import FIRST_BLOCK
 from einnet_explore.codegen.language.printer import emit, entry_name
 from einnet_explore.codegen.language.statements import Declare, Kernel
 from einnet_explore.codegen.language.values import F32, I64, Literal, Var
 from einnet_explore.codegen.language.values import Array as KernelArray
-from einnet_explore.codegen.preparation import collapse_dimensions, prepare
+from einnet_explore.codegen.preparation import collapse_dimensions, prepare, split_traversals
 from einnet_explore.codegen.register_tiles import this_machine
 from einnet_explore.codegen.tvm.schedule import MIN_PARALLEL_ELEMENTS, moved_elements
 from einnet_explore.codegen.versions import scope_identity
-from einnet_explore.ir import Equation, Program, Scope, as_index, scopes, tensors
+from einnet_explore.ir import Equation, Program, Scope, as_index, element_type, scopes, tensors
 from einnet_explore.runtime import compiled
 from einnet_explore.support.errors import BackendError, NoKernel, Refused
 
@@ -172,11 +174,10 @@ MAX_BLOCKS = 1 << 31
 
 @dataclass(frozen=True)
 class NativeSource:
-    """The eOperator *scope* in float32 as C for *threads* threads; nothing is compiled before ``function``."""
+    """The eOperator *scope* as C for *threads* threads; nothing is compiled before ``function``."""
 
     scope: Scope
     threads: int = 1
-    dtype = "float32"
     compiler = "C"
 
     @cached_property
@@ -189,6 +190,12 @@ class NativeSource:
         """The shapes of inputs and result as the function sees them."""
         shapes = {t.name: t.shape for t in tensors(self.scope)}
         return (*((prod(shapes[name]),) for name in self.inputs), (prod(self.scope.shape),))
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """The element types of inputs and result."""
+        types = {t.name: t.dtype for t in tensors(self.scope)}
+        return (*(types[name] for name in self.inputs), element_type(self.scope))
 
     @cached_property
     def text(self) -> str:
@@ -205,6 +212,8 @@ class NativeSource:
 
     @cached_property
     def _made(self) -> _SourceKernel:
+        if is_typed(self.scope):
+            return _fused_kernel(self.scope)
         return _moving_kernel(self.scope) or _fused_kernel(self.scope)
 
     @property
@@ -229,7 +238,8 @@ class NativeSource:
         known = compiled.load_stored(self.key)
         if known is not None:
             return known
-        return compiled.build_c(self.text, self.key, [(shape, self.dtype) for shape in self.shapes], EOPERATOR_FLAGS)
+        specs = list(zip(self.shapes, self.dtypes, strict=True))
+        return compiled.build_c(self.text, self.key, specs, EOPERATOR_FLAGS)
 
     def write_object(self, path: Path, name: str, cpu: str) -> None:
         """Compile to an object file; raises BackendError as ``function`` does."""
@@ -240,7 +250,7 @@ class NativeSource:
 
 @dataclass(frozen=True)
 class _SourceKernel:
-    """A *kernel* of *blocks* blocks that writes *result*; *slots* are elements of temporaries, *moved* of all data."""
+    """A *kernel* of *blocks* blocks that writes *result*; *slots* are bytes of temporaries, *moved* all elements."""
 
     kernel: Kernel
     result: str
@@ -275,7 +285,11 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     """The fused kernel of *scope* over contiguous arrays, with sizes, strides and constants as numbers in its text."""
     # Beside a reduction, values that are read at several places are kept or computed again as fusion sees fit.
     nested = any(inner.summations for path, inner in scopes(scope) if path)
-    ready = scope if nested else prepare(scope) if scope.summations else _simplify(scope)
+    if is_typed(scope):
+        ready = scope if nested else prepare(scope)
+        ready = ready if scope.domain or any(map(any, scope.padding)) else split_traversals(ready, 1)
+    else:
+        ready = scope if nested else prepare(scope) if scope.summations else _simplify(scope)
     reads = {t.name: t for t in tensors(ready)}
     result = fresh_name("Y", set(reads))
     fused = fuse_program(Program(tuple(reads.values()), (Equation(result, ready),), (result,)))
@@ -288,7 +302,8 @@ def _fused_kernel(scope: Scope) -> _SourceKernel:
     values = {p: flat.numbers[p.name] for p in numbers}
     known = tuple(Declare(p, Literal(int(n) if p.kind == I64 else n, p.kind)) for p, n in values.items())
     params = tuple(p for p in kernel.params if p not in numbers)
-    slots = tuple(n * (ROW_POINTS if flat.lanes is not None else 1) for n in slot_sizes(flat))
+    points = ROW_POINTS if flat.lanes is not None else 1
+    slots = tuple(size * points * fused.slot_type(n, F32).size for n, size in enumerate(slot_sizes(flat)))
     return _SourceKernel(
         replace(kernel, params=params, body=(*known, *kernel.body)),
         result,
@@ -351,13 +366,17 @@ def _entry_text(made: _SourceKernel, at: dict[str, int], threads: int) -> Iterab
 
 def _blocks_text(made: _SourceKernel, at: dict[str, int]) -> Iterable[str]:
     """The function ``some``, which runs a range of blocks with temporaries of its own."""
-    sizes = [-(-n // 16) * 16 for n in made.slots]
+    sizes = [-(-n // 64) * 16 for n in made.slots]
     starts = {slot_name(n): sum(sizes[:n]) for n in range(len(sizes))}
     given = []
     for p in made.kernel.params:
         match p:
-            case KernelArray(name):
-                given.append(f"space + {starts[name]}" if name in starts else f"(float *)at[{at[name]}]")
+            case KernelArray(name, kind):
+                place = f"space + {starts[name]}" if name in starts else f"at[{at[name]}]"
+                if name not in starts:
+                    given.append(f"({C.spell(kind)} *){place}")
+                else:
+                    given.append(place if kind == F32 else f"({C.spell(kind)} *)({place})")
             case Var():
                 given.append("first")
     if sizes:

@@ -16,8 +16,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64, FLOAT = 1, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
+enum { ALIGNMENT = 64, UNDEFINED = 0, VARIADIC = 2, TENSOR = 7, CPU = 1, FAILED = 1, INVALID = 2, MESSAGE = 1024,
        MAX_RANK = 64, MAX_THREADS = 1 << 16 };
+
+/* Element types by their number in ONNX: the name, and the code and bits of DLPack. */
+typedef struct { const char *name; uint8_t code, bits; } Element;
+static const Element elements[] = {
+    [1] = {"float32", 2, 32}, [2] = {"uint8", 1, 8},    [3] = {"int8", 0, 8},      [4] = {"uint16", 1, 16},
+    [5] = {"int16", 0, 16},   [6] = {"int32", 0, 32},   [7] = {"int64", 0, 64},    [9] = {"bool", 6, 8},
+    [10] = {"float16", 2, 16}, [11] = {"float64", 2, 64}, [12] = {"uint32", 1, 32}, [13] = {"uint64", 1, 64},
+    [16] = {"bfloat16", 4, 16},
+};
+enum { ELEMENTS = sizeof elements / sizeof *elements };
 
 /* OrtApi: functions by their place in the table, which has all but the last from version 17 on. */
 typedef void *Status;
@@ -47,13 +57,14 @@ typedef int (*Launch)(Task, void *, int);
 
 typedef struct { int64_t rank; const int64_t *dims; } Shape;
 
-/* A node: the shapes of its arguments (the result last) for ONNX, and as its kernel sees them. */
+/* A node: the types and shapes of its arguments (the result last) for ONNX, and the shapes as its kernel sees them. */
 typedef struct {
     Api api;
     Entry entry;
     int64_t threads;
     size_t arguments;
     Shape *shapes, *views;
+    int64_t *types;
     char *node, **inputs;
     const void **weights; /* the data of constant inputs, NULL for others */
 } Kernel;
@@ -147,6 +158,7 @@ static void destroy(void *kernel)
     free(k->node);
     free(k->shapes);
     free(k->views);
+    free(k->types);
     free(k);
 }
 
@@ -174,10 +186,28 @@ static Status shapes_of(Api api, const void *info, const char *name, Shape **out
     return NULL;
 }
 
-/* The bytes of an array in single precision; 0 too if they cannot be counted. */
-static size_t bytes_of(Shape shape)
+/* The element types of a kernel's arguments. */
+static Status types_of(Kernel *k, const void *info)
 {
-    size_t bytes = sizeof(float);
+    Status (*integers)(const void *, const char *, int64_t *, size_t *) = k->api[INTEGERS];
+    size_t size = 0;
+    Status status = integers(info, "types", NULL, &size);
+    if (status) return status;
+    if (size != k->arguments)
+        return refuse(k->api, INVALID, "attribute types holds %zu types, expected %zu", size, k->arguments);
+    if (!(k->types = malloc((size + 1) * sizeof *k->types))) return refuse(k->api, FAILED, "no memory for a kernel");
+    if ((status = integers(info, "types", k->types, &size))) return status;
+    for (size_t n = 0; n < size; n++)
+        if (k->types[n] < 0 || k->types[n] >= ELEMENTS || !elements[k->types[n]].name)
+            return refuse(k->api, INVALID, "attribute types holds ONNX type %lld, which no kernel reads",
+                          (long long)k->types[n]);
+    return NULL;
+}
+
+/* The bytes of argument n in a shape; 0 too if they cannot be counted. */
+static size_t bytes_of(const Kernel *k, size_t n, Shape shape)
+{
+    size_t bytes = elements[k->types[n]].bits / 8;
     for (int64_t d = 0; d < shape.rank; d++)
         if (__builtin_mul_overflow(bytes, (size_t)shape.dims[d], &bytes)) return 0;
     return bytes;
@@ -215,12 +245,12 @@ static Status fill(Kernel *k, const void *info)
     if (!k->arguments || k->arguments != views || k->arguments != inputs + 1)
         return refuse(k->api, INVALID, "a node with %zu inputs has %zu shapes and %zu views, expected %zu of each",
                       inputs, k->arguments, views, inputs + 1);
-    if ((status = names_of(k, info))) return status;
+    if ((status = names_of(k, info)) || (status = types_of(k, info))) return status;
     if (k->threads < 1 || k->threads > MAX_THREADS)
         return refuse(k->api, INVALID, "node %s: found %lld threads, expected 1 to %d", k->node, (long long)k->threads,
                       MAX_THREADS);
     for (size_t n = 0; n < views; n++)
-        if (bytes_of(k->shapes[n]) != bytes_of(k->views[n]))
+        if (bytes_of(k, n, k->shapes[n]) != bytes_of(k, n, k->views[n]))
             return refuse(k->api, INVALID, "node %s: the view of argument %zu has another size than its shape", k->node,
                           n);
     if (!(k->entry = kernel_entry(number)))
@@ -244,7 +274,7 @@ static Status place_weights(Kernel *k, const void *info)
         int is_constant = 0;
         Status status = constant(info, n, &is_constant, &value);
         if (status || (is_constant && ((status = check(k, n, value)) || (status = data(value, &place))))) return status;
-        if (is_constant) k->weights[n] = hold_weight(place, bytes_of(k->shapes[n]));
+        if (is_constant) k->weights[n] = hold_weight(place, bytes_of(k, n, k->shapes[n]));
     }
     return NULL;
 }
@@ -305,9 +335,9 @@ static Status check(const Kernel *k, size_t n, const void *value)
     if (!value) return refuse(k->api, INVALID, "node %s: input %s is missing", k->node, k->inputs[n]);
     Status status = look(k->api, value, &found);
     if (status) return status;
-    if (found.type != FLOAT)
-        return refuse(k->api, INVALID, "node %s: input %s holds elements of ONNX type %d, expected %d (float)", k->node,
-                      k->inputs[n], found.type, FLOAT);
+    if (found.type != k->types[n])
+        return refuse(k->api, INVALID, "node %s: input %s holds elements of ONNX type %d, expected %d (%s)", k->node,
+                      k->inputs[n], found.type, (int)k->types[n], elements[k->types[n]].name);
     int same = (int64_t)found.rank == expected.rank;
     for (size_t d = 0; same && d < found.rank; d++) same = found.dims[d] == expected.dims[d];
     if (same) return NULL;
@@ -342,8 +372,10 @@ static Status compute(void *kernel, void *context)
             status = n < last ? input(context, n, &value) : output(context, 0, shape.dims, (size_t)shape.rank, &value);
             if (status || (n < last && (status = check(k, n, value))) || (status = data(value, &place))) goto done;
         }
-        bytes = bytes_of(view);
-        tensors[n] = (Tensor){place, CPU, 0, (int32_t)view.rank, {2, 32, 1}, view.dims, NULL, 0};
+        bytes = bytes_of(k, n, view);
+        const Element element = elements[k->types[n]];
+        tensors[n] =
+            (Tensor){place, CPU, 0, (int32_t)view.rank, {element.code, element.bits, 1}, view.dims, NULL, 0};
         arguments[n] = (Any){TENSOR, 0, {.pointer = &tensors[n]}};
         if ((uintptr_t)place % ALIGNMENT == 0 || bytes == 0) continue;
         /* The caller's own memory lies anywhere; kernels take it as aligned. */
@@ -367,9 +399,8 @@ done:
     return status;
 }
 
-static const char *name(const void *op) { (void)op; return "Kernel"; }
 static const char *any_provider(const void *op) { (void)op; return NULL; }
-static int type(const void *op, size_t n) { (void)op, (void)n; return FLOAT; }
+static int any_type(const void *op, size_t n) { (void)op, (void)n; return UNDEFINED; }
 static size_t one(const void *op) { (void)op; return 1; }
 static int variadic(const void *op, size_t n) { (void)op, (void)n; return VARIADIC; }
 static int required(const void *op, size_t n) { (void)op, (void)n; return 0; }
@@ -378,8 +409,8 @@ static int none(const void *op) { (void)op; return 0; }
 static int yes(const void *op) { (void)op; return 1; }
 static int newest(const void *op) { (void)op; return INT32_MAX; }
 
-/* OrtCustomOp as of version 17. */
-static const struct {
+/* OrtCustomOp as of version 17, and the type of the results. */
+typedef struct {
     uint32_t version;
     void *(*create)(const void *, Api, const void *);
     const char *(*name)(const void *), *(*provider)(const void *);
@@ -397,9 +428,22 @@ static const struct {
     Status (*infer)(const void *, void *);
     int (*first_version)(const void *), (*last_version)(const void *);
     void *later[8];
-} operator = {
-    VERSION, NULL, name, any_provider, type, one, type, one, NULL, destroy, variadic, required, on_cpu,
-    none, yes, yes, yes, create, compute, NULL, yes, newest, {NULL},
+    const char *own_name;
+    int element;
+} Operator;
+
+static const char *name(const void *op) { return ((const Operator *)op)->own_name; }
+static int result_type(const void *op, size_t n) { (void)n; return ((const Operator *)op)->element; }
+
+/* An operator for each type of results, since ONNX Runtime infers it from the operator; inputs are of any types. */
+#define KERNEL(name_, element_) \
+    {VERSION, NULL, name, any_provider, any_type, one, result_type, one, NULL, destroy, variadic, required, on_cpu, \
+     none, none, yes, yes, create, compute, NULL, yes, newest, {NULL}, name_, element_}
+static const Operator operators[] = {
+    KERNEL("Kernel", 1), KERNEL("Kernel_uint8", 2), KERNEL("Kernel_int8", 3), KERNEL("Kernel_uint16", 4),
+    KERNEL("Kernel_int16", 5), KERNEL("Kernel_int32", 6), KERNEL("Kernel_int64", 7), KERNEL("Kernel_bool", 9),
+    KERNEL("Kernel_float16", 10), KERNEL("Kernel_float64", 11), KERNEL("Kernel_uint32", 12),
+    KERNEL("Kernel_uint64", 13), KERNEL("Kernel_bfloat16", 16),
 };
 
 static void *domain;
@@ -419,9 +463,10 @@ static Status make_domain(Api api, const Base *base)
     has_shape_reference = sscanf(base->get_version(), "1.%d", &minor) == 1 && minor >= 24;
     if ((status = ((Status(*)(void **))api[DEFAULT_ALLOCATOR])(&allocator)) ||
         (status = ((Status(*)(const void *, const void **))api[MEMORY_OF])(allocator, &cpu_memory)) ||
-        (status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made)) ||
-        (status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operator)))
+        (status = ((Status(*)(const char *, void **))api[CREATE_DOMAIN])("einnet", &made)))
         return status;
+    for (size_t n = 0; n < sizeof operators / sizeof *operators; n++)
+        if ((status = ((Status(*)(void *, const void *))api[ADD_TO_DOMAIN])(made, &operators[n]))) return status;
     domain_api = api;
     domain = made;
     return NULL;

@@ -42,7 +42,6 @@ from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import (
     VIEW,
     Equation,
-    Program,
     Scope,
     Tensor,
     accesses,
@@ -51,10 +50,9 @@ from einnet_explore.ir import (
     tensors,
 )
 from einnet_explore.operators.operator import OnnxNode, Operator, onnx_node
-from einnet_explore.runtime.arrays import Array, bind_function, fits_kernel
+from einnet_explore.runtime.arrays import Array, bind_arrays, bind_function, fits_kernel
 from einnet_explore.runtime.c_kernels import NativeSource
-from einnet_explore.runtime.fused import FusedProgram
-from einnet_explore.runtime.integer_products import bind_integer_product, match_integer_product
+from einnet_explore.runtime.integer_products import IntegerProduct, integer_product, match_integer_product
 from einnet_explore.runtime.matrix_products import bind_matrix_product
 from einnet_explore.runtime.onnx_fragment import FragmentWriter, Shape, bind_session, custom_ops_available, onnx_session
 from einnet_explore.runtime.profile_store import C_ENGINE, ONE_THREAD_SUFFIX, ProfileKey, profile_key
@@ -293,45 +291,27 @@ class ProductCall:
 
 @dataclass(frozen=True, eq=False)
 class IntegerProductCall:
-    """A matrix product of bytes with sums in 32 bits."""
+    """Sums of products of bytes in 32 bits; operands in *constants* are packed once."""
 
-    product: TensorContraction
+    made: IntegerProduct
     constants: Mapping[str, Array] = field(repr=False)
     engine = "integers"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(a.source.name for a in (self.product.left, self.product.right) if isinstance(a.source, Tensor))
+        return self.made.reads
 
     def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        left, right = (arrays[name] for name in self.reads)
-        call = bind_integer_product(self.product, left, right, out, self.constants)
-        assert call is not None, "bound to arrays with other strides than it was chosen for"
-        return call
+        given = [arrays[name] if made is None else made for name, made in self._arguments]
+        return bind_arrays(self.made.function, (*given, out), self.made.shapes)
 
     def write(self, writer: FragmentWriter, makes: str) -> bool:
-        return False
+        assert self.made.function is not None  # it is compiled, or loaded, when it is asked for
+        return writer.add_kernel(self.made, self._arguments, makes)
 
-
-@dataclass(frozen=True, eq=False)
-class TypedKernelCall:
-    """An equation of other types than ``float32`` as a fused kernel in C, with its nested scopes."""
-
-    equation: Equation
-    threads: int
-    engine = C_ENGINE
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return tuple(t.name for t in tensors(self.equation.scope))
-
-    def bind(self, arrays: Mapping[str, Array], out: Array) -> Call:
-        name, inputs = self.equation.name, tuple(tensors(self.equation.scope))
-        kernel = FusedProgram(Program(inputs, (self.equation,), (name,)), threads=self.threads)
-        return kernel.bind({read: arrays[read] for read in self.reads}, {name: out})
-
-    def write(self, writer: FragmentWriter, makes: str) -> bool:
-        return False
+    @cached_property
+    def _arguments(self) -> Sequence[tuple[str, Array | None]]:
+        return self.made.arguments(self.constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,10 +370,12 @@ class ViewCall:
         if found == (0, row_major_strides(shape)) and prod(writer.shapes[source]) == prod(shape):
             writer.reshape(writer.value(source), shape, makes)
             return True
-        return not is_typed(self.scope) and self._copy.write(writer, makes)
+        return load_implementation(self._copy).write(writer, makes)
 
     @cached_property
-    def _copy(self) -> KernelCall:
+    def _copy(self) -> KernelCall | NativeCall:
+        if is_typed(self.scope):
+            return NativeCall(NativeSource(self.inlined, self.threads))
         return KernelCall(self.inlined, self.threads)
 
 
@@ -402,7 +384,7 @@ def load_implementation(implementation: Implementation) -> Implementation:
     match implementation:
         case KernelCall():
             _ = implementation.kernel
-        case TiledCall(made):
+        case TiledCall(made) | IntegerProductCall(made):
             _ = made.function
         case NativeCall(source):
             _ = source.function
@@ -474,7 +456,9 @@ class BoundEquation:
         fed = {name: array for name, array in held.items() if name not in self.constants}
         fixed = {name: array for name, array in held.items() if name in self.constants}
         shapes = {**{name: array.shape for name, array in held.items()}, "": self.out.shape}
-        writer = FragmentWriter({name: f"in {name}" for name in fed} | {"": "out"}, shapes, fixed)
+        types = {name: str(array.dtype) for name, array in (*held.items(), ("", self.out))}
+        names = {name: f"in {name}" for name in fed} | {"": "out"}
+        writer = FragmentWriter(names, shapes, fixed, types=types)
         if not implementation.write(writer, ""):
             return None
         session = onnx_session(writer.model(tuple(fed), [""]), self.threads)
@@ -592,20 +576,19 @@ def _typed_implementations(bound: BoundEquation) -> Iterable[Implementation]:
     scope = bound.equation.scope
     integers = match_integer_product(scope) if bound.out.size else None
     if integers is not None:
-        call = IntegerProductCall(integers, bound.constants)
-        left, right = (bound.arrays[name] for name in call.reads)
+        product = integer_product(integers, bound.constants, bound.views, bound.threads)
         with suppress(BackendError):
-            if bind_integer_product(integers, left, right, bound.out, bound.constants) is not None:
-                yield call
+            if product is not None and all(bound.arrays[name].flags.c_contiguous for name in product.reads):
+                yield load_implementation(IntegerProductCall(product, bound.constants))
     numbers = match_matrix_product(scope) if bound.out.size else None
     if numbers is not None and {bound.out.dtype, *(a.dtype for a in bound.operands.values())} == {np.dtype("float64")}:
         by_blas = ProductCall(numbers)
         left, right = (bound.arrays[name] for name in by_blas.reads)
         if bind_matrix_product(numbers, left, right, bound.out) is not None:
             yield by_blas
-    kernel = TypedKernelCall(bound.equation, bound.threads)
+    kernel = NativeCall(NativeSource(bound.inlined, bound.threads))
     with suppress(BackendError, Refused):
-        kernel.bind(bound.arrays, bound.out)  # compiles it
+        load_implementation(kernel)
         yield kernel
     yield InterpretedCall(bound.equation.scope)
 

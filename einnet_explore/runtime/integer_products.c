@@ -1,117 +1,125 @@
-/* Products of matrices of 8-bit integers with sums in 32 bits.
-
-   Rows are packed as unsigned bytes, columns as signed ones, four of a sum next to one another, so that one
-   instruction of AVX512-VNNI adds 64 products to 16 sums; without it the compiler makes vectors of the same loops. */
+/*
+ * A sum of products of bytes in 32 bits, y[i][j] = sum over s of a[i][s] b[s][j], for the numbers that are defined
+ * ahead of this text (integer_products.py).
+ *
+ * Rows and columns are packed with four factors of a sum next to one another, so that one instruction of AVX512-VNNI
+ * adds 64 products to 16 sums; without it the compiler makes vectors of plain loops.  The instruction multiplies
+ * unsigned by signed bytes, so one operand may be packed with its sign bit flipped, p = x + LOW:
+ *
+ *     sum p_a p_b - ROW_LOW sum p_b - COLUMN_LOW sum p_a = sum a b    (one of both is 0)
+ *
+ * An operand is read at sums of two offsets, one of the row or column and one of the step.
+ */
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512VNNI__
+#if defined __x86_64__ && defined __GNUC__
 #include <immintrin.h>
+#define VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"), noinline))
 #endif
 
-enum { ROWS = 8, COLUMNS = 32, GROUP = 4 };
+enum { ROWS = 8, COLUMNS = 32, GROUP = 4, LENGTH = (K + GROUP - 1) / GROUP * GROUP,
+       PANELS = (N + COLUMNS - 1) / COLUMNS, PLAIN = 7, HEADER = 24, CPU = 1, BYTES = 1 };
 
-static int groups(int k) { return (k + GROUP - 1) / GROUP; }
+/* What is used of DLTensor, TVMFFIAny and TVMParallelGroupEnv; a tensor that is an object stands behind its header. */
+typedef struct { void *data; } Tensor;
+typedef struct { int32_t type; uint32_t zero; union { int64_t number; char *pointer; } value; } Any;
+typedef struct { void *sync; int32_t tasks; } Group;
+#define VISIBLE __attribute__((visibility("default")))
+VISIBLE int (*__TVMBackendParallelLaunch)(int (*)(int, Group *, void *), void *, int);
+VISIBLE void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
+VISIBLE int (*__TVMBackendFreeWorkspace)(int, int, void *);
 
-/* Rows m of k bytes, flipped by an exclusive or, in groups; the rest of the last group is 0. */
-void pack_rows(const uint8_t *a, int64_t by_row, int64_t by_step, int m, int k, int flip, uint8_t *rows, int32_t *sums) {
-    const int length = GROUP * groups(k);
-    for (int i = 0; i < m; i++) {
-        uint8_t *row = rows + (int64_t)i * length;
-        uint32_t sum = 0;
-        for (int s = 0; s < k; s++) sum += row[s] = a[i * by_row + s * by_step] ^ flip;
-        for (int s = k; s < length; s++) row[s] = 0;
-        sums[i] = (int32_t)sum;
-    }
-}
-
-/* Panels of COLUMNS columns: group after group of all columns; what lies beyond k and n is 0. */
-void pack_columns(const uint8_t *b, int64_t by_step, int64_t by_column, int k, int n, int flip, int8_t *panels,
-                  int32_t *sums) {
-    const int64_t size = (int64_t)groups(k) * GROUP * COLUMNS;
-    for (int j = 0; j < (n + COLUMNS - 1) / COLUMNS * COLUMNS; j++) {
-        int8_t *panel = panels + j / COLUMNS * size + j % COLUMNS * GROUP;
-        uint32_t sum = 0;
-        for (int s = 0; s < GROUP * groups(k); s++) {
-            const int8_t x = j < n && s < k ? (int8_t)(b[s * by_step + j * by_column] ^ flip) : 0;
-            panel[s / GROUP * GROUP * COLUMNS + s % GROUP] = x;
-            sum += (uint32_t)x;
-        }
-        sums[j] = (int32_t)sum;
-    }
-}
-
-/* Panels of columns of a tensor that is read at sums of two offsets, one of the column and one of the step. */
-void pack_windows(const uint8_t *b, const int32_t *column_at, const int32_t *step_at, int k, int n, int flip,
-                  int8_t *panels, int32_t *sums) {
-    const int64_t size = (int64_t)groups(k) * GROUP * COLUMNS;
-    for (int j = 0; j < n; j += COLUMNS) {
-        const int columns = n - j < COLUMNS ? n - j : COLUMNS;
-        int8_t *panel = panels + j / COLUMNS * size;
-#if defined __AVX512VNNI__ && defined __AVX512BW__ && defined __AVX512VL__
-        /* Columns next to one another are loaded together; a mask leaves out the others. */
-        const uint8_t *from[COLUMNS];
-        __mmask32 taken[COLUMNS];
-        int runs = 0;
-        for (int c = 0; c < columns; c++) {
-            if (c == 0 || column_at[j + c] != column_at[j + c - 1] + 1) {
-                from[runs] = b + column_at[j + c] - c;
-                taken[runs++] = 0;
-            }
-            taken[runs - 1] |= (__mmask32)1 << c;
-        }
-        const __mmask32 inside = (__mmask32)(columns < 32 ? (1u << columns) - 1 : ~0u);
-        const __m256i flipped = _mm256_maskz_set1_epi8(inside, (char)flip);
-        __m512i total[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-        for (int s = 0; s < k; s += GROUP) {
-            __m256i line[GROUP];
-            for (int t = 0; t < GROUP; t++) {
-                line[t] = _mm256_setzero_si256();
-                if (s + t >= k) continue;
-                for (int r = 0; r < runs; r++)
-                    line[t] = _mm256_or_si256(line[t], _mm256_maskz_loadu_epi8(taken[r], from[r] + step_at[s + t]));
-                line[t] = _mm256_xor_si256(line[t], flipped);
-            }
-            const __m256i ab[2] = {_mm256_unpacklo_epi8(line[0], line[1]), _mm256_unpackhi_epi8(line[0], line[1])};
-            const __m256i cd[2] = {_mm256_unpacklo_epi8(line[2], line[3]), _mm256_unpackhi_epi8(line[2], line[3])};
-            for (int q = 0; q < 2; q++) {
-                const __m256i one = _mm256_unpacklo_epi16(ab[q], cd[q]), other = _mm256_unpackhi_epi16(ab[q], cd[q]);
-                int8_t *place = panel + s * COLUMNS + q * 32;
-                _mm_storeu_si128((__m128i *)place, _mm256_castsi256_si128(one));
-                _mm_storeu_si128((__m128i *)(place + 16), _mm256_castsi256_si128(other));
-                _mm_storeu_si128((__m128i *)(place + 64), _mm256_extracti128_si256(one, 1));
-                _mm_storeu_si128((__m128i *)(place + 80), _mm256_extracti128_si256(other, 1));
-            }
-            for (int q = 0; q < 2; q++)
-                total[q] = _mm512_dpbusd_epi32(total[q], _mm512_set1_epi8(1),
-                                               _mm512_loadu_si512(panel + s * COLUMNS + q * 64));
-        }
-        _mm512_storeu_si512(sums + j, total[0]);
-        _mm512_storeu_si512(sums + j + 16, total[1]);
+#if UNSIGNED_COLUMNS
+typedef int8_t Row;
+typedef uint8_t Column;
+#define PRODUCTS(sums, rows, columns) _mm512_dpbusd_epi32(sums, columns, rows)
 #else
-        for (int c = 0; c < COLUMNS; c++) {
-            uint32_t sum = 0;
-            for (int s = 0; s < GROUP * groups(k); s++) {
-                const int8_t x = c < columns && s < k ? (int8_t)(b[column_at[j + c] + step_at[s]] ^ flip) : 0;
-                panel[s / GROUP * GROUP * COLUMNS + c * GROUP + s % GROUP] = x;
-                sum += (uint32_t)x;
-            }
-            sums[j + c] = (int32_t)sum;
-        }
+typedef uint8_t Row;
+typedef int8_t Column;
+#define PRODUCTS(sums, rows, columns) _mm512_dpbusd_epi32(sums, rows, columns)
 #endif
+
+/* Rows of a call: packed with their sums, or to be packed; the same of columns, whose sums may be known. */
+typedef struct {
+    const uint8_t *a, *b;
+    const int32_t *row_at, *row_step, *column_at, *column_step;
+    Row *rows;
+    int32_t *row_sums;
+    const Column *panels;
+    const int32_t *column_sums;
+    int32_t *y;
+    int wide;
+} Call;
+
+/* Pack row i of matrix n. */
+static void pack_row(const Call *c, int n, int i)
+{
+    const uint8_t *a = c->a + MATRICES_A[n] + c->row_at[i];
+    const int32_t *at = c->row_step;
+    Row *row = c->rows + ((int64_t)n * M + i) * LENGTH;
+    int32_t sum = 0;
+#if ROW_STEPS_PACKED
+    a += at[0];
+    for (int s = 0; s < K; s++) row[s] = (Row)(a[s] ^ ROW_FLIP);
+#else
+    for (int s = 0; s < K; s++) row[s] = (Row)(a[at[s]] ^ ROW_FLIP);
+#endif
+    for (int s = K; s < LENGTH; s++) row[s] = 0;
+    if (COLUMN_LOW)
+        for (int s = 0; s < K; s++) sum += row[s];
+    c->row_sums[(int64_t)n * M + i] = sum;
+}
+
+/* Pack `columns` columns of b from j on: group after group of COLUMNS columns; what lies beyond K and N is 0. */
+static void pack_panel(const uint8_t *b, const int32_t *at, const int32_t *step, int columns, Column *panel)
+{
+    if (columns < COLUMNS || K < LENGTH) memset(panel, 0, LENGTH * COLUMNS);
+    for (int s = 0; s < K; s += GROUP)
+        for (int c = 0; c < columns; c++) {
+            Column *four = panel + s * COLUMNS + c * GROUP;
+            const uint8_t *from = b + at[c];
+#if COLUMN_STEPS_PACKED
+            if (s + GROUP <= K) {
+                uint32_t x;
+                memcpy(&x, from + step[s], GROUP);
+                x ^= COLUMN_FLIP * 0x01010101u;
+                memcpy(four, &x, GROUP);
+                continue;
+            }
+#endif
+            for (int t = 0; t < GROUP && s + t < K; t++) four[t] = (Column)(from[step[s + t]] ^ COLUMN_FLIP);
+        }
+}
+
+/* The results of `count` rows and one panel. */
+static void block(const Row *rows, const int32_t *row_sums, int count, const Column *panel, const int32_t *column_sums,
+                  int columns, int32_t *y)
+{
+    for (int r = 0; r < count; r++) {
+        int32_t sums[COLUMNS] = {0};
+        for (int s = 0; s < LENGTH; s += GROUP)
+            for (int c = 0; c < COLUMNS; c++)
+                for (int t = 0; t < GROUP; t++)
+                    sums[c] += (int32_t)rows[r * (int64_t)LENGTH + s + t] * panel[s * COLUMNS + c * GROUP + t];
+        for (int c = 0; c < columns; c++)
+            y[(int64_t)r * BY_ROW + c] = (int32_t)((uint32_t)sums[c] - (uint32_t)ROW_LOW * (uint32_t)column_sums[c] -
+                                                   (uint32_t)COLUMN_LOW * (uint32_t)row_sums[r]);
     }
 }
 
-/* sums[r][c] of the products of count rows and one panel. */
-static void block(const uint8_t *rows, int count, const int8_t *panel, int k, int32_t sums[ROWS][COLUMNS]) {
-    const int length = GROUP * groups(k);
-#ifdef __AVX512VNNI__
+#ifdef VNNI
+VNNI static void block_by_vnni(const Row *rows, const int32_t *row_sums, int count, const Column *panel,
+                               const int32_t *column_sums, int columns, int32_t *y)
+{
     __m512i total[ROWS][2];
-    const uint8_t *row[ROWS];
+    const Row *row[ROWS];
+    const __mmask16 first = columns < 16 ? (1u << columns) - 1 : 0xffff;
+    const __mmask16 second = columns < 32 ? (columns > 16 ? (1u << (columns - 16)) - 1 : 0) : 0xffff;
     for (int r = 0; r < ROWS; r++) {
+        row[r] = rows + (int64_t)(r < count ? r : count - 1) * LENGTH;
         total[r][0] = total[r][1] = _mm512_setzero_si512();
-        row[r] = rows + (int64_t)(r < count ? r : count - 1) * length;
     }
-    for (int s = 0; s < length; s += GROUP) {
+    for (int s = 0; s < LENGTH; s += GROUP) {
         const __m512i left = _mm512_loadu_si512(panel + s * COLUMNS);
         const __m512i right = _mm512_loadu_si512(panel + s * COLUMNS + 64);
 #pragma GCC unroll 8
@@ -119,40 +127,212 @@ static void block(const uint8_t *rows, int count, const int8_t *panel, int k, in
             int32_t four;
             memcpy(&four, row[r] + s, sizeof four);
             const __m512i same = _mm512_set1_epi32(four);
-            total[r][0] = _mm512_dpbusd_epi32(total[r][0], same, left);
-            total[r][1] = _mm512_dpbusd_epi32(total[r][1], same, right);
+            total[r][0] = PRODUCTS(total[r][0], same, left);
+            total[r][1] = PRODUCTS(total[r][1], same, right);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        _mm512_storeu_si512(sums[r], total[r][0]);
-        _mm512_storeu_si512(sums[r] + 16, total[r][1]);
+    __m512i shift[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    if (ROW_LOW)
+        for (int h = 0; h < 2; h++)
+            shift[h] = _mm512_mullo_epi32(_mm512_set1_epi32(ROW_LOW), _mm512_loadu_si512(column_sums + 16 * h));
+    for (int r = 0; r < count; r++) {
+        const __m512i own = _mm512_set1_epi32(COLUMN_LOW ? COLUMN_LOW * row_sums[r] : 0);
+        int32_t *to = y + (int64_t)r * BY_ROW;
+        _mm512_mask_storeu_epi32(to, first, _mm512_sub_epi32(_mm512_sub_epi32(total[r][0], shift[0]), own));
+        _mm512_mask_storeu_epi32(to + 16, second, _mm512_sub_epi32(_mm512_sub_epi32(total[r][1], shift[1]), own));
     }
+}
+
+/* As pack_panel; columns next to one another, or at every second byte, are loaded together, and a mask leaves out the
+ * others. */
+VNNI static void pack_panel_by_vnni(const uint8_t *b, const int32_t *at, const int32_t *step, int columns,
+                                    Column *panel)
+{
+    int32_t from[COLUMNS];
+    __mmask32 taken[COLUMNS];
+    __mmask64 spread[COLUMNS];
+    int runs = 0;
+    for (int c = 0; c < columns; c++) {
+        if (c == 0 || at[c] != at[c - 1] + COLUMN_SPACING) {
+            from[runs] = at[c] - c * COLUMN_SPACING;
+            taken[runs] = spread[runs] = 0;
+            runs++;
+        }
+        taken[runs - 1] |= (__mmask32)1 << c;
+        spread[runs - 1] |= (__mmask64)1 << c * COLUMN_SPACING;
+    }
+    if (COLUMN_STEPS_PACKED && runs > 1) {
+        pack_panel(b, at, step, columns, panel);
+        return;
+    }
+    const __m256i flipped = _mm256_maskz_set1_epi8(columns < 32 ? (1u << columns) - 1 : ~0u, (char)COLUMN_FLIP);
+    for (int s = 0; s < K; s += GROUP) {
+        __m256i line[GROUP];
+        for (int t = 0; t < GROUP; t++) {
+            line[t] = _mm256_setzero_si256();
+            if (s + t >= K) continue;
+            for (int r = 0; r < runs; r++) {
+                const uint8_t *place = b + from[r] + step[s + t];
+                const __m256i found = COLUMN_SPACING == 2
+                                          ? _mm512_cvtepi16_epi8(_mm512_maskz_loadu_epi8(spread[r], place))
+                                          : _mm256_maskz_loadu_epi8(taken[r], place);
+                line[t] = _mm256_or_si256(line[t], found);
+            }
+            line[t] = _mm256_xor_si256(line[t], flipped);
+        }
+        const __m256i ab[2] = {_mm256_unpacklo_epi8(line[0], line[1]), _mm256_unpackhi_epi8(line[0], line[1])};
+        const __m256i cd[2] = {_mm256_unpacklo_epi8(line[2], line[3]), _mm256_unpackhi_epi8(line[2], line[3])};
+        for (int q = 0; q < 2; q++) {
+            const __m256i one = _mm256_unpacklo_epi16(ab[q], cd[q]), other = _mm256_unpackhi_epi16(ab[q], cd[q]);
+            Column *place = panel + s * COLUMNS + q * 32;
+            _mm_storeu_si128((__m128i *)place, _mm256_castsi256_si128(one));
+            _mm_storeu_si128((__m128i *)(place + 16), _mm256_castsi256_si128(other));
+            _mm_storeu_si128((__m128i *)(place + 64), _mm256_extracti128_si256(one, 1));
+            _mm_storeu_si128((__m128i *)(place + 80), _mm256_extracti128_si256(other, 1));
+        }
+    }
+}
+
+static int has_vnni(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+/* The results of one panel of one product, with all rows. */
+static void multiply(const Call *c, int n, int p, Column *panel, int32_t *column_sums)
+{
+    const int j = p * COLUMNS, columns = N - j < COLUMNS ? N - j : COLUMNS;
+    const Row *rows = c->rows + (int64_t)PRODUCTS_A[n] * M * LENGTH;
+    const int32_t *row_sums = c->row_sums + (int64_t)PRODUCTS_A[n] * M;
+    const int32_t *sums = column_sums;
+    const Column *ready = panel;
+    if (PACKED_COLUMNS) {
+        ready = c->panels + ((int64_t)PRODUCTS_B[n] * PANELS + p) * LENGTH * COLUMNS;
+        sums = c->column_sums + ((int64_t)PRODUCTS_B[n] * PANELS + p) * COLUMNS;
+    } else {
+        const uint8_t *b = c->b + MATRICES_B[PRODUCTS_B[n]];
+#ifdef VNNI
+        (c->wide ? pack_panel_by_vnni : pack_panel)(b, c->column_at + j, c->column_step, columns, panel);
 #else
-    memset(sums, 0, ROWS * COLUMNS * sizeof sums[0][0]);
-    for (int r = 0; r < count; r++)
-        for (int s = 0; s < length; s += GROUP)
-            for (int c = 0; c < COLUMNS; c++)
-                for (int t = 0; t < GROUP; t++)
-                    sums[r][c] += (int32_t)rows[r * (int64_t)length + s + t] * panel[s * COLUMNS + c * GROUP + t];
+        pack_panel(b, c->column_at + j, c->column_step, columns, panel);
+#endif
+        if (ROW_LOW) {
+            memset(column_sums, 0, COLUMNS * sizeof *column_sums);
+            for (int s = 0; s < LENGTH; s += GROUP)
+                for (int k = 0; k < COLUMNS; k++)
+                    for (int t = 0; t < GROUP; t++) column_sums[k] += panel[s * COLUMNS + k * GROUP + t];
+        }
+    }
+    for (int i = 0; i < M; i += ROWS) {
+        const int count = M - i < ROWS ? M - i : ROWS;
+        int32_t *y = c->y + PRODUCTS_Y[n] + (int64_t)i * BY_ROW + j;
+#ifdef VNNI
+        (c->wide ? block_by_vnni : block)
+#else
+        block
+#endif
+            (rows + (int64_t)i * LENGTH, row_sums + i, count, ready, sums, columns, y);
+    }
+}
+
+static int pack_some(int task, Group *group, void *call)
+{
+    const int64_t total = (int64_t)ALL_A * M;
+    const int64_t stop = total * (task + 1) / group->tasks;
+    for (int64_t i = total * task / group->tasks; i < stop; i++) pack_row(call, (int)(i / M), (int)(i % M));
+    return 0;
+}
+
+static int multiply_some(int task, Group *group, void *call)
+{
+    Column *panel = __TVMBackendAllocWorkspace(CPU, 0, LENGTH * COLUMNS, BYTES, 8);
+    int32_t column_sums[COLUMNS];
+    if (!panel) return -1;
+    const int64_t total = (int64_t)PRODUCTS_ALL * PANELS;
+    const int64_t stop = total * (task + 1) / group->tasks;
+    for (int64_t i = total * task / group->tasks; i < stop; i++)
+        multiply(call, (int)(i / PANELS), (int)(i % PANELS), panel, column_sums);
+    return __TVMBackendFreeWorkspace(CPU, 0, panel);
+}
+
+static int run(int (*some)(int, Group *, void *), Call *call)
+{
+#if SHARED
+    return __TVMBackendParallelLaunch(some, call, 0);
+#else
+    Group alone = {0, 1};
+    return some(0, &alone, call);
 #endif
 }
 
-/* y[i][j] = sum of (rows - low)(columns + high), from the packed operands and their sums. */
-void multiply(const uint8_t *rows, const int32_t *row_sums, const int8_t *panels, const int32_t *column_sums, int m,
-              int n, int k, int low, int high, int32_t *y, int64_t by_row) {
-    const int length = GROUP * groups(k);
-    int32_t sums[ROWS][COLUMNS];
-    for (int j = 0; j < n; j += COLUMNS) {
-        const int columns = n - j < COLUMNS ? n - j : COLUMNS;
-        for (int i = 0; i < m; i += ROWS) {
-            const int count = m - i < ROWS ? m - i : ROWS;
-            block(rows + (int64_t)i * length, count, panels + (int64_t)j * length, k, sums);
-            for (int r = 0; r < count; r++) {
-                const uint32_t shift = (uint32_t)high * (uint32_t)row_sums[i + r] - (uint32_t)(low * high) * (uint32_t)k;
-                for (int c = 0; c < columns; c++)
-                    y[(i + r) * by_row + j + c] =
-                        (int32_t)((uint32_t)sums[r][c] + shift - (uint32_t)low * (uint32_t)column_sums[j + c]);
-            }
+#if PAD
+/* Copy a tensor into one with padding, row by row. */
+static void pad(const uint8_t *from, uint8_t *to)
+{
+    memset(to, PAD_VALUE, PADDED_SIZE);
+    for (int64_t row = 0; row < SIZE / ROW_SIZE; row++) {
+        int64_t at = 0, rest = row;
+        for (int d = RANK - 2; d >= 0; d--) {
+            at += (rest % SIZES[d] + BEFORE[d]) * PADDED_STRIDES[d];
+            rest /= SIZES[d];
         }
+        memcpy(to + at + BEFORE[RANK - 1], from + row * ROW_SIZE, ROW_SIZE);
     }
+}
+#endif
+
+VISIBLE int __tvm_ffi_main(void *self, const Any *given, int32_t count, Any *result)
+{
+    enum { ARGUMENTS = (PACKED_ROWS ? 2 : 3) + (PACKED_COLUMNS ? 2 : 3) + 1 };
+    void *at[ARGUMENTS];
+    Call call = {0};
+    int n = 0, failed = 0;
+    (void)self, (void)result;
+    if (count != ARGUMENTS) return -1;
+    for (int k = 0; k < ARGUMENTS; k++) {
+        const int ahead = given[k].type == PLAIN ? 0 : HEADER;
+        at[k] = ((Tensor *)(given[k].value.pointer + ahead))->data;
+    }
+#ifdef VNNI
+    call.wide = has_vnni();
+#endif
+    uint8_t *space = NULL;
+    if (PACKED_ROWS) {
+        call.rows = at[n++];
+        call.row_sums = at[n++];
+    } else {
+        call.a = at[n++];
+        call.row_at = at[n++];
+        call.row_step = at[n++];
+    }
+    if (PACKED_COLUMNS) {
+        call.panels = at[n++];
+        call.column_sums = at[n++];
+    } else {
+        call.b = at[n++];
+        call.column_at = at[n++];
+        call.column_step = at[n++];
+    }
+    call.y = at[n];
+    const int64_t sums = PACKED_ROWS ? 0 : ((int64_t)ALL_A * M * 4 + 63) / 64 * 64;
+    const int64_t rows = PACKED_ROWS ? 0 : ((int64_t)ALL_A * M * LENGTH + 63) / 64 * 64;
+    if (sums + rows + PADDED_SIZE) {
+        space = __TVMBackendAllocWorkspace(CPU, 0, (uint64_t)(sums + rows + PADDED_SIZE), BYTES, 8);
+        if (!space) return -1;
+    }
+    if (!PACKED_ROWS) {
+        call.row_sums = (int32_t *)space;
+        call.rows = (Row *)(space + sums);
+        failed = run(pack_some, &call);
+    }
+#if PAD
+    pad(call.b, space + sums + rows);
+    call.b = space + sums + rows;
+#endif
+    failed = failed || run(multiply_some, &call);
+    if (space) failed = __TVMBackendFreeWorkspace(CPU, 0, space) || failed;
+    return failed ? -1 : 0;
 }

@@ -34,7 +34,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from einnet_explore.ir import Scope
+from einnet_explore.ir import FLOAT32, Scope
 from einnet_explore.runtime import compiled
 from einnet_explore.runtime.arrays import Array
 from einnet_explore.runtime.measurement import SPIN_SECONDS
@@ -248,7 +248,8 @@ class FragmentWriter:
     """Writer of a part of an ONNX graph: *nodes* in order and the *weights* that they read, by value name.
 
     *names* gives the values of tensors outside of it; all other values begin with *prefix*.  Tensors in *constants*
-    become weights where they are read.  Kernels are those of *table*.
+    become weights where they are read.  Kernels are those of *table*.  Tensors have the element types in *types*, and
+    ``float32`` without one.
     """
 
     names: Mapping[str, str]
@@ -256,6 +257,7 @@ class FragmentWriter:
     constants: Mapping[str, Array]
     prefix: str = ""
     table: KernelTable = LOADED_KERNELS
+    types: Mapping[str, str] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
 
@@ -291,17 +293,25 @@ class FragmentWriter:
             return False
         values = [self.value(name) if array is None else self.weight(name, array) for name, array in reads]
         shapes = [self.shapes[name] if array is None else array.shape for name, array in reads]
+        result = self.type_of(makes)
+        types = [*(self.type_of(name) if array is None else str(array.dtype) for name, array in reads), result]
         attributes: dict[str, Any] = {
             "kernel": number,
             "threads": kernel.threads,
+            "types": list(map(onnx_type, types)),
             "shapes": _flatten_shapes([*shapes, kernel.scope.shape]),
             "views": _flatten_shapes(kernel.shapes),
         }
         target = self.output_value(makes)
+        op_type = "Kernel" if result == FLOAT32 else f"Kernel_{result}"
         self.nodes.append(
-            helper.make_node("Kernel", values, [target], name=f"kernel of {target}", domain=DOMAIN, **attributes)
+            helper.make_node(op_type, values, [target], name=f"kernel of {target}", domain=DOMAIN, **attributes)
         )
         return True
+
+    def type_of(self, tensor: str) -> str:
+        """The element type of *tensor*."""
+        return self.types.get(tensor, FLOAT32)
 
     def weight(self, tensor: str, array: Array) -> str:
         """The value of *array*, which is made of *tensor*."""
@@ -328,7 +338,7 @@ class FragmentWriter:
 
         def infos(tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
             return [
-                helper.make_tensor_value_info(self.output_value(t), TensorProto.FLOAT, list(self.shapes[t]))
+                helper.make_tensor_value_info(self.output_value(t), onnx_type(self.type_of(t)), list(self.shapes[t]))
                 for t in tensors
             ]
 
@@ -338,6 +348,11 @@ class FragmentWriter:
         return helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET), *opset_imports(self.nodes)], ir_version=IR_VERSION
         )
+
+
+def onnx_type(name: str) -> int:
+    """The number that ONNX gives to the element type *name*."""
+    return int(TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())))
 
 
 SAMPLED_BYTES = 1 << 10

@@ -255,7 +255,7 @@ class CompiledProgram:
         with _refuse_memory_error("a run of the program"):
             if self._session is None:
                 return self.contexts.run(given)
-            feeds = {name: np.asarray(array, np.float32) for name, array in given.items()}
+            feeds = {name: np.asarray(array, self.contexts.types[name]) for name, array in given.items()}
         try:
             found = self._session.run(self.program.outputs, feeds)
         except ONNXRUNTIME_ERRORS as error:
@@ -293,7 +293,8 @@ class CompiledProgram:
         shapes = {t.name: t.shape for t in self.program.inputs} | {
             e.name: e.scope.shape for e in self.program.equations
         }
-        writer = FragmentWriter(names, shapes, self.contexts.constants, prefix, table)
+        types = {t.name: t.dtype for t in (*self.program.inputs, *(e.tensor for e in self.program.equations))}
+        writer = FragmentWriter(names, shapes, self.contexts.constants, prefix, table, types)
         needed = set(outputs)
         for step in reversed(steps):
             if step.name in needed:
@@ -310,9 +311,6 @@ class CompiledProgram:
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession | None:
         used = {step.implementation.engine for step in self.contexts.steps} - {"view"}
-        kinds = {*(self.contexts.types[name] for name in self.contexts.inputs), *(s.dtype for s in self.contexts.steps)}
-        if kinds != {np.dtype("float32")}:
-            return None
         if not used or ("onnxruntime" not in used and self.threads == 1):
             return None  # kernels of one thread are called faster without
         inputs, outputs = tuple(self.contexts.inputs), self.program.outputs
@@ -333,9 +331,9 @@ class CompiledProgram:
         session = self._session
         if session is None:
             return self.contexts.context()
-        shapes = {e.name: e.scope.shape for e in self.program.equations}
+        made = {e.name: e.tensor for e in self.program.equations}
         inputs = {name: aligned_empty(shape, self.contexts.types[name]) for name, shape in self.contexts.inputs.items()}
-        outputs = {name: aligned_empty(shapes[name]) for name in self.program.outputs}
+        outputs = {name: aligned_empty(made[name].shape, made[name].dtype) for name in self.program.outputs}
         for array in inputs.values():
             array[...] = 0
         return ExecutionContext(inputs, outputs, (bind_session(session, inputs, outputs),))

@@ -204,6 +204,11 @@ class TvmSource:
         """The tensors that the kernel takes, in order."""
         return tuple(dict.fromkeys(t.name for t in tensors(self.scope)))
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The element types of inputs and result."""
+        return (self.dtype,) * (len(self.inputs) + 1)
+
     @cached_property
     def kind(self) -> KernelKind:
         """The kind of the kernel; simpler than the scope's own where the *rank* or the *dtype* asks for it."""

@@ -11,6 +11,7 @@ from einnet_explore.analysis.flattening import flat_address, row_major_strides
 from einnet_explore.analysis.indices import guard
 from einnet_explore.codegen.language.values import (
     BOOL,
+    F16,
     F32,
     I32,
     I64,
@@ -163,6 +164,8 @@ def _lower_cast(to: ElementType, arg: Expr) -> Expr:
     own, wanted = arg.type, type_of(to.name)
     if wanted == BOOL:
         return cast(own, arg.ne(0))
+    if wanted == F16 and own == F32:
+        return call(to.name, arg)
     if not to.is_integer:
         return cast(own, cast(wanted, arg))
     # Within 64 bits the integer part is exact, and C keeps the low bits of it.
