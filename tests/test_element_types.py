@@ -235,7 +235,7 @@ def test_reshaped_bytes_are_read_at_affine_addresses() -> None:
         "Y[i:60] = int8(minimum(X[i // 15, (i // 5) % 3, i % 5] * 2, 100))\nZ[i:60] = X[i // 15, (i // 5) % 3, i % 5]"
         "\noutput Y, Z"
     )
-    split = split_traversals(program.equations[0].scope)
+    split = split_traversals(program.equations[0].scope, 1)
     assert split.shape == (4, 3, 5) and all(index.affine for index in read_indices(split.body))
     given = elements(program)
     found, flat = compile_program(program).run(given), given["X"].reshape(60)
