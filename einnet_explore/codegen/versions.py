@@ -68,7 +68,7 @@ TILED_KERNEL_VERSION = 5
 TILE_CHOICE_VERSION = 2
 """Which tile ``best_tile`` chooses for a contraction."""
 
-SEARCH_VERSION = 12
+SEARCH_VERSION = 13
 """What a search finds, and how its candidates are tuned and selected."""
 
 

@@ -155,7 +155,7 @@ class GpuOptimiser:
 
     def __post_init__(self) -> None:
         require_gpu()
-        self.model = with_normal_spelling(self.model)
+        self.model = with_normal_spelling(self.model, self.settings.numerics)
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, and the effect of an *interrupt*."""

@@ -355,7 +355,7 @@ class Optimiser:
     """The tuned subprograms by nodes, as they were before a joined one or its parts were chosen for ``parts``."""
 
     def __post_init__(self) -> None:
-        self.model = with_normal_spelling(self.model)
+        self.model = with_normal_spelling(self.model, self.settings.numerics)
 
     def status(self, interrupt: str = "Ctrl-C") -> str:
         """Say on one line the stage, the time that has passed, the best so far, and the effect of an *interrupt*.
