@@ -37,7 +37,7 @@ from einnet_explore.onnx_import.shapes import infer_static_shapes
 from einnet_explore.pipeline.baseline import random_model_inputs
 from einnet_explore.pipeline.optimiser import Optimiser
 from einnet_explore.pipeline.plan import ModelRegions, open_session, run_session
-from einnet_explore.session.model_equality import Equality, compare_models
+from einnet_explore.session.model_equality import Verdict, compare_models
 from einnet_explore.support.errors import Refused
 from einnet_explore.support.storage import cache_directory
 
@@ -188,7 +188,7 @@ def judged(case: Case, outcome: Outcome, shown: str) -> str:
         try:
             got = in_onnxruntime(JUDGED, case.model, case.feeds, 0, file)
             second = load_model(file, {k: a.shape for k, a in case.feeds.items()}, rewrite=expand_contrib_operators)
-            verdict: Equality = compare_models(case.model, second, JUDGEMENT_SECONDS)
+            verdict: Verdict = compare_models(case.model, second, JUDGEMENT_SECONDS)
         except (ModelError, Refused) as why:
             outcome.counts["equal: not compared"] += 1
             return str(why)

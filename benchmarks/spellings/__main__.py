@@ -17,7 +17,7 @@ from benchmarks.spellings.families import FAMILIES, Family, Options
 from einnet_evaluation.rivals import RIVALS
 from einnet_explore.cli.output import format_table
 from einnet_explore.onnx_import.load import load_model
-from einnet_explore.session.model_equality import Equality, compare_models
+from einnet_explore.session.model_equality import Verdict, compare_models
 
 SPELLINGS, TRAPS = 100, 50
 ENGINE_HEAD: list[object] = ["family", "engine", "run", "wrong", "refused", "slower", "median", "most"]
@@ -76,7 +76,7 @@ def compare_engines(families: Sequence[str], engines: Sequence[str], number: int
     return int(wrong)
 
 
-def compared(family: Family, choices: Iterable[Options], budget: float = 20.0) -> Iterable[tuple[Options, Equality]]:
+def compared(family: Family, choices: Iterable[Options], budget: float = 20.0) -> Iterable[tuple[Options, Verdict]]:
     """Compare the model of each of *choices* with the usual spelling."""
     usual = load_model(family.model(family.usual()))
     for choice in choices:
