@@ -67,7 +67,8 @@ def _page(files: list[Path]) -> str:
     )
 
 
-HOST = """const names = new Set(['get', 'set', 'save_changes', 'on', 'off', 'send']);
+HOST = """while (!window.python) await new Promise((done) => setTimeout(done, 10));  // a frame gets it late
+const names = new Set(['get', 'set', 'save_changes', 'on', 'off', 'send']);
 const state = await python({ do: 'state' }), listeners = [];
 const take = ({ traits, messages }) => {
   Object.assign(state, traits);

@@ -106,7 +106,8 @@ class Run(RunningSearch):
         Only rules of one's own make such steps; while the search runs, only steps with a certificate are considered.
         """
         options = self.search.options
-        if all(rule.is_library for rule in (*options.rules, *options.between)):
+        before = (step.match.forwards.rule for start in options.starts for step in start.steps)
+        if all(rule.is_library for rule in (*options.rules, *options.between, *before)):
             return {}
         steps = ((c.state, self._false_step(c.derivation, not self.running)) for c in tuple(self.candidates))
         return {state: step for state, step in steps if step is not None}

@@ -2,8 +2,9 @@
 import { h, seconds } from "./dom.js";
 
 export function optimisePanel({ act }) {
-  const start = h("button", { type: "button", onclick: () => act({ do: "optimise", device: device.value }) }, "▶ Optimise");
-  const device = h("select", { ariaLabel: "device" });
+  const start = h("button", { type: "button", onclick: () => act({ do: "optimise", device: chosen }) }, "▶ Optimise");
+  let chosen = null; // another device than Python's
+  const device = h("select", { ariaLabel: "device", onchange: () => (chosen = device.value) });
   const on = h("label", {}, "on ", device);
   const note = h("p.ein-faint");
   const cancel = h("button", { type: "button", title: "stop and keep the results so far", onclick: () => act({ do: "cancel" }) }, "■ Cancel");
