@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einnet_explore as ee
+from einnet_explore.analysis.padding import sliding_windows
 from einnet_explore.analysis.products import MAX_FACTORS, cheapest_tree, multiplications, tree_leaves
 from einnet_explore.equivalence.certificate import certify
 from einnet_explore.interpreter.evaluation import evaluate
 from einnet_explore.ir import Const, Iterator, Program, Scope, add, as_index, padded
 from einnet_explore.ir import program as read_whole
 from einnet_explore.rules import (
+    BOUNDARY_TIGHTENING,
     COMMON_FACTOR,
     DISTRIBUTIVITY,
     EXPRESSION_EXTRACTION,
@@ -24,6 +26,7 @@ from einnet_explore.rules import (
     TRAVERSAL_FACTORING,
     Derivation,
 )
+from einnet_explore.rules.boundaries import Tightening
 from einnet_explore.rules.traversal_factoring import Position
 from einnet_explore.strategies.factoring import factorings, products_at_run_time
 from einnet_explore.syntax import parse
@@ -312,6 +315,27 @@ def test_windows_are_summed_along_one_dimension_after_the_other() -> None:
     *_, found = factorings(start)
     assert products_at_run_time(found.end) == 2 * 3 * 12 * 16 + 2 * 3 * 5 * 12
     agree(start, found.end)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("where(j - i <= 1, where(i < j + 2, A[i, j], 0), 0) * g[j]", 3),
+        ("g[j] * where(j - i > 2, A[i, j], 0)", 6),
+        ("(where(j - i <= 1, where(j - i >= -1, A[i, j], 0), 0) + 1) * g[j]", None),
+        ("exp(where(j - i == 1, A[i, j], 0)) * g[j]", None),
+        ("where(j - i <= 1, where(j - i >= -1, A[i, j], 0), 1) * g[j]", None),
+        ("where(j - i <= 1, where(j - i >= -1, A[i, j], 0), 0) * h[j]", None),
+    ],
+)
+def test_condition_that_is_a_factor_confines_a_sum_to_a_window(body: str, count: int | None) -> None:
+    start = parse(f"tensor A[9, 9]\ntensor g[9]\ntensor h[9] pad [1] value inf\nY[i:9] = sum[j:9] {body}")
+    found = sliding_windows(start.scope_at((0,)))
+    assert [n for _, _, n in found] == ([] if count is None else [count])
+    if found:
+        after = BOUNDARY_TIGHTENING.rewrite(start, (0,), Tightening(window=found))
+        assert certify(start, after).kind == "proved"
+        agree(start, after)
 
 
 @settings(deadline=None, max_examples=25)

@@ -184,6 +184,17 @@ def substitute_domain(domain: tuple[Bound, ...], to: Mapping[Iterator, IndexLike
     return tuple(dict.fromkeys(b for b in out if not holds_everywhere(b)))
 
 
+def condition_slack(condition: Compare) -> Index | None:
+    """Return the index that is at least 0 where *condition* holds, and nowhere else."""
+    left, right = condition.left, condition.right
+    match condition.op:
+        case "<=" | "<":
+            return right - left - (condition.op == "<")
+        case ">=" | ">":
+            return left - right - (condition.op == ">")
+    return None
+
+
 def holds_everywhere(bound: Bound) -> bool:
     """Whether *bound* holds over the whole ranges of its iterators."""
     x = bound.index.single

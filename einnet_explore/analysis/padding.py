@@ -37,7 +37,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from einnet_explore.analysis.indices import fresh_name, holds_everywhere, substitute, substitute_domain, with_iterators
+from einnet_explore.analysis.indices import (
+    condition_slack,
+    fresh_name,
+    holds_everywhere,
+    substitute,
+    substitute_domain,
+    with_iterators,
+)
 from einnet_explore.analysis.regions import always_holds, find_violation, index_reach, never_holds, show_point
 from einnet_explore.ir import (
     REDUCTIONS,
@@ -56,9 +63,9 @@ from einnet_explore.ir import (
     Tensor,
     accesses,
     as_index,
+    factors,
     map_accesses,
     padded,
-    walk_scalar,
 )
 from einnet_explore.ir.scalar_functions import SCALAR_FUNCTIONS
 from einnet_explore.support.errors import Refused
@@ -290,21 +297,26 @@ def _support(scope: Scope) -> tuple[Bound, ...]:
 
 
 def _condition_bounds(body: Scalar) -> tuple[Bound, ...]:
-    """Return bounds of differences of indices outside which a condition makes a factor of *body* 0."""
+    """Return bounds of differences of indices outside which a condition makes a factor of *body*, and so it, 0."""
     ends: dict[Index, tuple[int, int]] = {}
-    for part in walk_scalar(body) if isinstance(body, Apply) and body.op in ("*", "where") else ():
-        match part:
-            case Apply("where", (Compare("<=" | "<" | ">=" | ">" as op, left, right), _, Const(0))):
-                varying = left - right - (left - right).const
-                least = -(left - right).const + (op == ">")
-                lo, hi = varying.bounds
-                if op in ("<", "<="):
-                    hi = min(hi, least - (op == "<"))
-                else:
-                    lo = max(lo, least)
+    if all(math.isfinite(access.source.value) for access in accesses(body)):
+        for condition in _zero_conditions(body):
+            slack = condition_slack(condition)
+            if slack is not None and slack.terms:
+                positive = slack.terms[0][1] > 0  # of a condition on i - j and one on j - i, both are ends of one range
+                varying = (slack - slack.const) * (1 if positive else -1)
                 first, last = ends.get(varying, varying.bounds)
-                ends[varying] = max(first, lo), min(last, hi)
+                ends[varying] = (max(first, -slack.const), last) if positive else (first, min(last, slack.const))
     return tuple(Bound(index, lo, hi + 1) for index, (lo, hi) in ends.items() if lo <= hi)
+
+
+def _zero_conditions(body: Scalar) -> Iterable[Compare]:
+    """Yield the conditions without which a factor of *body* is 0."""
+    for factor in factors(body):
+        match factor:
+            case Apply("where", (Compare() as condition, one, Const(0))):
+                yield condition
+                yield from _zero_conditions(one)
 
 
 def recentre_windows(scope: Scope, windows: tuple[SlidingWindow, ...]) -> Scope:
@@ -336,16 +348,16 @@ def recentre_windows(scope: Scope, windows: tuple[SlidingWindow, ...]) -> Scope:
 def _without_known_conditions(body: Scalar) -> Scalar:
     """Return *body* without conditions on indices that hold everywhere."""
     match body:
-        case Apply("where", (Compare(op, left, right), one, _)) if _holds(op, left - right):
+        case Apply("where", (Compare() as condition, one, _)) if _holds(condition):
             return _without_known_conditions(one)
         case Apply(op, args):
             return Apply(op, tuple(map(_without_known_conditions, args)))
     return body
 
 
-def _holds(op: str, difference: Index) -> bool:
-    lo, hi = difference.bounds
-    return {"<=": hi <= 0, "<": hi < 0, ">=": lo >= 0, ">": lo > 0}.get(op, False)
+def _holds(condition: Compare) -> bool:
+    slack = condition_slack(condition)
+    return slack is not None and slack.bounds[0] >= 0
 
 
 def _window(bound: Bound, h: Iterator) -> SlidingWindow | None:

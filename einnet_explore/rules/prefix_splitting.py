@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from einnet_explore.analysis.indices import fresh_name, iterators_of, substitute
+from einnet_explore.analysis.indices import condition_slack, fresh_name, iterators_of, substitute
 from einnet_explore.analysis.products import quotient_factors, summed_factors
 from einnet_explore.ir import Apply, Compare, Const, Index, Iterator, Scalar, Scope, add, as_index, mul
 from einnet_explore.rules.base import accepted, refusals_of, scope_rule
@@ -96,7 +96,7 @@ def summed_end(scope: Scope, s: Iterator) -> tuple[End, Scalar, Scalar]:
     for n, factor in enumerate(found):
         match factor:
             case Apply("where", (Compare() as condition, part, Const(0))):
-                slack, read = _slack(condition), iterators_of(condition)
+                slack, read = condition_slack(condition), iterators_of(condition)
                 if slack is not None and abs(slack.coefficient(s)) == 1:
                     at = slack + s if slack.coefficient(s) < 0 else s - slack
                     if read - {s} <= set(scope.traversals) and s not in at.iterators:
@@ -117,17 +117,6 @@ def _end(last: Index, s: Iterator, is_upper: bool) -> End:
             return End(position, is_upper, strict)
     low, high = last.bounds
     raise Refused(f"{s.name} in [{s.lo}, {s.hi}) ends at {last!r} in [{low}, {high}], outside [0, {s.hi})")
-
-
-def _slack(condition: Compare) -> Index | None:
-    """Return the index that is at least 0 where *condition* holds, and nowhere else."""
-    left, right = condition.left, condition.right
-    match condition.op:
-        case "<=" | "<":
-            return right - left - (condition.op == "<")
-        case ">=" | ">":
-            return left - right - (condition.op == ">")
-    return None
 
 
 def explain(scope: Scope) -> str:
